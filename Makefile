@@ -1,0 +1,63 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`. `make help` lists the rest.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+WORKERS ?= 2
+
+# The first interpreter that is new enough and can make environments; BASE_PYTHON=... overrides the search.
+BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
+	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# A stamp a set of extras: pip runs again only when what it would install has changed.
+READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
+INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check format torture bench docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(PYTHON):
+	@test -n "$(BASE_PYTHON)" || { echo "topics needs Python 3.11 or newer, with the venv module" >&2; exit 1; }
+	$(BASE_PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml constraints.txt | $(PYTHON)
+	$(INSTALL) -e .
+	@touch $@
+
+$(READY_DEV): pyproject.toml constraints.txt | $(PYTHON)
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(READY)
+
+install: $(READY_DEV) ## make the environment with all that tests and checks need
+
+run: $(READY) ## start the server on 127.0.0.1:4000 with its data in ./data
+	TOPICS_DATA_DIR="$${TOPICS_DATA_DIR-./data}" exec $(VENV)/bin/topics serve
+
+test: $(READY_DEV) ## run every test but the long crash runs
+	$(PYTHON) -m pytest -n $(WORKERS)
+
+check: $(READY_DEV) ## format, lint, types, import contracts, tests
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(PYTHON) -m pytest -n $(WORKERS)
+
+format: $(READY_DEV) ## let ruff rewrite what it can
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+torture: $(READY_DEV) ## the long crash runs
+	$(PYTHON) -m pytest -m torture
+
+bench: $(READY_DEV) ## the workload table against its peers; ONLY=w4 runs one row
+	$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
+
+docs: $(READY) ## write the generated pages anew
+	$(VENV)/bin/topics config --markdown > docs/configuration.md
+
+clean: ## remove the environment and caches; ./data stays
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,46 @@
+"""The records and request bodies of every row, in one place, so that all contenders carry the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+DATA = b'{"sku":"AEROPRESS-GO","qty":1,"total":3499}'
+TAG = b"order-7731"
+DROP_TAG = b"drop-me"
+PAYLOAD_BYTES = len(DATA) + len(TAG)
+
+
+def record(tag: bytes = TAG) -> bytes:
+    return b'{"data":%b,"tag":"%b"}' % (DATA, tag)
+
+
+def batch(count: int) -> bytes:
+    return b'{"records":[%b]}' % b",".join([record()] * count)
+
+
+def post(path: str, body: bytes) -> bytes:
+    """One whole request, ready for a socket."""
+    head = "POST %s HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return (head % (path, len(body))).encode() + body
+
+
+def appends(topic: str, total: int, *, per_request: int) -> Iterator[bytes]:
+    """Requests that append exactly `total` equal records."""
+    path = f"/v0/topics/{topic}?return_seqs=false"
+    full = post(path, batch(per_request))
+    for _ in range(total // per_request):
+        yield full
+    if total % per_request:
+        yield post(path, batch(total % per_request))
+
+
+def tagged_appends(topic: str, total: int, *, per_request: int, distinct: bool) -> Iterator[bytes]:
+    """Requests whose records carry a tag each (`distinct`), or DROP_TAG on one in a hundred and TAG on the others."""
+    path = f"/v0/topics/{topic}?return_seqs=false"
+    for start in range(0, total, per_request):
+        numbers = range(start, min(start + per_request, total))
+        if distinct:
+            rows = [record(b"o-%08d" % number) for number in numbers]
+        else:
+            rows = [record(DROP_TAG if number % 100 == 0 else TAG) for number in numbers]
+        yield post(path, b'{"records":[%b]}' % b",".join(rows))

@@ -1,0 +1,147 @@
+"""Servers under test: ours, Redis and the floor. Each runs on a free loopback port and is ended by its own pid."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import resp
+from api import Api
+from plan import HERE, Plan
+
+START_LIMIT_S = 60.0
+STOP_LIMIT_S = 30.0
+POLL_S = 0.002
+
+
+class Server:
+    """A running process, its port, and the seconds from its start until it was ready."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+        self.port = 0
+        self.ready_s = 0.0
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL: the process gets no chance to tidy up."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(STOP_LIMIT_S)
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that is not heard in time."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-800:] if self.log.exists() else ""
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used so far, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> tuple[int, int]:
+    """Resident memory of a process, and the part of it that is not backed by a file."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    sizes_kib = {parts[0]: int(parts[1]) for parts in (line.split() for line in rollup[1:])}
+    return sizes_kib["Rss:"] * 1024, sizes_kib["Anonymous:"] * 1024
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _spawn(plan: Plan, command: list[str], log: Path, env: dict[str, str] | None = None) -> Server:
+    with log.open("wb") as out:
+        process = subprocess.Popen(plan.pin_server(command), stdout=out, stderr=subprocess.STDOUT, env=env)
+    return Server(process, log)
+
+
+def _wait_until(server: Server, ready: Callable[[], bool], started: float) -> None:
+    """Polls until the server is ready; a server that does not get there is not left behind."""
+    try:
+        while not ready():
+            if server.process.poll() is not None:
+                raise RuntimeError(f"a server ended while it started:\n{server.tail()}")
+            if time.perf_counter() - started > START_LIMIT_S:
+                raise RuntimeError(f"a server was not ready in {START_LIMIT_S:g} s:\n{server.tail()}")
+            time.sleep(POLL_S)
+    except BaseException:
+        server.kill()
+        raise
+    server.ready_s = time.perf_counter() - started
+
+
+def start_topics(plan: Plan, data_dir: Path | None, **settings: str) -> Server:
+    """Our server, ready to serve. Without a data directory it keeps everything in memory."""
+    port_file = plan.work_dir / f"port-{free_port()}"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+    env |= {"TOPICS_PORT_FILE": str(port_file), **settings}
+    if data_dir is not None:
+        env["TOPICS_DATA_DIR"] = str(data_dir)
+    started = time.perf_counter()
+    server = _spawn(plan, list(plan.server_command), plan.work_dir / f"{port_file.name}.log", env)
+
+    def ready() -> bool:
+        if not server.port and port_file.exists():
+            server.port = int(port_file.read_text() or 0)
+        return bool(server.port) and Api(server.port).is_ready()
+
+    _wait_until(server, ready, started)
+    port_file.unlink()
+    return server
+
+
+def start_redis(plan: Plan, data_dir: Path, *, appendfsync: str | None) -> Server:
+    """Redis with an append-only file, or without any when `appendfsync` is None. It never rewrites the file: that
+    would cost it time in the middle of a round."""
+    port = free_port()
+    log = ["--appendonly", "yes", "--appendfsync", appendfsync] if appendfsync else ["--appendonly", "no"]
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(data_dir), "--save", ""]
+    started = time.perf_counter()
+    command += [*log, "--auto-aof-rewrite-percentage", "0"]
+    server = _spawn(plan, command, plan.work_dir / f"redis-{port}.log")
+    server.port = port
+    _wait_until(server, lambda: resp.is_ready(port), started)
+    return server
+
+
+def start_floor(plan: Plan, body_bytes: int) -> Server:
+    port = free_port()
+    command = [sys.executable, str(HERE / "floor.py"), str(port), str(body_bytes)]
+    started = time.perf_counter()
+    server = _spawn(plan, command, plan.work_dir / f"floor-{port}.log")
+    server.port = port
+    _wait_until(server, Api(port).is_ready, started)
+    return server
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """Ends the process at the end of the block, however the block ends."""
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -1,0 +1,95 @@
+"""w1, w2, w3: appending, against XADD with the same promise about the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from api import Api
+from load import Load, RedisBenchmark, wrk
+from payload import DATA, TAG
+from peers import Server, running, start_redis, start_topics
+from plan import Plan, installed
+from row import Ask, Outcome, Row, at_least
+from turns import Contender, ratio, take_turns
+
+XADD = ("XADD", "s", "*", "data", DATA.decode(), "tag", TAG.decode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What tells the three rows apart."""
+
+    durability: str
+    appendfsync: str
+    connections: int
+    batch: int = 1
+
+
+def measure(plan: Plan, work: Work) -> Outcome:
+    with ExitStack() as stack:
+        ours = stack.enter_context(running(start_topics(plan, plan.fresh_dir("topics"))))
+        Api(ours.port).create("t", durability=work.durability)
+        contenders = [
+            Contender(
+                name=f"topics {work.durability}",
+                unit="records/s",
+                run=lambda: append_load(
+                    ours.port, seconds=plan.scale.round_s, connections=work.connections, batch=work.batch
+                ),
+                pid=lambda: ours.pid,
+                times=work.batch,
+            )
+        ]
+        if installed("redis-server", "redis-benchmark"):
+            redis = stack.enter_context(
+                running(start_redis(plan, plan.fresh_dir("redis"), appendfsync=work.appendfsync))
+            )
+            contenders.append(_xadd(plan, redis, work))
+        sides = take_turns(contenders, rounds=plan.scale.rounds)
+    return Outcome([ratio("XADD", sides[0], sides[1] if len(sides) > 1 else None)], sides)
+
+
+def append_load(
+    port: int, *, seconds: float, topic: str = "t", connections: int = 32, batch: int = 1, key: str = ""
+) -> Load:
+    """One round of appends by wrk; the other rows that mean "w1" call this, too."""
+    args = (str(batch),)
+    return wrk(port, "append.lua", f"/v0/topics/{topic}", connections=connections, seconds=seconds, args=args, key=key)
+
+
+def _xadd(plan: Plan, redis: Server, work: Work) -> Contender:
+    seconds = plan.scale.round_s
+    load = RedisBenchmark(redis.port, *XADD, clients=work.connections, pipeline=work.batch, seconds=seconds)
+    name = f"XADD, appendfsync {work.appendfsync}"
+    return Contender(name=name, unit="records/s", run=load.run, pid=lambda: redis.pid)
+
+
+def _measure(work: Work) -> Callable[[Plan], Outcome]:
+    return lambda plan: measure(plan, work)
+
+
+ROWS = (
+    Row(
+        id="w1",
+        title="append 1 record a request, 32 connections, `disk`",
+        peer="XADD, 32 clients, appendfsync everysec",
+        asks=(Ask(key="XADD", bar=at_least(0.45), goal=at_least(1)),),
+        measure=_measure(Work(durability="disk", appendfsync="everysec", connections=32)),
+    ),
+    Row(
+        id="w2",
+        title="append 100 records a request, 16 connections, `disk`",
+        peer="XADD pipelined by 100, 16 clients",
+        asks=(Ask(key="XADD", bar=at_least(1.5), goal=at_least(4)),),
+        measure=_measure(Work(durability="disk", appendfsync="everysec", connections=16, batch=100)),
+    ),
+    Row(
+        id="w3",
+        title="append 1 record a request, 32 connections, `fsync`",
+        peer="XADD, 32 clients, appendfsync always",
+        asks=(Ask(key="XADD", bar=at_least(0.4), goal=at_least(1)),),
+        measure=_measure(Work(durability="fsync", appendfsync="always", connections=32)),
+    ),
+)

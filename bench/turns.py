@@ -1,0 +1,72 @@
+"""Contenders take turns: one round each, then the next, so that a slow minute of the machine hits all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from load import Load
+from peers import cpu_s
+from row import Reading, Side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One side of a comparison. `run` does one round; `pid` is the server whose processor time is watched."""
+
+    name: str
+    unit: str
+    run: Callable[[], Load | float]
+    pid: Callable[[], int] | None = None
+    times: float = 1  # how many units one request stands for
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Round:
+    value: float
+    busy: float | None
+    load: Load | None
+
+
+def take_turns(contenders: Sequence[Contender], *, rounds: int) -> list[Side]:
+    """Rounds of every contender in turn, summed up by their medians, in the contenders' order."""
+    done: dict[str, list[_Round]] = {contender.name: [] for contender in contenders}
+    for _ in range(rounds):
+        for contender in contenders:
+            done[contender.name].append(_one_round(contender))
+    return [_sum_up(contender, done[contender.name]) for contender in contenders]
+
+
+def _one_round(contender: Contender) -> _Round:
+    pid = contender.pid() if contender.pid else None
+    cpu_before, started = cpu_s(pid) if pid else 0.0, time.perf_counter()
+    result = contender.run()
+    elapsed = time.perf_counter() - started
+    busy = (cpu_s(pid) - cpu_before) / elapsed if pid else None
+    if isinstance(result, Load):
+        return _Round(value=result.per_s * contender.times, busy=busy, load=result)
+    return _Round(value=result * contender.times, busy=busy, load=None)
+
+
+def _sum_up(contender: Contender, rounds: list[_Round]) -> Side:
+    loads = [each.load for each in rounds if each.load]
+    shares = [each.busy for each in rounds if each.busy is not None]
+    return Side(
+        name=contender.name,
+        unit=contender.unit,
+        rounds=tuple(each.value for each in rounds),
+        median=median(each.value for each in rounds),
+        busy=median(shares) if shares else None,
+        per_cpu_s=median(each.value / each.busy for each in rounds if each.busy) if all(shares or [0]) else None,
+        p50_ms=median(load.p50_ms for load in loads) if loads else None,
+        p99_ms=median(load.p99_ms for load in loads) if loads else None,
+    )
+
+
+def ratio(key: str, ours: Side, other: Side | None, note: str = "") -> Reading:
+    """Our median over theirs; a reading without a value when they are not here to compare with."""
+    if other is None:
+        return Reading(key=key, value=None, missing=True, note=note)
+    return Reading(key=key, value=ours.median / other.median, note=note)

@@ -1,0 +1,41 @@
+"""Entry of the `topics` command: finds the subcommand and runs it."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from topics import __version__
+from topics.cli import config, serve
+
+# Every module here registers one subcommand and leaves what to run in `args.execute`.
+COMMANDS = (serve, config)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="topics", description="A persistent event engine for one machine, over HTTP.", allow_abbrev=False
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.register(subparsers)
+    version = subparsers.add_parser("version", help="print the version")
+    version.set_defaults(execute=_print_version)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.execute(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our output has gone (`topics config | head`). Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _print_version(args: argparse.Namespace) -> int:
+    print(__version__)
+    return 0

@@ -1,0 +1,420 @@
+"""Settings: one table, read from `TOPICS_*` variables and the flags of the same names.
+
+`Settings` is the table. A field is a row: its name gives the variable and the flag (`data_dir` is `TOPICS_DATA_DIR`
+and `--data-dir`), and its value carries kind, default, bounds and help. Loading, `--help`, the documentation and the
+tests all read the rows, so a setting is declared once.
+
+Nothing is guessed: a value that does not parse, or is out of bounds, is a problem with a name, and every problem of a
+start is told at once. An empty value counts as unset.
+"""
+
+import dataclasses
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+PREFIX = "TOPICS_"
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+U63 = (1 << 63) - 1
+
+
+class BadSettings(Exception):
+    """Every setting that cannot be used, one line each; none of the lines holds a secret."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """How text becomes a value, and how the value is shown. `parse` raises ValueError with the reason."""
+
+    name: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    group: str
+    kind: Kind
+    default: Any
+    low: int | None
+    high: int | None
+    help: str
+    secret: bool
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def unbounded(self) -> bool:
+        """Whether only what a signed 64-bit column can hold limits the value from above."""
+        return self.high == U63
+
+    def read(self, text: str) -> Any:
+        value = self.kind.parse(text)
+        if self.low is not None and value < self.low:
+            raise ValueError(f"{text} is below the least allowed, {self.kind.show(self.low)}")
+        if self.high is not None and value > self.high:
+            raise ValueError(f"{text} is above the most allowed, {self.kind.show(self.high)}")
+        return value
+
+    def shown(self, value: Any) -> str:
+        """The value as a person would write it; a secret never shows."""
+        if value in (None, "", ()):
+            return ""
+        return "(hidden)" if self.secret else self.kind.show(value)
+
+
+# --- kinds ---
+
+_SIZE = re.compile(r"([0-9]+) ?(|k|K|M|G|T|KiB|MiB|GiB|TiB)")
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+")
+
+
+def _parse_integer(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,19}", text):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _parse_size(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None or len(text) > 24:
+        raise ValueError(f"{text!r} is not a size; write bytes, or a number with KiB, MiB or GiB (k, M, G for short)")
+    return int(match[1]) * _UNITS[match[2][:1].upper()]
+
+
+def _show_size(value: int) -> str:
+    for unit, factor in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if value and value % factor == 0:
+            return f"{value // factor}{unit}"
+    return str(value)
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError(f"{text!r} is not a yes or a no; write 1, 0, true, false, yes or no")
+    return word in _TRUE
+
+
+def _parse_origins(text: str) -> tuple[str, ...]:
+    origins = tuple(part.strip() for part in text.split(",") if part.strip())
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"{origin!r} is not an origin; write * or scheme://host[:port], without a path")
+    return origins
+
+
+def _parse_key_file(text: str) -> Path:
+    path = Path(text)
+    try:
+        if not _key_lines(path):
+            raise ValueError(f"{text} holds no key")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{text} cannot be read: {_reason(error)}") from None
+    return path
+
+
+def _parse_output_file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ValueError(f"the directory of {text} does not exist")
+    return path
+
+
+def _parse_directory(text: str) -> Path:
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{text} is not a directory")
+    return path
+
+
+def _choice(*words: str) -> Kind:
+    def parse(text: str) -> str:
+        word = text.lower()
+        if word not in words:
+            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+        return word
+
+    return Kind(name=" | ".join(words), parse=parse)
+
+
+def _key_lines(path: Path) -> list[str]:
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _reason(error: Exception) -> str:
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
+
+
+TEXT = Kind(name="text", parse=str)
+COUNT = Kind(name="integer", parse=_parse_integer)
+MILLIS = Kind(name="milliseconds", parse=_parse_integer)
+SIZE = Kind(name="size", parse=_parse_size, show=_show_size)
+FLAG = Kind(name="boolean", parse=_parse_bool, show=lambda value: "true" if value else "false")
+ORIGINS = Kind(name="list of origins", parse=_parse_origins, show=",".join)
+DIRECTORY = Kind(name="directory", parse=_parse_directory)
+KEY_FILE = Kind(name="file", parse=_parse_key_file)
+OUTPUT_FILE = Kind(name="file", parse=_parse_output_file)
+
+_ROW = "setting"
+
+
+def _row(
+    kind: Kind,
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    low: int | None = None,
+    high: int | None = None,
+    secret: bool = False,
+) -> Any:
+    """A field of `Settings` that knows its row; `Any` lets the annotation beside it say the type."""
+    row = {"kind": kind, "default": default, "low": low, "high": high, "help": help, "group": group, "secret": secret}
+    return dataclasses.field(default=default, repr=not secret, metadata={_ROW: row})
+
+
+def _count(default: int, help: str, *, group: str, low: int = 1, high: int = U63) -> Any:
+    return _row(COUNT, default, help, group=group, low=low, high=high)
+
+
+def _size(default: int, help: str, *, group: str, low: int = 1, high: int = U63) -> Any:
+    return _row(SIZE, default, help, group=group, low=low, high=high)
+
+
+def _millis(default: int, help: str, *, group: str, low: int = 1, high: int = DAY_MS) -> Any:
+    return _row(MILLIS, default, help, group=group, low=low, high=high)
+
+
+def _cap(default: int, help: str) -> Any:
+    return _row(COUNT, default, help + " 0 is unlimited.", group=CAPS, low=0, high=U63)
+
+
+ADDRESS = "Address"
+LOGGING = "Logging"
+SECURITY = "Security"
+REQUESTS = "Sizes of requests and answers"
+CAPS = "Resource caps"
+CONNECTIONS = "Connections"
+STORAGE = "Storage"
+TIERS = "Hot and cold segments"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a server runs with. Made by `load` from the outside world, or directly, by keyword, in tests."""
+
+    host: str = _row(
+        TEXT, "127.0.0.1", "Address or name to listen on. One beyond loopback needs API keys.", group=ADDRESS
+    )
+    port: int = _count(4000, "Port to listen on; 0 takes a free one.", group=ADDRESS, low=0, high=65_535)
+    port_file: Path | None = _row(
+        OUTPUT_FILE, None, "File that receives the bound port once the server listens.", group=ADDRESS
+    )
+    cors_origins: tuple[str, ...] = _row(
+        ORIGINS, (), "Origins whose pages may call the API, separated by commas; * is any.", group=ADDRESS
+    )
+
+    log_level: str = _row(
+        _choice("debug", "info", "warning", "error"), "info", "Least severity that is logged.", group=LOGGING
+    )
+    log_format: str = _row(
+        _choice("auto", "human", "json"),
+        "auto",
+        "Form of a log line; auto is human on a terminal and json elsewhere.",
+        group=LOGGING,
+    )
+
+    api_keys: str | None = _row(
+        TEXT,
+        None,
+        "API keys, separated by commas, each key[:scopes[:prefixes]]. Other users of the machine can see flags: "
+        "prefer the variable or the file.",
+        group=SECURITY,
+        secret=True,
+    )
+    api_keys_file: Path | None = _row(
+        KEY_FILE, None, "File with one API key a line, added to those above; lines with # are comments.", group=SECURITY
+    )
+    allow_insecure_no_auth: bool = _row(
+        FLAG, False, "Allow a bind beyond loopback without any API key.", group=SECURITY
+    )
+    probe_auth: bool = _row(FLAG, False, "Ask for a key on the health and readiness probes too.", group=SECURITY)
+
+    max_batch_records: int = _count(10_000, "Records in one write.", group=REQUESTS, high=1_000_000)
+    max_record_bytes: int = _size(MIB, "Data and meta of one record.", group=REQUESTS, high=GIB)
+    max_body_bytes: int = _size(64 * MIB, "One request body, after decompression.", group=REQUESTS, high=GIB)
+    max_meta_bytes: int = _size(16 * KIB, "Meta of one record.", group=REQUESTS, high=GIB)
+    max_tag_bytes: int = _size(256, "Tag of one record.", group=REQUESTS, high=64 * KIB - 1)
+    max_node_bytes: int = _size(128, "Node name of one record.", group=REQUESTS, high=64 * KIB - 1)
+    max_limit: int = _count(1000, "Records in one read; a larger limit is clamped.", group=REQUESTS, high=1_000_000)
+    max_claim: int = _count(1000, "Jobs in one claim, ack, nack or extend.", group=REQUESTS, high=1_000_000)
+    max_watch_topics: int = _count(256, "Topics in one watch session.", group=REQUESTS, high=1_000_000)
+
+    max_topics: int = _cap(100_000, "Topics.")
+    max_routers: int = _cap(10_000, "Routers.")
+    max_watch_sessions: int = _cap(10_000, "Watch sessions.")
+    max_sse_connections: int = _cap(10_000, "Open event streams and WebSockets.")
+    max_sse_connections_per_key: int = _cap(1000, "Open event streams and WebSockets of one API key.")
+    max_inflight_per_key: int = _cap(1000, "Requests of one API key that are being answered.")
+    max_total_bytes: int = _row(SIZE, 0, "Bytes of all retained records. 0 is unlimited.", group=CAPS, low=0, high=U63)
+    max_idempotency_keys: int = _count(1_000_000, "Idempotency keys remembered for one topic.", group=CAPS)
+    metrics_max_topics: int = _count(1000, "Topics that metrics name; the rest are summed.", group=CAPS, low=0)
+    session_ttl_ms: int = _millis(300_000, "Life of a watch session that has no open stream.", group=CAPS)
+
+    max_header_bytes: int = _size(32 * KIB, "Request line and headers together.", group=CONNECTIONS, low=KIB, high=MIB)
+    max_headers: int = _count(100, "Header fields in one request.", group=CONNECTIONS, high=10_000)
+    header_timeout_ms: int = _millis(
+        10_000, "From the first byte of a request to the end of its head.", group=CONNECTIONS
+    )
+    body_timeout_ms: int = _millis(60_000, "From the end of the head to the end of the body.", group=CONNECTIONS)
+    idle_timeout_ms: int = _millis(75_000, "Life of a connection between two requests.", group=CONNECTIONS)
+    drain_timeout_ms: int = _millis(
+        10_000, "How long open requests may still take once the server was told to stop.", group=CONNECTIONS, low=0
+    )
+
+    data_dir: Path | None = _row(
+        DIRECTORY, None, "Where records are kept. Unset: in memory only, and lost when the server stops.", group=STORAGE
+    )
+    sync_interval_ms: int = _millis(
+        100,
+        "How soon after a write its bytes are synced, for topics that do not wait for it.",
+        group=STORAGE,
+        high=60_000,
+    )
+    wal_file_bytes: int = _size(
+        64 * MIB,
+        "Size of a write-ahead log file, at which the next one begins.",
+        group=STORAGE,
+        low=64 * KIB,
+        high=4 * GIB,
+    )
+    checkpoint_wal_bytes: int = _size(
+        128 * MIB, "Write-ahead log that has grown by this much is checkpointed.", group=STORAGE, low=64 * KIB
+    )
+    checkpoint_interval_ms: int = _millis(300_000, "Longest time between two checkpoints.", group=STORAGE, low=100)
+    segment_max_events: int = _count(
+        65_536, "Records in a segment before it is sealed.", group=STORAGE, low=16, high=1_048_576
+    )
+    segment_max_bytes: int = _size(
+        64 * MIB, "Bytes in a segment before it is sealed.", group=STORAGE, low=4 * KIB, high=GIB
+    )
+    segment_max_age_ms: int = _millis(
+        HOUR_MS, "Age of a segment before it is sealed.", group=STORAGE, low=100, high=365 * DAY_MS
+    )
+
+    cold_dir: Path | None = _row(
+        DIRECTORY,
+        None,
+        "Where sealed segments go once a topic has more than it may keep in the data directory.",
+        group=TIERS,
+    )
+    hot_retain_segments: int = _count(
+        0, "Sealed segments a topic keeps in the data directory. 0 is no bound.", group=TIERS, low=0
+    )
+    hot_retain_bytes: int = _size(
+        0, "Bytes of sealed segments a topic keeps in the data directory. 0 is no bound.", group=TIERS, low=0
+    )
+
+    @classmethod
+    def load(cls, env: Mapping[str, str], flags: Mapping[str, str]) -> Self:
+        """A process's settings: a flag (by field name) beats its variable. Raises `BadSettings` with every problem."""
+        values: dict[str, Any] = {}
+        problems: list[str] = []
+        for row in SETTINGS:
+            source, text = _given(row, env, flags)
+            if not text:
+                continue
+            try:
+                values[row.name] = row.read(text)
+            except (ValueError, OSError) as error:
+                problems.append(f"{source}: {'the value cannot be used' if row.secret else error}")
+        settings = cls(**values)
+        problems += _conflicts(settings)
+        if problems:
+            raise BadSettings(problems)
+        return settings
+
+    def key_entries(self) -> list[str]:
+        """The configured API keys as written, from the setting and from the file."""
+        entries = [entry.strip() for entry in (self.api_keys or "").split(",")]
+        if self.api_keys_file is not None:
+            entries += _key_lines(self.api_keys_file)
+        return [entry for entry in entries if entry]
+
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server. A name other than localhost may resolve to anything."""
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    Setting(name=field.name, **field.metadata[_ROW]) for field in dataclasses.fields(Settings)
+)
+
+
+def _given(row: Setting, env: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, str]:
+    """Where the text of a setting comes from, and the text; an empty flag takes a variable back."""
+    if row.name in flags:
+        return row.flag, flags[row.name].strip()
+    return row.variable, env.get(row.variable, "").strip()
+
+
+def _conflicts(settings: Settings) -> list[str]:
+    """Settings that are fine alone and make no sense together. A row that did not parse stands at its default here."""
+    found: list[str] = []
+    if not settings.is_loopback() and not settings.allow_insecure_no_auth and not settings.key_entries():
+        found.append(
+            f"TOPICS_HOST: {settings.host} is reachable from other machines and no API key is set; set TOPICS_API_KEYS "
+            "or TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if anybody there may read and write everything"
+        )
+    for small, large in (("max_record_bytes", "max_body_bytes"), ("max_meta_bytes", "max_record_bytes")):
+        if getattr(settings, small) > getattr(settings, large):
+            found.append(f"{PREFIX}{small.upper()}: more than {PREFIX}{large.upper()} could never be used")
+    if settings.cold_dir is not None and settings.data_dir is None:
+        found.append("TOPICS_COLD_DIR: there is nothing to move there without TOPICS_DATA_DIR")
+    if settings.cold_dir is not None and settings.cold_dir == settings.data_dir:
+        found.append("TOPICS_COLD_DIR: must differ from TOPICS_DATA_DIR")
+    if settings.cold_dir is None and (settings.hot_retain_segments or settings.hot_retain_bytes):
+        found.append("TOPICS_HOT_RETAIN_SEGMENTS, TOPICS_HOT_RETAIN_BYTES: need TOPICS_COLD_DIR to move segments to")
+    return found
+
+
+def unknown_variables(env: Mapping[str, str]) -> list[str]:
+    """A line for every `TOPICS_*` variable that is no setting, with the name it may be a slip of."""
+    known = [row.name.upper() for row in SETTINGS]
+    lines = []
+    for variable in sorted(env):
+        name = variable.removeprefix(PREFIX)
+        if name != variable and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            lines.append(f"{variable} is no setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
+    return lines

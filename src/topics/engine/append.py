@@ -1,0 +1,139 @@
+"""From a write request to rendered records: every check a record has to pass, and the form it keeps for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from topics.errors import Code, TopicsError, invalid
+from topics.model.records import MAX_META_KEYS, Limits, NewRecord, WriteRequest, too_long
+
+_encode_json = msgspec.json.encode
+_meta_keys = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class Rendered(Struct, gc=False):
+    """A batch in the form of `columns.extend` and of the log."""
+
+    blob: bytes
+    sizes: list[int]
+    tags: list[str | None] | None
+    nodes: list[str | None] | str | None
+    metas: list[int] | None
+
+
+def render(request: WriteRequest, *, first: int, ts: int, limits: Limits) -> Rendered:
+    """The records of a request with their seqs and commit time, or the error of the first that cannot be."""
+    records = request.records
+    n = len(records)
+    if not 1 <= n <= limits.max_batch_records:
+        raise _bad_count(n, limits)
+    tags: list[str | None] | None = [record.tag for record in records]
+    if tags.count(None) == n:
+        tags = None
+    else:
+        _check_lengths("tag", tags, limits.max_tag_bytes)
+    nodes = _nodes(request, n, limits)
+    metas: list[Raw | UnsetType] = [record.meta for record in records]
+    if metas.count(UNSET) == n and (nodes is None or isinstance(nodes, str)):
+        node = b"" if nodes is None else b',"$node":%b' % _encode_json(nodes)
+        middle = b',"$ts":%d%b,"data":' % (ts, node)
+        rows = [b'{"$seq":%d%b%b},' % (seq, middle, record.data) for seq, record in enumerate(records, first)]
+        meta_sizes = None
+    else:
+        rows, meta_sizes = _render_each(records, nodes, first, ts, limits)
+    blob = b"".join(rows)
+    if b"\n" in blob or b"\r" in blob:
+        return render(_on_one_line(request), first=first, ts=ts, limits=limits)
+    sizes = list(map(len, rows))
+    if max(sizes) > limits.max_record_bytes:
+        _check_sizes(records, limits)
+    return Rendered(blob, sizes, tags, nodes, meta_sizes)
+
+
+def _render_each(
+    records: Sequence[NewRecord], nodes: list[str | None] | str | None, first: int, ts: int, limits: Limits
+) -> tuple[list[bytes], list[int] | None]:
+    rows, meta_sizes, any_meta = [], [], False
+    for at, record in enumerate(records):
+        node = nodes if nodes is None or isinstance(nodes, str) else nodes[at]
+        shown = b"" if node is None else b',"$node":%b' % _encode_json(node)
+        meta = b""
+        if record.meta is not UNSET:
+            checked = _check_meta(record.meta, at, limits)
+            if checked is not None:
+                meta = b',"meta":%b' % checked
+                any_meta = True
+        rows.append(b'{"$seq":%d,"$ts":%d%b,"data":%b%b},' % (first + at, ts, shown, record.data, meta))
+        meta_sizes.append(len(meta))
+    return rows, meta_sizes if any_meta else None
+
+
+def _nodes(request: WriteRequest, n: int, limits: Limits) -> list[str | None] | str | None:
+    """One name where all records come from one node, a list where they do not."""
+    nodes: list[str | None] = [record.node for record in request.records]
+    if request.node is not None:
+        _check_lengths("node", [request.node], limits.max_node_bytes)
+    if nodes.count(None) == n:
+        return request.node
+    _check_lengths("node", nodes, limits.max_node_bytes)
+    return [request.node if node is None else node for node in nodes]
+
+
+def _check_lengths(field: str, values: Sequence[str | None], limit_bytes: int) -> None:
+    for value in set(values):
+        if value is not None and len(value) * 4 > limit_bytes and len(value.encode()) > limit_bytes:
+            raise too_long(field, len(value.encode()), limit_bytes)
+
+
+def _check_meta(meta: Raw, at: int, limits: Limits) -> bytes | None:
+    field = f"records[{at}].meta"
+    text = bytes(meta)
+    if text == b"null":
+        return None
+    if text[:1] != b"{":
+        raise invalid(f"{field} must be an object", field=field)
+    if len(text) > limits.max_meta_bytes:
+        raise too_long(field, len(text), limits.max_meta_bytes)
+    if (keys := len(_meta_keys(text))) > MAX_META_KEYS:
+        raise invalid(f"{field} has {keys} keys; the limit is {MAX_META_KEYS}", field=field)
+    return text
+
+
+def _check_sizes(records: Sequence[NewRecord], limits: Limits) -> None:
+    for at, record in enumerate(records):
+        size_bytes = len(bytes(record.data)) + (0 if record.meta is UNSET else len(bytes(record.meta)))
+        if size_bytes > limits.max_record_bytes:
+            raise TopicsError(
+                Code.RECORD_TOO_LARGE,
+                f"records[{at}] has {size_bytes} bytes of data and meta; the limit is {limits.max_record_bytes}",
+                detail={"record": at, "size_bytes": size_bytes, "max": limits.max_record_bytes},
+            )
+
+
+def _bad_count(n: int, limits: Limits) -> TopicsError:
+    if not n:
+        return invalid("records must not be empty", field="records")
+    return TopicsError(
+        Code.BATCH_TOO_LARGE,
+        f"a write takes at most {limits.max_batch_records} records, not {n}",
+        detail={"records": n, "max": limits.max_batch_records},
+    )
+
+
+def _on_one_line(request: WriteRequest) -> WriteRequest:
+    """The same request with raw line breaks (legal only between tokens) turned into spaces.
+
+    A stored record is one line, because that is how streams and line-oriented readers carry it.
+    """
+    records = [
+        NewRecord(_flat(record.data), record.tag, record.node, UNSET if record.meta is UNSET else _flat(record.meta))
+        for record in request.records
+    ]
+    return msgspec.structs.replace(request, records=records)
+
+
+def _flat(raw: Raw) -> Raw:
+    return Raw(bytes(raw).replace(b"\n", b" ").replace(b"\r", b" "))

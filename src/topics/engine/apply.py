@@ -1,0 +1,190 @@
+"""Entries change state here and nowhere else: a live write and a replayed one take the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from topics.engine import retention
+from topics.engine.state import Remembered, Topic, Totals
+from topics.model.records import TagMatch
+from topics.model.topic import TopicConfig
+from topics.storage import entry as log
+from topics.storage.columns import extend
+from topics.storage.segments import MemorySegment, Segment
+
+DELETED = 1
+
+
+class SegmentLimits(Struct, frozen=True, kw_only=True):
+    """When the open segment of a topic is closed and a new one begun."""
+
+    max_events: int = 65_536
+    max_bytes: int = 64 << 20
+    max_age_ms: int = 3_600_000
+
+
+class State:
+    """All topics by name and by id, and the sums over them."""
+
+    def __init__(self, *, segments: SegmentLimits | None = None, max_keys: int = 1_000_000) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.totals = Totals()
+        self.next_topic_id = 1
+        self.last_epoch = 0
+        self.segment_limits = segments or SegmentLimits()
+        self.max_keys = max_keys
+        self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
+        self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
+
+
+def create(state: State, entry: log.Create) -> Topic:
+    topic = Topic(entry.name, topic_id=entry.topic_id, epoch=entry.epoch, config=entry.config, totals=state.totals)
+    topic.segments.append(MemorySegment(1, opened_ms=entry.at_ms))
+    state.topics[entry.name] = topic
+    state.by_id[entry.topic_id] = topic
+    state.next_topic_id = max(state.next_topic_id, entry.topic_id + 1)
+    state.last_epoch = max(state.last_epoch, entry.epoch)
+    return topic
+
+
+def configure(state: State, topic: Topic, config: TopicConfig, at_ms: int) -> None:
+    """What the old configuration had already let go stays gone; what the new one does not keep goes now."""
+    if topic.config.ttl_ms:
+        retention.expire(topic, at_ms)
+    topic.config = config
+    topic.front_ts = 0
+    if config.ttl_ms:
+        retention.expire(topic, at_ms)
+    retention.enforce_caps(topic)
+
+
+def drop(state: State, topic: Topic) -> None:
+    topic.removed(topic.count, topic.bytes)
+    del state.by_id[topic.topic_id]
+    if state.topics.get(topic.name) is topic:
+        del state.topics[topic.name]
+    for segment in topic.segments:
+        state.dropped(topic, segment)
+    topic.segments = []
+    topic.queue = None
+
+
+def append(state: State, topic: Topic, entry: log.Append) -> None:
+    """Takes up records that begin at the topic's next seq."""
+    first, n, ts, blob = entry.first, len(entry.sizes), entry.ts, entry.blob
+    assert first == topic.head + 1, f"{topic.name}: entry begins at {first}, head is {topic.head}"
+    segment = topic.segments[-1]
+    limits = state.segment_limits
+    if segment.count and (
+        segment.count >= limits.max_events
+        or segment.count + n > limits.max_events * 2
+        or segment.columns.offsets[-1] + len(blob) > limits.max_bytes
+        or ts - segment.opened_ms > limits.max_age_ms  # type: ignore[attr-defined]
+    ):
+        segment = roll(state, topic, opened_ms=ts)
+    assert isinstance(segment, MemorySegment)
+    if not segment.count:
+        segment.opened_ms = ts
+    columns = segment.columns
+    if entry.extras:
+        columns.extras.update({segment.count + at: extra for at, extra in entry.extras.items()})
+    extend(columns, ts=ts, sizes=entry.sizes, tags=entry.tags, nodes=entry.nodes, metas=entry.metas)
+    segment.grew(blob, n, ts)
+    topic.head += n
+    topic.next_seq = max(topic.next_seq, topic.head + 1)
+    topic.count += n
+    topic.bytes += len(blob)
+    topic.totals.records += n
+    topic.totals.bytes += len(blob)
+    topic.last_ts = topic.last_write_ts = ts
+    if entry.key is not None:
+        remember(state, topic, entry.key, Remembered(first, topic.head, ts))
+    config = topic.config
+    if config.ttl_ms:
+        retention.expire(topic, ts)
+    if config.cap_records and topic.count > config.cap_records or config.cap_bytes and topic.bytes > config.cap_bytes:
+        retention.enforce_caps(topic)
+
+
+def roll(state: State, topic: Topic, *, opened_ms: int) -> MemorySegment:
+    """Closes the open segment and begins the next."""
+    was = topic.open
+    segment = MemorySegment(was.end, opened_ms=opened_ms)
+    topic.segments.append(segment)
+    state.rolled(topic, was)
+    return segment
+
+
+def delete(topic: Topic, entry: log.Delete) -> int:
+    """Takes the named records out for good, in silence; how many that were."""
+    if topic.config.ttl_ms:
+        retention.expire(topic, entry.at_ms)
+    before = topic.count
+    if entry.seqs is not None:
+        _delete_seqs(topic, entry.seqs)
+    elif entry.op is None:
+        _delete_prefix(topic, min(entry.before_seq, topic.head + 1))
+    else:
+        match = TagMatch("Eq" if entry.op == "Eq" else "Glob", entry.text)
+        for segment, low, high in list(topic.spans(topic.earliest, min(entry.before_seq, topic.head + 1))):
+            if segment.live and retention.ready(topic, segment):
+                positions = segment.columns.matching(match, low, high)
+                if len(positions):
+                    topic.removed(*segment.mark(positions.tolist(), DELETED))
+    retention.advance(topic)
+    return before - topic.count
+
+
+def _delete_prefix(topic: Topic, before: int) -> None:
+    """Whole segments go by their sums; only the one that `before` cuts is looked into."""
+    for segment, low, high in list(topic.spans(topic.earliest, before)):
+        if not segment.live:
+            continue
+        if high == segment.count:
+            n, size_bytes = segment.live, segment.live_bytes
+        elif retention.ready(topic, segment):
+            n, size_bytes = segment.live_within(low, high)
+        else:
+            continue
+        segment.live -= n
+        segment.live_bytes -= size_bytes
+        topic.removed(n, size_bytes)
+    topic.earliest = max(topic.earliest, before)
+
+
+def _delete_seqs(topic: Topic, seqs: list[int]) -> None:
+    """Seqs one by one, ascending."""
+    at = 0
+    while at < len(seqs):
+        if seqs[at] < topic.earliest or seqs[at] > topic.head:
+            at += 1
+            continue
+        segment = topic.segments[topic.index_of(seqs[at])]
+        run = []
+        while at < len(seqs) and seqs[at] < segment.end:
+            if seqs[at] >= segment.first:
+                run.append(seqs[at] - segment.first)
+            at += 1
+        if not run:
+            at += 1  # in a hole between two segments
+        elif retention.ready(topic, segment):
+            topic.removed(*segment.mark(run, DELETED))
+
+
+def remember(state: State, topic: Topic, key: str, write: Remembered) -> None:
+    """Keeps an idempotency key for the topic's window; the oldest ones make room."""
+    keys = topic.keys
+    keys.pop(key, None)  # a key used again after its window moves to the end
+    keys[key] = write
+    forget_before(topic, write.at_ms - topic.config.idempotency_window_ms)
+    while len(keys) > state.max_keys:
+        keys.popitem(last=False)
+
+
+def forget_before(topic: Topic, ms: int) -> None:
+    keys = topic.keys
+    while keys and keys[next(iter(keys))].at_ms < ms:
+        keys.popitem(last=False)

@@ -1,0 +1,413 @@
+"""The verbs. Each runs to completion: it checks, decides, and stages what it decided; a ticket tells when it took effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from topics.clock import Clock
+from topics.engine import apply, retention
+from topics.engine.append import Rendered, render
+from topics.engine.commit import Commits, Log, NoLog, Ticket
+from topics.engine.read import Query, Reading, read
+from topics.engine.state import Topic
+from topics.errors import Code, TopicsError, invalid, topic_not_found
+from topics.model.names import check_topic
+from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, Limits, TagMatch, WriteRequest
+from topics.model.topic import ConfigPatch, TopicConfig, configure
+from topics.storage import entry as log
+from topics.storage.segments import Cold
+
+NO_PATCH = ConfigPatch()
+AUTO_PRIORITY = 500
+PRIORITY_HALF_LIFE_MS = 30_000
+PRIORITY_FORGOTTEN_MS = 300_000
+
+
+class Appended(Struct, gc=False):
+    """Where a write landed."""
+
+    topic: Topic
+    first: int
+    last: int
+    head: int
+    created: bool = False
+    deduped: bool = False
+
+
+class Configured(Struct):
+    topic: Topic
+    created: bool
+
+
+class Deleted(Struct):
+    """State of the topic right after a delete."""
+
+    topic: Topic
+    deleted: int
+    earliest: int
+    head: int
+    count: int
+    bytes: int
+
+
+class Dropped(Struct):
+    name: str
+    deleted: bool
+    routers_removed: list[str]
+
+
+class Engine:
+    """All topics of one server. Not thread-safe: one thread owns it, and no verb waits in its middle."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        limits: Limits | None = None,
+        log: Log | None = None,
+        schedule: Callable[[Callable[[], None]], object] = lambda flush: None,
+        state: apply.State | None = None,
+    ) -> None:
+        self.clock = clock
+        self.limits = limits or Limits()
+        self.state = state or apply.State(max_keys=self.limits.max_idempotency_keys)
+        self.topics = self.state.topics
+        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
+        self.logged = log is not None
+
+    def flush(self) -> None:
+        """Ends the turn: what was staged goes to the log."""
+        self.commits.flush()
+
+    # --- topics
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name, or `topic_not_found`."""
+        topic = self.topics.get(name)
+        if topic is None:
+            check_topic(name)
+            raise topic_not_found(name)
+        return topic
+
+    def put_topic(self, name: str, patch: ConfigPatch) -> Ticket:
+        """Creates or reconfigures. Ends with `Configured`."""
+        topic = self._settled(name)
+        if topic is None:
+            create = self._new_topic(name, configure(check_topic(name), patch))
+            return self._stage_create(create, lambda: Configured(apply.create(self.state, create), True), gated=True)
+        config = configure(name, patch, topic.config)
+        if config == topic.config:
+            return Ticket.of(Configured(topic, False))
+        now = self.clock.now_ms()
+
+        def take_effect() -> Configured:
+            topic.changing = False
+            apply.configure(self.state, topic, config, now)
+            return Configured(topic, False)
+
+        return self._stage_change(topic, log.Configure(topic.topic_id, config, now), take_effect)
+
+    def drop_topic(self, name: str, *, if_empty: bool = False) -> Ticket:
+        """Ends with `Dropped`; a topic that is not there is no error."""
+        topic = self._settled(name)
+        if topic is None:
+            check_topic(name)
+            return Ticket.of(Dropped(name, False, []))
+        self._expire(topic)
+        if if_empty and topic.count:
+            raise TopicsError(
+                Code.TOPIC_NOT_EMPTY, f'topic "{name}" holds {topic.count} records', detail={"topic": name, "count": topic.count}
+            )
+
+        def take_effect() -> Dropped:
+            topic.changing = False
+            waiters = list(topic.waiters.values())
+            topic.waiters.clear()
+            apply.drop(self.state, topic)
+            for wake in waiters:
+                wake()
+            return Dropped(name, True, [])
+
+        return self._stage_change(topic, log.Drop(topic.topic_id), take_effect)
+
+    def look(self, name: str, *, touch: bool) -> Topic:
+        """The topic with its retention up to date; `touch` makes it look wanted."""
+        topic = self.topic(name)
+        now = self._expire(topic)
+        if touch:
+            topic.last_read_ts = now
+        return topic
+
+    def list_topics(
+        self, *, prefix: str, after: str, limit: int, allowed: Callable[[str], bool], touch: bool = False
+    ) -> tuple[list[Topic], bool]:
+        """Topics by name behind `after`, and whether there are more."""
+        names = sorted(name for name in self.topics if name > after and name.startswith(prefix) and allowed(name))
+        page = [self.topics[name] for name in names[:limit]]
+        for topic in page:
+            now = self._expire(topic)
+            if touch:
+                topic.last_read_ts = now
+        return page, len(names) > limit
+
+    def effective_priority(self, topic: Topic) -> int:
+        """Manual, or 500 halved every 30 s since the last read and 0 after 5 minutes."""
+        config = topic.config
+        if config.priority is not None:
+            return config.priority
+        if not config.auto_priority or topic.last_read_ts is None:
+            return 0
+        idle_ms = max(self.clock.now_ms() - topic.last_read_ts, 0)
+        if idle_ms >= PRIORITY_FORGOTTEN_MS:
+            return 0
+        return int(AUTO_PRIORITY * 0.5 ** (idle_ms / PRIORITY_HALF_LIFE_MS))
+
+    # --- records
+
+    def append(self, name: str, request: WriteRequest) -> Ticket:
+        """All records with contiguous seqs, or none. Ends with `Appended`."""
+        topic = self.topics.get(name)
+        if topic is None or topic.changing:
+            topic = self._settled(name)
+        now = self.clock.now_ms()
+        key = request.idempotency_key
+        if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
+            raise invalid(f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters", field="idempotency_key")
+        if topic is None:
+            return self._append_creating(name, request, now)
+        if key is not None and (twin := self._seen(topic, key, now)) is not None:
+            return twin
+        ts = now if now > topic.last_ts else topic.last_ts
+        first = topic.next_seq
+        rendered = render(request, first=first, ts=ts, limits=self.limits)
+        config = topic.config
+        size_bytes = len(rendered.blob)
+        if config.cap_bytes or config.cap_records or self.limits.max_total_bytes:
+            self._check_room(config, topic, rendered, now)
+        entry = log.Append(
+            topic.topic_id, first, ts, rendered.sizes, rendered.blob, rendered.tags, rendered.nodes, rendered.metas, key
+        )
+        count = len(rendered.sizes)
+        ticket = Ticket()
+        ticket.topic, ticket.first, ticket.count, ticket.size_bytes = topic, first, count, size_bytes
+        ticket.apply = lambda: self._append_applied(topic, entry)
+        durability = config.durability
+        if self.logged and durability != "ephemeral":
+            ticket.frame = log.encode(entry)
+            ticket.gated = durability == "fsync"
+        topic.next_seq = first + count
+        topic.staged_count += count
+        topic.staged_bytes += size_bytes
+        if key is not None:
+            topic.staged_keys[key] = ticket
+            ticket.undo = lambda: topic.staged_keys.pop(key, None)
+        self.commits.stage(ticket)
+        return ticket
+
+    def read(self, name: str, query: Query) -> tuple[Topic, Reading]:
+        """See `read.read`; counts as somebody's interest in the topic."""
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self.topic(name)
+        topic.last_read_ts = now = self.clock.now_ms()
+        return topic, read(topic, query, now)
+
+    def delete_records(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Ticket:
+        """Removes what is there now, for every reader at once. Ends with `Deleted`."""
+        topic = self.topics.get(name)
+        if topic is None or topic.changing:
+            topic = self._settled(name)
+        if topic is None:
+            topic = self.topic(name)
+        bound = topic.next_seq if before_seq is None else min(before_seq, topic.next_seq)
+        if match is not None:
+            _warm(topic, bound)
+        now = self.clock.now_ms()
+        op, text = (None, "") if match is None else (match.op, match.text)
+        entry = log.Delete(topic.topic_id, bound, op, text, now)
+
+        def take_effect() -> Deleted:
+            deleted = apply.delete(topic, entry)
+            return Deleted(topic, deleted, topic.earliest, topic.head, topic.count, topic.bytes)
+
+        ticket = Ticket()
+        ticket.topic, ticket.apply = topic, take_effect
+        if self.logged and topic.config.durability != "ephemeral":
+            ticket.frame = log.encode(entry)
+            ticket.gated = topic.config.durability == "fsync"
+        self.commits.stage(ticket)
+        return ticket
+
+    def wait(self, topic: Topic, wake: Callable[[], None]) -> Callable[[], None]:
+        """Calls `wake` once, when the topic has grown or is gone; the answer cancels that."""
+        key = id(wake)
+        topic.waiters[key] = wake
+        return lambda: topic.waiters.pop(key, None)  # type: ignore[return-value]
+
+    # --- inside
+
+    def _settled(self, name: str) -> Topic | None:
+        """The topic, once nothing that is under way can change what a verb decides about it."""
+        topic = self.topics.get(name)
+        if name in self.commits.creating or (topic is not None and topic.pending):
+            self.commits.settle()
+            topic = self.topics.get(name)
+        return topic
+
+    def _expire(self, topic: Topic) -> int:
+        now = self.clock.now_ms()
+        if topic.config.ttl_ms:
+            retention.expire(topic, now)
+        return now
+
+    def _new_topic(self, name: str, config: TopicConfig) -> log.Create:
+        state, limit = self.state, self.limits.max_topics
+        if limit and len(self.topics) + len(self.commits.creating) >= limit:
+            raise resource_cap("max_topics", limit)
+        now = self.clock.now_ms()
+        state.last_epoch = max(now, state.last_epoch + 1)
+        topic_id = state.next_topic_id
+        state.next_topic_id += 1
+        return log.Create(topic_id, name, state.last_epoch, config, now)
+
+    def _stage_create(self, create: log.Create, take_effect: Callable[[], Any], *, gated: bool, then: bytes = b"") -> Ticket:
+        """`then` is the frame of a first write that goes with the creation: both or neither."""
+        creating = self.commits.creating
+        ticket = Ticket()
+        ticket.gated = gated and self.logged
+        if self.logged:
+            ticket.frame = log.encode(create) + then
+        creating[create.name] = ticket
+
+        def finish() -> Any:
+            creating.pop(create.name, None)
+            return take_effect()
+
+        ticket.apply = finish
+        ticket.undo = lambda: creating.pop(create.name, None)  # type: ignore[assignment,return-value]
+        self.commits.stage(ticket)
+        return ticket
+
+    def _stage_change(self, topic: Topic, entry: log.Entry, take_effect: Callable[[], Any]) -> Ticket:
+        def undo() -> None:
+            topic.changing = False
+
+        ticket = Ticket()
+        ticket.topic, ticket.apply, ticket.undo = topic, take_effect, undo
+        if self.logged:
+            ticket.frame = log.encode(entry)
+            ticket.gated = True
+        topic.changing = True
+        self.commits.stage(ticket)
+        return ticket
+
+    def _append_creating(self, name: str, request: WriteRequest, now: int) -> Ticket:
+        config = configure(check_topic(name), request.config or NO_PATCH)
+        if not (config.auto_create if request.create is None else request.create):
+            raise topic_not_found(name)
+        rendered = render(request, first=1, ts=now, limits=self.limits)
+        self._check_room(config, None, rendered, now)
+        create = self._new_topic(name, config)
+        entry = log.Append(
+            create.topic_id, 1, now, rendered.sizes, rendered.blob, rendered.tags, rendered.nodes, rendered.metas,
+            request.idempotency_key,
+        )  # fmt: skip
+
+        def take_effect() -> Appended:
+            appended = self._append_applied(apply.create(self.state, create), entry)
+            appended.created = True
+            return appended
+
+        kept = self.logged and config.durability != "ephemeral"
+        return self._stage_create(
+            create, take_effect, gated=config.durability == "fsync", then=log.encode(entry) if kept else b""
+        )
+
+    def _append_applied(self, topic: Topic, entry: log.Append) -> Appended:
+        if entry.key is not None:
+            topic.staged_keys.pop(entry.key, None)
+        apply.append(self.state, topic, entry)
+        if topic.waiters:
+            waiters = list(topic.waiters.values())
+            topic.waiters.clear()
+            for wake in waiters:
+                self.commits.schedule(wake)
+        return Appended(topic, entry.first, entry.last, topic.head)
+
+    def _seen(self, topic: Topic, key: str, now: int) -> Ticket | None:
+        """The outcome of an earlier write under the same key, if it is remembered or still under way."""
+        write = topic.keys.get(key)
+        if write is not None and now - write.at_ms <= topic.config.idempotency_window_ms:
+            return Ticket.of(Appended(topic, write.first, write.last, topic.head, deduped=True))
+        leader: Ticket | None = topic.staged_keys.get(key)
+        if leader is None:
+            return None
+        twin = Ticket()
+        told = leader.then
+
+        def follow(done: Ticket) -> None:
+            if told is not None:
+                told(done)
+            if done.error is not None:
+                twin.settle(None, done.error)
+            else:
+                landed: Appended = done.result
+                twin.wal_ns, twin.sync_ns = done.wal_ns, done.sync_ns
+                twin.settle(Appended(topic, landed.first, landed.last, topic.head, deduped=True))
+
+        leader.then = follow
+        return twin
+
+    def _check_room(self, config: TopicConfig, topic: Topic | None, rendered: Rendered, now: int) -> None:
+        """A record that no cap could ever hold, a full topic that rejects, a full server."""
+        size_bytes, quota = len(rendered.blob), self.limits.max_total_bytes
+        largest = max(rendered.sizes)
+        if config.cap_bytes and largest > config.cap_bytes:
+            raise TopicsError(
+                Code.RECORD_TOO_LARGE,
+                f"a record takes {largest} bytes; the whole topic may hold {config.cap_bytes}",
+                detail={"size_bytes": largest, "max": config.cap_bytes, "limit": "cap_bytes"},
+            )
+        count = used = 0
+        if topic is not None:
+            if config.ttl_ms:
+                retention.expire(topic, now)
+            count, used = topic.count + topic.staged_count, topic.bytes + topic.staged_bytes
+        if config.discard == "reject":
+            full_records = config.cap_records and count + len(rendered.sizes) > config.cap_records
+            if full_records or config.cap_bytes and used + size_bytes > config.cap_bytes:
+                cap = "cap_records" if full_records else "cap_bytes"
+                raise TopicsError(
+                    Code.TOPIC_FULL,
+                    f"the topic is full: it rejects what would pass its {cap}",
+                    detail={"limit": cap, "count": count, "bytes": used},
+                )
+        if quota and self.state.totals.bytes + (topic.staged_bytes if topic is not None else 0) + size_bytes > quota:
+            raise resource_cap("max_total_bytes", quota)
+
+
+def resource_cap(name: str, limit: int) -> TopicsError:
+    """A cap on what the whole server may hold: room may come back, so the client may try again."""
+    return TopicsError(
+        Code.THROTTLED, f"the server holds as much as {name} allows ({limit})", detail={"limit": name, "max": limit}, retry_after_ms=1000
+    )
+
+
+def _warm(topic: Topic, before: int) -> None:
+    """Raises `Cold` for every segment that a delete by tag would have to wait for, all in one."""
+    loads = []
+    for segment, _, _ in topic.spans(topic.earliest, before):
+        try:
+            segment.columns, segment.marks  # noqa: B018 - loads them
+        except Cold as cold:
+            loads.append(cold.load)
+
+    def load_all() -> None:
+        for load in loads:
+            load()
+
+    if loads:
+        raise Cold(load_all)

@@ -1,0 +1,55 @@
+"""What a topic lost without being asked: runs of seqs with a reason, so that a tombstone can be exact."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+Run = tuple[int, int, str]  # first seq, last seq, reason
+
+MAX_RUNS = 4096
+
+
+class Losses:
+    """Runs in seq order, disjoint. Bounded: past `MAX_RUNS` the two oldest become one that covers both."""
+
+    __slots__ = ("runs",)
+
+    def __init__(self, runs: list[Run] | None = None) -> None:
+        self.runs: list[Run] = runs or []
+
+    def add(self, low: int, high: int, reason: str) -> None:
+        """[low, high] was lost; it lies behind everything known so far, or in a hole between."""
+        runs = self.runs
+        if runs and runs[-1][1] + 1 == low and runs[-1][2] == reason:
+            runs[-1] = (runs[-1][0], high, reason)
+            return
+        if runs and runs[-1][0] > low:
+            insort(runs, (low, high, reason))
+        else:
+            runs.append((low, high, reason))
+        if len(runs) > MAX_RUNS:
+            (first, _, why), (_, last, other) = runs[0], runs[1]
+            runs[:2] = [(first, last, why if why == other else "mixed")]
+
+    def within(self, low: int, high: int) -> tuple[int, str]:
+        """How many seqs of [low, high] were lost, and why: the reason, or "mixed"."""
+        at = bisect_left(self.runs, low, key=lambda run: run[1])
+        missed, reason = 0, ""
+        for first, last, why in self.runs[at:]:
+            if first > high:
+                break
+            missed += min(last, high) - max(first, low) + 1
+            reason = why if reason in ("", why) else "mixed"
+        return missed, reason or "cap"
+
+    def covering(self, seq: int) -> Run | None:
+        """The run that `seq` is in."""
+        at = bisect_left(self.runs, seq, key=lambda run: run[1])
+        if at < len(self.runs) and self.runs[at][0] <= seq:
+            return self.runs[at]
+        return None
+
+    def next_from(self, seq: int) -> int | None:
+        """Where the first run that begins at or after `seq` begins."""
+        at = bisect_left(self.runs, seq, key=lambda run: run[0])
+        return self.runs[at][0] if at < len(self.runs) else None

@@ -1,0 +1,224 @@
+"""The one way records are read: `diff`, streams and bulk readers all come through here.
+
+In this order, for every seq from the cursor on: the floor (a tombstone where something was lost below it), TTL, deleted,
+node filter, tag filter, deliver. A skipped seq moves the cursor like a delivered one. Where nothing in the range is skipped,
+the answer is one slice of the stored bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from topics.engine import retention
+from topics.engine.state import Topic
+from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
+from topics.storage.columns import render_without, runs
+from topics.storage.segments import Damaged, Segment
+
+
+class Query(Struct, kw_only=True, gc=False):
+    """What a reader wants: already checked and clamped."""
+
+    from_seq: int = 0
+    limit: int = 256
+    max_bytes: int = DEFAULT_BATCH_BYTES
+    nodes: frozenset[str] | None = None
+    match: TagMatch | None = None
+    projection: Projection = STORED_FORM
+    from_ts: int | None = None
+    epoch: int | None = None
+    upto: int | None = None  # highest seq this reader may see; None for the head
+    examine: int = MAX_EXAMINED
+
+
+class Tombstone(Struct, gc=False):
+    """A range the reader wanted and nobody has any more."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+class Reading(Struct, gc=False):
+    """What came of it. `parts` are rendered records, each with a comma behind it."""
+
+    parts: list[bytes]
+    count: int
+    next_from_seq: int
+    scanned: int
+    tombstone: Tombstone | None = None
+
+    def body(self) -> list[bytes]:
+        """The parts without the last comma: what stands between the brackets of a JSON array."""
+        if not self.parts:
+            return self.parts
+        return [*self.parts[:-1], self.parts[-1][:-1]]
+
+
+def read(topic: Topic, query: Query, now_ms: int) -> Reading:
+    """Everything `query` may have from `topic` now. Raises `Cold` where that needs the disk: load, and ask again."""
+    while True:
+        try:
+            return _read(topic, query, now_ms)
+        except Damaged as damage:
+            retention.lose_range(topic, damage)
+
+
+def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
+    if topic.config.ttl_ms:
+        retention.expire(topic, now_ms)
+    start, tombstone = _gate(topic, query)
+    head = topic.head if query.upto is None else min(topic.head, query.upto)
+    reading = Reading([], 0, start - 1, 0, tombstone)
+    if start > head:
+        return reading
+    stop = min(head + 1, start + query.examine)
+    if topic.has_holes and (hole := topic.losses.next_from(start)) is not None:
+        stop = min(stop, hole)
+    segment = topic.segments[-1]
+    if start >= segment.first:  # the tail, where most readers are
+        _take(segment, start - segment.first, stop - segment.first, query, topic, reading, query.max_bytes)
+    else:
+        left = query.max_bytes
+        for segment, low, high in topic.spans(start, stop):
+            left = _take(segment, low, high, query, topic, reading, left)
+            if left <= 0 or reading.count >= query.limit:
+                break
+        else:
+            reading.next_from_seq = stop - 1
+    reading.scanned = reading.next_from_seq - start + 1
+    return reading
+
+
+def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
+    """Where reading starts, and what the reader has to be told first."""
+    from_seq, earliest, head = query.from_seq, topic.earliest, topic.head
+    start = from_seq + 1
+    if from_seq > head or (query.epoch is not None and query.epoch != topic.epoch):
+        if query.from_ts is not None:
+            start = max(earliest, _first_at(topic, query.from_ts))
+        else:
+            start = earliest
+        return start, Tombstone(1, head, "recreated", head, earliest, head)
+    if query.from_ts is not None and query.from_ts > topic.lost_ts:
+        start = max(start, _first_at(topic, query.from_ts))
+    if start < topic.evict_floor:
+        missed, reason = topic.losses.within(start, earliest - 1)
+        tombstone = Tombstone(start, earliest - 1, reason, missed, earliest, head)
+        start = earliest
+        if query.from_ts is not None:
+            start = max(start, _first_at(topic, query.from_ts))
+        return start, tombstone
+    start = max(start, earliest)
+    if topic.has_holes and (run := topic.losses.covering(start)) is not None:
+        _, last, reason = run
+        return last + 1, Tombstone(start, last, reason, last - start + 1, earliest, head)
+    return start, None
+
+
+def _first_at(topic: Topic, from_ts: int) -> int:
+    """The seq of the first retained record committed at or after `from_ts`; head + 1 if there is none."""
+    for segment in topic.segments:
+        if segment.count and segment.max_ts >= from_ts:
+            return segment.first + bisect_left(segment.columns.ts, from_ts)
+    return topic.head + 1
+
+
+def _take(
+    segment: Segment, low: int, high: int, query: Query, topic: Topic, reading: Reading, budget_bytes: int
+) -> int:
+    """Adds what [low, high) of one segment has to give; the byte budget that is left, 0 when it is spent."""
+    want = query.limit - reading.count
+    if query.nodes and topic.config.dedupe_node or query.match is not None or segment.marks is not None:
+        kept = _kept(segment, low, high, query, topic)
+        if len(kept) != high - low:
+            return _take_some(segment, kept, high, query, reading, budget_bytes)
+    stop = min(high, low + want)
+    offsets = segment.columns.offsets
+    start_at = offsets[low]
+    if offsets[stop] - start_at > budget_bytes:
+        # Stops before the record that would pass the budget, but never before the first of the answer.
+        stop = bisect_right(offsets, start_at + budget_bytes, low, stop) - 1
+        if stop <= low:
+            if reading.count:
+                reading.next_from_seq = segment.first + low - 1
+                return 0
+            stop = low + 1
+        spent = True
+    else:
+        spent = False
+    blob = segment.read(low, stop)
+    if query.projection is not STORED_FORM and not query.projection.is_stored_form:
+        blob = _project(segment, blob, range(low, stop), query.projection)
+    reading.parts.append(blob)
+    reading.count += stop - low
+    reading.next_from_seq = segment.first + stop - 1
+    return 0 if spent else budget_bytes - (offsets[stop] - start_at)
+
+
+def _kept(segment: Segment, low: int, high: int, query: Query, topic: Topic) -> npt.NDArray[np.intp]:
+    """Positions in [low, high) that are live and that no filter drops."""
+    columns = segment.columns
+    keep = np.ones(high - low, np.bool_)
+    if segment.marks is not None:
+        keep &= np.frombuffer(segment.marks, np.uint8)[low:high] == 0
+    if query.nodes and topic.config.dedupe_node:
+        keep[columns.from_nodes(query.nodes, low, high) - low] = False
+    if query.match is not None:
+        hit = np.zeros(high - low, np.bool_)
+        hit[columns.matching(query.match, low, high) - low] = True
+        keep &= hit
+    return np.flatnonzero(keep) + low
+
+
+def _take_some(
+    segment: Segment, kept: npt.NDArray[np.intp], high: int, query: Query, reading: Reading, budget_bytes: int
+) -> int:
+    """Like `_take` where some of the range is skipped: the kept positions as few slices."""
+    want = query.limit - reading.count
+    reached_end = len(kept) <= want
+    chosen = kept[:want]
+    offsets = np.frombuffer(segment.columns.offsets, np.uint32)
+    sizes = np.cumsum(offsets[chosen + 1].astype(np.int64) - offsets[chosen])
+    fits = int(np.searchsorted(sizes, budget_bytes, "right"))
+    spent = fits < len(chosen)
+    if spent:
+        if not fits and not reading.count:
+            fits = 1
+        next_skipped = int(chosen[fits])
+        chosen, reached_end = chosen[:fits], False
+    for first, last in runs(chosen):
+        blob = segment.read(first, last + 1)
+        if not query.projection.is_stored_form:
+            blob = _project(segment, blob, range(first, last + 1), query.projection)
+        reading.parts.append(blob)
+    reading.count += len(chosen)
+    if reached_end:
+        reading.next_from_seq = segment.first + high - 1
+    elif spent:
+        # Everything up to the record that did not fit has been looked at.
+        reading.next_from_seq = segment.first + next_skipped - 1
+    else:
+        reading.next_from_seq = segment.first + int(chosen[-1])
+    return 0 if spent else budget_bytes - (int(sizes[len(chosen) - 1]) if len(chosen) else 0)
+
+
+def _project(segment: Segment, blob: bytes, positions: range, projection: Projection) -> bytes:
+    """The same records in another form, one by one."""
+    columns = segment.columns
+    offsets = columns.offsets
+    base = offsets[positions.start]
+    return b"".join(
+        render_without(
+            blob[offsets[at] - base : offsets[at + 1] - base], columns, at,
+            tags=projection.tags, meta=projection.meta, data=projection.data,
+        )
+        for at in positions
+    )  # fmt: skip

@@ -1,0 +1,243 @@
+"""Loss nobody asked for: caps, TTL, damage. Exact to the record; whole segments are let go once nothing in them is live.
+
+Everything that shortens a topic from the front ends in `advance`, and everything lost is written down in `topic.losses`.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+
+from topics.engine.state import Topic
+from topics.storage.columns import runs
+from topics.storage.segments import Cold, Damaged, MemorySegment, SealedSegment, Segment
+
+log = logging.getLogger("topics.engine")
+
+LOST = 2
+
+
+def ready(topic: Topic, segment: Segment) -> bool:
+    """Makes the segment's columns usable here and now; False if the disk no longer has them (then they are lost)."""
+    try:
+        try:
+            segment.columns, segment.marks  # noqa: B018 - loads them
+        except Cold as cold:
+            cold.load()
+            segment.columns, segment.marks  # noqa: B018
+    except Damaged as damage:
+        lose_segment(topic, segment, damage)
+        return False
+    return True
+
+
+def expire(topic: Topic, now_ms: int) -> None:
+    """Lets go of every record older than the TTL; strict, so a record lives through its last millisecond."""
+    cutoff = now_ms - topic.config.ttl_ms
+    if topic.front_ts >= cutoff or not topic.count:
+        return
+    upto = topic.earliest
+    for segment in list(topic.segments):
+        if not segment.count or segment.max_ts < cutoff:
+            upto = max(upto, segment.end)
+            continue
+        if ready(topic, segment):
+            at = bisect_left(segment.columns.ts, cutoff)
+            upto = max(upto, segment.first + at)
+        break
+    if upto > topic.earliest:
+        evict(topic, upto, "ttl")
+    refresh_front(topic)
+
+
+def refresh_front(topic: Topic) -> None:
+    """Remembers how old the first live record is, so that most calls to `expire` end after one comparison."""
+    if not topic.count:
+        topic.front_ts = 0
+        return
+    segment = topic.segments[topic.index_of(topic.earliest)]
+    if ready(topic, segment):
+        topic.front_ts = segment.columns.ts[topic.earliest - segment.first]
+
+
+def enforce_caps(topic: Topic) -> None:
+    """Evicts the oldest live records until both caps hold."""
+    config = topic.config
+    if config.cap_records and topic.count > config.cap_records:
+        evict(topic, _after_oldest(topic, topic.count - config.cap_records), "cap")
+    if config.cap_bytes and topic.bytes > config.cap_bytes:
+        evict(topic, _after_bytes(topic, topic.bytes - config.cap_bytes), "cap")
+
+
+def evict(topic: Topic, upto: int, reason: str) -> None:
+    """Every live record below `upto` is lost for `reason`."""
+    start = topic.earliest
+    for segment, low, high in list(topic.spans(start, upto)):
+        if not segment.live:
+            continue
+        topic.lost_ts = max(topic.lost_ts, _last_ts(segment, high))
+        if high == segment.count and not _needs_marks(segment):
+            _lose(topic, segment, segment.live, segment.live_bytes)
+            topic.losses.add(segment.first + low, segment.first + high - 1, reason)
+        elif ready(topic, segment):
+            n, size_bytes = segment.live_within(low, high)
+            for first, last in _live_runs(segment, low, high):
+                topic.losses.add(segment.first + first, segment.first + last, reason)
+            _lose(topic, segment, n, size_bytes)
+    topic.earliest = max(topic.earliest, min(upto, topic.head + 1))
+    advance(topic)
+
+
+def advance(topic: Topic) -> None:
+    """Moves `earliest` to the first live record and lets go of the segments before it."""
+    segments = topic.segments
+    dead = 0
+    earliest = topic.head + 1
+    for segment in segments:
+        if segment.live:
+            if not ready(topic, segment):
+                return advance(topic)  # it is gone now: look again
+            earliest = segment.first + segment.first_live(max(topic.earliest - segment.first, 0))
+            break
+        dead += 1
+    if dead == len(segments):
+        dead -= 1  # the open one stays
+        restart_open(topic)
+    for segment in segments[:dead]:
+        if isinstance(segment, SealedSegment):
+            segment.release()
+    del segments[:dead]
+    topic.earliest = earliest
+    _raise_floor(topic)
+
+
+def restart_open(topic: Topic) -> None:
+    """An open segment in which nothing is live starts anew behind its end: its memory comes back at once."""
+    was = topic.open
+    if was.count:
+        topic.segments[-1] = MemorySegment(was.end, opened_ms=was.opened_ms)
+
+
+def lose_segment(topic: Topic, segment: Segment, damage: Exception) -> None:
+    """The whole segment cannot be read: what was live in it is lost, and said to be."""
+    low = max(segment.first, topic.earliest)
+    log.error(
+        "damaged segment: records are lost",
+        extra={"topic": topic.name, "first_seq": low, "last_seq": segment.end - 1, "damage": str(damage)},
+    )
+    if segment.live:
+        topic.losses.add(low, segment.end - 1, "corrupt")
+        _lose(topic, segment, segment.live, segment.live_bytes)
+    topic.segments.remove(segment)
+    if isinstance(segment, SealedSegment):
+        segment.release()
+    if topic.earliest >= low:
+        topic.earliest = segment.end
+        advance(topic)
+
+
+def lose_range(topic: Topic, damage: Damaged) -> None:
+    """A part of a segment cannot be read: its live records become a hole with reason `corrupt`."""
+    segment = damage.segment
+    if damage.whole:
+        lose_segment(topic, segment, damage)
+        return
+    low = max(damage.low, topic.earliest - segment.first)
+    log.error(
+        "damaged data: records are lost",
+        extra={
+            "topic": topic.name, "first_seq": segment.first + low, "last_seq": segment.first + damage.high - 1,
+            "file": damage.cause.path, "offset": damage.cause.offset,
+        },
+    )  # fmt: skip
+    for first, last in _live_runs(segment, low, damage.high):
+        topic.losses.add(segment.first + first, segment.first + last, "corrupt")
+    topic.removed(*segment.mark(range(low, damage.high), LOST))
+    advance(topic)
+
+
+def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
+    """The seqs from the head up to `next_seq` (exclusive) were handed out, or may have been, and their records are gone."""
+    if next_seq <= topic.head + 1:
+        return
+    topic.losses.add(topic.head + 1, next_seq - 1, reason)
+    topic.head = next_seq - 1
+    topic.next_seq = next_seq
+    was = topic.open
+    if was.count:
+        topic.segments.append(MemorySegment(next_seq, opened_ms=was.opened_ms))
+    else:
+        topic.segments[-1] = MemorySegment(next_seq, opened_ms=was.opened_ms)
+    if not topic.count:
+        topic.earliest = next_seq
+    _raise_floor(topic)
+
+
+def _raise_floor(topic: Topic) -> None:
+    """Losses that `earliest` has passed now count as lost at the front."""
+    for _, last, _ in reversed(topic.losses.runs):
+        if last < topic.earliest:
+            topic.evict_floor = max(topic.evict_floor, last + 1)
+            break
+
+
+def _lose(topic: Topic, segment: Segment, n: int, size_bytes: int) -> None:
+    segment.live -= n
+    segment.live_bytes -= size_bytes
+    topic.removed(n, size_bytes)
+
+
+def _needs_marks(segment: Segment) -> bool:
+    """Whether some of its records were deleted one by one, so that which ones are lost takes a look."""
+    return segment.live != segment.count
+
+
+def _last_ts(segment: Segment, high: int) -> int:
+    if high == segment.count or isinstance(segment, SealedSegment):
+        return segment.max_ts
+    return segment.columns.ts[high - 1]
+
+
+def _live_runs(segment: Segment, low: int, high: int) -> list[tuple[int, int]]:
+    """Unbroken runs of live positions within [low, high), both ends inclusive."""
+    if segment.marks is None:
+        return [(low, high - 1)] if low < high else []
+    return runs(segment.live_positions(low, high))
+
+
+def _after_oldest(topic: Topic, n: int) -> int:
+    """The seq after the n-th oldest live record."""
+    for segment in list(topic.segments):
+        if n >= segment.live:
+            n -= segment.live
+            if not n:
+                return segment.end
+            continue
+        if not ready(topic, segment):
+            continue
+        low = max(topic.earliest - segment.first, 0)
+        if segment.marks is None:
+            return segment.first + low + n
+        return segment.first + int(segment.live_positions(low, segment.count)[n - 1]) + 1
+    return topic.head + 1
+
+
+def _after_bytes(topic: Topic, excess: int) -> int:
+    """The seq after the shortest run of oldest live records that is at least `excess` bytes long."""
+    for segment in list(topic.segments):
+        if excess >= segment.live_bytes:
+            excess -= segment.live_bytes
+            if not excess:
+                return segment.end
+            continue
+        if not ready(topic, segment):
+            continue
+        low = max(topic.earliest - segment.first, 0)
+        offsets = segment.columns.offsets
+        if segment.marks is None:
+            return segment.first + bisect_left(offsets, offsets[low] + excess, lo=low)
+        for at in segment.live_positions(low, segment.count):
+            excess -= offsets[at + 1] - offsets[at]
+            if excess <= 0:
+                return segment.first + int(at) + 1
+    return topic.head + 1

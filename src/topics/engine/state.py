@@ -1,0 +1,116 @@
+"""What the engine knows of its topics. Only `apply` and `retention` change it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from topics.engine.losses import Losses
+from topics.model.topic import TopicConfig
+from topics.storage.segments import MemorySegment, Segment
+
+
+class Remembered(Struct, frozen=True, array_like=True, gc=False):
+    """A write that carried an idempotency key: the seqs it got, and when it may be forgotten."""
+
+    first: int
+    last: int
+    at_ms: int
+
+
+class Totals:
+    """Sums over all topics, kept as they change so that a quota costs one comparison."""
+
+    __slots__ = ("bytes", "records")
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.bytes = 0
+
+
+class Topic:
+    """One topic, one life of its name.
+
+    Every seq from 1 to `head` is live, deleted, or in `losses`. Below `earliest` nothing is live. `evict_floor` is one past
+    the last involuntary loss below `earliest`; a loss above it is a hole in the middle.
+    """
+
+    __slots__ = (
+        "bytes", "ceiling", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "head", "keys",
+        "last_read_ts", "last_ts", "last_write_ts", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
+        "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters",
+        "wire_name",
+    )  # fmt: skip
+
+    def __init__(self, name: str, *, topic_id: int, epoch: int, config: TopicConfig, totals: Totals) -> None:
+        self.name = name
+        self.wire_name = name.encode()  # the charset needs no escaping in JSON
+        self.topic_id = topic_id
+        self.epoch = epoch
+        self.config = config
+        self.totals = totals
+        self.segments: list[Segment] = []  # in seq order; the last one is open
+        self.head = 0  # highest published seq
+        self.next_seq = 1  # what the next write gets: ahead of head + 1 while writes wait for the log
+        self.earliest = 1
+        self.evict_floor = 1
+        self.losses = Losses()
+        self.lost_ts = 0  # commit time of the last record lost at the front
+        self.count = 0
+        self.bytes = 0
+        self.last_ts = 0
+        self.front_ts = 0  # at most the commit time of the first live record
+        self.ceiling = 0  # no seq above it has been acknowledged: synced ahead of use for `disk`
+        self.synced = 0  # highest seq known to be on the platter
+        self.last_write_ts: int | None = None
+        self.last_read_ts: int | None = None
+        self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first
+        self.staged_keys: dict[str, Any] = {}  # key → the ticket under way
+        self.staged_count = 0
+        self.staged_bytes = 0
+        self.pending = 0  # entries that wait for the log
+        self.changing = False  # whether one of them changes the topic itself
+        self.waiters: dict[int, Callable[[], None]] = {}  # long polls and watchers, called once the topic grew
+        self.queue: Any = None
+
+    @property
+    def open(self) -> MemorySegment:
+        """The segment that takes the next record."""
+        last = self.segments[-1]
+        assert isinstance(last, MemorySegment)
+        return last
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether something was lost above `evict_floor`."""
+        runs = self.losses.runs
+        return bool(runs) and runs[-1][1] >= self.evict_floor
+
+    def index_of(self, seq: int) -> int:
+        """Which segment holds `seq`, or the nearest one behind it."""
+        segments = self.segments
+        if segments and seq >= segments[-1].first:
+            return len(segments) - 1
+        at = bisect_right(segments, seq, key=lambda segment: segment.first) - 1
+        return at + 1 if at < 0 or seq >= segments[at].end else at
+
+    def spans(self, low: int, high: int) -> Iterator[tuple[Segment, int, int]]:
+        """The parts of segments that hold seqs [low, high): segment, first position, position after the last."""
+        if low >= high:
+            return
+        for segment in self.segments[self.index_of(low) :]:
+            if segment.first >= high:
+                return
+            start, stop = max(low - segment.first, 0), min(high - segment.first, segment.count)
+            if start < stop:
+                yield segment, start, stop
+
+    def removed(self, n: int, size_bytes: int) -> None:
+        self.count -= n
+        self.bytes -= size_bytes
+        self.totals.records -= n
+        self.totals.bytes -= size_bytes

@@ -1,0 +1,30 @@
+"""Names of topics and routers: a fixed charset, byte-exact, never a path on disk."""
+
+import re
+
+from topics.errors import TopicsError, invalid
+
+TOPIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
+ROUTER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
+
+# `\Z`, because `$` would let a trailing line break through.
+_is_topic = re.compile(TOPIC_PATTERN.replace("$", r"\Z")).match
+_is_router = re.compile(ROUTER_PATTERN.replace("$", r"\Z")).match
+
+
+def check_topic(name: str, *, field: str = "topic") -> str:
+    """The name itself, or `invalid_request`."""
+    if _is_topic(name) is None:
+        raise _bad("topic", name, TOPIC_PATTERN, field)
+    return name
+
+
+def check_router(name: str) -> str:
+    if _is_router(name) is None:
+        raise _bad("router", name, ROUTER_PATTERN, "router")
+    return name
+
+
+def _bad(kind: str, name: str, pattern: str, field: str) -> TopicsError:
+    shown = name if len(name) <= 64 else name[:64] + "…"
+    return invalid(f"{shown!r} is not a {kind} name: it must match {pattern}", field=field)

@@ -1,0 +1,130 @@
+"""Records and the requests that write, read and delete them."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from topics.errors import TopicsError, invalid
+from topics.model.topic import U64, ConfigPatch
+
+DEFAULT_LIMIT = 256
+MAX_WAIT_MS = 30_000
+MAX_META_KEYS = 64
+MAX_IDEMPOTENCY_KEY_CHARS = 256
+DEFAULT_BATCH_BYTES = 1 << 20
+MAX_BATCH_BYTES = 8 << 20
+MAX_EXAMINED = 10_000
+
+
+class NewRecord(Struct, gc=False):
+    """One record as a client writes it. `data` and `meta` stay the client's own bytes: checked, never rebuilt."""
+
+    data: Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw | UnsetType = UNSET
+
+
+class WriteRequest(Struct, gc=False):
+    """Body of `POST /v0/topics/:topic`."""
+
+    records: list[NewRecord]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: ConfigPatch | None = None
+    disable_backpressure: bool = False
+
+
+class TagMatch(Struct, frozen=True):
+    """A condition on the tag: equal to `text`, or beginning with it. A record without a tag never matches."""
+
+    op: Literal["Eq", "Glob"]
+    text: str
+
+    def covers(self, tag: str | None) -> bool:
+        if tag is None:
+            return False
+        return tag == self.text if self.op == "Eq" else tag.startswith(self.text)
+
+    def wire(self) -> list[str]:
+        """The tuple a client would send for this."""
+        return ["tag", self.op, self.text if self.op == "Eq" else self.text + "*"]
+
+
+def parse_match(value: Any, *, field: str = "match") -> TagMatch:
+    """`["tag","Eq","x"]`, `["tag","Glob","x*"]`, or `"x"` for the first."""
+    if isinstance(value, str):
+        return TagMatch("Eq", value)
+    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(part, str) for part in value):
+        raise invalid(f'{field} must be a string or ["tag", "Eq" | "Glob", text]', field=field)
+    key, op, text = value
+    if key != "tag":
+        raise invalid(f'{field} can only test "tag", not {key[:64]!r}', field=field)
+    if op == "Eq":
+        return TagMatch("Eq", text)
+    if op != "Glob":
+        raise invalid(f'{field} knows "Eq" and "Glob", not {op[:64]!r}', field=field)
+    if not text.endswith("*") or "*" in text[:-1]:
+        raise invalid(f'a Glob in {field} is a literal prefix followed by one "*"', field=field)
+    return TagMatch("Glob", text[:-1])
+
+
+MatchWire = Annotated[Any, Meta(description='a tag, or ["tag", "Eq", tag], or ["tag", "Glob", prefix + "*"]')]
+
+
+class DiffRequest(Struct, gc=False):
+    """Body of `POST /v0/topics/:topic/diff`."""
+
+    from_seq: U64 = 0
+    limit: U64 = 0
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: U64 = 0
+    max_batch_bytes: U64 = 0
+    filter: MatchWire = None
+    from_ts: U64 | None = None
+    epoch: U64 | None = None
+
+
+class DeleteRequest(Struct, gc=False):
+    """Body of `POST /v0/topics/:topic/delete`."""
+
+    before_seq: U64 | None = None
+    match: MatchWire | UnsetType = UNSET
+
+
+class Projection(Struct, frozen=True):
+    """Which parts of a record a reader wants; the default is the form records are stored in."""
+
+    tags: bool = False
+    meta: bool = True
+    data: bool = True
+
+    @property
+    def is_stored_form(self) -> bool:
+        return self.meta and self.data and not self.tags
+
+
+STORED_FORM = Projection()
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """The per-request bounds an engine enforces; a server takes them from its settings."""
+
+    max_batch_records: int = 10_000
+    max_record_bytes: int = 1 << 20
+    max_meta_bytes: int = 16 << 10
+    max_tag_bytes: int = 256
+    max_node_bytes: int = 128
+    max_limit: int = 1000
+    max_claim: int = 1000
+    max_topics: int = 100_000
+    max_routers: int = 10_000
+    max_total_bytes: int = 0
+    max_idempotency_keys: int = 1_000_000
+
+
+def too_long(field: str, size_bytes: int, limit_bytes: int) -> TopicsError:
+    return invalid(f"{field} is {size_bytes} bytes long; the limit is {limit_bytes}", field=field)

@@ -1,0 +1,101 @@
+"""A topic's configuration: the stored form, the request form, and how one becomes the other."""
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
+
+from topics.errors import Code, TopicsError, invalid
+from topics.model.names import check_topic
+
+U64_MAX = 2**64 - 1
+
+U64 = Annotated[int, Meta(ge=0, description="unsigned 64-bit integer")]
+TopicType = Literal["log", "queue"]
+Discard = Literal["old", "reject"]
+Durability = Literal["ephemeral", "memory", "disk", "fsync"]
+
+PRIORITY_LIMIT = 1000
+LEASE_MS_RANGE = (100, 86_400_000)
+CLAIM_JITTER_MS_RANGE = (0, 5_000)
+
+
+class TopicConfig(Struct, frozen=True, kw_only=True):
+    """Everything a topic promises, with every default filled in."""
+
+    type: TopicType = "log"
+    ttl_ms: U64 = 0
+    cap_records: U64 = 0
+    cap_bytes: U64 = 0
+    discard: Discard = "old"
+    durable: bool = False
+    durability: Durability = "disk"
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: U64 = 120_000
+    dedupe_node: bool = True
+    lease_ms: U64 = 30_000
+    claim_jitter_ms: U64 = 0
+    max_deliveries: U64 = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+
+class ConfigPatch(Struct, frozen=True, kw_only=True):
+    """What a client sent: a field left out keeps its value (or its default, at creation)."""
+
+    type: TopicType | UnsetType = UNSET
+    ttl_ms: U64 | UnsetType = UNSET
+    cap_records: U64 | UnsetType = UNSET
+    cap_bytes: U64 | UnsetType = UNSET
+    discard: Discard | UnsetType = UNSET
+    durable: bool | UnsetType = UNSET
+    durability: Durability | UnsetType = UNSET
+    priority: int | None | UnsetType = UNSET
+    auto_priority: bool | UnsetType = UNSET
+    auto_create: bool | UnsetType = UNSET
+    idempotency_window_ms: U64 | UnsetType = UNSET
+    dedupe_node: bool | UnsetType = UNSET
+    lease_ms: U64 | UnsetType = UNSET
+    claim_jitter_ms: U64 | UnsetType = UNSET
+    max_deliveries: U64 | UnsetType = UNSET
+    dead_letter: str | None | UnsetType = UNSET
+    leases_durable: bool | UnsetType = UNSET
+
+
+DEFAULT_CONFIG = TopicConfig()
+
+
+def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None) -> TopicConfig:
+    """`patch` laid over `current` (or over the defaults), checked, clamped, and resolved.
+
+    An explicit `durability` wins over `durable`; whichever way it came, `durable` is what `durability` says.
+    """
+    given = {field: value for field, value in structs.asdict(patch).items() if value is not UNSET}
+    for field, value in given.items():
+        if type(value) is int and value > U64_MAX:
+            raise invalid(f"{field} does not fit in 64 bits", field=field)
+    if current is not None and given.get("type", current.type) != current.type:
+        raise TopicsError(
+            Code.TOPIC_EXISTS_INCOMPATIBLE,
+            f'topic "{name}" is a {current.type}; its type cannot change',
+            detail={"topic": name, "type": current.type},
+        )
+    if "durability" not in given and "durable" in given:
+        given["durability"] = "fsync" if given["durable"] else "disk"
+    merged = structs.replace(current or DEFAULT_CONFIG, **given)
+    if merged.dead_letter is not None:
+        check_topic(merged.dead_letter, field="dead_letter")
+        if merged.dead_letter == name:
+            raise invalid("dead_letter must name another topic", field="dead_letter")
+    return structs.replace(
+        merged,
+        durable=merged.durability == "fsync",
+        priority=None if merged.priority is None else clamp(merged.priority, -PRIORITY_LIMIT, PRIORITY_LIMIT),
+        lease_ms=clamp(merged.lease_ms, *LEASE_MS_RANGE),
+        claim_jitter_ms=clamp(merged.claim_jitter_ms, *CLAIM_JITTER_MS_RANGE),
+    )
+
+
+def clamp(value: int, low: int, high: int) -> int:
+    return max(low, min(high, value))

@@ -1,0 +1,201 @@
+"""Answers of `/v0`, as types: what the OpenAPI document shows, and what the cold half of the handlers encodes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from topics.errors import TopicsError, invalid
+from topics.model.topic import U64, TopicConfig
+
+Json = Annotated[Any, Meta(description="any JSON value")]
+
+
+class Performance(Struct, omit_defaults=True):
+    """Where the time of this request went. Any subset may be there."""
+
+    server_total_ms: float
+    wal_append_ms: float | None = None
+    fsync_ms: float | None = None
+    records_scanned: int | None = None
+    throttle_wait_ms: float | None = None
+
+
+class ErrorBody(Struct):
+    code: str
+    message: str
+    detail: dict[str, Json] | None = None
+
+
+class ErrorAnswer(Struct):
+    """Every answer that is not a success."""
+
+    error: ErrorBody
+    performance: Performance | None = None
+
+
+class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
+    """One immutable event as readers see it."""
+
+    seq: U64
+    ts: U64
+    data: Json
+    node: str | None = None
+    tag: str | None = None
+    meta: dict[str, Json] | None = None
+
+
+class TombstoneAnswer(Struct):
+    """A range of seqs that was lost without anybody asking for it; both ends inclusive."""
+
+    gap_from: U64
+    gap_to: U64
+    reason: str
+    missed_estimate: U64
+    earliest_seq: U64
+    head_seq: U64
+
+
+class TopicPut(Struct):
+    topic: str
+    created: bool
+    epoch: U64
+    config: TopicConfig
+    performance: Performance
+
+
+class QueueCounts(Struct):
+    ready: U64
+    in_flight: U64
+    dead_lettered: U64
+
+
+class TopicState(Struct, omit_defaults=True):
+    topic: str
+    type: str
+    epoch: U64
+    head_seq: U64
+    earliest_seq: U64
+    next_seq: U64
+    count: U64
+    bytes: U64
+    config: TopicConfig
+    effective_priority: int
+    last_write_ts: U64 | None
+    last_read_ts: U64 | None
+    performance: Performance
+    queue: QueueCounts | None = None
+
+
+class TopicSummary(Struct):
+    topic: str
+    type: str
+    epoch: U64
+    head_seq: U64
+    earliest_seq: U64
+    count: U64
+    bytes: U64
+    durable: bool
+    effective_priority: int
+
+
+class TopicList(Struct, omit_defaults=True):
+    topics: list[TopicSummary]
+    performance: Performance
+    next_cursor: str | None = None
+
+
+class TopicDropped(Struct):
+    topic: str
+    deleted: bool
+    routers_removed: list[str]
+    performance: Performance
+
+
+class Written(Struct):
+    """Where a write landed; `seqs` is left out when asked for."""
+
+    topic: str
+    first_seq: U64
+    last_seq: U64
+    head_seq: U64
+    count: U64
+    created: bool
+    deduped: bool
+    performance: Performance
+    seqs: list[U64] | None = None
+
+
+class Diff(Struct):
+    topic: str
+    epoch: U64
+    records: list[Record]
+    next_from_seq: U64
+    head_seq: U64
+    earliest_seq: U64
+    caught_up: bool
+    tombstone: TombstoneAnswer | None
+    lag: U64
+    performance: Performance
+
+
+class RecordsDeleted(Struct):
+    topic: str
+    deleted: U64
+    earliest_seq: U64
+    head_seq: U64
+    count: U64
+    bytes: U64
+    performance: Performance
+
+
+class Health(Struct):
+    status: Literal["ok"]
+    version: str
+    uptime_ms: U64
+    performance: Performance
+
+
+class Ready(Struct):
+    status: Literal["ready"]
+    wal_replay_complete: bool
+    topics: U64
+    performance: Performance
+
+
+def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """A request body as its type, or `invalid_request` with the field at fault.
+
+    The decoder checks the syntax of parts it keeps as raw bytes but not their encoding, so that is checked here.
+    """
+    try:
+        if not body.isascii():
+            body.decode()
+        return decoder.decode(body or b"{}")
+    except UnicodeDecodeError as error:
+        raise invalid(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+    except msgspec.ValidationError as error:
+        raise _wrong_type(error) from None
+    except msgspec.DecodeError as error:
+        raise invalid(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+
+
+def _wrong_type(error: msgspec.ValidationError) -> TopicsError:
+    """msgspec says `Expected …, got … - at `$.path``, or names a missing field of the object at that path."""
+    what, _, where = str(error).partition(" - at `$")
+    path = where.rstrip("`").lstrip(".")
+    if "missing required field" in what:
+        missing = what.split("`")[1]
+        path = f"{path}.{missing}" if path else missing
+        return invalid(f"{path} is required", field=path)
+    return invalid(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", field=path or None)
+
+
+def check_u64(value: int, field: str) -> int:
+    if value > 2**64 - 1:
+        raise invalid(f"{field} does not fit in 64 bits", field=field)
+    return value

@@ -1,0 +1,206 @@
+"""The application: finds the route, lets the handler run, and turns every failure into an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from topics.clock import Clock
+from topics.config import Settings
+from topics.engine.apply import SegmentLimits, State
+from topics.engine.engine import Engine
+from topics.errors import Code, TopicsError
+from topics.model.records import Limits
+from topics.server.answer import error_answer
+from topics.server.http import Answer, Deferred, Request, Response
+from topics.server.protocol import HttpServer
+from topics.server.routes import Call, Router
+from topics.server.table import ROUTES
+from topics.storage.segments import Cold
+from topics.storage.stats import WalStats
+
+log = logging.getLogger("topics.http")
+
+COLD_TRIES = 16
+JSON_TYPE = b"application/json"
+
+
+class Poll(Protocol):
+    def end(self) -> None: ...
+
+
+class TopicsApp:
+    """Everything a transport needs, and everything a handler may use."""
+
+    def __init__(self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.loop = loop
+        self.router = Router(ROUTES)
+        self.polls: set[Poll] = set()
+        self.draining = False
+        self.pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="topics-io")
+        self._started_ns = clock.monotonic_ns()
+        self._recovered = False
+        self._wal_stats = WalStats()
+        self.http: HttpServer | None = None  # the transport, where it wants to be counted
+        self.engine = Engine(
+            clock=clock,
+            limits=limits_of(settings),
+            state=State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys),
+            schedule=loop.call_soon,
+        )
+
+    @classmethod
+    def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> TopicsApp:
+        return cls(settings, clock, loop)
+
+    # --- life
+
+    async def start(self) -> None:
+        self._recovered = True
+
+    def begin_drain(self) -> None:
+        self.draining = True
+        for poll in list(self.polls):
+            poll.end()
+
+    async def stop(self) -> None:
+        self.engine.flush()
+        self.pool.shutdown(wait=True)
+
+    # --- requests
+
+    def admit(self, request: Request, content_length: int | None) -> Response | None:
+        """Everything that can be refused by its head alone."""
+        try:
+            call = self.router.find(request)
+            if content_length:
+                _check_type(request)
+        except TopicsError as error:
+            return error_answer(error, request)
+        request.context = call
+        return None
+
+    def handle(self, request: Request) -> Answer:
+        call: Call = request.context
+        try:
+            if request.body:
+                _check_type(request)
+            if not self._recovered and call.route.waits_for_recovery:
+                self.check_ready()
+            return call.route.handler(self, call)
+        except TopicsError as error:
+            return error_answer(error, request)
+        except Cold as cold:
+            return self._load_and_retry(cold, call)
+
+    def check_ready(self) -> None:
+        """503 while the log is being replayed, or once the server was told to stop."""
+        if not self._recovered:
+            progress = self.recovery_progress()
+            raise TopicsError(
+                Code.NOT_READY, "the log is being replayed", detail={"replay_progress": progress}, retry_after_ms=1000
+            )
+        if self.draining:
+            raise TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000)
+
+    def recovery_progress(self) -> float:
+        return 1.0 if self._recovered else 0.0
+
+    def read_only(self) -> str | None:
+        """Why nothing can be written, if so."""
+        return None
+
+    def uptime_ms(self) -> int:
+        return (self.clock.monotonic_ns() - self._started_ns) // 1_000_000
+
+    def is_ready(self) -> bool:
+        return self._recovered and not self.draining
+
+    def wal_stats(self) -> WalStats:
+        return self._wal_stats
+
+    def routers_count(self) -> int:
+        return 0
+
+    def stream_count(self) -> int:
+        return 0
+
+    def session_count(self) -> int:
+        return 0
+
+    def may_see(self, key: Any) -> Callable[[str], bool]:
+        """Which names a caller may learn of."""
+        return lambda name: True
+
+    def call_later(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return self.loop.call_later(delay_ms / 1000, callback)
+
+    def _load_and_retry(self, cold: Cold, call: Call) -> Deferred:
+        """Fetches from the disk on a pool thread, then runs the handler again: it may need yet another part."""
+        deferred = Deferred()
+        tries = 0
+
+        def load(work: Cold) -> None:
+            loading = self.loop.run_in_executor(self.pool, work.load)
+            loading.add_done_callback(retry)
+
+        def retry(done: asyncio.Future[None]) -> None:
+            nonlocal tries
+            tries += 1
+            if deferred.cancelled:
+                return
+            try:
+                if (failure := done.exception()) is not None:
+                    raise _unreadable(failure)
+                answer = call.route.handler(self, call)
+            except TopicsError as error:
+                answer = error_answer(error, call.request)
+            except Cold as again:
+                if tries < COLD_TRIES:
+                    load(again)
+                    return
+                answer = error_answer(_unreadable(again), call.request)
+            except Exception:
+                log.exception("handler failed", extra={"route": call.route.path})
+                answer = error_answer(TopicsError(Code.INTERNAL, "internal error"), call.request)
+            if isinstance(answer, Deferred):
+                answer.then(deferred.resolve)
+            else:
+                assert isinstance(answer, Response)
+                deferred.resolve(answer)
+
+        load(cold)
+        return deferred
+
+
+def _unreadable(failure: BaseException) -> TopicsError:
+    log.error("stored records cannot be read", extra={"reason": str(failure)})
+    return TopicsError(Code.INTERNAL, "stored records cannot be read from the disk; the server's log says why")
+
+
+def _check_type(request: Request) -> None:
+    """A body must say that it is JSON; a charset other than UTF-8 would be another encoding."""
+    given = request.headers.get(b"content-type", b"")
+    if given == JSON_TYPE:
+        return
+    media, _, rest = given.partition(b";")
+    charset = rest.strip().lower().replace(b'"', b"")
+    if media.strip().lower() != JSON_TYPE or (charset.startswith(b"charset=") and charset not in (b"charset=utf-8", b"charset=utf8")):
+        raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "a body needs content-type: application/json")
+
+
+def limits_of(settings: Settings) -> Limits:
+    return Limits(**{name: getattr(settings, name) for name in Limits.__struct_fields__})
+
+
+def segment_limits_of(settings: Settings) -> SegmentLimits:
+    return SegmentLimits(
+        max_events=settings.segment_max_events,
+        max_bytes=settings.segment_max_bytes,
+        max_age_ms=settings.segment_max_age_ms,
+    )

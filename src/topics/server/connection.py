@@ -1,0 +1,677 @@
+"""One HTTP/1.1 connection: input to requests, answers in order, and never more memory than the limits say.
+
+The common case is one whole request in one read, with a head that was seen before, answered at once: `data_received`
+does that by itself, in a few calls. All else goes through a queue of exchanges, which keeps the order of answers:
+
+    parked   the request is whole; it is not handled yet, because too much is in the works or the client does not read
+    running  the application has it, and will answer later (or a thread packs its answer)
+    ready    the answer is there; it goes out when those before it have
+
+While anything is parked the connection reads no more: a client that does not take its answers sends no new requests.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from topics import logs
+from topics.errors import Code, TopicsError
+from topics.server import answers
+from topics.server.compression import INLINE_BYTES, MIN_GZIP_BYTES, Gunzip, compressible, gzip
+from topics.server.heads import Head
+from topics.server.http import Answer, Body, Deferred, Request, Response, Stream, Upgrade, error_response, refusal
+from topics.server.reader import IDLE, IN_BODY, IN_HEAD, RequestReader
+
+if TYPE_CHECKING:
+    from topics.server.protocol import HttpServer
+
+log = logs.Log("http")
+
+# Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
+PIECE_BYTES = 16 * 1024
+# Below it one joined write is cheaper than handing over two buffers; above it the copy costs more. Measured on uvloop.
+JOIN_BYTES = 32 * 1024
+
+_perf_counter_ns = time.perf_counter_ns
+
+
+class Exchange(msgspec.Struct, eq=False):
+    """A request and its answer, until the answer has gone out."""
+
+    head: Head
+    answer: Response | Stream | None = None
+    vary: bytes = b""
+    deferred: Deferred | None = None
+    held_bytes: int = 0  # of an answer that waits for those before it
+    unpacking: bool = False  # the body is being unpacked in a thread
+
+
+class ConnectionSink:
+    """What a stream writes to."""
+
+    __slots__ = ("_connection", "closing")
+
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        self.closing = False
+
+    def write(self, data: bytes) -> bool:
+        connection = self._connection
+        if self.closing or not connection.is_open:
+            return False
+        connection.transport.write(data)
+        return not connection.paused
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            self._connection.close()
+
+    def buffered(self) -> int:
+        return self._connection.unsent_bytes()
+
+
+class Connection(asyncio.Protocol):
+    """The protocol object of one socket."""
+
+    __slots__ = (
+        "_admit",
+        "_advancing",
+        "_answers",
+        "_blocks",
+        "_continue",
+        "_deaf",
+        "_draining",
+        "_eof",
+        "_handle",
+        "_held_bytes",
+        "_lines",
+        "_lingering",
+        "_long",
+        "_out",
+        "_out_bytes",
+        "_peer",
+        "_pending",
+        "_prefixes",
+        "_queue",
+        "_reader",
+        "_ready",
+        "_seen",
+        "_seen_at",
+        "_server",
+        "_sink",
+        "_started",
+        "_stream",
+        "is_open",
+        "paused",
+        "served",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: "HttpServer") -> None:
+        self._server = server
+        self._admit = server.admit
+        self._handle = server.handle
+        self._answers = server.answers
+        self._prefixes = server.answers.prefixes
+        self._blocks = server.heads.blocks
+        self._lines = server.heads.lines
+        self._peer = ""
+        self.served = 0
+        self.is_open = False
+        self.paused = False  # the transport holds more than the high-water mark
+        self._ready = False  # nothing is under way: the next read can take the short way
+        self._reader: RequestReader | None = None
+        self._pending: bytes | None = None  # input that was read but must not be parsed yet
+        self._queue: list[Exchange] = []
+        self._started = 0  # the first so many of the queue are no longer parked
+        self._held_bytes = 0
+        self._out: list[bytes | memoryview] = []  # answers gathered for one write
+        self._out_bytes = 0
+        self._advancing = False
+        self._continue = False  # the client waits for 100 Continue
+        self._long = False  # a stream was answered: no request after it is handled
+        self._stream: Stream | None = None  # the stream that has the connection
+        self._sink: ConnectionSink | None = None
+        self._deaf = False  # input is thrown away
+        self._lingering = False
+        self._eof = False
+        self._draining = False
+        # For the sweep: something that changes with every sign of life, and when it last did.
+        self._seen: object = None
+        self._seen_at = 0.0
+
+    # --- the socket's life ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername")
+        self._peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""
+        self.transport.set_write_buffer_limits(self._server.limits.high_water_bytes)
+        self.is_open = True
+        self._ready = True
+        self._server.opened(self)
+        if self._server.draining:
+            self.drain()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        self._ready = False
+        self._deaf = True
+        self._pending = None
+        self._drop_queue()
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._guard(stream.closed)
+        self._reader = None
+        self._server.closed(self)
+
+    def close(self) -> None:
+        """Once everything written has left."""
+        self._ready = False
+        self._deaf = True
+        self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size() if self.is_open else 0
+
+    def _drop_queue(self) -> None:
+        queue, self._queue = self._queue, []
+        self._started = self._held_bytes = 0
+        for exchange in queue:
+            if exchange.deferred is not None:
+                self._guard(exchange.deferred.cancel)
+            if isinstance(exchange.answer, Stream):
+                self._guard(exchange.answer.closed)
+
+    def _guard(self, hook: Callable[..., None], *arguments: Any) -> None:
+        """Call into the application where nobody waits for an answer."""
+        try:
+            hook(*arguments)
+        except Exception as error:
+            log.failure("hook_failed", error, hook=getattr(hook, "__qualname__", ""))
+            self.transport.abort()
+
+    # --- input ---
+
+    def data_received(self, data: bytes) -> None:
+        """The hot path: ugly because a call costs as much as a line of it, and there are 80,000 of these a second."""
+        if not self._ready:
+            self._receive(data)
+            return
+        head, blank, body = data.partition(b"\r\n\r\n")
+        first, _, fields = head.partition(b"\r\n")
+        block = self._blocks.get(fields)
+        if block is None or not blank:
+            self._receive(data)
+            return
+        line = self._lines.get(first) or self._server.heads.line(first)
+        headers, content_length, may_gzip = block
+        if line is None or len(body) != content_length:
+            self._receive(data)
+            return
+        self.served += 1
+        request = Request(line[0], line[1], line[2], headers, body, self._peer, _perf_counter_ns())
+        answer: Answer | None
+        try:
+            answer = self._admit(request, content_length)
+            if answer is None:
+                answer = self._handle(request)
+        except Exception as error:
+            answer = _failed(request, error)
+        if type(answer) is Response:
+            out = answer.body
+            prefix = self._prefixes.get((answer.status, answer.content_type))
+            if type(out) is bytes and len(out) < MIN_GZIP_BYTES and prefix is not None and not answer.headers:
+                self.transport.write(b"%b%d\r\n\r\n%b" % (prefix, len(out), out))
+                return
+        exchange = Exchange(Head(request, True, may_gzip))
+        self._queue.append(exchange)
+        self._started = 1
+        self._ready = False
+        self._accept(exchange, answer)
+        self._advance()
+        self._settle()
+
+    def _receive(self, data: bytes) -> None:
+        """Input that takes the long way."""
+        if self._deaf:
+            return
+        stream = self._stream
+        if stream is not None:
+            assert isinstance(stream, Upgrade)
+            self._guard(stream.received, data)
+            return
+        if self._pending is not None:
+            self._pending += data
+            return
+        self._ready = False
+        reader = self._reader
+        if reader is None:
+            reader = self._reader = RequestReader(self, self._server.limits, self._peer)
+        fresh = reader.phase == IDLE
+        served = self.served
+        self._consume(data, reader)
+        head = reader.head
+        if fresh and head is not None and self.served == served + 1 and reader.phase == IDLE and self._pending is None:
+            self._server.heads.learn(data, head, fields=reader.fields)
+        self._settle()
+
+    def _consume(self, data: bytes, reader: RequestReader) -> None:
+        """Parse piece by piece, as long as there is room for what comes out."""
+        view = memoryview(data)
+        at = 0
+        while at < len(data) and not self._deaf:
+            if self._stream is not None or self._is_full():
+                self._pending = data[at:]
+                self.transport.pause_reading()
+                break
+            size = max(PIECE_BYTES, reader.body_left_bytes)
+            at += reader.feed(view[at : at + size])
+            self._advance()
+        self._send_continue()
+
+    def _send_continue(self) -> None:
+        """Tell a client that waits to send its body, if it still waits and no other answer is before this one."""
+        reader = self._reader
+        if self._continue and reader is not None and not self._queue:
+            self._continue = False
+            if reader.phase == IN_BODY and not reader.body_bytes and not self._deaf:
+                self.transport.write(answers.CONTINUE)
+
+    def _is_full(self) -> bool:
+        return (
+            self.paused
+            or self._long
+            or self._started < len(self._queue)
+            or len(self._queue) >= self._server.limits.max_pipelined
+            or self._held_bytes > self._server.limits.high_water_bytes
+        )
+
+    def eof_received(self) -> bool:
+        """A client may shut its side once it has asked; it still gets its answers. True keeps our side open."""
+        self._eof = True
+        self._ready = False
+        if self._stream is not None or self._lingering:
+            return False
+        return bool(self._queue) or self._pending is not None
+
+    # --- what the reader finds ---
+
+    def take_head(self, head: Head) -> bool:
+        self.served += 1
+        request = head.request
+        length = None if head.chunked else head.content_length
+        try:
+            refused = self._admit(request, length)
+        except Exception as error:
+            refused = _failed(request, error)
+        if refused is None:
+            self._continue = head.expects
+            return True
+        # Whoever was told to wait may send the body or not: only closing makes clear where the next request begins.
+        if head.expects or length is None or length > self._server.limits.skip_body_bytes:
+            head.keep_alive = False
+        self._queue.append(Exchange(head, refused))
+        if not head.keep_alive:
+            self._stop_reading_requests()
+        return False
+
+    def take_request(self, head: Head, body: bytes) -> None:
+        self._continue = False
+        head.request.body = body
+        exchange = Exchange(head)
+        self._queue.append(exchange)
+        if not head.keep_alive:
+            self._stop_reading_requests()
+        if head.packed and body:
+            self._unpack(exchange)
+
+    def take_error(self, error: TopicsError) -> None:
+        request = Request("", b"", b"", {}, b"", self._peer, 0)
+        self._queue.append(Exchange(Head(request, keep_alive=False), refusal(error.code, error.message)))
+        self._stop_reading_requests()
+
+    def _stop_reading_requests(self) -> None:
+        self._deaf = True
+        if self._reader is not None:
+            self._reader.stop()
+
+    def _unpack(self, exchange: Exchange) -> None:
+        """A short body at once, a long one in a thread; the request stays parked meanwhile."""
+        packing = Gunzip(exchange.head.request.body, self._server.limits.max_body_bytes)
+        try:
+            body = packing.step()
+        except TopicsError as error:
+            exchange.answer = error_response(error)
+            return
+        if body is not None:
+            exchange.head.request.body = body
+            return
+        exchange.unpacking = True
+        self._in_thread(packing.finish, partial(self._unpacked, exchange))
+
+    def _unpacked(self, exchange: Exchange, done: "asyncio.Future[bytes]") -> None:
+        exchange.unpacking = False
+        if done.cancelled() or not self.is_open:
+            return
+        error = done.exception()
+        if error is None:
+            exchange.head.request.body = done.result()
+        else:
+            exchange.answer = _failed(exchange.head.request, error)
+        self._wake()
+
+    def _in_thread(self, work: Callable[[], bytes], then: "Callable[[asyncio.Future[bytes]], None]") -> None:
+        asyncio.get_running_loop().run_in_executor(self._server.pool, work).add_done_callback(then)
+
+    # --- the queue ---
+
+    def _advance(self) -> None:
+        """Write what is next in order, handle what may be handled, until neither is possible."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._queue:
+                first = self._queue[0]
+                if self._started and first.answer is not None:
+                    del self._queue[0]
+                    self._started -= 1
+                    self._emit(first, first.answer)
+                elif not self._start_next():
+                    break
+            self._flush()
+        finally:
+            self._advancing = False
+
+    def _start_next(self) -> bool:
+        if self._started >= len(self._queue):
+            return False
+        limits = self._server.limits
+        if self._out_bytes > limits.high_water_bytes:
+            self._flush()
+        exchange = self._queue[self._started]
+        if exchange.unpacking or self._long or self.paused or self._held_bytes > limits.high_water_bytes:
+            return False
+        self._started += 1
+        if exchange.answer is None:
+            request = exchange.head.request
+            try:
+                answer = self._handle(request)
+            except Exception as error:
+                answer = _failed(request, error)
+            self._accept(exchange, answer)
+        return True
+
+    def _accept(self, exchange: Exchange, answer: Answer) -> None:
+        """What the application answered, on its way to being ready."""
+        if isinstance(answer, Response):
+            self._pack(exchange, answer)
+        elif isinstance(answer, Deferred):
+            exchange.deferred = answer
+            answer.then(partial(self._resolved, exchange))
+        else:
+            self._long = True
+            exchange.answer = answer
+            if not isinstance(answer, Upgrade):
+                self._stop_reading_requests()
+
+    def _resolved(self, exchange: Exchange, response: Response) -> None:
+        exchange.deferred = None
+        if self.is_open:
+            self._pack(exchange, response)
+            self._wake()
+
+    def _pack(self, exchange: Exchange, response: Response) -> None:
+        """Gzip where it was asked for and pays; a long body in a thread."""
+        size = body_bytes(response.body)
+        if size < MIN_GZIP_BYTES or not _may_pack(response):
+            self._make_ready(exchange, response, size)
+            return
+        exchange.vary = answers.VARY
+        if not exchange.head.gzip:
+            self._make_ready(exchange, response, size)
+        elif size <= INLINE_BYTES:
+            self._make_packed(exchange, response, gzip(response.body))
+        else:
+            self._in_thread(partial(gzip, response.body), partial(self._packed, exchange, response))
+
+    def _packed(self, exchange: Exchange, response: Response, done: "asyncio.Future[bytes]") -> None:
+        if done.cancelled() or not self.is_open:
+            return
+        self._make_packed(exchange, response, done.result())
+        self._wake()
+
+    def _make_packed(self, exchange: Exchange, response: Response, packed: bytes) -> None:
+        exchange.vary = answers.VARY + answers.GZIPPED
+        answer = Response(response.status, packed, response.content_type, response.headers)
+        self._make_ready(exchange, answer, len(packed))
+
+    def _make_ready(self, exchange: Exchange, answer: Response, size: int) -> None:
+        exchange.answer = answer
+        if self._queue and self._queue[0] is not exchange:
+            exchange.held_bytes = size
+            self._held_bytes += size
+
+    def _wake(self) -> None:
+        """Something the queue waited for has happened."""
+        self._advance()
+        self._send_continue()
+        pending, reader = self._pending, self._reader
+        if pending is not None and reader is not None and self._stream is None and not self._is_full():
+            self._pending = None
+            self._consume(pending, reader)
+            if self._pending is None and not self._eof:
+                self.transport.resume_reading()
+        self._settle()
+
+    def _settle(self) -> None:
+        """After the long way: whether the next read may take the short one, and whether this is the end."""
+        busy = self._queue or self._pending is not None or self._stream is not None
+        if busy or not self.is_open:
+            return
+        between = self._reader is None or self._reader.phase == IDLE
+        self._ready = between and not (self.paused or self._deaf or self._eof or self._draining)
+        if not self._deaf and (self._eof or (self._draining and between)):
+            self.close()
+
+    # --- output ---
+
+    def _emit(self, exchange: Exchange, answer: Response | Stream) -> None:
+        """Send the answer that is next in order."""
+        self._held_bytes -= exchange.held_bytes
+        if isinstance(answer, Stream):
+            self._open_stream(exchange, answer)
+            return
+        head = exchange.head
+        last = not head.keep_alive or self._is_last()
+        extra = exchange.vary
+        if last:
+            extra += answers.CLOSE
+        elif head.old:
+            extra += answers.KEEP_ALIVE
+        try:
+            start = self._answers.whole(answer, body_bytes(answer.body), extra)
+        except Exception as error:
+            # An application's header field that cannot be sent; its own error answer has none.
+            answer = _failed(head.request, error)
+            start = self._answers.whole(answer, body_bytes(answer.body), answers.CLOSE)
+            last = True
+        bodiless = head.head_only or answer.status in answers.BODILESS
+        self._gather(start, b"" if bodiless else answer.body)
+        if last:
+            self._finish()
+
+    def _is_last(self) -> bool:
+        """Nothing follows, because the server or the client wants to end."""
+        if not (self._draining or self._eof) or self._queue or self._pending is not None:
+            return False
+        return self._eof or self._reader is None or self._reader.phase == IDLE
+
+    def _gather(self, start: bytes, body: Body) -> None:
+        parts = [body] if isinstance(body, bytes) else body
+        size = len(start) + body_bytes(body)
+        if not self._queue and not self._out and size > JOIN_BYTES:
+            self.transport.writelines([start, *parts])
+            return
+        self._out.append(start)
+        self._out += parts
+        self._out_bytes += size
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        size, self._out_bytes = self._out_bytes, 0
+        if out and self.is_open:
+            if size <= JOIN_BYTES:
+                self.transport.write(b"".join(out))
+            else:
+                self.transport.writelines(out)
+
+    def _finish(self) -> None:
+        """The last answer is written: end the connection so that the client can still read it.
+
+        Closing a socket with unread input resets it, and a reset can destroy an answer on its way. So where input may
+        follow, our side is shut first and input is thrown away until the client closes too, or for a while.
+        """
+        self._flush()
+        self._drop_queue()
+        self._stop_reading_requests()
+        self._ready = False
+        reader = self._reader
+        whole = (reader is None or reader.phase == IDLE) and self._pending is None
+        self._pending = None
+        if whole or self._eof or not self.is_open:
+            self.transport.close()
+            return
+        self._lingering = True
+        self.transport.write_eof()
+        self.transport.resume_reading()
+
+    def _open_stream(self, exchange: Exchange, stream: Stream) -> None:
+        """The connection is the stream's from here on: what came after its request is never handled."""
+        self._drop_queue()
+        heads = self._answers
+        upgrade = isinstance(stream, Upgrade)
+        try:
+            start = heads.switching(stream.head) if upgrade else heads.endless(stream.head)
+        except Exception as error:
+            self._guard(stream.closed)
+            failed = _failed(exchange.head.request, error)
+            self._gather(heads.whole(failed, body_bytes(failed.body), answers.CLOSE), failed.body)
+            self._finish()
+            return
+        self._gather(start, b"")
+        if exchange.head.head_only or self._eof:
+            self._guard(stream.closed)
+            self._finish()
+            return
+        self._flush()
+        self._stream = stream
+        self._sink = ConnectionSink(self)
+        self._guard(stream.opened, self._sink)
+        if self._draining:
+            self._sink.close()
+        elif upgrade:
+            asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Give an upgraded connection the input that came right behind its request."""
+        pending, self._pending = self._pending, None
+        if pending and isinstance(self._stream, Upgrade):
+            self._guard(self._stream.received, pending)
+        if self.is_open and not self.paused:
+            self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        self._ready = False
+        if isinstance(self._stream, Upgrade):
+            # What it would answer to more input has no room either.
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        stream = self._stream
+        if stream is None:
+            self._wake()
+            return
+        self._guard(stream.drained)
+        if isinstance(stream, Upgrade) and not self.paused and self._pending is None:
+            self.transport.resume_reading()
+
+    # --- deadlines and the end ---
+
+    def sweep(self, now: float) -> None:
+        """Called every so often: end what has waited too long."""
+        limits = self._server.limits
+        unsent = self.transport.get_write_buffer_size()
+        reader = self._reader
+        phase = IDLE if reader is None else reader.phase
+        if unsent or self._deaf:
+            # A stream is told by its own heartbeat; it costs nothing while its reader sleeps.
+            if self._stream is not None and not (self._sink and self._sink.closing):
+                return
+            limit_ms = limits.linger_timeout_ms if self._lingering and not unsent else limits.write_timeout_ms
+            if self._queue and not unsent:
+                return
+            if self._waited_ms(now, unsent if unsent else "ending") > limit_ms:
+                self.transport.abort()
+        elif self._stream is not None or self._queue or self._pending is not None:
+            self._seen = None
+        elif phase == IDLE:
+            if self._waited_ms(now, ("idle", self.served)) > limits.idle_timeout_ms:
+                self.close()
+        else:
+            limit_ms = limits.header_timeout_ms if phase == IN_HEAD else limits.body_timeout_ms
+            if self._waited_ms(now, (phase, self.served)) <= limit_ms:
+                return
+            if reader is not None and not reader.wanted:
+                self.transport.abort()  # it has its answer, and is only being read past
+            else:
+                self.take_error(TopicsError(Code.REQUEST_TIMEOUT, "the request did not come to its end in time"))
+                self._advance()
+
+    def _waited_ms(self, now: float, sign: object) -> float:
+        """How long there has been no other sign than this one."""
+        if sign != self._seen:
+            self._seen = sign
+            self._seen_at = now
+        return (now - self._seen_at) * 1000
+
+    def drain(self) -> None:
+        """Finish what has begun, then close."""
+        self._draining = True
+        self._ready = False
+        if self._sink is not None:
+            self._sink.close()
+        elif not self._deaf:
+            self._settle()
+
+
+def body_bytes(body: Body) -> int:
+    return len(body) if isinstance(body, bytes) else sum(map(len, body))
+
+
+def _may_pack(response: Response) -> bool:
+    if response.status in answers.BODILESS or not compressible(response.content_type):
+        return False
+    return not response.headers or all(name.lower() != b"content-encoding" for name, _ in response.headers)
+
+
+def _failed(request: Request, error: BaseException) -> Response:
+    """The answer to a request whose handling raised: its own if the failure was expected, else 500 and a log line."""
+    if isinstance(error, TopicsError):
+        return error_response(error, started_ns=request.started_ns)
+    log.failure("request_failed", error, method=request.method)
+    internal = TopicsError(Code.INTERNAL, "the server made a mistake; its log says where")
+    return error_response(internal, started_ns=request.started_ns)

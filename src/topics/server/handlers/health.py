@@ -1,0 +1,42 @@
+"""Probes: is the process alive, can it serve, what does it measure, what does it speak."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from topics import __version__
+from topics.errors import Code, TopicsError
+from topics.model.wire import Health, Ready
+from topics.server import metrics, openapi
+from topics.server.answer import json_answer, performance
+from topics.server.http import Answer, Response
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+    from topics.server.routes import Call
+
+PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def health(app: TopicsApp, call: Call) -> Answer:
+    return json_answer(200, Health("ok", __version__, app.uptime_ms(), performance(call.request)))
+
+
+def ready(app: TopicsApp, call: Call) -> Answer:
+    app.check_ready()
+    if (why := app.read_only()) is not None:
+        raise TopicsError(
+            Code.READ_ONLY, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000
+        )
+    return json_answer(200, Ready("ready", True, len(app.engine.topics), performance(call.request)))
+
+
+def get_metrics(app: TopicsApp, call: Call) -> Answer:
+    rows = metrics.collect(app)
+    if b"application/json" in call.request.headers.get(b"accept", b""):
+        return Response(200, metrics.as_json(rows, call.request))
+    return Response(200, metrics.as_text(rows), PROMETHEUS)
+
+
+def get_openapi(app: TopicsApp, call: Call) -> Answer:
+    return Response(200, openapi.document(app.router.routes))

@@ -1,0 +1,216 @@
+"""Records: append, diff, delete. The hot half of the server: answers are put together as bytes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import UNSET
+
+from topics.engine.engine import Appended, Deleted
+from topics.engine.read import Query, Reading, Tombstone
+from topics.engine.state import Topic
+from topics.errors import TopicsError, invalid
+from topics.model.records import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_LIMIT,
+    MAX_BATCH_BYTES,
+    MAX_WAIT_MS,
+    STORED_FORM,
+    DeleteRequest,
+    DiffRequest,
+    Projection,
+    WriteRequest,
+    parse_match,
+)
+from topics.model.wire import RecordsDeleted, check_u64, decode_body
+from topics.server import query as querystring
+from topics.server.answer import error_answer, json_answer, performance, when_done
+from topics.server.http import Answer, Deferred, Request, Response
+
+if TYPE_CHECKING:
+    from topics.engine.commit import Ticket
+    from topics.server.app import TopicsApp
+    from topics.server.routes import Call
+
+_decode_write = msgspec.json.Decoder(WriteRequest)
+_decode_diff = msgspec.json.Decoder(DiffRequest)
+_decode_delete = msgspec.json.Decoder(DeleteRequest)
+_encode = msgspec.json.encode
+_now_ns = time.perf_counter_ns
+
+
+def append(app: TopicsApp, call: Call) -> Answer:
+    request = call.request
+    write: WriteRequest = decode_body(_decode_write, request.body)
+    if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")) is not None:
+        write.idempotency_key = key.decode("latin-1")
+    with_seqs = not request.query or querystring.flag(querystring.parse(request.query), "return_seqs", default=True)
+    ticket = app.engine.append(call.params["topic"], write)
+    return when_done(ticket, request, lambda done: _appended(done, request, with_seqs))
+
+
+def _appended(ticket: Ticket, request: Request, with_seqs: bool) -> Response:
+    done: Appended = ticket.result
+    first, last = done.first, done.last
+    if not with_seqs:
+        seqs = b""
+    elif first == last:
+        seqs = b',"seqs":[%d]' % first
+    else:
+        seqs = b',"seqs":[%b]' % ",".join(map(str, range(first, last + 1))).encode()
+    body = (
+        b'{"topic":"%b","first_seq":%d,"last_seq":%d%b,"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
+        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,"throttle_wait_ms":0.0}}'
+        % (
+            done.topic.wire_name, first, last, seqs, done.head, last - first + 1,
+            b"true" if done.created else b"false", b"true" if done.deduped else b"false",
+            (_now_ns() - request.started_ns) / 1e6, ticket.wal_ns / 1e6, ticket.sync_ns / 1e6,
+        )
+    )  # fmt: skip
+    return Response(201 if done.created else 200, body)
+
+
+def diff(app: TopicsApp, call: Call) -> Answer:
+    request = call.request
+    wanted: DiffRequest = decode_body(_decode_diff, request.body)
+    query = _query(app, wanted)
+    name = call.params["topic"]
+    topic, reading = app.engine.read(name, query)
+    wait_ms = min(wanted.wait_ms, MAX_WAIT_MS)
+    if wait_ms and _nothing(topic, reading) and not app.draining:
+        return LongPoll(app, name, query, request).start(topic, reading, wait_ms)
+    return _diff_answer(topic, reading, request)
+
+
+def _query(app: TopicsApp, wanted: DiffRequest) -> Query:
+    limit = wanted.limit or DEFAULT_LIMIT
+    query = Query(
+        from_seq=wanted.from_seq,
+        limit=min(limit, app.engine.limits.max_limit),
+        max_bytes=min(wanted.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
+    )
+    if wanted.from_seq >> 63 or wanted.limit >> 32:
+        check_u64(wanted.from_seq, "from_seq")
+        check_u64(wanted.limit, "limit")
+    if wanted.node is not None:
+        query.nodes = frozenset((wanted.node,) if isinstance(wanted.node, str) else wanted.node)
+    if wanted.include_tags or not wanted.include_meta:
+        query.projection = Projection(tags=wanted.include_tags, meta=wanted.include_meta)
+    if wanted.filter is not None:
+        query.match = parse_match(wanted.filter, field="filter")
+    if wanted.from_ts is not None:
+        query.from_ts = check_u64(wanted.from_ts, "from_ts")
+    if wanted.epoch is not None:
+        query.epoch = check_u64(wanted.epoch, "epoch")
+    return query
+
+
+def _nothing(topic: Topic, reading: Reading) -> bool:
+    return not reading.count and reading.tombstone is None and reading.next_from_seq >= topic.head
+
+
+def _diff_answer(topic: Topic, reading: Reading, request: Request) -> Response:
+    head, next_from = topic.head, reading.next_from_seq
+    tombstone = b"null" if reading.tombstone is None else _tombstone(reading.tombstone)
+    start = b'{"topic":"%b","epoch":%d,"records":[' % (topic.wire_name, topic.epoch)
+    end = (
+        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
+        b'"performance":{"server_total_ms":%.3f,"records_scanned":%d}}'
+        % (
+            next_from, head, topic.earliest, b"true" if next_from == head else b"false", tombstone, head - next_from,
+            (_now_ns() - request.started_ns) / 1e6, reading.scanned,
+        )
+    )  # fmt: skip
+    return Response(200, [start, *reading.body(), end])
+
+
+def _tombstone(gap: Tombstone) -> bytes:
+    return (
+        b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
+        % (gap.gap_from, gap.gap_to, gap.reason.encode(), gap.missed_estimate, gap.earliest_seq, gap.head_seq)
+    )  # fmt: skip
+
+
+class LongPoll:
+    """A diff that found nothing and waits for the topic to grow, for its time to run out, or for its client to leave."""
+
+    __slots__ = ("_app", "_cancel_wait", "_deferred", "_name", "_query", "_request", "_scanned", "_timer")
+
+    def __init__(self, app: TopicsApp, name: str, query: Query, request: Request) -> None:
+        self._app = app
+        self._name = name
+        self._query = query
+        self._request = request
+        self._scanned = 0
+
+    def start(self, topic: Topic, reading: Reading, wait_ms: int) -> Deferred:
+        self._deferred = Deferred(self._stop)
+        self._timer = self._app.call_later(wait_ms, self._answer)
+        self._app.polls.add(self)
+        self._wait(topic, reading)
+        return self._deferred
+
+    def end(self) -> None:
+        """Answers with what there is: the server is going."""
+        self._answer()
+
+    def _wait(self, topic: Topic, reading: Reading) -> None:
+        # What was looked at and skipped need not be looked at again.
+        self._scanned += reading.scanned
+        self._query.from_seq, self._query.from_ts = reading.next_from_seq, None
+        self._cancel_wait = self._app.engine.wait(topic, self._woken)
+
+    def _woken(self) -> None:
+        try:
+            topic, reading = self._app.engine.read(self._name, self._query)
+        except TopicsError as error:
+            self._finish(error_answer(error, self._request))
+            return
+        if _nothing(topic, reading):
+            self._wait(topic, reading)
+        else:
+            self._finish_with(topic, reading)
+
+    def _answer(self) -> None:
+        self._cancel_wait()
+        try:
+            topic, reading = self._app.engine.read(self._name, self._query)
+        except TopicsError as error:
+            self._finish(error_answer(error, self._request))
+            return
+        self._finish_with(topic, reading)
+
+    def _finish_with(self, topic: Topic, reading: Reading) -> None:
+        reading.scanned += self._scanned
+        self._finish(_diff_answer(topic, reading, self._request))
+
+    def _finish(self, response: Response) -> None:
+        self._timer.cancel()
+        self._app.polls.discard(self)
+        self._deferred.resolve(response)
+
+    def _stop(self) -> None:
+        self._timer.cancel()
+        self._app.polls.discard(self)
+        self._cancel_wait()
+
+
+def delete(app: TopicsApp, call: Call) -> Answer:
+    request = call.request
+    wanted: DeleteRequest = decode_body(_decode_delete, request.body)
+    if wanted.before_seq is None and (wanted.match is UNSET or wanted.match is None):
+        raise invalid("a delete needs before_seq, match, or both", field="before_seq")
+    match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
+    before_seq = None if wanted.before_seq is None else check_u64(wanted.before_seq, "before_seq")
+    ticket = app.engine.delete_records(call.params["topic"], before_seq=before_seq, match=match)
+
+    def encode(done: Ticket) -> Response:
+        gone: Deleted = done.result
+        answer = RecordsDeleted(
+            gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes, performance(request, done)
+        )
+        return json_answer(200, answer)
+
+    return when_done(ticket, request, encode)

@@ -1,0 +1,95 @@
+"""Topics: create and configure, look, list, drop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.engine.engine import Configured, Dropped
+from topics.model.topic import ConfigPatch
+from topics.model.wire import TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
+from topics.server import query
+from topics.server.answer import json_answer, performance, when_done
+from topics.server.http import Answer
+
+if TYPE_CHECKING:
+    from topics.engine.commit import Ticket
+    from topics.server.app import TopicsApp
+    from topics.server.http import Response
+    from topics.server.routes import Call
+
+_decode_config = msgspec.json.Decoder(ConfigPatch)
+
+
+def put_topic(app: TopicsApp, call: Call) -> Answer:
+    patch = decode_body(_decode_config, call.request.body)
+
+    def encode(ticket: Ticket) -> Response:
+        done: Configured = ticket.result
+        topic = done.topic
+        answer = TopicPut(topic.name, done.created, topic.epoch, topic.config, performance(call.request, ticket))
+        return json_answer(201 if done.created else 200, answer)
+
+    return when_done(app.engine.put_topic(call.params["topic"], patch), call.request, encode)
+
+
+def get_topic(app: TopicsApp, call: Call) -> Answer:
+    found = query.parse(call.request.query)
+    topic = app.engine.look(call.params["topic"], touch=query.flag(found, "touch", default=True))
+    answer = TopicState(
+        topic=topic.name,
+        type=topic.config.type,
+        epoch=topic.epoch,
+        head_seq=topic.head,
+        earliest_seq=topic.earliest,
+        next_seq=topic.head + 1,
+        count=topic.count,
+        bytes=topic.bytes,
+        config=topic.config,
+        effective_priority=app.engine.effective_priority(topic),
+        last_write_ts=topic.last_write_ts,
+        last_read_ts=topic.last_read_ts,
+        performance=performance(call.request),
+    )
+    return json_answer(200, answer)
+
+
+def list_topics(app: TopicsApp, call: Call) -> Answer:
+    found = query.parse(call.request.query)
+    touch = query.flag(found, "touch", default=False)
+    page, more = app.engine.list_topics(
+        prefix=found.get("prefix", ""),
+        after=query.cursor_after(found),
+        limit=query.page_size(found),
+        allowed=app.may_see(call.key),
+        touch=touch,
+    )
+    summaries = [
+        TopicSummary(
+            topic=topic.name,
+            type=topic.config.type,
+            epoch=topic.epoch,
+            head_seq=topic.head,
+            earliest_seq=topic.earliest,
+            count=topic.count,
+            bytes=topic.bytes,
+            durable=topic.config.durable,
+            effective_priority=app.engine.effective_priority(topic),
+        )
+        for topic in page
+    ]
+    next_cursor = query.cursor(page[-1].name) if more else None
+    return json_answer(200, TopicList(summaries, performance(call.request), next_cursor))
+
+
+def drop_topic(app: TopicsApp, call: Call) -> Answer:
+    if_empty = query.flag(query.parse(call.request.query), "if_empty", default=False)
+
+    def encode(ticket: Ticket) -> Response:
+        done: Dropped = ticket.result
+        return json_answer(
+            200, TopicDropped(done.name, done.deleted, done.routers_removed, performance(call.request, ticket))
+        )
+
+    return when_done(app.engine.drop_topic(call.params["topic"], if_empty=if_empty), call.request, encode)

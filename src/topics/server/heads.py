@@ -1,0 +1,138 @@
+"""Request heads: what RFC 9112 leaves a server to check, and a memory of heads already checked. Pure.
+
+A client sends the same head over and over: the same few request lines and, but for `content-length`, the same header
+fields. So the outcome of parsing is kept by the very bytes it came from, and a head that was seen before costs two
+dictionary lookups instead of a parser run with a Python call a field. That is sound because equal bytes parse equally;
+the two halves are kept apart because neither means anything to the other as long as the version is 1.1 and the method
+has no rules of its own, and only such heads are kept.
+"""
+
+import re
+import time
+
+import msgspec
+
+from topics.errors import Code, TopicsError, invalid
+from topics.server.compression import accepts_gzip
+from topics.server.http import Request
+
+Line = tuple[str, bytes, bytes]  # method, path, query
+Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped
+
+# Bounds on what strangers can make us remember: 1 MiB of lines, 4 MiB of header blocks.
+MAX_LINES, MAX_LINE_BYTES = 4096, 256
+MAX_BLOCKS, MAX_BLOCK_BYTES = 2048, 2048
+
+# RFC 9112 section 3.2: a request with two of these has two meanings.
+SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"authorization"))
+# RFC 3986 section 3.2: what can stand in an authority, with user information left out.
+_HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")
+_LINE = re.compile(rb"(GET|POST|PUT|DELETE|PATCH) (/[!$-~]*) HTTP/1\.1")
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+
+
+class Head(msgspec.Struct, eq=False):
+    """A checked request head, and what it says about framing."""
+
+    request: Request
+    keep_alive: bool = True
+    gzip: bool = False  # the answer may be gzipped
+    head_only: bool = False  # HEAD: the answer goes out without its body
+    old: bool = False  # HTTP/1.0
+    chunked: bool = False
+    content_length: int = 0
+    packed: bool = False  # the body is gzipped
+    expects: bool = False  # waits for 100 Continue before it sends its body
+    upgrade: bool = False  # asks for another protocol
+
+
+def check(*, method: str, version: str, url: bytes, headers: dict[bytes, bytes], peer: str, keep_alive: bool) -> Head:
+    """The head that the parser's pieces make up. Raises `TopicsError` for what the parser lets pass and we do not.
+
+    The parser itself (llhttp, strict) refuses repeated lengths, a length beside chunked, folded lines, bare CR or LF,
+    control characters and blanks before a colon.
+    """
+    old = version == "1.0"
+    if not old and version != "1.1":
+        raise invalid(f"HTTP version {version} is not spoken here")
+    host = headers.get(b"host")
+    if host is None and not old:
+        raise invalid("the Host header is missing")
+    if host is not None and _HOST.fullmatch(host) is None:
+        raise invalid("the Host header is malformed")
+    path, query = split_target(url)
+    head_only = method == "HEAD"
+    # An application knows GET only; that a HEAD's answer loses its body is the transport's business.
+    request = Request("GET" if head_only else method, path, query, headers, b"", peer, time.perf_counter_ns())
+    gzip = accepts_gzip(headers.get(b"accept-encoding"))
+    head = Head(request, keep_alive=keep_alive, gzip=gzip, head_only=head_only, old=old)
+    _frame(head, headers)
+    return head
+
+
+def _frame(head: Head, headers: dict[bytes, bytes]) -> None:
+    """Where the body ends (RFC 9112 section 6): only what every hop before us must have read the same way."""
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None:
+        if head.old or coding.lower() != b"chunked" or b"content-length" in headers:
+            raise invalid("Transfer-Encoding can only be chunked, in HTTP/1.1 and without Content-Length")
+        head.chunked = True
+    head.content_length = int(headers.get(b"content-length", b"0"))
+    head.expects = not head.old and headers.get(b"expect", b"").lower() == b"100-continue"
+    packing = headers.get(b"content-encoding", b"identity").lower()
+    if packing not in (b"identity", b"gzip", b"x-gzip"):
+        raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "Content-Encoding can only be gzip")
+    head.packed = packing != b"identity"
+
+
+def split_target(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request target, in any form a server must take (RFC 9112 section 3.2)."""
+    absolute = _ABSOLUTE.match(url)
+    if absolute is not None:
+        url = url[absolute.end() :]
+        if not url.startswith(b"/"):
+            url = b"/" + url
+    if b"#" in url or not (url.startswith(b"/") or url == b"*"):
+        raise invalid("the request target is malformed")
+    path, _, query = url.partition(b"?")
+    return path, query
+
+
+class HeadCache:
+    """Heads seen before, by their bytes. Holds what clients sent, credentials included, so it never leaves memory."""
+
+    __slots__ = ("blocks", "lines")
+
+    def __init__(self) -> None:
+        self.lines: dict[bytes, Line] = {}
+        self.blocks: dict[bytes, Block] = {}
+
+    def line(self, raw: bytes) -> Line | None:
+        """A request line that is new: None unless it is of the plain kind, with no case of its own."""
+        match = _LINE.fullmatch(raw)
+        if match is None:
+            return None
+        path, _, query = match[2].partition(b"?")
+        line = (match[1].decode(), path, query)
+        if len(raw) <= MAX_LINE_BYTES:
+            if len(self.lines) >= MAX_LINES:
+                self.lines.clear()
+            self.lines[raw] = line
+        return line
+
+    def learn(self, data: bytes, head: Head, *, fields: int) -> None:
+        """Keep the header block of `data`, which the parser took as exactly one request with `fields` header fields.
+
+        The block is where a search for CRLF puts it. That the parser saw the same lines is not assumed but checked:
+        their number, and the place where the body began.
+        """
+        raw, blank, body = data.partition(b"\r\n\r\n")
+        first, _, block = raw.partition(b"\r\n")
+        plain = head.keep_alive and not (head.old or head.chunked or head.packed or head.expects or head.upgrade)
+        if not plain or not blank or not block or len(block) > MAX_BLOCK_BYTES:
+            return
+        if _LINE.fullmatch(first) is None or block.count(b"\n") != fields - 1 or len(body) != head.content_length:
+            return
+        if len(self.blocks) >= MAX_BLOCKS:
+            self.blocks.clear()
+        self.blocks[block] = (head.request.headers, head.content_length, head.gzip)

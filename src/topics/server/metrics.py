@@ -1,0 +1,144 @@
+"""What the server measures, as rows: Prometheus text and JSON are two ways to print them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from topics.server.answer import elapsed_ms
+from topics.server.http import Request
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+
+Sample = tuple[str, dict[str, str], float]  # suffix of the name, labels, value
+
+CLASSES = ("ephemeral", "memory", "disk", "fsync")
+
+
+class Metric(Struct):
+    name: str
+    kind: str  # gauge, counter, histogram
+    help: str
+    samples: list[Sample]
+
+
+def collect(app: TopicsApp) -> list[Metric]:
+    return [*_process(app), *_wal(app), *_topics(app)]
+
+
+def _process(app: TopicsApp) -> Iterator[Metric]:
+    state = app.engine.state
+    topics = state.topics.values()
+    by_class = dict.fromkeys(CLASSES, 0)
+    queues = leases = 0
+    for topic in topics:
+        by_class[topic.config.durability] += 1
+        queues += topic.config.type == "queue"
+        if topic.queue is not None:
+            leases += topic.queue.in_flight
+    yield _gauge("topics_topics", "Topics.", len(topics))
+    yield Metric(
+        "topics_topics_by_class", "gauge", "Topics by durability class.",
+        [("", {"class": name}, n) for name, n in by_class.items()],
+    )  # fmt: skip
+    yield _gauge("topics_routers", "Routers.", app.routers_count())
+    yield _gauge("topics_records_live", "Records that readers can still get.", state.totals.records)
+    yield _gauge("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
+    yield _gauge("topics_queue_topics", "Topics of type queue.", queues)
+    yield _gauge("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
+    yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", app.stream_count())
+    yield _gauge("topics_watch_sessions", "Watch sessions.", app.session_count())
+    yield _gauge("topics_ready", "1 while the server serves.", int(app.is_ready()))
+    yield _gauge("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", app.recovery_progress())
+    yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", app.uptime_ms())
+    if app.http is not None:
+        yield _gauge("topics_http_connections", "Open connections.", app.http.open_connections)
+        yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", {}, app.http.requests_total)])
+
+
+def _wal(app: TopicsApp) -> Iterator[Metric]:
+    wal = app.wal_stats()
+    for name, help in (
+        ("frames_total", "Entries written to the log."),
+        ("batches_total", "Writes to the log; one carries every entry of a turn."),
+        ("fsyncs_total", "Syncs of the log."),
+        ("bytes_written_total", "Bytes written to the log."),
+        ("rotations_total", "Log files begun after the first."),
+        ("submit_full_total", "Entries that the log refused."),
+    ):
+        yield Metric(f"topics_wal_{name}", "counter", help, [("", {}, getattr(wal, name))])
+    yield _gauge("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
+    yield _gauge("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
+    yield _gauge("topics_wal_read_only", "1 while the log cannot be written.", int(app.read_only() is not None))
+    buckets: list[Sample] = []
+    running = 0
+    for bound, n in zip([*wal.BOUNDS_US, None], wal.fsync_buckets, strict=True):
+        running += n
+        buckets.append(("_bucket", {"le": "+Inf" if bound is None else str(bound)}, running))
+    yield Metric(
+        "topics_wal_fsync_latency_us", "histogram", "Microseconds a sync of the log took.",
+        [*buckets, ("_sum", {}, wal.fsync_sum_us), ("_count", {}, running)],
+    )  # fmt: skip
+
+
+def _topics(app: TopicsApp) -> Iterator[Metric]:
+    engine, limit = app.engine, app.settings.metrics_max_topics
+    names = sorted(engine.topics)
+    shown = [engine.look(name, touch=False) for name in names[:limit]]
+    columns = [
+        ("head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
+        ("earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
+        ("records_live", "Live records per topic.", lambda topic: topic.count),
+        ("bytes_live", "Bytes of the live records per topic.", lambda topic: topic.bytes),
+    ]
+    for name, help, value in columns:
+        samples: list[Sample] = [("", {"topic": topic.name}, value(topic)) for topic in shown]
+        yield Metric(f"topics_topic_{name}", "gauge", help, samples)
+    queues = [topic for topic in shown if topic.queue is not None]
+    for name, help in (("queue_ready", "Claimable jobs per queue."), ("queue_in_flight", "Leased jobs per queue.")):
+        field = name.removeprefix("queue_")
+        yield Metric(
+            f"topics_topic_{name}", "gauge", help,
+            [("", {"topic": topic.name}, getattr(topic.queue, field)) for topic in queues],
+        )  # fmt: skip
+    yield _gauge(
+        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(names) > limit)
+    )
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return Metric(name, "gauge", help, [("", {}, value)])
+
+
+def as_text(rows: Iterable[Metric]) -> bytes:
+    """Prometheus text exposition. Topic names need no escaping: their charset has no quote, backslash or line break."""
+    lines = []
+    for row in rows:
+        lines.append(f"# HELP {row.name} {row.help}")
+        lines.append(f"# TYPE {row.name} {row.kind}")
+        for suffix, labels, value in row.samples:
+            shown = ",".join(f'{key}="{text}"' for key, text in labels.items())
+            lines.append(f"{row.name}{suffix}{{{shown}}} {value}" if shown else f"{row.name}{suffix} {value}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def as_json(rows: Iterable[Metric], request: Request) -> bytes:
+    """One key a metric: a number, or an object by label, or a histogram's parts."""
+    answer: dict[str, object] = {}
+    for row in rows:
+        if row.kind == "histogram":
+            answer[row.name] = {
+                "buckets": {labels["le"]: value for suffix, labels, value in row.samples if suffix == "_bucket"},
+                "sum": row.samples[-2][2],
+                "count": row.samples[-1][2],
+            }
+        elif row.samples and not row.samples[0][1]:
+            answer[row.name] = row.samples[0][2]
+        else:
+            answer[row.name] = {next(iter(labels.values())): value for _, labels, value in row.samples}
+    answer["performance"] = {"server_total_ms": elapsed_ms(request)}
+    return msgspec.json.encode(answer)

@@ -1,0 +1,165 @@
+"""The HTTP/1.1 server: its limits, its connections, the sweep that enforces their deadlines, and the drain at the end.
+
+    bytes -> connection.py -> heads.py (seen before) or reader.py (llhttp) -> App -> answers.py -> bytes
+
+`HttpServer.connection` is what an event loop calls for a new socket.
+"""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.server.answers import AnswerHeads
+from topics.server.connection import Connection
+from topics.server.heads import HeadCache
+from topics.server.http import App
+
+if TYPE_CHECKING:
+    from topics.config import Settings
+
+_LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
+_SHORTEST_SWEEP_MS = 5
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may ask of a connection. Deadlines are kept to within a quarter of themselves, or a second."""
+
+    max_header_bytes: int = 32 * 1024
+    max_headers: int = 100
+    max_body_bytes: int = 64 * 1024 * 1024  # as sent and as unpacked
+    header_timeout_ms: int = 10_000  # first byte of a request to the end of its head
+    body_timeout_ms: int = 60_000  # end of the head to the end of the body
+    idle_timeout_ms: int = 75_000  # between two requests
+    write_timeout_ms: int = 60_000  # without the client taking a single byte of its answer
+    linger_timeout_ms: int = 2_000  # how long we read past a refused request, so that the refusal is not lost
+    high_water_bytes: int = 1024 * 1024  # answers that wait for the client, above which nothing more is done for it
+    max_pipelined: int = 64  # requests of one connection in the works
+    skip_body_bytes: int = 64 * 1024  # a refused request with a body up to this does not cost the connection
+
+    @classmethod
+    def of(cls, settings: "Settings") -> "HttpLimits":
+        return cls(
+            max_header_bytes=settings.max_header_bytes,
+            max_headers=settings.max_headers,
+            max_body_bytes=settings.max_body_bytes,
+            header_timeout_ms=settings.header_timeout_ms,
+            body_timeout_ms=settings.body_timeout_ms,
+            idle_timeout_ms=settings.idle_timeout_ms,
+        )
+
+    @property
+    def sweep_ms(self) -> int:
+        shortest = min(
+            self.header_timeout_ms,
+            self.body_timeout_ms,
+            self.idle_timeout_ms,
+            self.write_timeout_ms,
+            self.linger_timeout_ms,
+        )
+        return max(_SHORTEST_SWEEP_MS, min(_LONGEST_SWEEP_MS, shortest // 4))
+
+
+Limits = HttpLimits
+
+
+class HttpServer:
+    """Serves one `App` on any number of sockets of one event loop."""
+
+    def __init__(self, app: App, limits: HttpLimits | None = None) -> None:
+        # Bound once and shared: a connection then pays neither for the lookup nor for bound methods of its own.
+        self.admit = app.admit
+        self.handle = app.handle
+        self.limits = limits or HttpLimits()
+        self.heads = HeadCache()
+        self.answers = AnswerHeads(time.time)
+        self.connections: set[Connection] = set()
+        self.draining = False
+        self._closed_requests = 0
+        self._pool: ThreadPoolExecutor | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Event | None = None
+
+    # --- for metrics ---
+
+    @property
+    def open_connections(self) -> int:
+        return len(self.connections)
+
+    @property
+    def requests_total(self) -> int:
+        """Requests whose head was understood. Counted by each connection, so that the hot path touches one object."""
+        return self._closed_requests + sum(connection.served for connection in self.connections)
+
+    # --- for the event loop and the connections ---
+
+    def connection(self) -> Connection:
+        return Connection(self)
+
+    def opened(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if self._sweeping is None:
+            self._sweep()
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._closed_requests += connection.served
+        if not self.connections and self._emptied is not None:
+            self._emptied.set()
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for gzip. Made when first needed: most servers never compress anything."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="topics-gzip")
+        return self._pool
+
+    def _sweep(self) -> None:
+        """One timer for all deadlines: a timer a request would cost as much as the request.
+
+        It stops by itself when the last connection is gone.
+        """
+        self.answers.refresh()
+        if not self.connections:
+            self._sweeping = None
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in tuple(self.connections):
+            connection.sweep(now)
+        self._sweeping = loop.call_later(self.limits.sweep_ms / 1000, self._sweep)
+
+    # --- the end ---
+
+    async def drain(self, timeout_ms: int) -> int:
+        """Let every connection finish what it has begun; how many had not by the deadline and were cut off.
+
+        The caller has stopped listening, and has had its application answer what would wait for ever.
+        """
+        self.draining = True
+        self._emptied = asyncio.Event()
+        for connection in tuple(self.connections):
+            connection.drain()
+        left = 0
+        if self.connections:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), timeout_ms / 1000)
+            except TimeoutError:
+                left = await self._cut_off()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        return left
+
+    async def _cut_off(self) -> int:
+        left = len(self.connections)
+        for connection in tuple(self.connections):
+            connection.abort()
+        # The transports report the loss in a later turn of the loop; the application is stopped only after that.
+        while self.connections:
+            await asyncio.sleep(0)
+        return left

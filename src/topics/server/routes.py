@@ -1,0 +1,132 @@
+"""The one table of routes: dispatch, permissions and the OpenAPI document all read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Flag, auto
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
+
+from topics.errors import Code, TopicsError, invalid
+from topics.server.http import Answer, Request
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+
+
+class Scope(Flag):
+    """What a key must be allowed to do; several mean all of them."""
+
+    NONE = 0
+    READ = auto()
+    WRITE = auto()
+    DELETE = auto()
+    ADMIN = auto()
+
+
+class Parameter(Struct, frozen=True):
+    """A query parameter, for the document and for its reader."""
+
+    name: str
+    type: type
+    help: str
+    default: Any = None
+
+
+class Route(Struct, frozen=True, kw_only=True, eq=False):
+    """One row."""
+
+    method: str
+    path: str  # `{topic}` stands for one percent-decoded part
+    handler: Callable[[TopicsApp, Call], Answer]
+    summary: str
+    scope: Scope = Scope.NONE
+    body: Any = None  # request type, None where a body means nothing
+    answers: dict[int, Any] = {}  # status → type of the answer
+    errors: tuple[Code, ...] = ()
+    query: tuple[Parameter, ...] = ()
+    waits_for_recovery: bool = True
+    probe: bool = False  # answered without a key unless the operator says otherwise
+    stream: bool = False  # takes `?token=`, counts as a long-lived connection
+
+
+class Call(Struct, gc=False):
+    """A request that has found its route."""
+
+    request: Request
+    route: Route
+    params: dict[str, str]
+    key: Any = None  # who calls, where keys are in use
+
+
+class _Node:
+    __slots__ = ("children", "name", "param", "routes")
+
+    def __init__(self) -> None:
+        self.children: dict[bytes, _Node] = {}
+        self.param: _Node | None = None
+        self.name = ""
+        self.routes: dict[str, Route] = {}
+
+
+class Router:
+    """Finds the row for a method and a path."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        self.routes = routes
+        self._root = _Node()
+        for route in routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        node = self._root
+        for part in route.path.split("/")[1:]:
+            if part.startswith("{"):
+                if node.param is None:
+                    node.param = _Node()
+                    node.param.name = part[1:-1]
+                assert node.param.name == part[1:-1], f"two names for one part: {route.path}"
+                node = node.param
+            else:
+                node = node.children.setdefault(part.encode(), _Node())
+        assert route.method not in node.routes, f"two rows for {route.method} {route.path}"
+        node.routes[route.method] = route
+
+    def find(self, request: Request) -> Call:
+        """404 for an unknown path, 405 for a known one with another method."""
+        node, params = self._root, {}
+        for part in request.path.split(b"/")[1:]:
+            child = node.children.get(part)
+            if child is None:
+                child = node.param
+                if child is None or not part:
+                    raise TopicsError(Code.NOT_FOUND, "there is nothing at this path; see /v0/openapi.json")
+                params[child.name] = _decode(part)
+            node = child
+        routes = node.routes
+        method = request.method
+        route = routes.get(method)
+        if route is None:
+            if method == "HEAD" and "GET" in routes:
+                route = routes["GET"]
+            else:
+                raise _wrong_method(method, routes)
+        return Call(request, route, params)
+
+
+def _decode(part: bytes) -> str:
+    try:
+        return (unquote_to_bytes(part) if b"%" in part else part).decode()
+    except UnicodeDecodeError:
+        raise invalid("a part of the path is not UTF-8") from None
+
+
+def _wrong_method(method: str, routes: dict[str, Route]) -> TopicsError:
+    if not routes:
+        return TopicsError(Code.NOT_FOUND, "there is nothing at this path; see /v0/openapi.json")
+    allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
+    return TopicsError(
+        Code.METHOD_NOT_ALLOWED, f"{method[:32]} is not one of {', '.join(allowed)}", detail={"allow": allowed}
+    )

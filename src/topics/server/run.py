@@ -1,0 +1,250 @@
+"""A server's life in one process: event loop, listening sockets, signals, drain.
+
+The sockets listen before the application has recovered its data, so that probes are answered from the first moment
+(readiness says 503 until then). On the way out the order is: stop listening, let the application end what would wait
+for ever, let the connections finish what they have begun, stop the application.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+
+from topics import __version__, logs
+from topics.clock import Clock, SystemClock
+from topics.config import Settings
+from topics.errors import Corrupt, TopicsError
+from topics.server.cors import CorsApp
+from topics.server.http import App
+from topics.server.protocol import HttpLimits, HttpServer
+
+log = logs.Log("server")
+
+BACKLOG = 4096
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+# For what is open besides event streams: connections of ordinary requests, segment and log files, the loop's own.
+SPARE_DESCRIPTORS = 4096
+# A start that fails with one of these fails for this machine's disk, not for a request: the message may be told.
+MACHINE_ERRORS = (OSError, Corrupt, TopicsError)
+
+
+class ServedApp(App, Protocol):
+    """An application with a life: what `run` needs beyond answering requests."""
+
+    async def start(self) -> None:
+        """Open storage and recover. Requests arrive meanwhile. Cancelled when the server is told to stop first."""
+
+    def begin_drain(self) -> None:
+        """Answer what waits (long polls) and end what has no end (streams); from now on refuse new work."""
+
+    async def stop(self) -> None:
+        """Release everything, whether or not `start` came to its end. No request arrives any more."""
+
+
+Build = Callable[[Settings, Clock, asyncio.AbstractEventLoop], ServedApp]
+
+
+def run(settings: Settings, *, build: Build | None = None) -> int:
+    """Serve until a signal says stop; the process's exit status."""
+    if build is None:
+        # Here and not above: a test brings its own application and needs no engine.
+        from topics.server.app import TopicsApp
+
+        build = TopicsApp.build
+    _raise_descriptor_limit(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, build))
+
+
+async def _serve(settings: Settings, build: Build) -> int:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_log_loop_error)
+    stop = StopSignals(loop)
+    _forget_port(settings.port_file)
+    try:
+        sockets = bind(settings.host, settings.port)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        log.error("cannot_listen", host=settings.host, port=settings.port, reason=reason)
+        return EXIT_FAILED
+    try:
+        app = build(settings, SystemClock(), loop)
+    except MACHINE_ERRORS as error:
+        return _cannot_start(error)
+    served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
+    http = HttpServer(served, HttpLimits.of(settings))
+    servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
+    _announce(settings, sockets)
+    code = await _live(app, stop)
+    code = max(code, await _drain(settings, app, http, servers))
+    log.info("stopped", status=code)
+    return code
+
+
+async def _live(app: ServedApp, stop: "StopSignals") -> int:
+    """Start the application and wait for the signal to stop; the exit status, as far as it is known then."""
+    starting = asyncio.ensure_future(app.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            log.info("ready")
+            await stopping
+    except Exception as error:
+        return _cannot_start(error)
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+    return 0
+
+
+async def _drain(
+    settings: Settings, app: ServedApp, http: HttpServer, servers: Sequence[asyncio.AbstractServer]
+) -> int:
+    """Stop listening, finish what has begun, stop the application; the exit status so far."""
+    for server in servers:
+        server.close()
+    log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
+    app.begin_drain()
+    left = await http.drain(settings.drain_timeout_ms)
+    if left:
+        log.warning("drain_timed_out", connections=left)
+    try:
+        await app.stop()
+    except Exception as error:
+        log.failure("cannot_stop", error)
+        return EXIT_FAILED
+    return 0
+
+
+def _cannot_start(error: Exception) -> int:
+    log.failure("cannot_start", error, reason=str(error) if isinstance(error, MACHINE_ERRORS) else "")
+    return EXIT_FAILED
+
+
+class StopSignals:
+    """SIGTERM and SIGINT ask for a drain; a SIGINT while one runs comes from somebody who will not wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._asked = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._receive, number)
+
+    async def wait(self) -> None:
+        await self._asked.wait()
+
+    def _receive(self, number: signal.Signals) -> None:
+        if self._asked.is_set() and number is signal.SIGINT:
+            log.warning("interrupted", hint="left at once; open requests were cut off")
+            os._exit(EXIT_INTERRUPTED)
+        log.info("signal", name=number.name)
+        self._asked.set()
+
+
+# --- sockets ---
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """A listening socket for every address of `host`, all on one port; raises OSError when there is none to be had."""
+    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            # With port 0 the first address picks the port and the others follow.
+            chosen = sockets[0].getsockname()[1] if sockets else port
+            bound = _bind_one(family, (address[0], chosen, *address[2:]), required=not sockets)
+            if bound is not None:
+                sockets.append(bound)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socket.socket | None:
+    """None for a further address that this machine lacks: many resolve localhost to ::1 and have no IPv6."""
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError:
+        if required:
+            raise
+        return None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it: an answer is one write, and must not wait for the last one's ACK.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        # Here and not only in the loop: two sockets can share a bound port until one of them listens.
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        if not required and error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+    return sock
+
+
+def url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _announce(settings: Settings, sockets: list[socket.socket]) -> None:
+    addresses = [url(sock) for sock in sockets]
+    port: int = sockets[0].getsockname()[1]
+    with contextlib.suppress(OSError):
+        print(f"topics {__version__} listening on {' '.join(addresses)}", flush=True)
+    if settings.port_file is not None:
+        _write_port(settings.port_file, port)
+    log.info("listening", addresses=addresses, data_dir=str(settings.data_dir or ""), pid=os.getpid())
+
+
+def _write_port(path: Path, port: int) -> None:
+    """By rename, so that whoever waits for the file never reads half a number."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(f"{port}\n", encoding="ascii")
+    temporary.replace(path)
+
+
+def _forget_port(path: Path | None) -> None:
+    """A file left by an earlier server would send those who wait for this one to a dead port."""
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def _raise_descriptor_limit(settings: Settings) -> None:
+    """A connection is a descriptor, and the usual soft limit of 1024 is far below what the settings allow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.max_sse_connections + SPARE_DESCRIPTORS
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
+    if target < wanted:
+        log.warning("few_descriptors", limit=target, wanted=wanted)
+
+
+def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """The default handler prints the callback with its arguments, and those can be a request's bytes."""
+    error = context.get("exception")
+    event = "loop_error"
+    if isinstance(error, BaseException):
+        log.failure(event, error)
+    else:
+        log.error(event, what=str(context.get("message", "")))

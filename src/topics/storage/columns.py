@@ -1,0 +1,237 @@
+"""What is known of a run of records beside their rendered bytes: parallel columns, no object a record.
+
+A record's rendered form is what a reader gets, with a comma behind it:
+
+    {"$seq":7,"$ts":1748450001000,"$node":"a","data":1,"meta":{}},
+
+`offsets` cuts the rendered bytes into records; `ts` never decreases; `tags`, `nodes` and `metas` exist only once a record of
+the run has such a thing. Ids index a dictionary of the run's own, 0 meaning "none".
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from topics.model.records import TagMatch
+
+# A growing run has `array`s; a sealed one has memoryviews cast to the same item, which hand out plain ints as well.
+Column: TypeAlias = "array[int] | memoryview"
+encode_json = msgspec.json.encode
+
+
+class Names(Protocol):
+    """A dictionary of strings by id, from 1 on."""
+
+    def id_of(self, name: str) -> int:
+        """Its id, or 0."""
+
+    def name_of(self, name_id: int) -> str: ...
+
+    def ids_with_prefix(self, prefix: str) -> Sequence[int]: ...
+
+    def __len__(self) -> int: ...
+
+
+class GrowingNames:
+    """The dictionary of a run that still grows: ids in order of first appearance."""
+
+    __slots__ = ("ids", "names")
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names = list(names)
+        self.ids = {name: at for at, name in enumerate(self.names, 1)}
+
+    def add(self, name: str) -> int:
+        known = self.ids.get(name)
+        if known is None:
+            self.names.append(name)
+            known = self.ids[name] = len(self.names)
+        return known
+
+    def id_of(self, name: str) -> int:
+        return self.ids.get(name, 0)
+
+    def name_of(self, name_id: int) -> str:
+        return self.names[name_id - 1]
+
+    def ids_with_prefix(self, prefix: str) -> Sequence[int]:
+        return [name_id for name, name_id in self.ids.items() if name.startswith(prefix)]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class SortedNames:
+    """The dictionary of a sealed run: one blob, sorted by bytes, so that a prefix is a range of ids."""
+
+    __slots__ = ("blob", "ends")
+
+    def __init__(self, ends: memoryview, blob: bytes) -> None:
+        self.ends = ends
+        self.blob = blob
+
+    def _bytes(self, at: int) -> bytes:
+        return self.blob[self.ends[at - 1] if at else 0 : self.ends[at]]
+
+    def _lower(self, key: bytes) -> int:
+        return bisect_left(range(len(self.ends)), key, key=self._bytes)
+
+    def id_of(self, name: str) -> int:
+        key = name.encode()
+        at = self._lower(key)
+        return at + 1 if at < len(self.ends) and self._bytes(at) == key else 0
+
+    def name_of(self, name_id: int) -> str:
+        return self._bytes(name_id - 1).decode()
+
+    def ids_with_prefix(self, prefix: str) -> Sequence[int]:
+        key = prefix.encode()
+        low = self._lower(key)
+        high = bisect_left(
+            range(len(self.ends)), True, lo=low, key=lambda at: not self._bytes(at).startswith(key)
+        )
+        return range(low + 1, high + 1)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+class Columns:
+    """The columns of one run. `array` while it grows, memoryviews once it is sealed: both index the same way."""
+
+    __slots__ = ("extras", "first", "metas", "node_names", "nodes", "offsets", "tag_names", "tags", "ts")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.offsets: Column = array("I", [0])
+        self.ts: Column = array("Q")
+        self.tags: Column | None = None
+        self.nodes: Column | None = None
+        self.metas: Column | None = None  # bytes of `,"meta":{…}` at the record's end, 0 for none
+        self.tag_names: GrowingNames | SortedNames = GrowingNames()
+        self.node_names: GrowingNames | SortedNames = GrowingNames()
+        self.extras: dict[int, bytes] = {}  # by position: what the engine keeps of a record and no reader sees
+
+    def __len__(self) -> int:
+        return len(self.ts)
+
+    def tag_at(self, at: int) -> str | None:
+        return None if self.tags is None or not (tag := self.tags[at]) else self.tag_names.name_of(tag)
+
+    def node_at(self, at: int) -> str | None:
+        return None if self.nodes is None or not (node := self.nodes[at]) else self.node_names.name_of(node)
+
+    def matching(self, match: TagMatch, low: int, high: int) -> npt.NDArray[np.intp]:
+        """The positions in [low, high) whose tag matches: the dictionary first, the column only if it knows the tag."""
+        if self.tags is None:
+            return np.empty(0, np.intp)
+        if match.op == "Eq":
+            ids: Sequence[int] = [found] if (found := self.tag_names.id_of(match.text)) else []
+        else:
+            ids = self.tag_names.ids_with_prefix(match.text)
+        return _positions(self.tags, ids, low, high)
+
+    def from_nodes(self, nodes: Iterable[str], low: int, high: int) -> npt.NDArray[np.intp]:
+        """The positions in [low, high) written by one of `nodes`."""
+        if self.nodes is None:
+            return np.empty(0, np.intp)
+        ids = [found for node in nodes if (found := self.node_names.id_of(node))]
+        return _positions(self.nodes, ids, low, high)
+
+
+def _positions(column: Column, ids: Sequence[int], low: int, high: int) -> npt.NDArray[np.intp]:
+    if not ids:
+        return np.empty(0, np.intp)
+    view = np.frombuffer(column, np.uint32)[low:high]
+    if len(ids) == 1:
+        hit = view == ids[0]
+    elif isinstance(ids, range):
+        hit = (view >= ids[0]) & (view <= ids[-1])
+    else:
+        hit = np.isin(view, np.asarray(ids, np.uint32))
+    return np.flatnonzero(hit) + low
+
+
+def runs(positions: npt.NDArray[np.intp]) -> list[tuple[int, int]]:
+    """Ascending positions as unbroken runs, both ends inclusive."""
+    if not len(positions):
+        return []
+    breaks = np.flatnonzero(np.diff(positions) > 1)
+    starts = [int(positions[0]), *positions[breaks + 1].tolist()]
+    stops = [*positions[breaks].tolist(), int(positions[-1])]
+    return list(zip(starts, stops, strict=True))
+
+
+def extend(columns: Columns, *, ts: int, sizes: Sequence[int], tags: Sequence[str | None] | None,
+           nodes: Sequence[str | None] | str | None, metas: Sequence[int] | None) -> None:
+    """Takes up a batch of records with one commit time. `nodes` as one string means all of them."""
+    at, n = len(columns.ts), len(sizes)
+    offsets = columns.offsets
+    assert isinstance(offsets, array) and isinstance(columns.ts, array)
+    end = offsets[-1]
+    if n == 1:
+        offsets.append(end + sizes[0])
+        columns.ts.append(ts)
+    else:
+        for size in sizes:
+            end += size
+            offsets.append(end)
+        columns.ts.extend([ts] * n)
+    if tags is not None or columns.tags is not None:
+        columns.tags = _extend_ids(columns.tags, columns.tag_names, tags, at, n)
+    if nodes is not None or columns.nodes is not None:
+        columns.nodes = _extend_ids(columns.nodes, columns.node_names, nodes, at, n)
+    if metas is not None or columns.metas is not None:
+        lengths = _grown(columns.metas, at)
+        lengths.extend([0] * n if metas is None else metas)
+        columns.metas = lengths
+
+
+def _extend_ids(column: Column | None, names: GrowingNames | SortedNames,
+                values: Sequence[str | None] | str | None, at: int, n: int) -> array[int]:
+    assert isinstance(names, GrowingNames)
+    ids = _grown(column, at)
+    if values is None:
+        ids.extend([0] * n)
+    elif isinstance(values, str):
+        ids.extend([names.add(values)] * n)
+    else:
+        add = names.add
+        ids.extend([0 if value is None else add(value) for value in values])
+    return ids
+
+
+def _grown(column: Column | None, at: int) -> array[int]:
+    if column is None:
+        return array("I", bytes(4 * at))
+    assert isinstance(column, array)
+    return column
+
+
+def render_without(rendered: bytes, columns: Columns, at: int, *, tags: bool, meta: bool, data: bool) -> bytes:
+    """One stored record with its tag put in, or its meta or data left out. `rendered` is that record, comma and all.
+
+    Where the parts begin follows from the columns: nothing is parsed.
+    """
+    node = columns.node_at(at)
+    head = 15 + len(str(columns.first + at)) + len(str(columns.ts[at]))  # {"$seq":N,"$ts":T
+    if node is not None:
+        head += 9 + len(encode_json(node))  # ,"$node":"…"
+    meta_size = 0 if columns.metas is None else columns.metas[at]
+    end = len(rendered) - 2  # the closing brace and the comma
+    parts = [rendered[:head]]
+    if tags and (tag := columns.tag_at(at)) is not None:
+        parts.append(b',"$tag":%b' % encode_json(tag))
+    if data:
+        parts.append(rendered[head : end - meta_size])
+    if meta and meta_size:
+        parts.append(rendered[end - meta_size : end])
+    parts.append(b"},")
+    return b"".join(parts)

@@ -1,0 +1,216 @@
+"""The layout of a data directory, and the lock that keeps a second process out of it.
+
+    LOCK                               held for as long as a process has the directory open; names its owner
+    FORMAT                             "topics-data 1": the version of this layout and of the files in it
+    wal/<number>.wal                   the log
+    segments/<topic id>/<first seq>.seg
+    snapshots/<number>.snap            metadata and watermarks
+    snapshots/<number>.tails           the records that were in no segment yet when that snapshot was taken
+
+Numbers and seqs are 20 digits, so that names sort as numbers do and every u64 fits; topic ids are plain decimals. A
+topic's name never becomes a path. A file that is being written has `.tmp` after its name until it is whole and synced;
+what a stopped process left of those is swept at the next open. Names that do not fit this layout are left alone.
+"""
+
+import posixpath
+import re
+from contextlib import suppress
+
+from topics.storage.fs import Fs, Held, Lock
+
+FORMAT_VERSION = 1
+TEMP_SUFFIX = ".tmp"
+
+_U64_MAX = (1 << 64) - 1
+_FORMAT = re.compile(rb"topics-data ([0-9]{1,9})\n")
+_NUMBER = re.compile(r"[0-9]{20}")
+_TOPIC_ID = re.compile(r"0|[1-9][0-9]{0,19}")
+_SUBDIRS = ("wal", "segments", "snapshots")
+_OURS = frozenset({"LOCK", "FORMAT", "FORMAT" + TEMP_SUFFIX, *_SUBDIRS})
+
+
+class DataDirError(Exception):
+    """The data directory cannot be used. The text says why and what to do, for the person who starts the server."""
+
+
+class DataDir:
+    """Where everything is. `open` makes the directory ours; paths can be asked for before that."""
+
+    def __init__(self, fs: Fs, root: str) -> None:
+        self.fs = fs
+        self.root = posixpath.normpath(root)
+        self.wal_dir = posixpath.join(self.root, "wal")
+        self.segments_dir = posixpath.join(self.root, "segments")
+        self.snapshots_dir = posixpath.join(self.root, "snapshots")
+        self._lock: Lock | None = None
+
+    def open(self) -> None:
+        """Create what is missing, take the lock, check the format, sweep temporary files; or raise `DataDirError`."""
+        assert self._lock is None, "the data directory is already open"
+        try:
+            self.fs.mkdir(self.root)
+            self._refuse_foreign()
+            self._lock = self.fs.lock(self._path("LOCK"))
+            self._check_format()
+            for name in _SUBDIRS:
+                self.fs.mkdir(self._path(name))
+            self._sweep()
+        except Held as held:
+            owner = held.owner or "another process"
+            raise self._error(f"is held by {owner}; stop it or choose another TOPICS_DATA_DIR") from None
+        except OSError as error:
+            self.close()
+            raise self._error(
+                f"cannot be used: {error.strerror} ({error.filename or self.root}); "
+                "see to its permissions and disk, or choose another TOPICS_DATA_DIR"
+            ) from error
+        except DataDirError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process in."""
+        if self._lock is not None:
+            lock, self._lock = self._lock, None
+            lock.close()
+
+    # Paths
+
+    def wal_path(self, number: int) -> str:
+        return posixpath.join(self.wal_dir, f"{_digits(number)}.wal")
+
+    def topic_dir(self, topic_id: int) -> str:
+        assert 0 <= topic_id <= _U64_MAX, "topic ids are u64"
+        return posixpath.join(self.segments_dir, f"{topic_id:d}")  # `d` refuses anything but a number
+
+    def segment_path(self, topic_id: int, first_seq: int) -> str:
+        return posixpath.join(self.topic_dir(topic_id), f"{_digits(first_seq)}.seg")
+
+    def snapshot_path(self, number: int) -> str:
+        return posixpath.join(self.snapshots_dir, f"{_digits(number)}.snap")
+
+    def tails_path(self, number: int) -> str:
+        return posixpath.join(self.snapshots_dir, f"{_digits(number)}.tails")
+
+    # What is there, ascending
+
+    def wal_numbers(self) -> list[int]:
+        return self._numbers(self.wal_dir, ".wal")
+
+    def snapshot_numbers(self) -> list[int]:
+        return self._numbers(self.snapshots_dir, ".snap")
+
+    def tails_numbers(self) -> list[int]:
+        return self._numbers(self.snapshots_dir, ".tails")
+
+    def topic_ids(self) -> list[int]:
+        """Topics with a directory; it may be empty."""
+        names = self.fs.listdir(self.segments_dir)
+        return sorted(int(name) for name in names if _TOPIC_ID.fullmatch(name) and int(name) <= _U64_MAX)
+
+    def segment_seqs(self, topic_id: int) -> list[int]:
+        """The first seq of each segment; none for a topic without a directory."""
+        path = self.topic_dir(topic_id)
+        return self._numbers(path, ".seg") if self.fs.exists(path) else []
+
+    # Changes
+
+    def publish(self, path: str) -> None:
+        """Put the written and synced `path + TEMP_SUFFIX` in its place; durable when this returns."""
+        self.fs.rename(path + TEMP_SUFFIX, path)
+        self.fs.sync_dir(posixpath.dirname(path))
+
+    def make_topic_dir(self, topic_id: int) -> str:
+        """A directory for the topic's segments, its name durable."""
+        path = self.topic_dir(topic_id)
+        if not self.fs.exists(path):
+            self.fs.mkdir(path)
+            self.fs.sync_dir(self.segments_dir)
+        return path
+
+    def remove_topic_dir(self, topic_id: int) -> None:
+        """Remove the topic's directory and all in it. A crash may bring any part of it back: removing again is safe."""
+        path = self.topic_dir(topic_id)
+        if self.fs.exists(path):
+            for name in self.fs.listdir(path):
+                self.fs.unlink(posixpath.join(path, name))
+            self.fs.rmdir(path)
+            self.fs.sync_dir(self.segments_dir)
+
+    # Opening
+
+    def _refuse_foreign(self) -> None:
+        """Before the first byte is written: a mistyped directory that holds other things stays as it is."""
+        names = self.fs.listdir(self.root)
+        foreign = [name for name in names if name not in _OURS and name != "lost+found" and not name.startswith(".")]
+        if foreign and "FORMAT" not in names:
+            raise self._error(
+                f"holds other files ({foreign[0]}) and is no data directory of ours; "
+                "choose an empty or new directory as TOPICS_DATA_DIR"
+            )
+
+    def _check_format(self) -> None:
+        path = self._path("FORMAT")
+        if not self.fs.exists(path):
+            self._create_format(path)
+        file = self.fs.open(path)
+        try:
+            text = file.pread(256, 0)
+        finally:
+            file.close()
+        found = _FORMAT.fullmatch(text)
+        if found is None:
+            raise self._error(f"has a damaged FORMAT file ({text[:40]!r}); restore the directory from a backup")
+        if int(found[1]) != FORMAT_VERSION:
+            raise self._error(
+                f"has format {int(found[1])} and this version of topics knows format {FORMAT_VERSION} only; "
+                "start the version that wrote it, or choose another TOPICS_DATA_DIR"
+            )
+
+    def _create_format(self, path: str) -> None:
+        """FORMAT is the first file and every directory above is synced before it: where it is, its directory lasts."""
+        if any(self.fs.exists(self._path(name)) and self.fs.listdir(self._path(name)) for name in _SUBDIRS):
+            raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
+        at = self.root
+        while (parent := posixpath.dirname(at)) not in (at, ""):
+            with suppress(PermissionError):  # what we may not even list, somebody else made long ago
+                self.fs.sync_dir(parent)
+            at = parent
+        if not self.root.startswith("/"):
+            self.fs.sync_dir(".")
+        file = self.fs.open(path + TEMP_SUFFIX, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(b"topics-data %d\n" % FORMAT_VERSION, 0)
+            file.sync()
+        finally:
+            file.close()
+        self.publish(path)
+
+    def _sweep(self) -> None:
+        """Remove temporary files, and make every name durable that we are about to rely on.
+
+        A process killed between a rename and its directory's sync leaves a name that is there and yet may go with the
+        next power loss; once it is built upon, that would be too late to find out. About 40 µs a directory.
+        """
+        topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
+        for path in (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, *topic_dirs):
+            for name in self.fs.listdir(path):
+                if name.endswith(TEMP_SUFFIX) and (path != self.root or name in _OURS):
+                    self.fs.unlink(posixpath.join(path, name))
+            self.fs.sync_dir(path)
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self.root, name)
+
+    def _numbers(self, path: str, suffix: str) -> list[int]:
+        stems = (name.removesuffix(suffix) for name in self.fs.listdir(path) if name.endswith(suffix))
+        return [int(stem) for stem in stems if _NUMBER.fullmatch(stem) and int(stem) <= _U64_MAX]
+
+    def _error(self, text: str) -> DataDirError:
+        return DataDirError(f"data directory {self.root} {text}")
+
+
+def _digits(number: int) -> str:
+    assert 0 <= number <= _U64_MAX, "file numbers are u64"
+    return f"{number:020d}"

@@ -1,0 +1,94 @@
+"""WAL frames: one log entry to bytes and back. Pure: no files, no clock.
+
+    offset  size  field
+    0       4     magic   b"TFR1"
+    4       4     length  u32 LE; n, the size of the body
+    8       4     check   u32 LE; low half of the XXH3-64 of length and head
+    12      17    head    kind u8 (stored for ever, never reuse a number), topic id u32, first seq u64, count u32; LE
+    29      n     body    see entry.py
+    29+n    17    head    the same bytes again
+    46+n    8     sum     u64 LE; XXH3-64 of everything from the length to here
+
+The head stands at both ends so that a frame whose middle, beginning or end is damaged still tells which seqs it held.
+"""
+
+import struct
+from typing import NamedTuple
+
+import xxhash
+
+MAGIC = b"TFR1"
+_START = struct.Struct("<4sII")
+_HEAD = struct.Struct("<BIQI")
+_SUM = struct.Struct("<Q")
+BODY_AT = _START.size + _HEAD.size
+OVERHEAD_BYTES = BODY_AT + _HEAD.size + _SUM.size
+MAX_BODY_BYTES = 1 << 30
+
+_sum64 = xxhash.xxh3_64_intdigest
+_digest64 = xxhash.xxh3_64_digest
+_pack_head = _HEAD.pack
+_pack_length = struct.Struct("<I").pack
+
+
+class Head(NamedTuple):
+    """What a frame is about, known even when its body is not."""
+
+    kind: int
+    topic_id: int
+    first: int
+    count: int
+
+
+class Frame(NamedTuple):
+    head: Head
+    body: memoryview
+
+
+def encode(head: tuple[int, int, int, int], body: bytes) -> bytes:
+    """`head` is kind, topic id, first seq, count."""
+    packed = _pack_head(*head)
+    length = _pack_length(len(body))
+    guarded = b"%b%b%b%b%b" % (length, _digest64(length + packed)[-1:-5:-1], packed, body, packed)
+    return b"%b%b%b" % (MAGIC, guarded, _digest64(guarded)[::-1])
+
+
+def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
+    """The frame at `at` and the offset after it; None if cut short or damaged."""
+    found = peek(buf, at)
+    if found is None:
+        return None
+    head, end = found
+    if end > len(buf) or _sum64(buf[at + 4 : end - 8]) != _SUM.unpack_from(buf, end - 8)[0]:
+        return None
+    return Frame(head, buf[at + BODY_AT : end - 8 - _HEAD.size]), end
+
+
+def peek(buf: memoryview, at: int) -> tuple[Head, int] | None:
+    """Head and end of the frame at `at` by its beginning alone: its body may still be damaged or cut short."""
+    if at + BODY_AT > len(buf):
+        return None
+    magic, length, check = _START.unpack_from(buf, at)
+    packed = bytes(buf[at + _START.size : at + BODY_AT])
+    if magic != MAGIC or length > MAX_BODY_BYTES or check != _sum64(_pack_length(length) + packed) & 0xFFFFFFFF:
+        return None
+    return Head(*_HEAD.unpack(packed)), at + OVERHEAD_BYTES + length
+
+
+def trailing_head(buf: memoryview, end: int) -> Head | None:
+    """The second copy of the head of a frame that ends at `end`, for when the first copy cannot be read.
+
+    There is no checksum of its own: believe it only as far as it agrees with what else is known.
+    """
+    at = end - _SUM.size - _HEAD.size
+    return Head(*_HEAD.unpack_from(buf, at)) if at >= 0 else None
+
+
+def find(buf: bytes, at: int) -> int:
+    """The offset of the next whole frame at or after `at`; -1 if there is none."""
+    view = memoryview(buf)
+    while (at := buf.find(MAGIC, at)) >= 0:
+        if decode(view, at) is not None:
+            return at
+        at += 1
+    return -1

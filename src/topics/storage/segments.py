@@ -1,0 +1,384 @@
+"""Segments at run time: one that lives in memory, one that lives in a file, and what both can tell.
+
+A sealed segment keeps nothing resident but a few numbers. Its columns are loaded when first needed and dropped again when
+others need the room; its data is read from the file. Neither is done where it would make the caller wait for a disk: then
+`Cold` is raised with the work to do, to be run where waiting is allowed, and the caller asks again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from topics.errors import Corrupt
+from topics.storage import segment as codec
+from topics.storage.columns import Columns
+from topics.storage.fs import File, Fs
+
+
+class Cold(Exception):
+    """The answer needs bytes that are not in memory. `load` fetches them; it may block, and may raise `Corrupt`."""
+
+    def __init__(self, load: Callable[[], None]) -> None:
+        super().__init__("needs the disk")
+        self.load = load
+
+
+class Damaged(Exception):
+    """A range of a segment cannot be read back; `low` and `high` are positions in it, high exclusive.
+
+    `whole` says that not even the columns are there: nothing is known of the segment but its range of seqs.
+    """
+
+    def __init__(self, segment: Segment, low: int, high: int, cause: Corrupt, *, whole: bool = False) -> None:
+        super().__init__(str(cause))
+        self.segment = segment
+        self.low = low
+        self.high = high
+        self.cause = cause
+        self.whole = whole
+
+
+class Segment:
+    """What is common: where the run lies in the topic, and which of its records are still live."""
+
+    __slots__ = ("_marks", "count", "first", "live", "live_bytes", "max_ts", "min_ts")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.count = 0
+        self.live = 0
+        self.live_bytes = 0
+        self.min_ts = 0
+        self.max_ts = 0
+        self._marks: bytearray | None = None  # 0 live, 1 deleted, 2 lost; None while all are live
+
+    @property
+    def end(self) -> int:
+        """The seq after its last record."""
+        return self.first + self.count
+
+    @property
+    def columns(self) -> Columns:
+        raise NotImplementedError
+
+    @property
+    def marks(self) -> bytearray | None:
+        return self._marks
+
+    def read(self, low: int, high: int) -> bytes:
+        """The rendered records at positions [low, high), a comma after each."""
+        raise NotImplementedError
+
+    def mark(self, positions: Iterable[int], value: int) -> tuple[int, int]:
+        """Takes the live ones among `positions` out for good; how many, and their bytes."""
+        marks = self.marks
+        if marks is None:
+            marks = self._marks = bytearray(self.count)
+        offsets = self.columns.offsets
+        gone = gone_bytes = 0
+        for at in positions:
+            if not marks[at]:
+                marks[at] = value
+                gone += 1
+                gone_bytes += offsets[at + 1] - offsets[at]
+        self.live -= gone
+        self.live_bytes -= gone_bytes
+        return gone, gone_bytes
+
+    def live_within(self, low: int, high: int) -> tuple[int, int]:
+        """How many records at [low, high) are live, and their bytes."""
+        offsets = self.columns.offsets
+        size = offsets[high] - offsets[low]
+        marks = self.marks
+        if marks is None:
+            return high - low, size
+        dead = np.flatnonzero(np.frombuffer(marks, np.uint8)[low:high]) + low
+        ends = np.frombuffer(offsets, np.uint32)
+        return high - low - len(dead), size - int((ends[dead + 1].astype(np.int64) - ends[dead]).sum())
+
+    def live_positions(self, low: int, high: int) -> npt.NDArray[np.intp]:
+        marks = self.marks
+        if marks is None:
+            return np.arange(low, high)
+        return np.flatnonzero(np.frombuffer(marks, np.uint8)[low:high] == 0) + low
+
+    def first_live(self, low: int) -> int:
+        """The first live position from `low` on; `count` if there is none."""
+        marks = self.marks
+        if marks is None:
+            return low
+        at = marks.find(0, low, self.count)
+        return self.count if at < 0 else at
+
+
+class MemorySegment(Segment):
+    """A run held in memory: the open end of a topic, or all of it where there is no data directory."""
+
+    __slots__ = ("_columns", "opened_ms", "rendered")
+
+    def __init__(self, first: int, *, opened_ms: int = 0) -> None:
+        super().__init__(first)
+        self._columns = Columns(first)
+        self.rendered = bytearray()
+        self.opened_ms = opened_ms
+
+    @property
+    def columns(self) -> Columns:
+        return self._columns
+
+    def read(self, low: int, high: int) -> bytes:
+        offsets = self._columns.offsets
+        return bytes(memoryview(self.rendered)[offsets[low] : offsets[high]])
+
+    def grew(self, blob: bytes, n: int, ts: int) -> None:
+        """Accounts for `n` records that `columns.extend` has taken up."""
+        self.rendered += blob
+        if not self.count:
+            self.min_ts = ts
+        self.max_ts = ts
+        self.count += n
+        self.live += n
+        self.live_bytes += len(blob)
+        if self._marks is not None:
+            self._marks.extend(bytes(n))
+
+
+class Loaded:
+    """The part of a sealed segment that takes memory while it is in use."""
+
+    __slots__ = ("block", "block_at", "columns", "size_bytes", "sums", "verified")
+
+    def __init__(self, sums: memoryview, columns: Columns, size_bytes: int) -> None:
+        self.sums = sums
+        self.columns = columns
+        self.verified = bytearray(len(sums))
+        self.size_bytes = size_bytes
+        self.block = b""  # data fetched off the loop, waiting for the read that asked for it
+        self.block_at = 0
+
+
+class Shelf:
+    """Open files and loaded columns of sealed segments, the least recently used given up first.
+
+    The lock is for the pool threads that load: a load and an eviction may meet.
+    """
+
+    def __init__(self, fs: Fs, *, columns_bytes: int = 256 << 20, open_files: int = 512) -> None:
+        self.fs = fs
+        self._columns_bytes = columns_bytes
+        self._open_files = open_files
+        self._files: OrderedDict[str, File] = OrderedDict()
+        self._loaded: OrderedDict[SealedSegment, int] = OrderedDict()
+        self._held_bytes = 0
+        self._lock = Lock()
+
+    def file(self, path: str) -> File:
+        with self._lock:
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = self.fs.open(path, write=True)
+                while len(self._files) > self._open_files:
+                    self._files.popitem(last=False)  # closed when its last reader lets go of it
+            else:
+                self._files.move_to_end(path)
+            return file
+
+    def forget(self, path: str) -> None:
+        """The file is about to go or move."""
+        with self._lock:
+            self._files.pop(path, None)
+
+    def keep(self, segment: SealedSegment, size_bytes: int) -> None:
+        with self._lock:
+            self._held_bytes += size_bytes - self._loaded.pop(segment, 0)
+            self._loaded[segment] = size_bytes
+            while self._held_bytes > self._columns_bytes and len(self._loaded) > 1:
+                other, freed = self._loaded.popitem(last=False)
+                self._held_bytes -= freed
+                other.unload()
+
+    def drop(self, segment: SealedSegment) -> None:
+        with self._lock:
+            self._held_bytes -= self._loaded.pop(segment, 0)
+            segment.unload()
+
+
+class SealedSegment(Segment):
+    """A run in a file. Marks are written through to the file by whoever calls `take_unsaved`."""
+
+    __slots__ = ("_damage", "_loaded", "_marks_known", "_shelf", "_unsaved", "footer", "path")
+
+    def __init__(self, shelf: Shelf, path: str, footer: codec.Footer, *, live: int, live_bytes: int) -> None:
+        super().__init__(footer.first)
+        self.count = footer.count
+        self.live = live
+        self.live_bytes = live_bytes
+        self.min_ts = footer.min_ts
+        self.max_ts = footer.max_ts
+        self.path = path
+        self.footer = footer
+        self._shelf = shelf
+        self._loaded: Loaded | None = None
+        self._marks_known = live == footer.count
+        self._unsaved: set[int] = set()
+        self._damage: Damaged | None = None  # found by a load elsewhere, told to the next reader here
+
+    @classmethod
+    def adopt(cls, shelf: Shelf, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
+        """The file-backed successor of a segment that was just written out; marks made meanwhile come along."""
+        sealed = cls(shelf, path, footer, live=was.live, live_bytes=was.live_bytes)
+        sealed._marks = was._marks
+        sealed._marks_known = True
+        return sealed
+
+    @property
+    def columns(self) -> Columns:
+        loaded = self._loaded
+        if loaded is None:
+            loaded = self._load(wait=False)
+        return loaded.columns
+
+    @property
+    def marks(self) -> bytearray | None:
+        if not self._marks_known:
+            self._load(wait=False)
+        return self._marks
+
+    def mark(self, positions: Iterable[int], value: int) -> tuple[int, int]:
+        wanted = list(positions)
+        result = super().mark(wanted, value)
+        self._marks_known = True
+        self._unsaved.update(wanted)
+        return result
+
+    def take_unsaved(self) -> list[tuple[int, bytes]]:
+        """Flag bytes that the file does not have yet, as (offset, bytes); they count as saved from here on."""
+        marks, positions = self._marks, sorted(self._unsaved)
+        self._unsaved.clear()
+        if marks is None:
+            return []
+        at = self.footer.flags_at
+        disk = (codec.LIVE, codec.DELETED, codec.LOST)
+        return [(at + position, bytes([disk[marks[position]]])) for position in positions]
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self._unsaved)
+
+    def read(self, low: int, high: int) -> bytes:
+        if self._damage is not None:
+            damage, self._damage = self._damage, None
+            raise damage
+        loaded = self._loaded or self._load(wait=False)
+        start, stop = loaded.columns.offsets[low], loaded.columns.offsets[high]
+        if loaded.block and loaded.block_at <= start and stop <= loaded.block_at + len(loaded.block):
+            return loaded.block[start - loaded.block_at : stop - loaded.block_at]
+        found = self._data(loaded, start, stop, wait=False)
+        if found is None:
+            raise Cold(lambda: self._fetch(low, high))
+        return found
+
+    def check(self) -> None:
+        """Reads everything once and compares every checksum; raises `Corrupt` or `Damaged`."""
+        loaded = self._load(wait=True)
+        flags = self._shelf.file(self.path).pread(self.count, self.footer.flags_at)
+        if bad := codec.damaged_flags(flags):
+            raise Damaged(self, bad[0], bad[-1] + 1, Corrupt(self.path, self.footer.flags_at + bad[0], "a flag byte is damaged"))
+        for chunk in range(len(loaded.sums)):
+            start = chunk * codec.CHUNK_BYTES
+            self._data(loaded, start, min(start + codec.CHUNK_BYTES, self.footer.data_bytes), wait=True)
+
+    def unload(self) -> None:
+        self._loaded = None
+
+    def moved(self, path: str) -> None:
+        """The file now lives at `path`."""
+        self._shelf.forget(self.path)
+        self.path = path
+
+    def release(self) -> None:
+        """The segment is gone: nothing of it stays in memory."""
+        self._shelf.drop(self)
+        self._shelf.forget(self.path)
+
+    def _fetch(self, low: int, high: int) -> None:
+        try:
+            loaded = self._load(wait=True)
+            start, stop = loaded.columns.offsets[low], loaded.columns.offsets[high]
+            block = self._data(loaded, start, stop, wait=True)
+        except Damaged as damage:
+            self._damage = damage
+            return
+        assert block is not None
+        loaded.block_at, loaded.block = start, block
+
+    def _load(self, *, wait: bool) -> Loaded:
+        if self._damage is not None and self._damage.whole:
+            raise self._damage
+        loaded = self._loaded
+        if loaded is not None and self._marks_known:
+            return loaded
+        block = self._index_block(wait=wait)
+        if block is None:
+            raise Cold(self._load_waiting)
+        footer = self.footer
+        index_end = footer.flags_at - footer.sums_at
+        try:
+            sums, columns = codec.decode_index(block[:index_end], footer, path=self.path)
+        except Corrupt as cause:
+            raise Damaged(self, 0, self.count, cause, whole=True) from cause
+        if not self._marks_known:
+            self._marks = codec.decode_flags(block[index_end:])
+            self._marks_known = True
+        loaded = self._loaded = Loaded(sums, columns, len(block))
+        self._shelf.keep(self, len(block))
+        return loaded
+
+    def _load_waiting(self) -> None:
+        try:
+            self._load(wait=True)
+        except Damaged as damage:
+            self._damage = damage
+
+    def _index_block(self, *, wait: bool) -> bytes | None:
+        """Everything between data and footer; None if that would wait."""
+        footer = self.footer
+        size = footer.flags_at - footer.sums_at + footer.count
+        try:
+            file = self._shelf.file(self.path)
+        except FileNotFoundError as missing:
+            raise Damaged(self, 0, self.count, Corrupt(self.path, 0, "the file is missing"), whole=True) from missing
+        return file.pread(size, footer.sums_at) if wait else file.try_pread(size, footer.sums_at)
+
+    def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> bytes | None:
+        """Data bytes [start, stop), each chunk checked the first time it is read; None if that would wait."""
+        first, last = start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES
+        fresh = loaded.verified.find(0, first, last + 1) >= 0
+        low, high = start, stop
+        if fresh:
+            low, high = first * codec.CHUNK_BYTES, min((last + 1) * codec.CHUNK_BYTES, self.footer.data_bytes)
+        file = self._shelf.file(self.path)
+        at = codec.HEADER_BYTES + low
+        block = file.pread(high - low, at) if wait else file.try_pread(high - low, at)
+        if block is None:
+            return None
+        if fresh:
+            self._verify(loaded, block, first, last)
+        return block[start - low : stop - low]
+
+    def _verify(self, loaded: Loaded, block: bytes, first: int, last: int) -> None:
+        for chunk in range(first, last + 1):
+            low = (chunk - first) * codec.CHUNK_BYTES
+            if codec.sum64(block[low : low + codec.CHUNK_BYTES]) != loaded.sums[chunk]:
+                start = chunk * codec.CHUNK_BYTES
+                offsets = np.frombuffer(loaded.columns.offsets, np.uint32)
+                low_at = int(np.searchsorted(offsets, start, "right")) - 1
+                high_at = int(np.searchsorted(offsets, start + codec.CHUNK_BYTES, "left"))
+                cause = Corrupt(self.path, codec.HEADER_BYTES + start, "a chunk of data does not match its checksum")
+                raise Damaged(self, low_at, min(high_at, self.count), cause)
+            loaded.verified[chunk] = 1

@@ -1,0 +1,62 @@
+"""`topics serve` with a tiny application behind the sockets, run as a process by the tests beside it.
+
+It answers `/v0/health` at once, `/slow` when the server drains, and `/stuck` never. START in the
+environment makes its start fail or hang, or its end fail.
+"""
+
+import asyncio
+import errno
+import os
+import sys
+
+from topics.cli import serve
+from topics.cli.main import build_parser
+from topics.clock import Clock
+from topics.config import Settings
+from topics.errors import Corrupt
+from topics.server.http import Answer, Deferred, Request, Response
+
+
+class PlainApp:
+    def __init__(self) -> None:
+        self.slow: list[Deferred] = []
+
+    @classmethod
+    def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> "PlainApp":
+        if os.environ.get("START") == "locked":
+            raise OSError(errno.EAGAIN, "another process has it", "data")
+        return cls()
+
+    def admit(self, request: Request, content_length: int | None) -> Response | None:
+        return None
+
+    def handle(self, request: Request) -> Answer:
+        if request.path == b"/v0/health":
+            return Response(200, b'{"status":"ok"}')
+        if request.path == b"/broken":
+            raise RuntimeError("a message that quotes s3cret")
+        later = Deferred()
+        if request.path == b"/slow":
+            self.slow.append(later)
+        return later
+
+    async def start(self) -> None:
+        match os.environ.get("START"):
+            case "fail":
+                raise Corrupt("snapshot", 12, "checksum does not match")
+            case "hang":
+                await asyncio.Event().wait()
+
+    def begin_drain(self) -> None:
+        for later in self.slow:
+            asyncio.get_running_loop().call_later(0.2, later.resolve, Response(200, b'"late"'))
+
+    async def stop(self) -> None:
+        print("application stopped", flush=True)
+        if os.environ.get("START") == "stuck":
+            raise RuntimeError("a message that quotes s3cret")
+
+
+if __name__ == "__main__":
+    args = build_parser().parse_args(["serve", *sys.argv[1:]])
+    sys.exit(serve.execute(args, build=PlainApp.build))

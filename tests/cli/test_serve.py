@@ -1,0 +1,341 @@
+"""`topics serve` as a process: settings, address, signals, drain, logs."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+PLAIN = [sys.executable, str(Path(__file__).with_name("plain_server.py"))]
+TOPICS = [sys.executable, "-m", "topics"]
+WAIT_S = 20
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+    return kept | extra
+
+
+def finished(command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=WAIT_S)
+
+
+class Process:
+    """A server under test: where it listens, and how it ended."""
+
+    def __init__(self, popen: subprocess.Popen[str], port: int) -> None:
+        self.popen = popen
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def ended(self) -> tuple[int, str, str]:
+        out, err = self.popen.communicate(timeout=WAIT_S)
+        return self.popen.returncode, out, err
+
+    def get(self, path: str) -> socket.socket:
+        """A request under way, for answers that come when the server drains."""
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
+        sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        return sock
+
+
+@contextlib.contextmanager
+def serving(tmp_path: Path, *flags: str, command: list[str] = PLAIN, **env: str) -> Iterator[Process]:
+    port_file = tmp_path / "port"
+    variables = {"TOPICS_PORT": "0", "TOPICS_PORT_FILE": str(port_file)} | env
+    popen = subprocess.Popen(
+        [*command, *flags],
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Process(popen, wait_for_port(port_file, popen))
+    finally:
+        if popen.poll() is None:
+            popen.kill()
+        popen.communicate()
+
+
+def wait_for_port(port_file: Path, popen: subprocess.Popen[str]) -> int:
+    deadline = time.monotonic() + WAIT_S
+    while not port_file.exists():
+        assert popen.poll() is None, popen.communicate()
+        assert time.monotonic() < deadline, "the server did not listen in time"
+        time.sleep(0.01)
+    return int(port_file.read_text())
+
+
+def wait_for_drain(server: Process) -> None:
+    """Until nobody accepts any more: the first thing a drain does."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", server.port), timeout=1).close()
+        except OSError:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the server still accepts connections")
+
+
+def read_all(sock: socket.socket) -> bytes:
+    with sock:
+        return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+def events(err: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in err.splitlines()]
+
+
+# --- settings ---
+
+
+def test_all_bad_settings_are_reported_together_with_exit_status_2():
+    done = finished(
+        [*TOPICS, "serve", "--max-limit", "0", "--log-level", "loud"], TOPICS_PORT="70000", TOPICS_HOST="0.0.0.0"
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    head, *problems = done.stderr.splitlines()
+    assert head == "topics: 4 bad settings"
+    assert [line.split(":")[0].strip() for line in problems] == [
+        "TOPICS_PORT",
+        "--log-level",
+        "--max-limit",
+        "TOPICS_HOST",
+    ]
+
+
+def test_a_bad_key_setting_does_not_print_the_key(tmp_path: Path):
+    done = finished([*TOPICS, "serve"], TOPICS_API_KEYS="s3cret", TOPICS_API_KEYS_FILE=str(tmp_path / "no"))
+    assert done.returncode == 2
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_help_lists_every_flag():
+    from topics.config import SETTINGS
+
+    done = finished([*TOPICS, "serve", "--help"], COLUMNS="200")
+    assert done.returncode == 0
+    for row in SETTINGS:
+        assert f"{row.flag} " in done.stdout
+        assert row.variable in done.stdout
+
+
+def test_version_and_the_settings_in_force_can_be_printed():
+    from topics import __version__
+
+    assert finished([*TOPICS, "version"]).stdout == f"{__version__}\n"
+    shown = finished([*TOPICS, "config", "--port", "0"], TOPICS_API_KEYS="s3cret", TOPICS_PORT="5").stdout.splitlines()
+    assert {"TOPICS_PORT=0", "TOPICS_API_KEYS=(hidden)", "TOPICS_MAX_BODY_BYTES=64MiB"} <= set(shown)
+
+
+# --- address ---
+
+
+def test_port_0_takes_a_free_port_that_is_printed_and_written_to_the_port_file(tmp_path: Path):
+    with serving(tmp_path) as server:
+        assert server.port > 0
+        assert httpx.get(f"{server.url}/v0/health").json() == {"status": "ok"}
+        assert [path.name for path in tmp_path.iterdir()] == ["port"]
+        server.signal(signal.SIGTERM)
+        code, out, _ = server.ended()
+    assert code == 0
+    assert f"listening on http://127.0.0.1:{server.port}\n" in out
+
+
+def test_a_flag_beats_its_variable(tmp_path: Path):
+    with serving(tmp_path, "--port", "0", TOPICS_PORT="1") as server:
+        assert httpx.get(f"{server.url}/v0/health").status_code == 200
+
+
+def test_a_port_file_left_by_an_earlier_server_is_not_mistaken_for_this_one(tmp_path: Path):
+    (tmp_path / "port").write_text("1\n")
+    done = finished(
+        [*PLAIN], TOPICS_HOST="192.0.2.1", TOPICS_ALLOW_INSECURE_NO_AUTH="1", TOPICS_PORT_FILE=str(tmp_path / "port")
+    )
+    assert done.returncode == 1
+    assert not (tmp_path / "port").exists()
+
+
+def test_a_port_in_use_is_told_plainly_and_ends_with_status_1():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = finished([*PLAIN], TOPICS_PORT=str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    [refusal] = [event for event in events(done.stderr) if event["event"] == "cannot_listen"]
+    assert refusal["reason"] == "Address already in use"
+
+
+def test_ipv6_and_names_can_be_listened_on(tmp_path: Path):
+    if not has_ipv6():
+        pytest.fail("this machine has no IPv6 loopback")
+    for host in ("::1", "[::1]", "localhost"):
+        (tmp_path / "port").unlink(missing_ok=True)
+        with serving(tmp_path, "--host", host) as server:
+            where = "localhost" if host == "localhost" else "[::1]"
+            assert httpx.get(f"http://{where}:{server.port}/v0/health").status_code == 200
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+# --- what a client meets ---
+
+
+def test_limits_and_timeouts_are_those_of_the_settings(tmp_path: Path):
+    with serving(
+        tmp_path, "--max-header-bytes", "1KiB", TOPICS_MAX_HEADERS="20", TOPICS_IDLE_TIMEOUT_MS="100"
+    ) as server:
+        assert httpx.get(f"{server.url}/v0/health", headers={"x": "y" * 1500}).status_code == 431
+        many = {f"x-{n}": "y" for n in range(30)}
+        assert httpx.get(f"{server.url}/v0/health", headers=many).status_code == 431
+        idle = server.get("/v0/health")
+        assert read_all(idle).endswith(b'{"status":"ok"}')  # read to the end: the server closed it
+
+
+def test_a_body_above_the_limit_is_refused(tmp_path: Path):
+    small = {"TOPICS_MAX_BODY_BYTES": "2k", "TOPICS_MAX_RECORD_BYTES": "1k", "TOPICS_MAX_META_BYTES": "1k"}
+    with serving(tmp_path, **small) as server:
+        assert httpx.post(f"{server.url}/v0/health", content=b"x" * 2048).status_code == 200
+        assert httpx.post(f"{server.url}/v0/health", content=b"x" * 2049).status_code == 413
+
+
+def test_pages_of_a_configured_origin_may_call(tmp_path: Path):
+    page = {"origin": "https://app.example"}
+    with serving(tmp_path, TOPICS_CORS_ORIGINS="https://app.example") as server:
+        answer = httpx.get(f"{server.url}/v0/health", headers=page)
+        ask = page | {"access-control-request-method": "PUT"}
+        preflight = httpx.options(f"{server.url}/v0/topics/t", headers=ask)
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert (preflight.status_code, "PUT" in preflight.headers["access-control-allow-methods"]) == (204, True)
+
+
+def test_without_configured_origins_no_page_is_told_anything(tmp_path: Path):
+    with serving(tmp_path) as server:
+        answer = httpx.get(f"{server.url}/v0/health", headers={"origin": "https://app.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+# --- stopping ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_an_open_request_finish_and_exits_with_0(tmp_path: Path, number: signal.Signals):
+    with serving(tmp_path) as server:
+        httpx.get(f"{server.url}/v0/health")
+        open_request = server.get("/slow")
+        httpx.get(f"{server.url}/v0/health")  # answered after the one before was taken in
+        server.signal(number)
+        answer = read_all(open_request)
+        code, out, _ = server.ended()
+    assert answer.endswith(b'\r\n\r\n"late"')
+    assert b"connection: close" in answer.lower()
+    assert (code, "application stopped" in out) == (0, True)
+
+
+def test_an_idle_connection_does_not_hold_up_the_end(tmp_path: Path):
+    with serving(tmp_path) as server, httpx.Client() as client:
+        client.get(f"{server.url}/v0/health")
+        began = time.monotonic()
+        server.signal(signal.SIGTERM)
+        assert server.ended()[0] == 0
+        assert time.monotonic() - began < 5
+
+
+def test_a_request_that_never_ends_is_cut_off_when_the_drain_times_out(tmp_path: Path):
+    with serving(tmp_path, "--drain-timeout-ms", "200") as server:
+        open_request = server.get("/stuck")
+        httpx.get(f"{server.url}/v0/health")
+        server.signal(signal.SIGTERM)
+        with contextlib.suppress(ConnectionResetError):
+            assert read_all(open_request) == b""
+        code, _, err = server.ended()
+    assert code == 0
+    assert "drain_timed_out" in [event["event"] for event in events(err)]
+
+
+def test_a_second_sigint_exits_at_once(tmp_path: Path):
+    with serving(tmp_path, "--drain-timeout-ms", "60000") as server:
+        open_request = server.get("/stuck")
+        httpx.get(f"{server.url}/v0/health")
+        server.signal(signal.SIGINT)
+        wait_for_drain(server)
+        server.signal(signal.SIGINT)
+        code, out, _ = server.ended()
+        open_request.close()
+    assert (code, "application stopped" in out) == (130, False)
+
+
+def test_a_server_that_is_still_starting_can_be_stopped(tmp_path: Path):
+    with serving(tmp_path, START="hang") as server:
+        assert httpx.get(f"{server.url}/v0/health").status_code == 200
+        server.signal(signal.SIGTERM)
+        assert server.ended()[0] == 0
+
+
+def test_a_start_that_fails_is_told_and_ends_with_status_1(tmp_path: Path):
+    with serving(tmp_path, START="fail") as server:
+        code, out, err = server.ended()
+    assert (code, "application stopped" in out) == (1, True)
+    [failure] = [event for event in events(err) if event["event"] == "cannot_start"]
+    assert failure["reason"] == "snapshot at byte 12: checksum does not match"
+
+
+def test_a_data_directory_that_cannot_be_had_is_told_and_ends_with_status_1():
+    done = finished([*PLAIN], TOPICS_PORT="0", START="locked")
+    assert done.returncode == 1
+    [failure] = [event for event in events(done.stderr) if event["event"] == "cannot_start"]
+    assert failure["error"] == "BlockingIOError"
+    assert "data" in str(failure["reason"])
+
+
+def test_an_end_that_fails_is_told_and_ends_with_status_1(tmp_path: Path):
+    with serving(tmp_path, START="stuck") as server:
+        server.signal(signal.SIGTERM)
+        code, _, err = server.ended()
+    assert (code, "s3cret" in err) == (1, False)
+    assert "cannot_stop" in [event["event"] for event in events(err)]
+
+
+def test_a_name_that_resolves_to_nothing_ends_with_status_1():
+    done = finished([*PLAIN], TOPICS_HOST="x" * 70 + ".invalid", TOPICS_ALLOW_INSECURE_NO_AUTH="1")
+    assert (done.returncode, "cannot_listen" in done.stderr) == (1, True)
+
+
+# --- logs ---
+
+
+def test_logs_away_from_a_terminal_are_json_and_warn_of_what_is_missing(tmp_path: Path):
+    with serving(tmp_path, TOPICS_DATADIR="x") as server:
+        server.signal(signal.SIGTERM)
+        _, _, err = server.ended()
+    told = events(err)
+    names = [event["event"] for event in told]
+    assert {"memory_only", "no_api_keys", "unknown_variable", "listening", "draining", "stopped"} <= set(names)
+    assert "did you mean TOPICS_DATA_DIR?" in str(told[names.index("unknown_variable")]["hint"])
+
+
+def test_neither_tokens_nor_what_a_failure_quotes_reach_the_log(tmp_path: Path):
+    with serving(tmp_path, TOPICS_API_KEYS="s3cret", TOPICS_LOG_LEVEL="debug") as server:
+        answer = httpx.get(f"{server.url}/broken?token=s3cret", headers={"authorization": "Bearer s3cret"})
+        server.signal(signal.SIGTERM)
+        code, out, err = server.ended()
+    assert (answer.status_code, code) == (500, 0)
+    assert "s3cret" not in out + err + answer.text

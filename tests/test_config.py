@@ -1,0 +1,184 @@
+"""The settings table: what is read, what is refused, and that the documentation says the same."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from topics.cli.config import reference
+from topics.config import GIB, KIB, MIB, SETTINGS, BadSettings, Settings, unknown_variables
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load(env: dict[str, str] | None = None, **flags: str) -> Settings:
+    return Settings.load(env or {}, flags)
+
+
+def problems(env: dict[str, str] | None = None, **flags: str) -> list[str]:
+    with pytest.raises(BadSettings) as caught:
+        load(env, **flags)
+    return caught.value.problems
+
+
+def test_defaults_are_those_of_the_table():
+    settings = load()
+    assert settings == Settings()
+    assert (settings.host, settings.port, settings.data_dir) == ("127.0.0.1", 4000, None)
+    assert (settings.max_record_bytes, settings.max_body_bytes) == (MIB, 64 * MIB)
+
+
+def test_a_variable_beats_the_default_and_a_flag_beats_the_variable():
+    env = {"TOPICS_PORT": "5000", "TOPICS_MAX_LIMIT": "10"}
+    settings = load(env, port="6000")
+    assert (settings.port, settings.max_limit) == (6000, 10)
+
+
+def test_an_empty_value_counts_as_unset_and_an_empty_flag_takes_its_variable_back():
+    assert load({"TOPICS_PORT": "", "TOPICS_LOG_LEVEL": " "}) == Settings()
+    assert load({"TOPICS_MAX_LIMIT": "7"}, max_limit="").max_limit == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("64MiB", 64 * MIB),
+        ("1GiB", GIB),
+        ("8k", 8 * KIB),
+        ("8K", 8 * KIB),
+        ("2M", 2 * MIB),
+        ("1G", GIB),
+        ("16 MiB", 16 * MIB),
+    ],
+)
+def test_sizes_take_bytes_and_binary_units(text: str, size: int):
+    assert load(max_body_bytes=text, max_record_bytes="1k", max_meta_bytes="1k").max_body_bytes == size
+
+
+@pytest.mark.parametrize("text", ["1MB", "1.5MiB", "-1", "MiB", "64mib", "1_000", "٣", "1" * 30])
+def test_a_size_that_could_mean_two_things_or_none_is_refused(text: str):
+    [problem] = problems(max_body_bytes=text)
+    assert problem.startswith("--max-body-bytes: ")
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
+def test_words_for_yes(text: str):
+    assert load({"TOPICS_PROBE_AUTH": text}).probe_auth is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "No", "off"])
+def test_words_for_no(text: str):
+    assert load({"TOPICS_PROBE_AUTH": text}).probe_auth is False
+
+
+def test_every_problem_is_reported_and_names_where_the_value_came_from(tmp_path: Path):
+    found = problems(
+        {"TOPICS_PORT": "70000", "TOPICS_PROBE_AUTH": "maybe", "TOPICS_SEGMENT_MAX_EVENTS": "15"},
+        log_level="loud",
+        max_limit="ten",
+        port_file=str(tmp_path / "missing" / "port"),
+    )
+    assert [line.partition(":")[0] for line in found] == [
+        "TOPICS_PORT",
+        "--port-file",
+        "--log-level",
+        "TOPICS_PROBE_AUTH",
+        "--max-limit",
+        "TOPICS_SEGMENT_MAX_EVENTS",
+    ]
+    assert "70000 is above the most allowed, 65535" in found[0]
+    assert "15 is below the least allowed, 16" in found[-1]
+
+
+def test_the_bounds_themselves_are_allowed():
+    for row in SETTINGS:
+        for bound in (row.low, row.high):
+            if bound is not None:
+                assert row.read(str(bound)) == bound
+
+
+def test_every_default_lies_within_its_bounds_and_reads_back_as_shown():
+    for row in SETTINGS:
+        if row.default not in (None, ()):
+            assert row.read(row.kind.show(row.default)) == row.default
+
+
+def test_a_bind_beyond_loopback_needs_a_key_or_an_explicit_yes(tmp_path: Path):
+    for host in ("0.0.0.0", "::", "192.0.2.7", "topics.example"):
+        [problem] = problems({"TOPICS_HOST": host})
+        assert "no API key is set" in problem
+        assert load({"TOPICS_HOST": host, "TOPICS_API_KEYS": "k1"}).host == host
+        assert load({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}).host == host
+    keys = tmp_path / "keys"
+    keys.write_text("# one a line\nk1:read\n")
+    assert load({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS_FILE": str(keys)}).key_entries() == ["k1:read"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
+def test_loopback_needs_no_key(host: str):
+    assert load(host=host).is_loopback()
+
+
+def test_keys_that_are_only_commas_are_no_keys():
+    assert load(api_keys=" , ,").key_entries() == []
+    assert problems({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": ","})
+
+
+def test_keys_of_the_setting_and_of_the_file_add_up(tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("\n# spare\n k2:read:a.+b. \n")
+    assert load(api_keys="k1, k3:w", api_keys_file=str(keys)).key_entries() == ["k1", "k3:w", "k2:read:a.+b."]
+
+
+def test_a_key_file_must_be_readable_and_hold_a_key(tmp_path: Path):
+    empty = tmp_path / "empty"
+    empty.write_text("# nothing\n")
+    assert "holds no key" in problems(api_keys_file=str(empty))[0]
+    assert "cannot be read" in problems(api_keys_file=str(tmp_path / "absent"))[0]
+    assert "cannot be read" in problems(api_keys_file=str(tmp_path))[0]
+
+
+def test_secrets_are_shown_nowhere():
+    settings = load(api_keys="k1-very-secret")
+    row = next(row for row in SETTINGS if row.name == "api_keys")
+    assert "very-secret" not in repr(settings) + row.shown(settings.api_keys)
+
+
+def test_origins_are_split_and_checked():
+    assert load(cors_origins="https://a.example, http://localhost:5173").cors_origins == (
+        "https://a.example",
+        "http://localhost:5173",
+    )
+    assert load(cors_origins="*").cors_origins == ("*",)
+    for text in ("a.example", "https://a.example/", "https://a.example,nonsense"):
+        assert "is not an origin" in problems(cors_origins=text)[0]
+
+
+def test_settings_that_make_no_sense_together_are_refused(tmp_path: Path):
+    here = str(tmp_path)
+    assert "TOPICS_MAX_BODY_BYTES" in problems(max_record_bytes="2MiB", max_body_bytes="1MiB")[0]
+    assert "TOPICS_DATA_DIR" in problems(cold_dir=here)[0]
+    assert "must differ" in problems(cold_dir=here, data_dir=here)[0]
+    assert "TOPICS_COLD_DIR" in problems(hot_retain_segments="4", data_dir=here)[0]
+
+
+def test_a_data_directory_that_is_a_file_is_refused(tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    assert "is not a directory" in problems(data_dir=str(file))[0]
+    assert load(data_dir=str(tmp_path / "new")).data_dir == tmp_path / "new"
+
+
+def test_an_unknown_variable_gets_the_nearest_name():
+    lines = unknown_variables({"TOPICS_DATADIR": "x", "TOPICS_QQ": "1", "TOPICS_PORT": "1", "HOME": "/"})
+    assert lines == ["TOPICS_DATADIR is no setting; did you mean TOPICS_DATA_DIR?", "TOPICS_QQ is no setting"]
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load().port = 1  # type: ignore[misc]
+
+
+def test_the_documentation_lists_the_table_as_it_is():
+    assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == reference(), "run `make docs`"

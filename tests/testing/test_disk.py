@@ -1,0 +1,613 @@
+"""What the simulated disk keeps, loses and refuses."""
+
+import errno
+import threading
+from random import Random
+
+import pytest
+
+from topics.testing.clock import SimClock
+from topics.testing.disk import FOREVER, MUTATING, Crashed, SimDisk, SimFile
+
+POWER_LOSSES = ["lose", "tear", "reorder", "zero"]
+PAGE = 4096
+
+
+def durable_file(disk: SimDisk, path: str = "/a", data: bytes = b"") -> SimFile:
+    """A file whose name and first bytes would outlive anything."""
+    file = disk.open(path, create=True)
+    file.pwrite(data, 0)
+    file.sync()
+    disk.sync_dir(path.rpartition("/")[0] or "/")
+    return file
+
+
+def outcomes(disk: SimDisk, mode, path: str = "/a", tries: int = 300) -> set[bytes]:
+    rng = Random(1)
+    return {disk.crash(mode, rng).contents(path) for _ in range(tries)}
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("sync", ["sync", "datasync"])
+@pytest.mark.parametrize("mode", POWER_LOSSES)
+def test_synced_bytes_outlive_every_power_loss(mode, sync: str):
+    disk = SimDisk()
+    file = durable_file(disk)
+    file.pwrite(b"abc" * 3_000, 0)
+    file.allocate(20_000)
+    getattr(file, sync)()
+    assert outcomes(disk, mode, tries=20) == {b"abc" * 3_000 + bytes(11_000)}
+
+
+def test_unsynced_bytes_are_gone_after_lose():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"old")
+    file.pwrite(b"NEW and longer", 0)
+    assert file.pread(99, 0) == b"NEW and longer"
+    assert disk.crash("lose").contents("/a") == b"old"
+
+
+def test_an_unsynced_truncate_is_undone_by_lose():
+    disk = SimDisk()
+    durable_file(disk, data=b"abcdef").truncate(2)
+    assert disk.crash("lose").contents("/a") == b"abcdef"
+
+
+def test_tear_keeps_a_prefix_of_the_writes_and_cuts_the_last():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"..")
+    file.pwrite(b"abc", 2)
+    file.pwrite(b"XY", 0)
+    assert outcomes(disk, "tear") == {b"..", b"..a", b"..ab", b"..abc", b"X.abc", b"XYabc"}
+
+
+def test_tear_also_cuts_between_sectors():
+    disk = SimDisk()
+    durable_file(disk, data=b"-" * 500).pwrite(b"x" * 4_000, 500)
+    sizes = [len(data) for data in outcomes(disk, "tear")]
+    assert {size for size in sizes if size % 512 == 0} >= {512, 1024, 2048, 3072}
+    assert sum(size % 512 != 0 for size in sizes) > 50
+
+
+def test_reorder_keeps_any_set_of_sectors():
+    disk = SimDisk()
+    file = durable_file(disk, data=bytes(4 * 512))
+    for sector in range(4):
+        file.pwrite(b"%d" % sector * 512, sector * 512)
+    seen = {bytes(data[::512]).replace(b"\0", b"-") for data in outcomes(disk, "reorder")}
+    assert len(seen) == 16
+    assert {b"----", b"---3", b"0-2-", b"0123"} <= seen
+
+
+def test_reorder_never_keeps_a_write_without_an_earlier_one_in_its_sector():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"----")
+    file.pwrite(b"A", 0)
+    file.pwrite(b"B", 1)
+    assert outcomes(disk, "reorder") == {b"----", b"A---", b"AB--"}
+
+
+def test_reorder_may_keep_the_size_without_the_bytes_and_the_bytes_without_the_size():
+    disk = SimDisk()
+    durable_file(disk, data=b"ab").pwrite(b"c" * 600, 2)
+    seen = outcomes(disk, "reorder")
+    assert seen == {
+        b"ab",
+        b"ab" + bytes(600),
+        b"ab" + b"c" * 510 + bytes(90),
+        b"ab" + bytes(510) + b"c" * 90,
+        b"ab" + b"c" * 600,
+    }
+
+
+def test_zero_keeps_the_size_and_not_the_bytes():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"abcdef")
+    file.pwrite(b"XYZ", 4)
+    assert disk.crash("zero").contents("/a") == b"abcdef\0"
+    file = durable_file(disk := SimDisk(), data=b"abcdef")
+    file.truncate(3)
+    file.pwrite(b"XYZ", 3)
+    assert disk.crash("zero").contents("/a") == b"abc\0\0\0"
+
+
+def test_keep_is_a_killed_process_its_writes_still_pending():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"old")
+    file.pwrite(b"new", 0)
+    disk.open("/b", create=True)
+    killed = disk.crash("keep")
+    assert killed.files() == ["/a", "/b"]
+    assert killed.contents("/a") == b"new"
+    again = killed.crash("lose")
+    assert again.files() == ["/a"]
+    assert again.contents("/a") == b"old"
+
+
+@pytest.mark.parametrize("mode", POWER_LOSSES)
+def test_the_boot_id_changes_with_a_power_loss_only(mode):
+    disk = SimDisk()
+    before = disk.boot_id()
+    assert disk.crash("keep").boot_id() == before
+    assert disk.crash(mode).boot_id() != before
+    assert disk.crash(mode).crash(mode).boot_id() not in (before, disk.crash(mode).boot_id())
+
+
+def test_an_allocated_file_is_zeros_until_written_and_costs_nothing_to_copy():
+    disk = SimDisk()
+    file = durable_file(disk)
+    file.allocate(1 << 30)
+    file.sync()
+    file.pwrite(b"x", 1 << 29)
+    after = disk.crash("lose").open("/a")
+    assert after.size() == 1 << 30
+    assert after.pread(3, 1 << 29) == b"\0\0\0"
+
+
+# Names
+
+
+def test_a_new_file_needs_its_directory_synced_however_often_it_was_synced_itself():
+    disk = SimDisk()
+    file = disk.open("/a", create=True)
+    file.pwrite(b"abc", 0)
+    file.sync()
+    assert disk.clone().crash("lose").files() == []
+    disk.sync_dir("/")
+    assert disk.clone().crash("lose").contents("/a") == b"abc"
+
+
+def test_a_directory_needs_its_parent_synced():
+    disk = SimDisk()
+    disk.mkdir("/d/e")
+    durable_file(disk, "/d/e/a")
+    assert disk.clone().crash("lose").listdir("/") == []
+    disk.sync_dir("/d")
+    assert disk.clone().crash("lose").listdir("/") == []
+    disk.sync_dir("/")
+    assert disk.clone().crash("lose").files() == ["/d/e/a"]
+
+
+def test_a_rename_is_undone_unless_the_directory_was_synced():
+    disk = SimDisk()
+    durable_file(disk, "/a", b"old")
+    durable_file(disk, "/a.tmp", b"new")
+    disk.rename("/a.tmp", "/a")
+    undone = disk.crash("lose")
+    assert (undone.contents("/a"), undone.contents("/a.tmp")) == (b"old", b"new")
+    disk = disk.crash("keep")
+    disk.sync_dir("/")
+    done = disk.crash("lose")
+    assert done.files() == ["/a"]
+    assert done.contents("/a") == b"new"
+
+
+@pytest.mark.parametrize("mode", ["tear", "reorder"])
+def test_a_rename_is_old_or_new_never_both_nor_none(mode):
+    disk = SimDisk()
+    durable_file(disk, "/a", b"old")
+    durable_file(disk, "/a.tmp", b"new")
+    disk.rename("/a.tmp", "/a")
+    seen = set()
+    for seed in range(40):
+        after = disk.crash(mode, Random(seed))
+        seen.add(tuple((path, after.contents(path)) for path in after.files()))
+    assert seen == {(("/a", b"old"), ("/a.tmp", b"new")), (("/a", b"new"),)}
+
+
+def test_a_rename_between_directories_is_one_change():
+    disk = SimDisk()
+    for directory in ("/d", "/e"):
+        disk.mkdir(directory)
+    disk.sync_dir("/")
+    disk.open("/d/a", create=True)
+    disk.rename("/d/a", "/e/a")
+    for seed in range(20):
+        assert disk.crash("reorder", Random(seed)).files() in ([], ["/d/a"], ["/e/a"])
+    for synced in ("/d", "/e"):
+        one = disk.crash("keep")
+        one.sync_dir(synced)
+        assert one.crash("lose").files() == ["/e/a"]
+
+
+def test_the_name_may_survive_without_the_bytes():
+    disk = SimDisk()
+    disk.open("/a", create=True).pwrite(b"abc", 0)
+    assert disk.crash("zero").contents("/a") == b"\0\0\0"
+
+
+def test_an_unlink_is_undone_unless_the_directory_was_synced():
+    disk = SimDisk()
+    durable_file(disk, data=b"abc")
+    disk.unlink("/a")
+    assert disk.crash("lose").contents("/a") == b"abc"
+    disk = disk.crash("keep")
+    disk.sync_dir("/")
+    assert disk.crash("lose").files() == []
+
+
+def test_a_link_needs_its_directory_synced_and_then_outlives_the_first_name():
+    disk = SimDisk()
+    durable_file(disk, data=b"abc")
+    disk.link("/a", "/b")
+    assert disk.clone().crash("lose").files() == ["/a"]
+    disk.unlink("/a")
+    for seed in range(20):
+        assert disk.crash("reorder", Random(seed)).files() in (["/a"], ["/a", "/b"], ["/b"])
+    disk = disk.crash("keep")
+    disk.sync_dir("/")
+    assert disk.clone().crash("lose").contents("/b") == b"abc"
+
+
+def test_reorder_keeps_any_set_of_name_changes():
+    disk = SimDisk()
+    for name in "abc":
+        disk.open(f"/{name}", create=True)
+    seen = {tuple(disk.crash("reorder", Random(seed)).files()) for seed in range(100)}
+    assert len(seen) == 8
+    torn = {tuple(disk.crash("tear", Random(seed)).files()) for seed in range(100)}
+    assert torn == {(), ("/a",), ("/a", "/b"), ("/a", "/b", "/c")}
+
+
+def test_files_that_nothing_leads_to_are_forgotten():
+    disk = SimDisk()
+    for _ in range(100):
+        disk.open("/a.tmp", create=True).close()
+        disk.rename("/a.tmp", "/a")
+        disk.sync_dir("/")
+    assert len(disk._names.nodes) == 2
+
+
+# Faults
+
+
+def test_every_call_is_counted_and_named():
+    disk = SimDisk()
+    disk.mkdir("/d")
+    file = disk.open("/d/a", create=True)
+    file.pwritev([b"a", b"b"], 0)
+    file.datasync()
+    file.close()
+    assert disk.calls == [
+        (0, "mkdir", "/d"),
+        (1, "open", "/d/a"),
+        (2, "pwritev", "/d/a"),
+        (3, "datasync", "/d/a"),
+        (4, "close", "/d/a"),
+    ]
+    assert [call.number for call in disk.calls if call.op in MUTATING] == [0, 1, 2, 3]
+
+
+def test_a_call_can_be_made_to_fail_by_number_operation_and_path():
+    disk = SimDisk()
+    disk.fail(at=2)
+    disk.fail(op="pwrite", path="*.wal", error=errno.ENOSPC, times=2)
+    log = disk.open("/1.wal", create=True)
+    other = disk.open("/2", create=True)
+    with pytest.raises(OSError, match="Input/output error"):
+        other.pwrite(b"x", 0)
+    other.pwrite(b"x", 0)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            log.pwrite(b"x", 0)
+    log.pwrite(b"y", 0)
+    assert log.pread(9, 0) == b"y"
+
+
+def test_a_fault_can_last_until_it_is_healed():
+    disk = SimDisk()
+    file = durable_file(disk)
+    fault = disk.fail(op="pwrite", times=FOREVER)
+    for _ in range(5):
+        with pytest.raises(OSError, match="Input/output"):
+            file.pwrite(b"x", 0)
+    fault.times = 0
+    file.pwrite(b"x", 0)
+    disk.fail(op="pwrite", times=FOREVER)
+    disk.heal()
+    file.pwrite(b"x", 0)
+
+
+def test_a_failing_write_may_leave_a_prefix():
+    seen = set()
+    for seed in range(60):
+        disk = SimDisk(seed)
+        file = durable_file(disk)
+        disk.fail(op="pwritev", error=errno.ENOSPC, short=True)
+        with pytest.raises(OSError, match="No space"):
+            file.pwritev([b"ab", b"cd"], 0)
+        seen.add(disk.contents("/a"))
+    assert seen == {b"", b"a", b"ab", b"abc"}
+
+
+def test_a_failed_change_of_names_changes_nothing():
+    disk = SimDisk()
+    durable_file(disk)
+    for op, call in {
+        "rename": lambda: disk.rename("/a", "/b"),
+        "unlink": lambda: disk.unlink("/a"),
+        "link": lambda: disk.link("/a", "/b"),
+        "mkdir": lambda: disk.mkdir("/d"),
+        "open": lambda: disk.open("/c", create=True),
+    }.items():
+        disk.fail(op=op)
+        with pytest.raises(OSError, match="Input/output"):
+            call()
+    assert disk.listdir("/") == ["a"]
+
+
+def test_bytes_that_met_a_failed_sync_stay_readable_and_are_never_synced():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"....")
+    file.pwrite(b"AB", 0)
+    disk.fail(op="datasync")
+    with pytest.raises(OSError, match="Input/output"):
+        file.datasync()
+    file.pwrite(b"C", 2)
+    file.pwrite(b"EF", 4)
+    file.datasync()
+    assert file.pread(9, 0) == b"ABC.EF"
+    for mode in POWER_LOSSES:
+        assert disk.crash(mode).contents("/a") == b"..C.EF"
+    assert disk.crash("keep").contents("/a") == b"ABC.EF"
+
+
+def test_a_lost_write_that_grew_the_file_leaves_zeros_and_writing_again_mends_it():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"..")
+    file.pwrite(b"AB", 2)
+    disk.fail(op="sync")
+    with pytest.raises(OSError, match="Input/output"):
+        file.sync()
+    file.sync()
+    assert disk.clone().crash("lose").contents("/a") == b"..\0\0"
+    file.pwrite(b"AB", 2)
+    file.sync()
+    assert disk.crash("lose").contents("/a") == b"..AB"
+
+
+def test_the_forgiving_kind_of_failed_sync_can_be_chosen():
+    disk = SimDisk(failed_sync_drops=False)
+    file = durable_file(disk, data=b"..")
+    file.pwrite(b"AB", 0)
+    disk.fail(op="sync")
+    with pytest.raises(OSError, match="Input/output"):
+        file.sync()
+    assert disk.clone().crash("lose").contents("/a") == b".."
+    file.sync()
+    assert disk.crash("lose").contents("/a") == b"AB"
+
+
+def test_a_failed_directory_sync_settles_nothing_and_can_be_repeated():
+    disk = SimDisk()
+    disk.open("/a", create=True)
+    disk.fail(op="sync_dir")
+    with pytest.raises(OSError, match="Input/output"):
+        disk.sync_dir("/")
+    assert disk.clone().crash("lose").files() == []
+    disk.sync_dir("/")
+    assert disk.crash("lose").files() == ["/a"]
+
+
+# Crashes of the process
+
+
+@pytest.mark.parametrize(("when", "left"), [("before", b"old"), ("after", b"new")])
+def test_the_process_dies_before_or_after_a_call(when, left: bytes):
+    disk = SimDisk()
+    file = durable_file(disk, data=b"old")
+    disk.crash_at(len(disk.calls), when=when)
+    with pytest.raises(Crashed):
+        file.pwrite(b"new", 0)
+    assert disk.crash("keep").contents("/a") == left
+
+
+def test_a_process_that_dies_during_a_write_leaves_a_prefix_of_it():
+    disk = SimDisk(seed=3)
+    file = durable_file(disk)
+    disk.crash_at(len(disk.calls), when="during")
+    with pytest.raises(Crashed):
+        file.pwrite(b"x" * 100, 0)
+    assert 0 < len(disk.crash("keep").contents("/a")) < 100
+
+
+def test_a_process_that_dies_after_a_sync_has_synced():
+    disk = SimDisk()
+    file = durable_file(disk)
+    file.pwrite(b"abc", 0)
+    disk.crash_at(len(disk.calls), when="after")
+    with pytest.raises(Crashed):
+        file.sync()
+    assert disk.crash("lose").contents("/a") == b"abc"
+
+
+def test_it_dies_after_a_call_that_fails_too():
+    disk = SimDisk()
+    disk.crash_at(0, when="after")
+    with pytest.raises(Crashed):
+        disk.unlink("/none")
+
+
+def test_the_dead_do_nothing_more_but_close():
+    disk = SimDisk()
+    file = durable_file(disk)
+    lock = disk.lock("/LOCK")
+    disk.crash("lose")
+    calls = len(disk.calls)
+    for use in (lambda: file.pread(1, 0), file.sync, lambda: disk.exists("/a"), lambda: disk.open("/a"), disk.boot_id):
+        with pytest.raises(Crashed):
+            use()
+    file.close()
+    lock.close()
+    assert len(disk.calls) == calls
+
+
+def test_error_handlers_do_not_catch_a_crash():
+    assert not issubclass(Crashed, Exception)
+
+
+def test_a_crash_releases_the_lock():
+    disk = SimDisk()
+    disk.lock("/LOCK")
+    for mode in ("keep", "lose"):
+        disk.crash(mode).lock("/LOCK").close()
+
+
+# Space
+
+
+def full_at(pages: int) -> tuple[SimDisk, SimFile]:
+    disk = SimDisk(capacity_bytes=pages * PAGE)
+    return disk, disk.open("/a", create=True)
+
+
+def test_a_write_past_the_capacity_writes_what_fits_and_is_refused():
+    disk, file = full_at(2)
+    with pytest.raises(OSError, match="No space"):
+        file.pwrite(b"x" * 10_000, 100)
+    assert file.size() == 2 * PAGE
+    assert disk.free_bytes("/") == 0
+    file.pwrite(b"y" * PAGE, 0)
+
+
+def test_a_reserved_range_takes_writes_on_a_full_disk_and_an_extended_one_does_not():
+    disk, file = full_at(4)
+    file.allocate(2 * PAGE)
+    other = disk.open("/b", create=True)
+    other.truncate(2 * PAGE)
+    disk.open("/c", create=True).pwrite(b"x" * 2 * PAGE, 0)
+    assert disk.free_bytes("/") == 0
+    file.pwrite(b"x" * 2 * PAGE, 0)
+    with pytest.raises(OSError, match="No space"):
+        other.pwrite(b"x", 0)
+
+
+def test_a_reservation_is_granted_whole_or_not_at_all():
+    disk, file = full_at(4)
+    with pytest.raises(OSError, match="No space"):
+        file.allocate(5 * PAGE)
+    assert (file.size(), disk.used_bytes()) == (0, 0)
+    file.allocate(4 * PAGE)
+
+
+def test_space_comes_back_with_truncate_and_unlink():
+    disk, file = full_at(4)
+    file.pwrite(b"x" * 4 * PAGE, 0)
+    file.truncate(PAGE)
+    assert disk.free_bytes("/") == 3 * PAGE
+    disk.unlink("/a")
+    assert disk.free_bytes("/") == 3 * PAGE  # still open
+    file.close()
+    assert disk.free_bytes("/") == 4 * PAGE
+    disk.capacity_bytes = 10 * PAGE
+    assert disk.free_bytes("/") == 10 * PAGE
+
+
+def test_what_has_its_space_can_be_overwritten_when_the_disk_has_shrunk_below_it():
+    disk, file = full_at(4)
+    file.allocate(3 * PAGE)
+    disk.capacity_bytes = PAGE
+    file.pwrite(b"x" * 3 * PAGE, 0)
+    disk.crash_at(len(disk.calls), when="during")
+    with pytest.raises(Crashed):
+        file.pwrite(b"y" * 9 * PAGE, 3 * PAGE)
+    assert disk.crash("keep").contents("/a") == b"x" * 3 * PAGE
+
+
+# The rest
+
+
+def test_a_cold_disk_answers_no_read_at_once():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"abc")
+    disk.cold = True
+    assert file.try_pread(3, 0) is None
+    assert file.pread(3, 0) == b"abc"
+
+
+def test_a_flipped_bit_stays_flipped_after_a_crash():
+    disk = SimDisk()
+    durable_file(disk, data=b"\0\0\0")
+    disk.flip("/a", 9)
+    assert disk.contents("/a") == b"\0\2\0"
+    assert disk.crash("lose").contents("/a") == b"\0\2\0"
+
+
+def test_a_clone_and_its_origin_go_their_own_ways():
+    disk = SimDisk()
+    file = durable_file(disk, data=b"abc")
+    file.pwrite(b"X", 0)
+    twin = disk.clone()
+    file.pwrite(b"Y", 0)
+    file.sync()
+    disk.unlink("/a")
+    assert twin.contents("/a") == b"Xbc"
+    twin.open("/b", create=True)
+    assert twin.crash("lose").contents("/a") == b"abc"
+    assert disk.files() == []
+    assert disk.calls[:5] == twin.calls[:5]
+
+
+def test_the_same_seed_gives_the_same_disk():
+    def run(seed: int) -> list[bytes]:
+        disk = SimDisk(seed)
+        file = durable_file(disk)
+        disk.fail(op="pwrite", short=True)
+        with pytest.raises(OSError, match="Input"):
+            file.pwrite(b"abcdefgh" * 100, 0)
+        for at in range(0, 9_000, 300):
+            file.pwrite(b"%d" % at, at)
+        return [disk.crash(mode).contents("/a") for mode in ("tear", "reorder")]
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_random_histories_read_back_like_plain_bytes():
+    rng = Random(5)
+    disk = SimDisk()
+    file = durable_file(disk)
+    plain = bytearray()
+    for _ in range(600):
+        at, size = rng.randrange(20_000), rng.choice([1, 100, PAGE, 9_000])
+        match rng.randrange(5):
+            case 0:
+                file.truncate(at)
+                plain = plain[:at].ljust(at, b"\0")
+            case 1:
+                file.sync()
+                assert disk.clone().crash("lose").contents("/a") == plain
+            case _:
+                data = rng.randbytes(size)
+                file.pwrite(data, at)
+                plain = plain.ljust(at, b"\0")
+                plain[at : at + size] = data
+        assert file.pread(size, at) == plain[at : at + size]
+    assert disk.contents("/a") == plain
+
+
+def test_threads_may_share_a_disk():
+    disk = SimDisk()
+    file = durable_file(disk)
+
+    def write(number: int) -> None:
+        for at in range(200):
+            file.pwrite(bytes([number]), at * 4 + number)
+            file.datasync()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert disk.crash("lose").contents("/a") == bytes(range(4)) * 200
+
+
+def test_simulated_time_passes_only_when_told_to():
+    clock = SimClock(ms=1_000)
+    clock.advance(ms=5)
+    assert (clock.now_ms(), clock.monotonic_ns()) == (1_005, 5_000_000)
+    clock.set(ms=10)
+    assert (clock.now_ms(), clock.monotonic_ns()) == (10, 5_000_000)
