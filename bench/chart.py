@@ -103,11 +103,12 @@ def _bar(y: float, row_id: str, ask: Ask, reading: Reading) -> list[Shape]:
     assert bound is not None
     assert reading.value is not None
     start, end = _x(1.0), _x(bound.headroom(reading.value))
+    words = f"{figure(ask, reading)}  ({'bar' if ask.bar else 'goal'} {bound})"
     colour = COLOURS.get(verdict(ask, reading), GREY)
     shapes: list[Shape] = [
         Text(LABEL_WIDTH - 10, y + 17, f"{row_id}  {ask.key}", 12, "end"),
         Box(min(start, end), y + 5, max(abs(end - start), 1.5), ROW_HEIGHT - 10, colour),
-        Text(WIDTH - FIGURE_WIDTH + 12, y + 17, f"{figure(ask, reading)}  (bar {ask.bar or '-'})", 12),
+        Text(WIDTH - FIGURE_WIDTH + 12, y + 17, words),
     ]
     if ask.goal:
         goal = _x(bound.headroom(ask.goal.value))

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from plan import INSTALL_HINT
-from row import Ask, Outcome, Reading, Row, Side
-
-BUSY_ENOUGH = 0.85  # below this share of its core, a server was held up by its load generator or by strangers
-
+from row import BUSY_ENOUGH, Ask, Outcome, Reading, Row, Side
 
 CROWD_NOTE = (
-    "A server that was busy for clearly less than all of its core was held up: by its load generator, by the disk, or by "
-    "other processes on the machine. What it did for each second of processor time is then the figure to look at."
+    "A server that was busy for clearly less than all of its core was held up: by its load generator, by the disk, "
+    "or by other processes on the machine. What it did for each second of processor time is then the figure to look at."
 )
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plan import Plan
 
+BUSY_ENOUGH = 0.85  # below this share of its core, a server was held up by its load generator or by strangers
+
 
 @dataclass(frozen=True)
 class Limit:

@@ -119,7 +119,7 @@ def main(argv: list[str]) -> int:
     target.mkdir(parents=True, exist_ok=True)
     pictures = chart.write(results, target / name)
     report.write(results, target / name, pictures=pictures, machine=machine)
-    print(f"written: {target / name}.md, .json, {', '.join(picture.suffix for picture in pictures)}")
+    print(f"written: {', '.join([f'{target / name}.md', '.json', *(picture.suffix for picture in pictures)])}")
     return report.exit_code(results, strict=arguments.strict)
 
 

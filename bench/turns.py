@@ -9,7 +9,7 @@ from statistics import median
 
 from load import Load
 from peers import cpu_s
-from row import Reading, Side
+from row import BUSY_ENOUGH, Reading, Side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,7 @@ class Contender:
     unit: str
     run: Callable[[], Load | float]
     pid: Callable[[], int] | None = None
+    before: Callable[[], object] | None = None  # makes ready for a round and is not part of it
     times: float = 1  # how many units one request stands for
 
 
@@ -40,6 +41,8 @@ def take_turns(contenders: Sequence[Contender], *, rounds: int) -> list[Side]:
 
 
 def _one_round(contender: Contender) -> _Round:
+    if contender.before:
+        contender.before()
     pid = contender.pid() if contender.pid else None
     cpu_before, started = cpu_s(pid) if pid else 0.0, time.perf_counter()
     result = contender.run()
@@ -69,4 +72,16 @@ def ratio(key: str, ours: Side, other: Side | None, note: str = "") -> Reading:
     """Our median over theirs; a reading without a value when they are not here to compare with."""
     if other is None:
         return Reading(key=key, value=None, missing=True, note=note)
-    return Reading(key=key, value=ours.median / other.median, note=note)
+    notes = [note, _by_processor_time(ours, other), *(_held_up(side) for side in (ours, other))]
+    return Reading(key=key, value=ours.median / other.median, note="; ".join(filter(None, notes)))
+
+
+def _by_processor_time(ours: Side, other: Side) -> str:
+    """The same ratio for equal processor time: what to believe when the two sides did not get the same share."""
+    if not ours.per_cpu_s or not other.per_cpu_s:
+        return ""
+    return f"{ours.per_cpu_s / other.per_cpu_s:.2f} × per cpu-second"
+
+
+def _held_up(side: Side) -> str:
+    return f"{side.name} held up, {side.busy:.0%} busy" if side.busy is not None and side.busy < BUSY_ENOUGH else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count as counter
 
 from api import Api
 from fill import send_all
@@ -14,7 +13,7 @@ from plan import Plan
 from row import Ask, Outcome, Reading, Row, Side, at_most
 from rows.append import append_load
 from rows.read import diff_load
-from turns import Contender, take_turns
+from turns import Contender, ratio, take_turns
 
 FLAT = at_most(1.3)
 ROUND_S = 1.0  # short: appends make the topic grow while they are measured
@@ -22,60 +21,65 @@ REFILL_BELOW = 500_000  # smaller topics are made anew every round: a round of a
 CLAIM_MAX = 8
 CLAIMS = 1_000  # 8,000 jobs: a queue of 10,000 is not emptied
 
-Prepare = Callable[[int], str]
+
+class Subject:
+    """A topic of a size: kept from round to round where it is large, made anew where it is small."""
+
+    def __init__(self, server: Server, size: int, kind: str) -> None:
+        self.server = server
+        self.size = size
+        self.kind = kind
+        self.made = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.size}-{self.made}"
+
+    def prepare(self) -> None:
+        if self.made and self.size >= REFILL_BELOW:
+            return
+        self.made += 1
+        Api(self.server.port).create(self.name, durability="disk", type=self.kind)
+        send_all(self.server.port, appends(self.name, self.size, per_request=1_000))
+
+    def append(self) -> Load:
+        return append_load(self.server.port, seconds=ROUND_S, topic=self.name)
+
+    def diff(self) -> Load:
+        return diff_load(self.server.port, seconds=ROUND_S, topic=self.name, head=self.size)
+
+    def claim(self) -> float:
+        """A count of claims, not a time: as fast as claims go, a small queue would be empty within the round."""
+        body = b'{"node":"bench","max":%d,"lease_ms":600000}' % CLAIM_MAX
+        request = post(f"/v0/topics/{self.name}/claim", body)
+        return CLAIMS / send_all(self.server.port, iter([request] * CLAIMS), connections=8, window=4)
 
 
 def measure(plan: Plan) -> Outcome:
+    rounds = plan.scale.rounds
     with running(start_topics(plan, plan.fresh_dir("topics"))) as server:
-        prepare = _preparer(server, {})
-        sides = take_turns([_append(server, prepare, size) for size in plan.scale.growth], rounds=plan.scale.rounds)
-        readings = _growth("append", sides)
-        reads = take_turns([_read(server, prepare, size) for size in plan.scale.growth], rounds=plan.scale.rounds)
-        readings += _growth("diff", reads)
-        claim_readings, claims = _claims(plan, server)
-    return Outcome(readings + claim_readings, [*sides, *reads, *claims])
+        logs = [Subject(server, size, "log") for size in plan.scale.growth]
+        appended = take_turns([_contender("append", log, log.append, "records/s") for log in logs], rounds=rounds)
+        read = take_turns([_contender("diff", log, log.diff, "reads/s") for log in logs], rounds=rounds)
+        readings, claimed = [_growth("append", appended), _growth("diff", read)], list[Side]()
+        if _has_queues(server):
+            queues = [Subject(server, size, "queue") for size in plan.scale.growth]
+            claimed = take_turns([_contender("claim", each, each.claim, "claims/s") for each in queues], rounds=rounds)
+            readings.append(_growth("claim", claimed))
+        else:
+            readings.append(Reading(key="claim", value=None, note="the server has no claim yet"))
+    return Outcome(readings, [*appended, *read, *claimed])
 
 
-def _preparer(server: Server, config: dict[str, str]) -> Prepare:
-    """Gives the name of a topic of a size: kept from round to round where it is large, fresh where it is small."""
-    numbers = counter(1)
-    kept: dict[int, str] = {}
-
-    def prepare(size: int) -> str:
-        if size in kept:
-            return kept[size]
-        kind = config.get("type", "log")
-        name = f"{kind}-{size}-{next(numbers)}"
-        Api(server.port).create(name, durability="disk", **config)
-        send_all(server.port, appends(name, size, per_request=1_000))
-        if size >= REFILL_BELOW:
-            kept[size] = name
-        return name
-
-    return prepare
+def _contender(verb: str, subject: Subject, run: Callable[[], Load | float], unit: str) -> Contender:
+    name = f"{verb} at {subject.size:,}"
+    return Contender(name=name, unit=unit, run=run, before=subject.prepare, pid=lambda: subject.server.pid)
 
 
-def _append(server: Server, prepare: Prepare, size: int) -> Contender:
-    def run() -> Load:
-        return append_load(server.port, seconds=ROUND_S, topic=prepare(size))
-
-    return Contender(name=f"append at {size:,}", unit="records/s", run=run)
-
-
-def _read(server: Server, prepare: Prepare, size: int) -> Contender:
-    def run() -> Load:
-        return diff_load(server.port, seconds=ROUND_S, topic=prepare(size), head=size)
-
-    return Contender(name=f"diff at {size:,}", unit="reads/s", run=run)
-
-
-def _claims(plan: Plan, server: Server) -> tuple[list[Reading], list[Side]]:
-    if not _has_queues(server):
-        return [Reading(key="claim", value=None, note="the server has no claim yet")], []
-    prepare = _preparer(server, {"type": "queue"})
-    contenders = [_claim(server, prepare, size) for size in plan.scale.growth]
-    sides = take_turns(contenders, rounds=plan.scale.rounds)
-    return _growth("claim", sides), sides
+def _growth(verb: str, sides: list[Side]) -> Reading:
+    """How many times slower the slowest size is than the smallest one."""
+    slowest = min(sides[1:], key=lambda side: side.median)
+    return ratio(verb, sides[0], slowest, note=f"slowest: {slowest.name}")
 
 
 def _has_queues(server: Server) -> bool:
@@ -86,24 +90,6 @@ def _has_queues(server: Server) -> bool:
     api.raw("POST", "/v0/topics/probe", {"records": [{"data": 1}]})
     status, _ = api.raw("POST", "/v0/topics/probe/claim", {"node": "bench", "max": 1})
     return status not in (404, 405, 501)
-
-
-def _claim(server: Server, prepare: Prepare, size: int) -> Contender:
-    body = b'{"node":"bench","max":%d,"lease_ms":600000}' % CLAIM_MAX
-
-    def run() -> float:
-        """A count of claims, not a time: as fast as claims go, a small queue would be empty within the round."""
-        request = post(f"/v0/topics/{prepare(size)}/claim", body)
-        return CLAIMS / send_all(server.port, iter([request] * CLAIMS), connections=8, window=4)
-
-    return Contender(name=f"claim at {size:,}", unit="claims/s", run=run)
-
-
-def _growth(verb: str, sides: list[Side]) -> list[Reading]:
-    """How many times slower the slowest size is than the smallest one."""
-    slowest = min(sides[1:], key=lambda side: side.median)
-    note = f"slowest: {slowest.name}"
-    return [Reading(key=verb, value=sides[0].median / slowest.median, note=note)]
 
 
 ROW = Row(

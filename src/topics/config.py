@@ -307,14 +307,14 @@ class Settings:
         high=60_000,
     )
     wal_file_bytes: int = _size(
-        64 * MIB,
+        16 * MIB,
         "Size of a write-ahead log file, at which the next one begins.",
         group=STORAGE,
         low=64 * KIB,
         high=4 * GIB,
     )
     checkpoint_wal_bytes: int = _size(
-        128 * MIB, "Write-ahead log that has grown by this much is checkpointed.", group=STORAGE, low=64 * KIB
+        32 * MIB, "Write-ahead log that has grown by this much is checkpointed.", group=STORAGE, low=64 * KIB
     )
     checkpoint_interval_ms: int = _millis(300_000, "Longest time between two checkpoints.", group=STORAGE, low=100)
     segment_max_events: int = _count(

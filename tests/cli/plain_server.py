@@ -15,11 +15,13 @@ from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import Corrupt
 from topics.server.http import Answer, Deferred, Request, Response
+from topics.server.protocol import HttpServer
 
 
 class PlainApp:
     def __init__(self) -> None:
         self.slow: list[Deferred] = []
+        self.http: HttpServer | None = None
 
     @classmethod
     def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> "PlainApp":

@@ -319,6 +319,21 @@ def test_a_name_that_resolves_to_nothing_ends_with_status_1():
     assert (done.returncode, "cannot_listen" in done.stderr) == (1, True)
 
 
+# --- the whole server ---
+
+
+def test_the_command_serves_topics_and_stops_when_asked(tmp_path: Path):
+    with serving(tmp_path, "--data-dir", str(tmp_path / "data"), command=[*TOPICS, "serve"]) as server:
+        with httpx.Client(base_url=server.url) as client:
+            assert client.get("/v0/health").json()["status"] == "ok"
+            written = client.post("/v0/topics/orders", json={"records": [{"data": {"qty": 1}}]}).json()
+            assert written["seqs"] == [1]
+            [record] = client.post("/v0/topics/orders/diff", json={}).json()["records"]
+            assert (record["$seq"], record["data"]) == (1, {"qty": 1})
+        server.signal(signal.SIGTERM)
+        assert server.ended()[0] == 0
+
+
 # --- logs ---
 
 

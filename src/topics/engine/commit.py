@@ -7,19 +7,12 @@ afterwards. What the log does not take is refused as a whole, in order, and leav
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from topics.engine.state import Topic
 from topics.errors import Code, TopicsError
-
-log = logging.getLogger("topics.engine")
-
-
-class LogFailed(Exception):
-    """The log could not take what it was given. Everything before is intact."""
-
+from topics.storage.wal import LogFailed
 
 class Log(Protocol):
     """Where frames go. All calls and callbacks happen on the thread that owns the engine."""

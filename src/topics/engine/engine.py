@@ -24,6 +24,7 @@ NO_PATCH = ConfigPatch()
 AUTO_PRIORITY = 500
 PRIORITY_HALF_LIFE_MS = 30_000
 PRIORITY_FORGOTTEN_MS = 300_000
+MAX_CEILING_STEP = 1 << 20
 
 
 class Appended(Struct, gc=False):
@@ -77,6 +78,11 @@ class Engine:
         self.topics = self.state.topics
         self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
         self.logged = log is not None
+
+    def attach(self, log: Log) -> None:
+        """From now on changes are logged. For an engine whose state was recovered after it was made."""
+        self.commits.log = log
+        self.logged = True
 
     def flush(self) -> None:
         """Ends the turn: what was staged goes to the log."""
@@ -197,7 +203,11 @@ class Engine:
         durability = config.durability
         if self.logged and durability != "ephemeral":
             ticket.frame = log.encode(entry)
-            ticket.gated = durability == "fsync"
+            if durability == "fsync":
+                ticket.gated = True
+            elif first + count > topic.ceiling_staged - topic.ceiling_step // 2:
+                self._raise_ceiling(topic, first + count)
+                ticket.gated = first + count > topic.ceiling
         topic.next_seq = first + count
         topic.staged_count += count
         topic.staged_bytes += size_bytes
@@ -248,6 +258,21 @@ class Engine:
         return lambda: topic.waiters.pop(key, None)  # type: ignore[return-value]
 
     # --- inside
+
+    def _raise_ceiling(self, topic: Topic, upto: int) -> None:
+        """Has a higher ceiling synced well before the seqs reach it; further ahead while they come fast."""
+        if upto > topic.ceiling_staged:
+            topic.ceiling_step = min(topic.ceiling_step * 4, MAX_CEILING_STEP)
+        ceiling = upto + topic.ceiling_step
+        topic.ceiling_staged = ceiling
+        ticket = Ticket()
+        ticket.frame = log.encode(log.Ceiling(topic.topic_id, ceiling))
+
+        def synced() -> None:
+            topic.ceiling = max(topic.ceiling, ceiling)
+
+        ticket.apply = lambda: self.commits.log.after_sync(synced)
+        self.commits.stage(ticket)
 
     def _settled(self, name: str) -> Topic | None:
         """The topic, once nothing that is under way can change what a verb decides about it."""

@@ -183,31 +183,30 @@ def _take_some(
 ) -> int:
     """Like `_take` where some of the range is skipped: the kept positions as few slices."""
     want = query.limit - reading.count
-    reached_end = len(kept) <= want
     chosen = kept[:want]
     offsets = np.frombuffer(segment.columns.offsets, np.uint32)
-    sizes = np.cumsum(offsets[chosen + 1].astype(np.int64) - offsets[chosen])
-    fits = int(np.searchsorted(sizes, budget_bytes, "right"))
-    spent = fits < len(chosen)
-    if spent:
-        if not fits and not reading.count:
-            fits = 1
-        next_skipped = int(chosen[fits])
-        chosen, reached_end = chosen[:fits], False
+    used_bytes = np.cumsum(offsets[chosen + 1].astype(np.int64) - offsets[chosen])
+    fits = int(np.searchsorted(used_bytes, budget_bytes, "right"))
+    if not fits and not reading.count:
+        fits = 1  # never less than one record an answer
+    left = budget_bytes - (int(used_bytes[fits - 1]) if fits and len(chosen) else 0)
+    if fits < len(chosen):
+        # Everything up to the record that did not fit has been looked at, unless nothing at all is left to spend.
+        stop_at = int(chosen[fits]) - 1 if left > 0 else int(chosen[fits - 1])
+        left = 0
+    elif len(chosen) == want or left <= 0:
+        stop_at = int(chosen[-1])
+    else:
+        stop_at = high - 1
+    chosen = chosen[:fits]
     for first, last in runs(chosen):
         blob = segment.read(first, last + 1)
         if not query.projection.is_stored_form:
             blob = _project(segment, blob, range(first, last + 1), query.projection)
         reading.parts.append(blob)
     reading.count += len(chosen)
-    if reached_end:
-        reading.next_from_seq = segment.first + high - 1
-    elif spent:
-        # Everything up to the record that did not fit has been looked at.
-        reading.next_from_seq = segment.first + next_skipped - 1
-    else:
-        reading.next_from_seq = segment.first + int(chosen[-1])
-    return 0 if spent else budget_bytes - (int(sizes[len(chosen) - 1]) if len(chosen) else 0)
+    reading.next_from_seq = segment.first + stop_at
+    return left
 
 
 def _project(segment: Segment, blob: bytes, positions: range, projection: Projection) -> bytes:

@@ -5,14 +5,14 @@ Everything that shortens a topic from the front ends in `advance`, and everythin
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 
+from topics import logs
 from topics.engine.state import Topic
 from topics.storage.columns import runs
 from topics.storage.segments import Cold, Damaged, MemorySegment, SealedSegment, Segment
 
-log = logging.getLogger("topics.engine")
+log = logs.Log("engine")
 
 LOST = 2
 
@@ -121,10 +121,7 @@ def restart_open(topic: Topic) -> None:
 def lose_segment(topic: Topic, segment: Segment, damage: Exception) -> None:
     """The whole segment cannot be read: what was live in it is lost, and said to be."""
     low = max(segment.first, topic.earliest)
-    log.error(
-        "damaged segment: records are lost",
-        extra={"topic": topic.name, "first_seq": low, "last_seq": segment.end - 1, "damage": str(damage)},
-    )
+    log.error("segment_damaged", topic=topic.name, first_seq=low, last_seq=segment.end - 1, damage=str(damage))
     if segment.live:
         topic.losses.add(low, segment.end - 1, "corrupt")
         _lose(topic, segment, segment.live, segment.live_bytes)
@@ -144,12 +141,13 @@ def lose_range(topic: Topic, damage: Damaged) -> None:
         return
     low = max(damage.low, topic.earliest - segment.first)
     log.error(
-        "damaged data: records are lost",
-        extra={
-            "topic": topic.name, "first_seq": segment.first + low, "last_seq": segment.first + damage.high - 1,
-            "file": damage.cause.path, "offset": damage.cause.offset,
-        },
-    )  # fmt: skip
+        "data_damaged",
+        topic=topic.name,
+        first_seq=segment.first + low,
+        last_seq=segment.first + damage.high - 1,
+        file=damage.cause.path,
+        offset=damage.cause.offset,
+    )
     for first, last in _live_runs(segment, low, damage.high):
         topic.losses.add(segment.first + first, segment.first + last, "corrupt")
     topic.removed(*segment.mark(range(low, damage.high), LOST))

@@ -14,6 +14,9 @@ from topics.model.topic import TopicConfig
 from topics.storage.segments import MemorySegment, Segment
 
 
+FIRST_CEILING = 4096  # goes without saying: a topic's creation implies it
+
+
 class Remembered(Struct, frozen=True, array_like=True, gc=False):
     """A write that carried an idempotency key: the seqs it got, and when it may be forgotten."""
 
@@ -40,7 +43,7 @@ class Topic:
     """
 
     __slots__ = (
-        "bytes", "ceiling", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "head", "keys",
+        "bytes", "ceiling", "ceiling_staged", "ceiling_step", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "head", "keys",
         "last_read_ts", "last_ts", "last_write_ts", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
         "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters",
         "wire_name",
@@ -64,7 +67,9 @@ class Topic:
         self.bytes = 0
         self.last_ts = 0
         self.front_ts = 0  # at most the commit time of the first live record
-        self.ceiling = 0  # no seq above it has been acknowledged: synced ahead of use for `disk`
+        # No seq above the ceiling is acknowledged before a higher one is durable, so none is ever handed out twice.
+        self.ceiling = self.ceiling_staged = FIRST_CEILING
+        self.ceiling_step = FIRST_CEILING
         self.synced = 0  # highest seq known to be on the platter
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None

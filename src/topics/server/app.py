@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from topics import logs
 from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.apply import SegmentLimits, State
@@ -18,11 +18,12 @@ from topics.server.answer import error_answer
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
+from topics.server.storage import Storage
 from topics.server.table import ROUTES
 from topics.storage.segments import Cold
 from topics.storage.stats import WalStats
 
-log = logging.getLogger("topics.http")
+log = logs.Log("app")
 
 COLD_TRIES = 16
 JSON_TYPE = b"application/json"
@@ -45,7 +46,9 @@ class TopicsApp:
         self.pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="topics-io")
         self._started_ns = clock.monotonic_ns()
         self._recovered = False
-        self._wal_stats = WalStats()
+        self._no_wal = WalStats()
+        self.replay_progress = 0.0
+        self.storage: Storage | None = None
         self.http: HttpServer | None = None  # the transport, where it wants to be counted
         self.engine = Engine(
             clock=clock,
@@ -61,6 +64,10 @@ class TopicsApp:
     # --- life
 
     async def start(self) -> None:
+        if self.settings.data_dir is not None:
+            self.storage = await Storage.open(self)
+            self.engine.attach(self.storage.wal)
+            self.storage.begin(self.engine.commits)
         self._recovered = True
 
     def begin_drain(self) -> None:
@@ -70,6 +77,8 @@ class TopicsApp:
 
     async def stop(self) -> None:
         self.engine.flush()
+        if self.storage is not None:
+            await self.storage.close()
         self.pool.shutdown(wait=True)
 
     # --- requests
@@ -109,11 +118,11 @@ class TopicsApp:
             raise TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000)
 
     def recovery_progress(self) -> float:
-        return 1.0 if self._recovered else 0.0
+        return 1.0 if self._recovered else self.replay_progress
 
     def read_only(self) -> str | None:
         """Why nothing can be written, if so."""
-        return None
+        return None if self.storage is None else self.storage.wal.read_only
 
     def uptime_ms(self) -> int:
         return (self.clock.monotonic_ns() - self._started_ns) // 1_000_000
@@ -122,7 +131,7 @@ class TopicsApp:
         return self._recovered and not self.draining
 
     def wal_stats(self) -> WalStats:
-        return self._wal_stats
+        return self._no_wal if self.storage is None else self.storage.wal.stats
 
     def routers_count(self) -> int:
         return 0
@@ -165,8 +174,8 @@ class TopicsApp:
                     load(again)
                     return
                 answer = error_answer(_unreadable(again), call.request)
-            except Exception:
-                log.exception("handler failed", extra={"route": call.route.path})
+            except Exception as error:
+                log.failure("handler_failed", error, route=call.route.path)
                 answer = error_answer(TopicsError(Code.INTERNAL, "internal error"), call.request)
             if isinstance(answer, Deferred):
                 answer.then(deferred.resolve)
@@ -179,7 +188,7 @@ class TopicsApp:
 
 
 def _unreadable(failure: BaseException) -> TopicsError:
-    log.error("stored records cannot be read", extra={"reason": str(failure)})
+    log.failure("cannot_read", failure)
     return TopicsError(Code.INTERNAL, "stored records cannot be read from the disk; the server's log says why")
 
 

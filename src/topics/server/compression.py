@@ -1,5 +1,6 @@
 """gzip in both directions (RFC 9110 section 8.4.1.3), with a bound on what a body may unpack to."""
 
+import functools
 import zlib
 from collections.abc import Iterable
 
@@ -42,6 +43,7 @@ def _weight(parameters: list[bytes]) -> float:
     return 1.0
 
 
+@functools.lru_cache(maxsize=64)
 def compressible(content_type: bytes) -> bool:
     return content_type.startswith(b"text/") or any(
         word in content_type for word in (b"json", b"javascript", b"xml", b"wasm")

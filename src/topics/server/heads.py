@@ -1,10 +1,11 @@
 """Request heads: what RFC 9112 leaves a server to check, and a memory of heads already checked. Pure.
 
 A client sends the same head over and over: the same few request lines and, but for `content-length`, the same header
-fields. So the outcome of parsing is kept by the very bytes it came from, and a head that was seen before costs two
-dictionary lookups instead of a parser run with a Python call a field. That is sound because equal bytes parse equally;
-the two halves are kept apart because neither means anything to the other as long as the version is 1.1 and the method
-has no rules of its own, and only such heads are kept.
+fields. So the outcome of parsing is kept by the very bytes it came from, and a head that was seen before costs one
+dictionary lookup instead of a parser run with a Python call a field. That is sound because equal bytes parse equally.
+Header blocks are kept apart from request lines too, so that a known client's first request for a new path is not a
+stranger's: neither means anything to the other as long as the version is 1.1 and the method has no rules of its own,
+and only such heads are kept.
 """
 
 import re
@@ -16,11 +17,11 @@ from topics.errors import Code, TopicsError, invalid
 from topics.server.compression import accepts_gzip
 from topics.server.http import Request
 
-Line = tuple[str, bytes, bytes]  # method, path, query
 Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped
+Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool]  # method, path, query, and its block
 
-# Bounds on what strangers can make us remember: 1 MiB of lines, 4 MiB of header blocks.
-MAX_LINES, MAX_LINE_BYTES = 4096, 256
+# Bounds on what strangers can make us remember: 8 MiB of heads, 4 MiB of header blocks. Past them it starts anew.
+MAX_HEADS, MAX_HEAD_BYTES = 16_384, 512
 MAX_BLOCKS, MAX_BLOCK_BYTES = 2048, 2048
 
 # RFC 9112 section 3.2: a request with two of these has two meanings.
@@ -101,24 +102,27 @@ def split_target(url: bytes) -> tuple[bytes, bytes]:
 class HeadCache:
     """Heads seen before, by their bytes. Holds what clients sent, credentials included, so it never leaves memory."""
 
-    __slots__ = ("blocks", "lines")
+    __slots__ = ("_blocks", "known")
 
     def __init__(self) -> None:
-        self.lines: dict[bytes, Line] = {}
-        self.blocks: dict[bytes, Block] = {}
+        self.known: dict[bytes, Known] = {}
+        self._blocks: dict[bytes, Block] = {}
 
-    def line(self, raw: bytes) -> Line | None:
-        """A request line that is new: None unless it is of the plain kind, with no case of its own."""
-        match = _LINE.fullmatch(raw)
-        if match is None:
+    def compose(self, raw: bytes) -> Known | None:
+        """A head (without the empty line) that is new, out of a known block and a plain request line; None if it
+        is of any other make."""
+        first, _, fields = raw.partition(b"\r\n")
+        block = self._blocks.get(fields)
+        match = _LINE.fullmatch(first) if block is not None else None
+        if block is None or match is None:
             return None
         path, _, query = match[2].partition(b"?")
-        line = (match[1].decode(), path, query)
-        if len(raw) <= MAX_LINE_BYTES:
-            if len(self.lines) >= MAX_LINES:
-                self.lines.clear()
-            self.lines[raw] = line
-        return line
+        known = (match[1].decode(), path, query, *block)
+        if len(raw) <= MAX_HEAD_BYTES:
+            if len(self.known) >= MAX_HEADS:
+                self.known.clear()
+            self.known[raw] = known
+        return known
 
     def learn(self, data: bytes, head: Head, *, fields: int) -> None:
         """Keep the header block of `data`, which the parser took as exactly one request with `fields` header fields.
@@ -133,6 +137,6 @@ class HeadCache:
             return
         if _LINE.fullmatch(first) is None or block.count(b"\n") != fields - 1 or len(body) != head.content_length:
             return
-        if len(self.blocks) >= MAX_BLOCKS:
-            self.blocks.clear()
-        self.blocks[block] = (head.request.headers, head.content_length, head.gzip)
+        if len(self._blocks) >= MAX_BLOCKS:
+            self._blocks.clear()
+        self._blocks[block] = (head.request.headers, head.content_length, head.gzip)

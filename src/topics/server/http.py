@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from topics.errors import Code, TopicsError
+from topics.errors import TopicsError
 
 JSON = b"application/json"
 
@@ -147,8 +147,3 @@ def error_response(error: TopicsError, *, started_ns: int = 0, headers: tuple[He
         described["detail"] = error.detail
     body = msgspec.json.encode({"error": described, "performance": {"server_total_ms": round(took_ms, 3)}})
     return Response(error.code.status, body, JSON, headers)
-
-
-def refusal(code: Code, message: str) -> Response:
-    """An error answer for what never became a request."""
-    return error_response(TopicsError(code, message))

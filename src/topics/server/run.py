@@ -40,6 +40,8 @@ MACHINE_ERRORS = (OSError, Corrupt, TopicsError)
 class ServedApp(App, Protocol):
     """An application with a life: what `run` needs beyond answering requests."""
 
+    http: HttpServer | None  # set before the first connection, so that metrics can count connections and requests
+
     async def start(self) -> None:
         """Open storage and recover. Requests arrive meanwhile. Cancelled when the server is told to stop first."""
 
@@ -81,7 +83,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
-    http = HttpServer(served, HttpLimits.of(settings))
+    app.http = http = HttpServer(served, HttpLimits.of(settings))
     servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
     _announce(settings, sockets)
     code = await _live(app, stop)

@@ -194,6 +194,23 @@ def extend(columns: Columns, *, ts: int, sizes: Sequence[int], tags: Sequence[st
         columns.metas = lengths
 
 
+def growable(columns: Columns) -> Columns:
+    """The same columns in a form that takes more records."""
+    fresh = Columns(columns.first)
+    fresh.offsets, fresh.ts = array("I", bytes(columns.offsets)), array("Q", bytes(columns.ts))
+    fresh.tags = None if columns.tags is None else array("I", bytes(columns.tags))
+    fresh.nodes = None if columns.nodes is None else array("I", bytes(columns.nodes))
+    fresh.metas = None if columns.metas is None else array("I", bytes(columns.metas))
+    fresh.tag_names = GrowingNames(_all_names(columns.tag_names))
+    fresh.node_names = GrowingNames(_all_names(columns.node_names))
+    fresh.extras = dict(columns.extras)
+    return fresh
+
+
+def _all_names(names: GrowingNames | SortedNames) -> list[str]:
+    return [names.name_of(name_id) for name_id in range(1, len(names) + 1)]
+
+
 def _extend_ids(column: Column | None, names: GrowingNames | SortedNames,
                 values: Sequence[str | None] | str | None, at: int, n: int) -> array[int]:
     assert isinstance(names, GrowingNames)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from topics.errors import Corrupt
 from topics.storage import segment as codec
-from topics.storage.columns import Columns
+from topics.storage.columns import Columns, growable, runs
 from topics.storage.fs import File, Fs
 
 
@@ -135,6 +135,25 @@ class MemorySegment(Segment):
         offsets = self._columns.offsets
         return bytes(memoryview(self.rendered)[offsets[low] : offsets[high]])
 
+    @classmethod
+    def from_bytes(cls, data: bytes, *, path: str, opened_ms: int) -> MemorySegment:
+        """A segment as `segment.encode` wrote it, able to grow again. Raises `Corrupt`."""
+        footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
+        sums, columns = codec.decode_index(data[footer.sums_at : footer.flags_at], footer, path=path)
+        rendered = data[codec.HEADER_BYTES : footer.sums_at]
+        for chunk, expected in enumerate(sums):
+            at = chunk * codec.CHUNK_BYTES
+            if codec.sum64(rendered[at : at + codec.CHUNK_BYTES]) != expected:
+                raise Corrupt(path, codec.HEADER_BYTES + at, "a chunk of data does not match its checksum")
+        flags = data[footer.flags_at : footer.flags_at + footer.count]
+        segment = cls(footer.first, opened_ms=opened_ms)
+        segment._columns = growable(columns)
+        segment.rendered = bytearray(rendered)
+        segment.count, segment.min_ts, segment.max_ts = footer.count, footer.min_ts, footer.max_ts
+        segment._marks = codec.decode_flags(flags)
+        segment.live, segment.live_bytes = segment.live_within(0, footer.count)
+        return segment
+
     def grew(self, blob: bytes, n: int, ts: int) -> None:
         """Accounts for `n` records that `columns.extend` has taken up."""
         self.rendered += blob
@@ -176,6 +195,7 @@ class Shelf:
         self._loaded: OrderedDict[SealedSegment, int] = OrderedDict()
         self._held_bytes = 0
         self._lock = Lock()
+        self.retired: list[str] = []  # files that no topic needs any more
 
     def file(self, path: str) -> File:
         with self._lock:
@@ -211,9 +231,18 @@ class Shelf:
 class SealedSegment(Segment):
     """A run in a file. Marks are written through to the file by whoever calls `take_unsaved`."""
 
-    __slots__ = ("_damage", "_loaded", "_marks_known", "_shelf", "_unsaved", "footer", "path")
+    __slots__ = ("_damage", "_loaded", "_marks_known", "_pending", "_shelf", "_unsaved", "cold", "footer", "path")
 
-    def __init__(self, shelf: Shelf, path: str, footer: codec.Footer, *, live: int, live_bytes: int) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        path: str,
+        footer: codec.Footer,
+        *,
+        live: int,
+        live_bytes: int,
+        pending: list[tuple[int, int]] | None = None,
+    ) -> None:
         super().__init__(footer.first)
         self.count = footer.count
         self.live = live
@@ -224,8 +253,10 @@ class SealedSegment(Segment):
         self.footer = footer
         self._shelf = shelf
         self._loaded: Loaded | None = None
-        self._marks_known = live == footer.count
-        self._unsaved: set[int] = set()
+        self.cold = False  # whether the file lives in the cold folder
+        self._marks_known = live == footer.count and not pending
+        self._pending = pending or []  # marks that a snapshot knows and the file may lack
+        self._unsaved = {at for at, _ in self._pending}
         self._damage: Damaged | None = None  # found by a load elsewhere, told to the next reader here
 
     @classmethod
@@ -234,6 +265,8 @@ class SealedSegment(Segment):
         sealed = cls(shelf, path, footer, live=was.live, live_bytes=was.live_bytes)
         sealed._marks = was._marks
         sealed._marks_known = True
+        if was._marks is not None:
+            sealed._unsaved = {at for at, mark in enumerate(was._marks) if mark}
         return sealed
 
     @property
@@ -256,19 +289,39 @@ class SealedSegment(Segment):
         self._unsaved.update(wanted)
         return result
 
-    def take_unsaved(self) -> list[tuple[int, bytes]]:
-        """Flag bytes that the file does not have yet, as (offset, bytes); they count as saved from here on."""
-        marks, positions = self._marks, sorted(self._unsaved)
-        self._unsaved.clear()
-        if marks is None:
-            return []
-        at = self.footer.flags_at
-        disk = (codec.LIVE, codec.DELETED, codec.LOST)
-        return [(at + position, bytes([disk[marks[position]]])) for position in positions]
+    @property
+    def marks_if_known(self) -> bytearray | None:
+        """Marks as far as they are in memory; those not loaded yet are all in the file, or still pending."""
+        if self._marks_known or not self._pending:
+            return self._marks
+        marks = bytearray(self.count)
+        for at, mark in self._pending:
+            marks[at] = mark
+        return marks
 
     @property
-    def has_unsaved(self) -> bool:
-        return bool(self._unsaved)
+    def unsaved(self) -> list[int]:
+        """Positions whose mark the file may lack."""
+        return sorted(self._unsaved)
+
+    def save_marks(self, positions: list[int]) -> Callable[[], None]:
+        """Work that writes the marks at `positions` into the file and syncs it. Blocks: run it where that is allowed."""
+        marks, at = self.marks_if_known, self.footer.flags_at
+        disk = (codec.LIVE, codec.DELETED, codec.LOST)
+        assert marks is not None
+        writes = [(at + first, bytes(disk[marks[position]] for position in range(first, last + 1)))
+                  for first, last in runs(np.asarray(positions, np.intp))]  # fmt: skip
+
+        def save() -> None:
+            file = self._shelf.file(self.path)
+            for offset, flags in writes:
+                file.pwrite(flags, offset)
+            file.datasync()
+
+        return save
+
+    def saved(self, positions: list[int]) -> None:
+        self._unsaved.difference_update(positions)
 
     def read(self, low: int, high: int) -> bytes:
         if self._damage is not None:
@@ -302,9 +355,10 @@ class SealedSegment(Segment):
         self.path = path
 
     def release(self) -> None:
-        """The segment is gone: nothing of it stays in memory."""
+        """The segment is gone: nothing of it stays in memory, and its file may go."""
         self._shelf.drop(self)
         self._shelf.forget(self.path)
+        self._shelf.retired.append(self.path)
 
     def _fetch(self, low: int, high: int) -> None:
         try:
@@ -334,6 +388,10 @@ class SealedSegment(Segment):
             raise Damaged(self, 0, self.count, cause, whole=True) from cause
         if not self._marks_known:
             self._marks = codec.decode_flags(block[index_end:])
+            if self._pending and self._marks is None:
+                self._marks = bytearray(self.count)
+            for at, mark in self._pending:
+                self._marks[at] = mark  # type: ignore[index]
             self._marks_known = True
         loaded = self._loaded = Loaded(sums, columns, len(block))
         self._shelf.keep(self, len(block))

@@ -91,9 +91,9 @@ def _query(app: TopicsApp, wanted: DiffRequest) -> Query:
         limit=min(limit, app.engine.limits.max_limit),
         max_bytes=min(wanted.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
     )
-    if wanted.from_seq >> 63 or wanted.limit >> 32:
-        check_u64(wanted.from_seq, "from_seq")
-        check_u64(wanted.limit, "limit")
+    if (wanted.from_seq | wanted.limit | wanted.wait_ms | wanted.max_batch_bytes) >> 63:
+        for field in ("from_seq", "limit", "wait_ms", "max_batch_bytes"):
+            check_u64(getattr(wanted, field), field)
     if wanted.node is not None:
         query.nodes = frozenset((wanted.node,) if isinstance(wanted.node, str) else wanted.node)
     if wanted.include_tags or not wanted.include_meta:

@@ -1,0 +1,135 @@
+"""Topics to a snapshot and back: what of their state a restart must find again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from topics.engine import apply
+from topics.engine.apply import State
+from topics.engine.losses import Losses
+from topics.engine.state import Remembered, Topic
+from topics.storage import segment as codec
+from topics.storage import snapshot as snap
+from topics.storage.columns import Columns, growable
+from topics.storage.segments import MemorySegment, SealedSegment
+
+TAIL_MAX_BYTES = 256 << 10
+TAIL_MAX_EVENTS = 4096
+
+
+Look = tuple[int, int, int, int, int]
+
+
+class Frozen(NamedTuple):
+    """A memory segment as it was when the snapshot was taken: it may grow or lose records meanwhile."""
+
+    segment: MemorySegment
+    columns: Columns
+    rendered: bytes | bytearray
+    marks: bytes | None
+    live: int
+    live_bytes: int
+
+    def encode(self, topic_id: int, epoch: int) -> list[bytes]:
+        marks = None if self.marks is None else bytearray(self.marks)
+        return codec.encode(self.columns, self.rendered, marks, topic_id=topic_id, epoch=epoch)
+
+
+class Captured(NamedTuple):
+    """One topic at the point of the snapshot. `sealing` and `tail` still have to be written."""
+
+    snapshot: snap.TopicSnapshot
+    sealing: list[tuple[Frozen, int]]  # with the index at which the finished ref belongs among the segments
+    tail: Frozen | None
+    looks: Look  # of the open segment: a tail that still looks like this need not be written again
+
+
+def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | None) -> Captured:
+    """Everything about the topic right now. `known_tail` is the tail of the last snapshot and how it looked then."""
+    kept = topic.config.durability != "ephemeral"
+    open_segment = topic.open
+    if kept and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES):
+        apply.roll(state, topic, opened_ms=open_segment.opened_ms)
+        open_segment = topic.open
+    refs: list[snap.SegmentRef] = []
+    sealing: list[tuple[Frozen, int]] = []
+    for segment in topic.segments[:-1] if kept else ():
+        if isinstance(segment, SealedSegment):
+            refs.append(_ref(segment))
+        elif isinstance(segment, MemorySegment):
+            sealing.append((freeze(segment), len(refs)))
+            refs.append(snap.SegmentRef(segment.first, segment.count, segment.live, segment.live_bytes, []))
+    tail, tail_ref = None, None
+    if kept and open_segment.count:
+        if known_tail is not None and known_tail[1] == look(open_segment):
+            tail_ref = known_tail[0]
+        else:
+            tail = freeze(open_segment, growing=True)
+    snapshot = snap.TopicSnapshot(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        epoch=topic.epoch,
+        config=topic.config,
+        head=topic.head,
+        earliest=topic.earliest,
+        evict_floor=topic.evict_floor,
+        lost_ts=topic.lost_ts,
+        last_ts=topic.last_ts,
+        last_write_ts=topic.last_write_ts,
+        ceiling=topic.ceiling,
+        count=topic.count if kept else 0,
+        bytes=topic.bytes if kept else 0,
+        losses=list(topic.losses.runs),
+        keys=[(key, write.first, write.last, write.at_ms) for key, write in topic.keys.items()],
+        segments=refs,
+        tail=tail_ref,
+    )
+    return Captured(snapshot, sealing, tail, look(open_segment))
+
+
+def look(segment: MemorySegment) -> Look:
+    """Differs whenever the segment's contents do."""
+    return segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms
+
+
+def restore(state: State, snapshot: snap.TopicSnapshot, *, sealed: list[SealedSegment], tail: MemorySegment | None) -> Topic:
+    """The topic as it was captured. A tail that could not be read back is given as None: it is lost, and said to be."""
+    topic = Topic(
+        snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=snapshot.config, totals=state.totals
+    )
+    topic.head, topic.next_seq = snapshot.head, snapshot.head + 1
+    topic.earliest, topic.evict_floor = snapshot.earliest, snapshot.evict_floor
+    topic.losses = Losses([(low, high, reason) for low, high, reason in snapshot.losses])
+    topic.lost_ts, topic.last_ts = snapshot.lost_ts, snapshot.last_ts
+    topic.last_write_ts = snapshot.last_write_ts
+    topic.ceiling = topic.ceiling_staged = snapshot.ceiling
+    topic.count, topic.bytes = snapshot.count, snapshot.bytes
+    topic.keys = OrderedDict((key, Remembered(first, last, at)) for key, first, last, at in snapshot.keys)
+    topic.segments = [*sealed]
+    if tail is not None and snapshot.tail is not None:
+        tail.live, tail.live_bytes = snapshot.tail.live, snapshot.tail.live_bytes
+        topic.segments.append(tail)
+    else:
+        opened_ms = 0 if snapshot.tail is None else snapshot.tail.opened_ms
+        topic.segments.append(MemorySegment(topic.head + 1, opened_ms=opened_ms))
+    state.topics[topic.name] = topic
+    state.by_id[topic.topic_id] = topic
+    state.totals.records += topic.count
+    state.totals.bytes += topic.bytes
+    return topic
+
+
+def _ref(segment: SealedSegment) -> snap.SegmentRef:
+    pending = snap.pack_marks(segment.marks_if_known, segment.unsaved)
+    return snap.SegmentRef(
+        segment.first, segment.count, segment.live, segment.live_bytes, list(segment.footer), segment.cold, pending
+    )
+
+
+def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:
+    """A closed segment no longer grows, so only its marks are copied; one that still grows is copied whole."""
+    marks = None if segment.marks is None else bytes(segment.marks)
+    columns = growable(segment.columns) if growing else segment.columns
+    rendered = bytes(segment.rendered) if growing else segment.rendered
+    return Frozen(segment, columns, rendered, marks, segment.live, segment.live_bytes)

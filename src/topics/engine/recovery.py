@@ -1,0 +1,271 @@
+"""From a data directory to a running state: the snapshot, then the log behind it through the same `apply` as live writes.
+
+What cannot be read is never passed over in silence: it is logged with file and offset, and where the seqs are known the
+topic's readers get a tombstone for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from topics import logs
+from topics.engine import apply, checkpoint, retention
+from topics.engine.apply import State
+from topics.engine.state import Topic
+from topics.errors import Corrupt
+from topics.storage import entry as entries
+from topics.storage import snapshot as snap
+from topics.storage import walfile
+from topics.storage.datadir import DataDir
+from topics.storage.frame import Head
+from topics.storage.segment import Footer
+from topics.storage.segments import MemorySegment, SealedSegment, Shelf
+
+log = logs.Log("recovery")
+
+Progress = Callable[[float], None]
+
+
+class Recovered(NamedTuple):
+    """Where the log goes on, and what there was to tell."""
+
+    snapshot_number: int
+    resume: tuple[int, int]  # file number and offset at which the good part of the log ends
+    next_number: int
+    entries: int
+    damage: list[str]
+
+
+class LogFile(NamedTuple):
+    number: int
+    path: str
+    data: bytes  # as far as it is valid
+
+
+def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None, progress: Progress) -> Recovered:
+    """Fills `state`. Blocks; meant for a thread of its own. Raises `Corrupt` only where nothing can be known at all."""
+    damage: list[str] = []
+    number, snapshot = load_snapshot(datadir, damage)
+    if snapshot is not None:
+        state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
+        for topic in snapshot.topics:
+            restore_topic(datadir, state, shelf, topic, cold_dir, damage)
+    since = 0 if snapshot is None else snapshot.wal_number
+    replayed = 0
+    resume = (0, 0)
+    files = log_files(datadir, since, damage)
+    total = sum(len(file.data) for file in files) or 1
+    done = 0
+    for at, file in enumerate(files):
+        last = at == len(files) - 1
+        for item in walfile.scan(file.data):
+            if isinstance(item, walfile.Damage):
+                _note_damage(state, file, item, torn=item.torn and last, damage=damage)
+                if item.torn and last:
+                    break
+            else:
+                replayed += _replay(state, item, file, damage)
+                progress((done + item.end) / total)
+            resume = (file.number, item.end)
+        else:
+            resume = max(resume, (file.number, walfile.HEADER_BYTES))
+        done += len(file.data)
+    numbers = datadir.wal_numbers()
+    next_number = max([*numbers, since, 0]) + 1
+    clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
+    same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id()
+    _close_gaps(state, after_power_loss=not clean and not same_boot and (snapshot is not None or bool(files)))
+    _make_durable(datadir, files)
+    progress(1.0)
+    if replayed or damage:
+        log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
+    return Recovered(number, resume, next_number, replayed, damage)
+
+
+def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
+    """The newest snapshot that can be read. None of several readable is worse than none at all: that raises."""
+    numbers = datadir.snapshot_numbers()
+    for number in reversed(numbers):
+        path = datadir.snapshot_path(number)
+        data = read_whole(datadir, path)
+        try:
+            snapshot = snap.decode(data, path=path)
+        except Corrupt as error:
+            damage.append(str(error))
+            log.error("snapshot_damaged", file=path, reason=error.what)
+            continue
+        if bad := snap.damaged_copies(data):
+            damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
+            log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
+        return number, snapshot
+    if numbers:
+        raise Corrupt(datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup")
+    return 0, None
+
+
+def restore_topic(
+    datadir: DataDir, state: State, shelf: Shelf, found: snap.TopicSnapshot, cold_dir: str | None, damage: list[str]
+) -> Topic:
+    sealed = []
+    for ref in found.segments:
+        segment = SealedSegment(
+            shelf,
+            segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None),
+            Footer(*ref.footer),
+            live=ref.live,
+            live_bytes=ref.live_bytes,
+            pending=snap.unpack_marks(ref.pending),
+        )
+        segment.cold = ref.cold
+        sealed.append(segment)
+    tail, failed = None, None
+    if found.tail is not None:
+        path = datadir.tails_path(found.tail.tails)
+        try:
+            data = read_part(datadir, path, found.tail.offset, found.tail.size)
+            tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms)
+        except (Corrupt, OSError) as error:
+            failed = error
+            damage.append(f"{path}: the last records of topic {found.name} cannot be read: {error}")
+    topic = checkpoint.restore(state, found, sealed=sealed, tail=tail)
+    if failed is not None and found.tail is not None:
+        _lose_tail(topic, found, found.tail)
+    return topic
+
+
+def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | None) -> str:
+    hot = datadir.segment_path(topic_id, first)
+    return hot if cold_dir is None else cold_dir + hot[len(datadir.segments_dir) :]
+
+
+def log_files(datadir: DataDir, since: int, damage: list[str]) -> list[LogFile]:
+    """The log files from number `since` on, each cut where a later one says that it ends."""
+    files: list[LogFile] = []
+    for number in datadir.wal_numbers():
+        if number < since:
+            continue
+        path = datadir.wal_path(number)
+        data = read_whole(datadir, path)
+        try:
+            header = walfile.decode_header(data, path=path)
+        except Corrupt as error:
+            # A file that never got its header holds nothing; one that lost it still holds its frames.
+            if data.strip(b"\0"):
+                damage.append(str(error))
+                log.error("log_header_damaged", file=path)
+            header = walfile.Header(number)
+        if header.resume_number:
+            files = [_cut(file, header) for file in files if file.number <= header.resume_number]
+        files.append(LogFile(number, path, data))
+    return files
+
+
+def read_whole(datadir: DataDir, path: str) -> bytes:
+    return read_part(datadir, path, 0, datadir.fs.size(path))
+
+
+def read_part(datadir: DataDir, path: str, at: int, size: int) -> bytes:
+    file = datadir.fs.open(path)
+    try:
+        return file.pread(size, at)
+    finally:
+        file.close()
+
+
+def _cut(file: LogFile, header: walfile.Header) -> LogFile:
+    if file.number != header.resume_number:
+        return file
+    return LogFile(file.number, file.path, file.data[: header.resume_offset])
+
+
+def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str]) -> int:
+    try:
+        entry = entries.decode(item.frame, path=file.path, at=item.at)
+    except Corrupt as error:
+        damage.append(str(error))
+        log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
+        _lose_head(state, item.frame.head)
+        return 0
+    apply_entry(state, entry)
+    return 1
+
+
+def apply_entry(state: State, entry: entries.Entry) -> None:
+    """One entry of the log, whatever its kind. An entry about a topic that is gone, or of another life, does nothing."""
+    if isinstance(entry, entries.Create):
+        if entry.topic_id not in state.by_id:
+            apply.create(state, entry)
+        return
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None:
+        return
+    if isinstance(entry, entries.Append):
+        if entry.first > topic.head + 1:
+            retention.skip_to(topic, entry.first, "corrupt")
+        if entry.first == topic.head + 1:
+            apply.append(state, topic, entry)
+    elif isinstance(entry, entries.Delete):
+        apply.delete(topic, entry)
+    elif isinstance(entry, entries.Configure):
+        apply.configure(state, topic, entry.config, entry.at_ms)
+    elif isinstance(entry, entries.Drop):
+        apply.drop(state, topic)
+    elif isinstance(entry, entries.Ceiling):
+        topic.ceiling = topic.ceiling_staged = max(topic.ceiling, entry.ceiling)
+
+
+def _note_damage(state: State, file: LogFile, item: walfile.Damage, *, torn: bool, damage: list[str]) -> None:
+    size = item.end - item.at
+    if torn:
+        log.warning("torn_tail_cut", file=file.path, offset=item.at, bytes=size)
+        return
+    seqs = ""
+    if item.head is not None:
+        topic = state.by_id.get(item.head.topic_id)
+        if topic is not None and item.head.kind == entries.APPEND:
+            seqs = f"; topic {topic.name}, seqs {item.head.first} to {item.head.first + item.head.count - 1}"
+        _lose_head(state, item.head)
+    damage.append(f"{file.path} at byte {item.at}: {size} damaged bytes{seqs}")
+    log.error("log_damaged", file=file.path, offset=item.at, bytes=size, lost=seqs.removeprefix("; "))
+
+
+def _lose_head(state: State, head: Head) -> None:
+    """The entry under this head is gone. What it held of a topic is known; what else it may have said is not."""
+    topic = state.by_id.get(head.topic_id)
+    if topic is not None and head.kind == entries.APPEND and head.first == topic.head + 1:
+        retention.skip_to(topic, head.first + head.count, "corrupt")
+
+
+def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> None:
+    """Everything behind the sealed segments is lost."""
+    sealed_end = max([ref.first + ref.count for ref in found.segments], default=1)
+    first = max(sealed_end, topic.earliest)
+    topic.removed(tail.live, tail.live_bytes)
+    if tail.live:
+        topic.losses.add(first, topic.head, "corrupt")
+    log.error("tail_damaged", topic=topic.name, first_seq=first, last_seq=topic.head)
+    retention.advance(topic)
+
+
+def _close_gaps(state: State, *, after_power_loss: bool) -> None:
+    """Seqs that may have been acknowledged and are not there: never given out again, and told as lost."""
+    for topic in state.topics.values():
+        durability = topic.config.durability
+        if durability == "ephemeral":
+            if topic.earliest <= topic.head:
+                topic.losses.add(topic.earliest, topic.head, "restart")
+                topic.earliest = topic.head + 1
+                topic.evict_floor = topic.earliest
+        elif after_power_loss and durability != "fsync" and topic.head < topic.ceiling:
+            retention.skip_to(topic, topic.ceiling + 1, "restart")
+
+
+def _make_durable(datadir: DataDir, files: list[LogFile]) -> None:
+    """What was replayed may have been in the page cache alone; from here on it counts as safe."""
+    for found in files:
+        file = datadir.fs.open(found.path, write=True)
+        try:
+            file.datasync()
+        finally:
+            file.close()

@@ -1,0 +1,139 @@
+"""Storage with threads under it: what the engine's store needs of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from topics import logs
+from topics.engine.commit import Commits
+from topics.engine.store import Store
+from topics.storage.datadir import DataDir
+from topics.storage.fs import RealFs
+from topics.storage.wal import Wal
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+
+log = logs.Log("storage")
+
+Done = Callable[[Exception | None], None]
+
+# A thread that comes back from a sync waits this long at most for its turn. With the interpreter's own 5 ms, a sync of 0.1 ms
+# would be answered after 5 ms whenever the loop is busy.
+SWITCH_INTERVAL_S = 0.0005
+
+
+class ThreadWorker:
+    """One thread that does one piece of work after the other and reports back on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
+        self._loop = loop
+        self._queue: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None], done: Done) -> None:
+        self._queue.put((work, done))
+
+    async def close(self) -> None:
+        """Lets it finish what it has, and waits for that."""
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            work, done = job
+            try:
+                work()
+            except Exception as error:
+                self._loop.call_soon_threadsafe(done, error)
+            else:
+                self._loop.call_soon_threadsafe(done, None)
+
+
+class Storage:
+    """The store of a running server, its threads and its timers."""
+
+    def __init__(self, app: TopicsApp, datadir: DataDir) -> None:
+        settings = app.settings
+        self._app = app
+        self._settings = settings
+        self._sync_worker = ThreadWorker(app.loop, "topics-sync")
+        self._store_worker = ThreadWorker(app.loop, "topics-store")
+        self.wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=self._sync_worker, clock=app.clock)
+        self.store = Store(
+            datadir,
+            app.engine.state,
+            self.wal,
+            worker=self._store_worker,
+            clock=app.clock,
+            cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
+            hot_segments=settings.hot_retain_segments,
+            hot_bytes=settings.hot_retain_bytes,
+        )
+        self._timer: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(cls, app: TopicsApp) -> Storage:
+        """Takes the data directory and replays its log on a thread, so that probes are answered meanwhile."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        datadir = DataDir(RealFs(), str(app.settings.data_dir))
+        await asyncio.to_thread(datadir.open)
+        storage = cls(app, datadir)
+
+        def progress(share: float) -> None:
+            app.replay_progress = share
+
+        began = app.clock.monotonic_ns()
+        found = await asyncio.to_thread(storage.store.recover, progress)
+        log.info(
+            "recovered",
+            topics=len(app.engine.topics),
+            records=app.engine.state.totals.records,
+            entries=found.entries,
+            damaged=len(found.damage),
+            took_ms=(app.clock.monotonic_ns() - began) // 1_000_000,
+        )
+        return storage
+
+    def begin(self, commits: Commits) -> None:
+        self.store.commits = commits
+        self._tick()
+
+    async def close(self) -> None:
+        """An orderly stop: everything into a last snapshot, so that the next start has nothing to replay."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._last_checkpoint()
+        for worker in (self._store_worker, self._sync_worker):
+            await worker.close()
+        await asyncio.sleep(0)  # what the workers reported last
+        self.store.close()
+
+    async def _last_checkpoint(self) -> None:
+        await self._idle()
+        self.store.checkpoint(clean=True)
+        await self._idle()
+
+    async def _idle(self) -> None:
+        idle = asyncio.Event()
+        self.store.when_idle(idle.set)
+        await idle.wait()
+
+    def _tick(self) -> None:
+        self.wal.tick()
+        if self._due():
+            self.store.checkpoint()
+        self._timer = self._app.call_later(self._settings.sync_interval_ms, self._tick)
+
+    def _due(self) -> bool:
+        grown = self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
+        if grown >= self._settings.checkpoint_wal_bytes:
+            return True
+        age_ms = self._app.clock.now_ms() - self.store.last_checkpoint_ms
+        return grown > 0 and age_ms >= self._settings.checkpoint_interval_ms

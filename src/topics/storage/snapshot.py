@@ -1,0 +1,137 @@
+"""Snapshots: everything about all topics but their records, at one point of the log. Pure: no files, no clock.
+
+    offset  size  field
+    0       8     magic    b"TOPICSNP"
+    8       4     version  u32 LE; 1
+    12      4     zero
+    16      8     size     u64 LE; n
+    24      n     body     MessagePack of `Snapshot`
+    24+n    8     sum      u64 LE; XXH3-64 of everything before
+
+and the same once more: without its snapshot a data directory is a heap of anonymous records, so one copy is not enough.
+
+The records themselves are in segments, or, for what is too little to deserve a file of its own, in the tails file of the
+same or of an earlier number: segments as in `segment.py`, one after the other, found by offset and size.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import xxhash
+from msgspec import Struct
+
+from topics.errors import Corrupt
+from topics.model.topic import TopicConfig
+
+MAGIC = b"TOPICSNP"
+VERSION = 1
+_HEADER = struct.Struct("<8sIIQ")
+_sum64 = xxhash.xxh3_64_intdigest
+
+
+class SegmentRef(Struct, array_like=True):
+    """One sealed segment. `pending` are marks (u32 position, then 0x01 deleted or 0x02 lost) that its file may lack."""
+
+    first: int
+    count: int
+    live: int
+    live_bytes: int
+    footer: list[int]  # the fields of `segment.Footer`
+    cold: bool = False
+    pending: bytes = b""
+
+
+class TailRef(Struct, array_like=True):
+    """Records too few for a file of their own."""
+
+    tails: int  # number of the tails file
+    offset: int
+    size: int
+    opened_ms: int
+    live: int
+    live_bytes: int
+
+
+class TopicSnapshot(Struct, array_like=True, kw_only=True):
+    """One topic. See `engine.state.Topic` for the fields."""
+
+    topic_id: int
+    name: str
+    epoch: int
+    config: TopicConfig
+    head: int
+    earliest: int
+    evict_floor: int
+    lost_ts: int
+    last_ts: int
+    last_write_ts: int | None
+    ceiling: int
+    count: int
+    bytes: int
+    losses: list[tuple[int, int, str]]
+    keys: list[tuple[str, int, int, int]]
+    segments: list[SegmentRef]
+    tail: TailRef | None = None
+    extra: dict[str, msgspec.Raw] = {}
+
+
+class Snapshot(Struct, array_like=True, kw_only=True):
+    """The state at the beginning of log file `wal_number`."""
+
+    wal_number: int
+    boot_id: str
+    clean: bool  # written at an orderly stop: nothing follows in the log
+    next_topic_id: int
+    last_epoch: int
+    topics: list[TopicSnapshot]
+    extra: dict[str, msgspec.Raw] = {}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    body = _encoder.encode(snapshot)
+    data = _HEADER.pack(MAGIC, VERSION, 0, len(body)) + body
+    return (data + _sum64(data).to_bytes(8, "little")) * 2
+
+
+def decode(data: bytes, *, path: str) -> Snapshot:
+    """From the first copy that is whole."""
+    half, odd = divmod(len(data), 2)
+    for copy in (0, half):
+        one = data[copy : copy + half]
+        if not odd and len(one) >= _HEADER.size + 8 and _sum64(one[:-8]) == int.from_bytes(one[-8:], "little"):
+            return _decode_one(one, path)
+    raise Corrupt(path, 0, "both copies of a snapshot are damaged or cut short")
+
+
+def damaged_copies(data: bytes) -> list[int]:
+    """Offsets of copies that do not match their checksum."""
+    half = len(data) // 2
+    return [
+        at for at in (0, half) if _sum64(data[at : at + half - 8]) != int.from_bytes(data[at + half - 8 : at + half], "little")
+    ]
+
+
+def _decode_one(data: bytes, path: str) -> Snapshot:
+    magic, version, _, size = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION or size != len(data) - _HEADER.size - 8:
+        raise Corrupt(path, 0, f"this is not a snapshot of version {VERSION}")
+    try:
+        return _decoder.decode(memoryview(data)[_HEADER.size : -8])
+    except msgspec.MsgspecError as error:
+        raise Corrupt(path, _HEADER.size, f"a snapshot cannot be decoded: {error}") from error
+
+
+def pack_marks(marks: bytearray | None, positions: list[int]) -> bytes:
+    if marks is None:
+        return b""
+    return b"".join(struct.pack("<IB", position, marks[position]) for position in positions)
+
+
+def unpack_marks(packed: bytes) -> list[tuple[int, int]]:
+    return list(struct.iter_unpack("<IB", packed))

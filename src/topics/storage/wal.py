@@ -1,0 +1,301 @@
+"""The write-ahead log: one stream of frames for all topics, in numbered files.
+
+Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own. Files are reserved in
+full before they are used, and the next one is prepared while the last one fills, so that a write finds its space waiting.
+
+When a write or a sync fails, the log takes nothing more. It heals by beginning a new file that says where the good part of
+the old one ends and repeats what was accepted since the last good sync; when that works, it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn, Protocol
+
+from topics import logs
+from topics.clock import Clock
+from topics.storage import walfile
+from topics.storage.datadir import DataDir
+from topics.storage.fs import File
+from topics.storage.stats import WalStats
+
+log = logs.Log("wal")
+
+
+class LogFailed(Exception):
+    """The log could not take what it was given. Everything before is intact."""
+
+
+class Worker(Protocol):
+    """Runs blocking work elsewhere, one piece after the other, and reports back on the owner's thread."""
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None: ...
+
+
+class InlineWorker:
+    """Does the work on the spot: for tools and tests."""
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            done(error)
+        else:
+            done(None)
+
+
+class Wal:
+    """The open end of the log. Everything but the work given to `worker` happens on the owner's thread."""
+
+    def __init__(self, datadir: DataDir, *, file_bytes: int, worker: Worker, clock: Clock) -> None:
+        self._dir = datadir
+        self._fs = datadir.fs
+        self._file_bytes = file_bytes
+        self._worker = worker
+        self._clock = clock
+        self.stats = WalStats()
+        self.number = 0
+        self.tail = 0
+        self.read_only: str | None = None  # why nothing can be written
+        self._file: File | None = None
+        self._spare: tuple[int, File] | None = None
+        self._preparing = False
+        self._unsynced: list[bytes] = []  # frames since the last good sync
+        self._synced_to = (0, 0)  # file number and offset up to which all is durable
+        self._behind: list[File] = []  # full files that still need a sync
+        self._callbacks: list[Callable[[], None]] = []
+        self._syncing = False
+        self._healing = False
+
+    def begin(self, number: int, *, resume: tuple[int, int]) -> None:
+        """Opens the log's first file in this process. Blocks; raises OSError."""
+        self._file = self._create(number, walfile.Header(number, *resume))
+        self._fs.sync_dir(self._dir.wal_dir)
+        self.number, self.tail = number, walfile.HEADER_BYTES
+        self._synced_to = (number, self.tail)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it takes nothing until it has healed."""
+        return self._file is None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.number, self.tail
+
+    def write(self, frames: list[bytes]) -> None:
+        if self._file is None:
+            raise LogFailed(self.read_only)
+        data = frames[0] if len(frames) == 1 else b"".join(frames)
+        if self.tail + len(data) > self._file_bytes and self.tail > walfile.HEADER_BYTES:
+            try:
+                self.rotate()
+            except OSError as error:
+                self._refuse(frames, error, broken=False)
+        try:
+            self._file.pwrite(data, self.tail)
+        except OSError as error:
+            self._refuse(frames, error, broken=True)  # any part of it may stand behind the tail
+        self.read_only = None
+        self.tail += len(data)
+        self._unsynced += frames
+        stats = self.stats
+        stats.frames_total += len(frames)
+        stats.batches_total += 1
+        stats.bytes_written_total += len(data)
+        stats.queue_depth = depth = len(self._unsynced)
+        if depth > stats.queue_depth_peak:
+            stats.queue_depth_peak = depth
+
+    def rotate(self) -> None:
+        """Goes on in a new file. Raises OSError and stays where it is if there is no room for one."""
+        if self._file is None:
+            raise LogFailed(self.read_only)
+        if self._spare is not None:
+            number, file = self._spare
+            self._spare = None
+        else:
+            number = self.number + 1
+            file = self._create(number, walfile.Header(number))
+            self._fs.sync_dir(self._dir.wal_dir)
+        self._behind.append(self._file)
+        self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES
+        self.stats.rotations_total += 1
+
+    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
+        if self._file is None:
+            done(LogFailed(self.read_only))
+            return
+        files, position, covered = [*self._behind, self._file], self.position, len(self._unsynced)
+        callbacks, self._callbacks = self._callbacks, []
+        self._syncing = True
+        began = self._clock.monotonic_ns()
+
+        def work() -> None:
+            for file in files:
+                file.datasync()
+
+        def finished(error: Exception | None) -> None:
+            self._syncing = False
+            if error is not None:
+                self._callbacks = callbacks + self._callbacks
+                if self._file is not None:
+                    self._fail(error, broken=True)
+                done(LogFailed(self.read_only))
+                return
+            self._synced(files, position, covered, began)
+            done(None)
+            for callback in callbacks:
+                callback()
+
+        self._worker.submit(work, finished)
+
+    def sync_now(self) -> None:
+        if self._file is None:
+            raise LogFailed(self.read_only)
+        files, position, covered = [*self._behind, self._file], self.position, len(self._unsynced)
+        began = self._clock.monotonic_ns()
+        try:
+            for file in files:
+                file.datasync()
+        except OSError as error:
+            self._fail(error, broken=True)
+            raise LogFailed(self.read_only) from error
+        callbacks, self._callbacks = self._callbacks, []
+        self._synced(files, position, covered, began)
+        for callback in callbacks:
+            callback()
+
+    def after_sync(self, done: Callable[[], None]) -> None:
+        if self._unsynced or self._syncing:
+            self._callbacks.append(done)
+        else:
+            done()
+
+    def void(self, frames: list[bytes]) -> None:
+        refused = {id(frame) for frame in frames}
+        # In place: a sync under way counts on the order.
+        self._unsynced = [b"" if id(frame) in refused else frame for frame in self._unsynced]
+
+    def tick(self) -> None:
+        """What is due now and then: sync what nobody waits for, prepare the next file, heal."""
+        if self._file is None:
+            self.heal()
+            return
+        if (self._unsynced or self._behind) and not self._syncing:
+            self.sync(lambda failure: None)
+        wanted = self.tail > self._file_bytes // 2 or self.read_only is not None
+        if wanted and self._spare is None and not self._preparing:
+            self._prepare()
+
+    def heal(self) -> None:
+        """Tries to go on in a new file after a failure."""
+        if self._healing or self._syncing:
+            return
+        self._healing = True
+        number = self.number + 2  # the one after the next: a spare may lie there half made
+        frames = list(self._unsynced)
+        made: list[tuple[File, int]] = []
+
+        def work() -> None:
+            file = self._create(number, walfile.Header(number, *self._synced_to))
+            tail = walfile.HEADER_BYTES
+            data = b"".join(frames)
+            if data:
+                file.pwrite(data, tail)
+            file.datasync()
+            self._fs.sync_dir(self._dir.wal_dir)
+            made.append((file, tail + len(data)))
+
+        def finished(error: Exception | None) -> None:
+            self._healing = False
+            if error is not None:
+                self.read_only = _reason(error)
+                return
+            self._file, self.tail = made[0]
+            self.number, self.read_only = number, None
+            self._behind.clear()
+            del self._unsynced[: len(frames)]
+            self._synced_to = self.position
+            self.stats.rotations_total += 1
+            log.info("log_healed", file=number)
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback()
+
+        self._worker.submit(work, finished)
+
+    def close(self) -> None:
+        """Everything written is synced, then the files are let go. Raises nothing: what failed was told before."""
+        with suppress(LogFailed):
+            self.sync_now()
+        for file in (self._file, self._spare and self._spare[1]):
+            if file:
+                file.close()
+        self._file = None
+
+    def _create(self, number: int, header: walfile.Header) -> File:
+        path = self._dir.wal_path(number)
+        file = self._fs.open(path, write=True, create=True)
+        try:
+            file.truncate(0)
+            file.allocate(self._file_bytes)
+            file.pwrite(walfile.encode_header(header), 0)
+            file.sync()
+        except OSError:
+            file.close()
+            with suppress(OSError):
+                self._fs.unlink(path)
+            raise
+        return file
+
+    def _prepare(self) -> None:
+        self._preparing = True
+        number = self.number + 1
+        made: list[File] = []
+
+        def work() -> None:
+            made.append(self._create(number, walfile.Header(number)))
+            self._fs.sync_dir(self._dir.wal_dir)
+
+        def finished(error: Exception | None) -> None:
+            self._preparing = False
+            if error is None and self._file is not None and self.number == number - 1:
+                self._spare = number, made[0]
+                self.read_only = None
+            elif error is None:
+                made[0].close()
+
+        self._worker.submit(work, finished)
+
+    def _synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
+        self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
+        for file in files[:-1]:
+            if file in self._behind:
+                self._behind.remove(file)
+                file.close()
+        if position > self._synced_to:
+            self._synced_to = position
+            del self._unsynced[:covered]
+        self.stats.queue_depth = len(self._unsynced)
+
+    def _refuse(self, frames: list[bytes], error: OSError, *, broken: bool) -> NoReturn:
+        self.stats.submit_full_total += len(frames)
+        self._fail(error, broken=broken)
+        raise LogFailed(self.read_only) from error
+
+    def _fail(self, error: Exception, *, broken: bool) -> None:
+        reason = _reason(error)
+        if self.read_only is None:
+            log.error("log_failed", reason=reason, file=self.number, offset=self.tail)
+        self.read_only = reason
+        if broken and self._file is not None:
+            self._spare = None
+            self._file = None
+            if not self._unsynced:
+                self._synced_to = max(self._synced_to, self.position)
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,116 @@
+"""WAL files: what stands before the frames, and how to read frames back past any damage. Pure: no files, no clock.
+
+A file begins with this header; frames follow without a gap, and zeros (reserved space) end them.
+
+    offset  size  field
+    0       8     magic          b"TOPICWAL"
+    8       4     version        u32 LE; 1
+    12      4     zero
+    16      8     number         u64 LE; the file's own
+    24      8     resume number  u64 LE; see below, 0 for none
+    32      8     resume offset  u64 LE
+    40      8     sum            u64 LE; XXH3-64 of the 40 bytes before
+
+A file that resumes says where the log before it ends: everything behind `resume offset` in file `resume number`, and every
+file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come back.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import xxhash
+
+from topics.errors import Corrupt
+from topics.storage import frame
+
+MAGIC = b"TOPICWAL"
+VERSION = 1
+_HEADER = struct.Struct("<8sIIQQQ")
+HEADER_BYTES = _HEADER.size + 8
+_sum64 = xxhash.xxh3_64_intdigest
+_ZEROS = bytes(1 << 16)
+
+
+class Header(NamedTuple):
+    number: int
+    resume_number: int = 0
+    resume_offset: int = 0
+
+
+def encode_header(header: Header) -> bytes:
+    packed = _HEADER.pack(MAGIC, VERSION, 0, *header)
+    return packed + _sum64(packed).to_bytes(8, "little")
+
+
+def decode_header(data: bytes, *, path: str) -> Header:
+    if len(data) < HEADER_BYTES or _sum64(data[: _HEADER.size]) != int.from_bytes(data[_HEADER.size : HEADER_BYTES], "little"):
+        raise Corrupt(path, 0, "the header of a log file is damaged or cut short")
+    magic, version, _, *fields = _HEADER.unpack(data[: _HEADER.size])
+    if magic != MAGIC or version != VERSION:
+        raise Corrupt(path, 0, f"this is not a log file of version {VERSION}")
+    return Header(*fields)
+
+
+class Found(NamedTuple):
+    """A whole frame."""
+
+    at: int
+    end: int
+    frame: frame.Frame
+
+
+class Damage(NamedTuple):
+    """Bytes between two frames, or before the end, that are no frame. `head` tells what was there, if anything does."""
+
+    at: int
+    end: int
+    head: frame.Head | None
+    torn: bool  # nothing but the log's own end follows: an interrupted write looks like this
+
+
+def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
+    """Every frame from `start` on, and every stretch that should have been one."""
+    view = memoryview(data)
+    at, written = start, written_end(data)
+    while at < written:
+        found = frame.decode(view, at)
+        if found is not None:
+            yield Found(at, found[1], found[0])
+            at = found[1]
+            continue
+        damage = _damage(data, view, at, written)
+        yield damage
+        at = damage.end
+
+
+def written_end(data: bytes) -> int:
+    """Where the zeros begin that fill the rest of a reserved file, to within a block."""
+    at = len(data)
+    while at >= len(_ZEROS) and data[at - len(_ZEROS) : at] == _ZEROS:
+        at -= len(_ZEROS)
+    block = data[max(at - len(_ZEROS), 0) : at]
+    return at - len(block) + len(block.rstrip(b"\0"))
+
+
+def _damage(data: bytes, view: memoryview, at: int, written: int) -> Damage:
+    """One bad stretch from `at` on: a frame whose head survived, or everything up to the next whole frame."""
+    following = frame.find(data, at + 1)
+    limit = len(data) if following < 0 else following
+    known = frame.peek(view, at)
+    if known is not None and known[1] <= limit:
+        head, end = known
+        # A frame that was written to its last byte was not torn by a crash of the process: its bytes went bad.
+        complete = any(view[end - 8 : end])
+        return Damage(at, end, head, torn=following < 0 and not complete)
+    if following >= 0:
+        return Damage(at, following, _plausible(view, at, following), torn=False)
+    return Damage(at, written, None, torn=True)
+
+
+def _plausible(view: memoryview, at: int, end: int) -> frame.Head | None:
+    """The trailing head, if the stretch can be exactly one frame."""
+    if end - at < frame.OVERHEAD_BYTES:
+        return None
+    head = frame.trailing_head(view, end)
+    return head if head is not None and 0 < head.kind < 64 and head.topic_id else None

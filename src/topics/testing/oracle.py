@@ -1,0 +1,319 @@
+"""The reference model: what topics promise about records, in the plainest code that says it.
+
+One Python object a record, kept for ever with its fate; every figure is counted anew from those objects whenever
+somebody asks. Nothing here is fast and nothing is shared with the engine but the vocabulary, so that the two agree only
+if both are right. Verbs take effect at once and in order; time is what the clock says at that moment.
+"""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from msgspec import UNSET
+
+from topics.clock import Clock
+from topics.errors import Code, TopicsError, topic_not_found
+from topics.model.records import STORED_FORM, Projection, TagMatch, WriteRequest
+from topics.model.topic import ConfigPatch, TopicConfig, configure
+
+LIVE = "live"
+DELETED = "deleted"
+
+
+@dataclass
+class Fact:
+    """One record, from its commit to the end of its topic's life. Only `fate` ever changes, and only once."""
+
+    seq: int
+    ts: int
+    data: bytes
+    node: str | None
+    tag: str | None
+    meta: bytes | None
+    fate: str = LIVE  # or "deleted", or the reason it was lost for: "cap", "ttl"
+
+    @property
+    def live(self) -> bool:
+        return self.fate == LIVE
+
+    @property
+    def lost(self) -> bool:
+        return self.fate not in (LIVE, DELETED)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.rendered())
+
+    def rendered(self, projection: Projection = STORED_FORM) -> bytes:
+        """What a reader gets, with a comma behind it."""
+        parts = [b'"$seq":%d' % self.seq, b'"$ts":%d' % self.ts]
+        if self.node is not None:
+            parts.append(b'"$node":' + _quoted(self.node))
+        if projection.tags and self.tag is not None:
+            parts.append(b'"$tag":' + _quoted(self.tag))
+        if projection.data:
+            parts.append(b'"data":' + self.data)
+        if projection.meta and self.meta is not None:
+            parts.append(b'"meta":' + self.meta)
+        return b"{" + b",".join(parts) + b"},"
+
+
+@dataclass
+class Gap:
+    """What a reader is told it missed."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int
+
+
+@dataclass
+class Page:
+    """The answer to one read."""
+
+    records: list[bytes]
+    next_from_seq: int
+    scanned: int
+    tombstone: Gap | None
+
+
+@dataclass
+class Landed:
+    """Where a write landed."""
+
+    first: int
+    last: int
+    head: int
+    created: bool = False
+    deduped: bool = False
+
+
+@dataclass
+class Key:
+    first: int
+    last: int
+    at_ms: int
+
+
+@dataclass
+class Life:
+    """One topic, from its creation until it is dropped."""
+
+    name: str
+    config: TopicConfig
+    facts: list[Fact] = field(default_factory=list)  # of all seqs from 1 to head
+    keys: dict[str, Key] = field(default_factory=dict)
+
+    @property
+    def head(self) -> int:
+        return len(self.facts)
+
+    @property
+    def live(self) -> list[Fact]:
+        return [fact for fact in self.facts if fact.live]
+
+    @property
+    def count(self) -> int:
+        return len(self.live)
+
+    @property
+    def bytes(self) -> int:
+        return sum(fact.size_bytes for fact in self.live)
+
+    @property
+    def earliest(self) -> int:
+        return min((fact.seq for fact in self.live), default=self.head + 1)
+
+    @property
+    def evict_floor(self) -> int:
+        return max((fact.seq for fact in self.facts if fact.lost), default=0) + 1
+
+    def expire(self, now_ms: int) -> None:
+        if self.config.ttl_ms:
+            for fact in self.live:
+                if now_ms - fact.ts > self.config.ttl_ms:
+                    fact.fate = "ttl"
+
+    def enforce_caps(self) -> None:
+        """The oldest live record goes for as long as there are too many, or too many bytes."""
+        cap_records, cap_bytes = self.config.cap_records, self.config.cap_bytes
+        while (cap_records and self.count > cap_records) or (cap_bytes and self.bytes > cap_bytes):
+            self.live[0].fate = "cap"
+
+
+class Oracle:
+    """All topics by name."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.topics: dict[str, Life] = {}
+
+    # --- topics
+
+    def put(self, name: str, patch: ConfigPatch) -> bool:
+        """Whether that made the topic."""
+        topic = self.topics.get(name)
+        if topic is None:
+            self.topics[name] = Life(name, configure(name, patch))
+            return True
+        config = configure(name, patch, topic.config)
+        if config != topic.config:
+            topic.expire(self.clock.now_ms())
+            topic.config = config
+            topic.expire(self.clock.now_ms())
+            topic.enforce_caps()
+        return False
+
+    def drop(self, name: str, *, if_empty: bool = False) -> bool:
+        """Whether there was one."""
+        topic = self.topics.get(name)
+        if topic is None:
+            return False
+        topic.expire(self.clock.now_ms())
+        if if_empty and topic.count:
+            raise TopicsError(Code.TOPIC_NOT_EMPTY, "records are left")
+        del self.topics[name]
+        return True
+
+    def topic(self, name: str) -> Life:
+        """The topic as it is now."""
+        if name not in self.topics:
+            raise topic_not_found(name)
+        self.topics[name].expire(self.clock.now_ms())
+        return self.topics[name]
+
+    # --- records
+
+    def append(self, name: str, request: WriteRequest) -> Landed:
+        topic = self.topics.get(name)
+        created = topic is None
+        if topic is None:
+            topic = Life(name, configure(name, request.config or ConfigPatch()))
+            if not (topic.config.auto_create if request.create is None else request.create):
+                raise topic_not_found(name)
+        now = self.clock.now_ms()
+        key = request.idempotency_key
+        if key is not None and (seen := topic.keys.get(key)) is not None:
+            if now - seen.at_ms <= topic.config.idempotency_window_ms:
+                return Landed(seen.first, seen.last, topic.head, deduped=True)
+        topic.expire(now)
+        ts = max([now, *(fact.ts for fact in topic.facts[-1:])])
+        added = _facts(request, topic.head + 1, ts)
+        _check_room(topic, added)
+        self.topics[name] = topic
+        topic.facts += added
+        if key is not None:
+            self._remember(topic, key, Key(added[0].seq, added[-1].seq, ts))
+        topic.expire(ts)
+        topic.enforce_caps()
+        return Landed(added[0].seq, added[-1].seq, topic.head, created=created)
+
+    def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> int:
+        """How many records that took."""
+        gone = [
+            fact
+            for fact in self.topic(name).live
+            if (before_seq is None or fact.seq < before_seq) and (match is None or _matches(match, fact.tag))
+        ]
+        for fact in gone:
+            fact.fate = DELETED
+        return len(gone)
+
+    def read(
+        self,
+        name: str,
+        *,
+        from_seq: int = 0,
+        limit: int,
+        max_bytes: int,
+        nodes: Collection[str] = (),
+        match: TagMatch | None = None,
+        projection: Projection = STORED_FORM,
+        from_ts: int | None = None,
+        other_epoch: bool = False,
+        examine: int,
+    ) -> Page:
+        """What a reader may have; `other_epoch` says that its cursor comes from another life of the name."""
+        topic = self.topic(name)
+        start, tombstone = _start(topic, from_seq, from_ts, other_epoch)
+        page = Page([], start - 1, 0, tombstone)
+        used_bytes = 0
+        for fact in topic.facts[start - 1 : start - 1 + examine]:
+            if _wanted(fact, topic, nodes, match):
+                if page.records and used_bytes + fact.size_bytes > max_bytes:
+                    break
+                page.records.append(fact.rendered(projection))
+                used_bytes += fact.size_bytes
+            page.next_from_seq = fact.seq
+            page.scanned += 1
+            if len(page.records) == limit or used_bytes >= max_bytes:
+                break
+        return page
+
+    @staticmethod
+    def _remember(topic: Life, key: str, seen: Key) -> None:
+        """A keyed write also forgets what the window of that moment no longer covers."""
+        oldest_ms = seen.at_ms - topic.config.idempotency_window_ms
+        topic.keys = {other: old for other, old in topic.keys.items() if old.at_ms >= oldest_ms}
+        topic.keys[key] = seen
+
+
+def _start(topic: Life, from_seq: int, from_ts: int | None, other_epoch: bool) -> tuple[int, Gap | None]:
+    """The first seq to look at, and what the reader has to be told before."""
+
+    def first_since(seq: int) -> int:
+        """From `seq` on, the first one that was committed at or after `from_ts`."""
+        return next(
+            (fact.seq for fact in topic.facts[seq - 1 :] if from_ts is None or fact.ts >= from_ts), topic.head + 1
+        )
+
+    if other_epoch or from_seq > topic.head:
+        return first_since(topic.earliest), Gap(1, topic.head, "recreated", topic.head)
+    lost = [fact for fact in topic.facts[from_seq:] if fact.lost]
+    # Who asks for a time on does not miss what is older than that.
+    if not any(from_ts is None or fact.ts >= from_ts for fact in lost):
+        return first_since(max(from_seq + 1, topic.earliest)), None
+    reasons = sorted({fact.fate for fact in lost})
+    reason = reasons[0] if len(reasons) == 1 else "mixed"
+    return first_since(topic.earliest), Gap(from_seq + 1, topic.earliest - 1, reason, len(lost))
+
+
+def _wanted(fact: Fact, topic: Life, nodes: Collection[str], match: TagMatch | None) -> bool:
+    own = topic.config.dedupe_node and fact.node is not None and fact.node in nodes
+    return fact.live and not own and (match is None or _matches(match, fact.tag))
+
+
+def _matches(match: TagMatch, tag: str | None) -> bool:
+    if tag is None:
+        return False
+    return tag == match.text if match.op == "Eq" else tag[: len(match.text)] == match.text
+
+
+def _facts(request: WriteRequest, first: int, ts: int) -> list[Fact]:
+    facts = []
+    for seq, record in enumerate(request.records, first):
+        node = request.node if record.node is None else record.node
+        meta = None if record.meta is UNSET or bytes(record.meta) == b"null" else _one_line(bytes(record.meta))
+        facts.append(Fact(seq, ts, _one_line(bytes(record.data)), node, record.tag, meta))
+    return facts
+
+
+def _check_room(topic: Life, added: list[Fact]) -> None:
+    config = topic.config
+    sizes = [fact.size_bytes for fact in added]
+    if config.cap_bytes and max(sizes) > config.cap_bytes:
+        raise TopicsError(Code.RECORD_TOO_LARGE, "the topic could never hold it")
+    if config.discard == "reject" and (
+        (config.cap_records and topic.count + len(added) > config.cap_records)
+        or (config.cap_bytes and topic.bytes + sum(sizes) > config.cap_bytes)
+    ):
+        raise TopicsError(Code.TOPIC_FULL, "the topic is full")
+
+
+def _one_line(raw: bytes) -> bytes:
+    return raw.replace(b"\n", b" ").replace(b"\r", b" ")
+
+
+def _quoted(text: str) -> bytes:
+    return json.dumps(text, ensure_ascii=False).encode()

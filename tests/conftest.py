@@ -1,0 +1,104 @@
+"""Real server processes, for tests that meet the product the way its users do: over a socket."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+WAIT_S = 20
+
+
+class ServerProcess:
+    """`topics serve` in its own process, on a free port. Settings are `TOPICS_*` variables without the prefix."""
+
+    def __init__(self, directory: Path, settings: dict[str, object]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._log_path = directory / "log"
+        port_file = directory / "port"
+        port_file.unlink(missing_ok=True)
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        env |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
+        env |= {"TOPICS_PORT_FILE": str(port_file), "TOPICS_LOG_FORMAT": "json"}
+        with self._log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "topics", "serve", "--port", "0"],
+                env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+            )  # fmt: skip
+        self.port = self._wait_for_port(port_file)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _wait_for_port(self, port_file: Path) -> int:
+        deadline = time.monotonic() + WAIT_S
+        while not (port_file.exists() and port_file.read_text().strip()):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"the server did not start:\n{self.log()}")
+            time.sleep(0.01)
+        return int(port_file.read_text())
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def terminate(self) -> None:
+        """Asks it to stop and returns at once."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it without a chance to say anything."""
+        self.process.kill()
+        self.process.wait(WAIT_S)
+
+    def stop(self) -> None:
+        """Asks it to stop, and checks that it did so in order and had nothing to complain about in its life."""
+        if self.process.poll() is None:
+            self.terminate()
+        try:
+            status = self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the server did not stop:\n{self.log()}") from None
+        assert status == 0, f"exit status {status}:\n{self.log()}"
+        failures = [line for line in self.log().splitlines() if _is_failure(line)]
+        assert not failures, "\n".join(failures)
+
+
+def _is_failure(line: str) -> bool:
+    """A traceback, a line that is no log line, or one that says error."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return True
+    return entry["level"] in ("error", "critical")
+
+
+StartServer = Callable[..., ServerProcess]
+
+
+@pytest.fixture(scope="session", params=["memory", "disk"])
+def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The server that most tests share: one without a data directory, one with."""
+    directory = tmp_path_factory.mktemp("live")
+    server = ServerProcess(directory, {} if request.param == "memory" else {"data_dir": directory / "data"})
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts servers with settings of their own: `start_server(max_topics=2)`. They are stopped, and checked, at the end."""
+    running: list[ServerProcess] = []
+
+    def start(**settings: object) -> ServerProcess:
+        server = ServerProcess(tmp_path / f"server{len(running)}", settings)
+        running.append(server)
+        return server
+
+    yield start
+    for server in running:
+        server.stop()

@@ -1,0 +1,498 @@
+"""Topics: create and configure, look, list, drop; and the caps on how many there may be."""
+
+import base64
+import time
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, data, eventually, now_ms, succeeded
+
+DEFAULTS = {
+    "type": "log",
+    "ttl_ms": 0,
+    "cap_records": 0,
+    "cap_bytes": 0,
+    "discard": "old",
+    "durable": False,
+    "durability": "disk",
+    "priority": None,
+    "auto_priority": True,
+    "auto_create": True,
+    "idempotency_window_ms": 120_000,
+    "dedupe_node": True,
+    "lease_ms": 30_000,
+    "claim_jitter_ms": 0,
+    "max_deliveries": 0,
+    "dead_letter": None,
+    "leases_durable": False,
+}
+
+# --- PUT
+
+
+def test_an_empty_body_creates_a_topic_with_every_default(api: Api, topic: str):
+    answer = api.call("PUT", f"/v0/topics/{topic}", {})
+    assert answer.status_code == 201
+    body = answer.json()
+    assert (body["topic"], body["created"], body["config"]) == (topic, True, DEFAULTS)
+
+
+def test_the_same_put_again_changes_nothing(api: Api, topic: str):
+    first = api.put(topic, ttl_ms=60_000, priority=10)
+    again = api.call("PUT", f"/v0/topics/{topic}", {"ttl_ms": 60_000, "priority": 10})
+    assert again.status_code == 200
+    assert again.json()["created"] is False
+    assert again.json()["config"] == first["config"]
+    assert again.json()["epoch"] == first["epoch"]
+
+
+def test_a_put_with_other_values_changes_those_and_keeps_the_rest(api: Api, topic: str):
+    api.put(topic, ttl_ms=60_000, cap_records=5)
+    answer = api.call("PUT", f"/v0/topics/{topic}", {"cap_records": 7, "discard": "reject"})
+    assert answer.status_code == 200
+    assert answer.json()["created"] is False
+    expected = DEFAULTS | {"ttl_ms": 60_000, "cap_records": 7, "discard": "reject"}
+    assert answer.json()["config"] == expected
+    assert api.state(topic)["config"] == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("type", "queue"),
+        ("ttl_ms", 86_400_000),
+        ("cap_records", 1_000_000),
+        ("cap_bytes", 1 << 40),
+        ("discard", "reject"),
+        ("durability", "ephemeral"),
+        ("durability", "memory"),
+        ("durability", "disk"),
+        ("priority", -7),
+        ("auto_priority", False),
+        ("auto_create", False),
+        ("idempotency_window_ms", 5),
+        ("dedupe_node", False),
+        ("lease_ms", 100),
+        ("claim_jitter_ms", 5000),
+        ("max_deliveries", 3),
+        ("dead_letter", "somewhere:else"),
+        ("leases_durable", True),
+    ],
+)
+def test_a_setting_is_told_back_by_every_answer(api: Api, topic: str, field: str, value: Any):
+    expected = DEFAULTS | {field: value}
+    assert api.put(topic, **{field: value})["config"] == expected
+    assert api.put(topic)["config"] == expected
+    assert api.state(topic)["config"] == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "kept"),
+    [
+        ("priority", 5000, 1000),
+        ("priority", -5000, -1000),
+        ("priority", 1000, 1000),
+        ("lease_ms", 1, 100),
+        ("lease_ms", 100_000_000, 86_400_000),
+        ("claim_jitter_ms", 60_000, 5000),
+    ],
+)
+def test_a_value_outside_its_range_is_clamped(api: Api, topic: str, field: str, given: int, kept: int):
+    assert api.put(topic, **{field: given})["config"][field] == kept
+
+
+@pytest.mark.parametrize(
+    ("given", "durability", "durable"),
+    [
+        ({"durable": True}, "fsync", True),
+        ({"durable": False}, "disk", False),
+        ({"durability": "fsync"}, "fsync", True),
+        ({"durability": "ephemeral"}, "ephemeral", False),
+        ({"durability": "memory", "durable": True}, "memory", False),
+        ({"durability": "fsync", "durable": False}, "fsync", True),
+    ],
+)
+def test_durability_wins_and_durable_says_whether_it_is_fsync(
+    api: Api, topic: str, given: Any, durability: str, durable: bool
+):
+    config = api.put(topic, **given)["config"]
+    assert (config["durability"], config["durable"]) == (durability, durable)
+
+
+def test_the_durability_class_can_change_in_place(api: Api, topic: str):
+    api.put(topic, durability="ephemeral")
+    api.write(topic, 1)
+    for durability in ("memory", "disk", "fsync", "ephemeral"):
+        assert api.put(topic, durability=durability)["config"]["durability"] == durability
+        api.write(topic, durability)
+    assert data(api.diff(topic)) == [1, "memory", "disk", "fsync", "ephemeral"]
+
+
+@pytest.mark.parametrize("field", ["priority", "dead_letter"])
+def test_null_takes_a_nullable_setting_back(api: Api, topic: str, field: str):
+    api.put(topic, priority=5, dead_letter="other")
+    assert api.put(topic, **{field: None})["config"][field] is None
+
+
+@pytest.mark.parametrize(("before", "after"), [("log", "queue"), ("queue", "log")])
+def test_the_type_of_a_topic_never_changes(api: Api, topic: str, before: str, after: str):
+    api.put(topic, type=before)
+    body = {"type": after, "ttl_ms": 5}
+    api.refused(409, "topic_exists_incompatible", "PUT", f"/v0/topics/{topic}", body)
+    assert api.state(topic)["config"] == DEFAULTS | {"type": before}
+    assert api.put(topic, type=before)["created"] is False
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("type", "stream"), ("discard", "new"), ("durability", "tape"), ("dead_letter", "no spaces"), ("dead_letter", "")],
+)
+def test_a_word_the_contract_does_not_know_is_invalid(api: Api, topic: str, field: str, value: str):
+    error = api.refused(400, "invalid_request", "PUT", f"/v0/topics/{topic}", {field: value})
+    assert error["detail"]["field"] == field
+    api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
+
+
+def test_a_queue_cannot_be_its_own_dead_letter_topic(api: Api, topic: str):
+    body = {"type": "queue", "dead_letter": topic}
+    error = api.refused(400, "invalid_request", "PUT", f"/v0/topics/{topic}", body)
+    assert error["detail"]["field"] == "dead_letter"
+
+
+@pytest.mark.parametrize("name", ["a", "7", "Z9", "render-queue:tenantA", "a.b_c:d-e", "x" * 255, "jobs-", "diff", "delete"])
+def test_a_name_may_use_the_whole_charset(api: Api, name: str):
+    assert api.put(name)["topic"] == name
+    assert api.state(name)["topic"] == name
+    assert api.drop(name)["deleted"] is True
+
+
+@pytest.mark.parametrize("name", [".a", "_a", ":a", "-a", "a b", "a>b", "a+b", "é", "aé", "a%0A", "x" * 256, "a*", "~"])
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "", {}),
+        ("GET", "", None),
+        ("DELETE", "", None),
+        ("POST", "", {"records": [{"data": 1}]}),
+        ("POST", "/diff", {}),
+        ("POST", "/delete", {"before_seq": 1}),
+    ],
+)
+def test_a_name_outside_the_charset_is_invalid(api: Api, name: str, method: str, path: str, body: Any):
+    error = api.refused(400, "invalid_request", method, f"/v0/topics/{name}{path}", body)
+    assert error["detail"]["field"] == "topic"
+
+
+def test_names_differ_by_case(api: Api, topic: str):
+    api.write(f"{topic}a", "small")
+    api.write(f"{topic}A", "large")
+    assert data(api.diff(f"{topic}a")) == ["small"]
+    assert data(api.diff(f"{topic}A")) == ["large"]
+
+
+def test_a_change_of_configuration_never_touches_stored_records(api: Api, topic: str):
+    api.write(topic, 1, 2, node="n", tag="t", meta={"k": "v"})
+    before = api.diff(topic, include_tags=True)["records"]
+    api.put(topic, durability="fsync", ttl_ms=3_600_000, cap_records=100, dedupe_node=False)
+    assert api.diff(topic, include_tags=True)["records"] == before
+
+
+# --- GET
+
+
+def test_a_fresh_topic_is_empty_and_begins_at_one(api: Api, topic: str):
+    epoch = api.put(topic)["epoch"]
+    state = api.state(topic)
+    assert {name: value for name, value in state.items() if name != "performance"} == {
+        "topic": topic,
+        "type": "log",
+        "epoch": epoch,
+        "head_seq": 0,
+        "earliest_seq": 1,
+        "next_seq": 1,
+        "count": 0,
+        "bytes": 0,
+        "config": DEFAULTS,
+        "effective_priority": 0,
+        "last_write_ts": None,
+        "last_read_ts": None,
+    }
+
+
+def test_state_follows_writes_and_deletes(api: Api, topic: str):
+    start_ms = now_ms()
+    api.write(topic, "a", "b", "c", "d")
+    full = api.state(topic)
+    assert (full["head_seq"], full["earliest_seq"], full["next_seq"], full["count"]) == (4, 1, 5, 4)
+    assert full["bytes"] > 0
+    assert start_ms <= full["last_write_ts"] <= now_ms()
+
+    api.delete(topic, before_seq=3)
+    half = api.state(topic)
+    assert (half["head_seq"], half["earliest_seq"], half["next_seq"], half["count"]) == (4, 3, 5, 2)
+    assert 0 < half["bytes"] < full["bytes"]
+
+    api.delete(topic, before_seq=99)
+    empty = api.state(topic)
+    assert (empty["head_seq"], empty["earliest_seq"], empty["next_seq"]) == (4, 5, 5)
+    assert (empty["count"], empty["bytes"]) == (0, 0)
+
+
+def test_next_seq_less_one_is_a_cursor_for_new_records_only(api: Api, topic: str):
+    api.write(topic, "old")
+    cursor = api.state(topic)["next_seq"] - 1
+    api.write(topic, "new")
+    assert data(api.diff(topic, from_seq=cursor)) == ["new"]
+
+
+def test_looking_at_a_topic_counts_as_interest_unless_it_says_otherwise(api: Api, topic: str):
+    api.put(topic)
+    assert api.state(topic, touch=False)["last_read_ts"] is None
+    start_ms = now_ms()
+    touched = api.get(f"/v0/topics/{topic}")
+    assert start_ms <= touched["last_read_ts"] <= now_ms()
+    assert touched["effective_priority"] > 490
+    assert api.state(topic, touch=False)["last_read_ts"] == touched["last_read_ts"]
+
+
+def test_a_diff_counts_as_interest(api: Api, topic: str):
+    api.put(topic)
+    start_ms = now_ms()
+    api.diff(topic)
+    assert start_ms <= api.state(topic)["last_read_ts"] <= now_ms()
+
+
+def test_a_write_does_not_count_as_interest(api: Api, topic: str):
+    api.write(topic, 1)
+    assert api.state(topic)["last_read_ts"] is None
+
+
+def test_a_manual_priority_is_the_effective_one(api: Api, topic: str):
+    api.put(topic, priority=-3)
+    assert api.state(topic, touch=True)["effective_priority"] == -3
+    api.put(topic, priority=None)
+    assert api.state(topic, touch=True)["effective_priority"] > 490
+
+
+def test_without_auto_priority_interest_does_not_matter(api: Api, topic: str):
+    api.put(topic, auto_priority=False)
+    assert api.state(topic, touch=True)["effective_priority"] == 0
+
+
+def test_a_look_never_creates_a_topic(api: Api, topic: str):
+    for _ in range(2):
+        api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
+
+
+def test_expired_records_are_not_counted(api: Api, topic: str):
+    api.put(topic, ttl_ms=1)
+    api.write(topic, 1, 2)
+    state = eventually(lambda: api.state(topic), lambda state: state["count"] == 0)
+    assert (state["head_seq"], state["earliest_seq"], state["bytes"]) == (2, 3, 0)
+
+
+# --- list
+
+
+def names(page: Any) -> list[str]:
+    return [row["topic"] for row in page["topics"]]
+
+
+def test_a_list_shows_where_each_topic_stands(api: Api, topic: str):
+    api.put(f"{topic}.a", durable=True)
+    api.write(f"{topic}.b", 1, 2)
+    api.delete(f"{topic}.b", before_seq=2)
+    page = api.get("/v0/topics", prefix=f"{topic}.")
+    assert names(page) == [f"{topic}.a", f"{topic}.b"]
+    a, b = page["topics"]
+    assert (a["head_seq"], a["earliest_seq"], a["count"], a["bytes"], a["durable"]) == (0, 1, 0, 0, True)
+    assert (b["head_seq"], b["earliest_seq"], b["count"], b["durable"]) == (2, 2, 1, False)
+    assert b["bytes"] == api.state(f"{topic}.b")["bytes"]
+    assert a["effective_priority"] == b["effective_priority"] == 0
+    assert "next_cursor" not in page
+
+
+def test_pages_join_to_the_whole_list_without_gaps_or_repeats(api: Api, topic: str):
+    created = [f"{topic}.{n:02}" for n in range(7)]
+    for name in reversed(created):
+        api.put(name)
+    found: list[str] = []
+    params: dict[str, Any] = {"prefix": f"{topic}.", "page_size": 3}
+    sizes = []
+    while True:
+        page = api.get("/v0/topics", **params)
+        found += names(page)
+        sizes.append(len(page["topics"]))
+        if "next_cursor" not in page:
+            break
+        base64.urlsafe_b64decode(page["next_cursor"])
+        params["cursor"] = page["next_cursor"]
+    assert found == created
+    assert sizes == [3, 3, 1]
+
+
+def test_a_last_page_that_is_just_full_has_no_cursor(api: Api, topic: str):
+    for n in range(4):
+        api.put(f"{topic}.{n}")
+    page = api.get("/v0/topics", prefix=f"{topic}.", page_size=2)
+    last = api.get("/v0/topics", prefix=f"{topic}.", page_size=2, cursor=page["next_cursor"])
+    assert len(last["topics"]) == 2
+    assert "next_cursor" not in last
+
+
+def test_a_cursor_survives_the_loss_of_the_topic_it_stands_on(api: Api, topic: str):
+    for n in range(4):
+        api.put(f"{topic}.{n}")
+    page = api.get("/v0/topics", prefix=f"{topic}.", page_size=2)
+    api.drop(f"{topic}.1")
+    rest = api.get("/v0/topics", prefix=f"{topic}.", cursor=page["next_cursor"])
+    assert names(rest) == [f"{topic}.2", f"{topic}.3"]
+
+
+def test_a_page_has_100_topics_unless_asked_and_never_more_than_1000(start_server, connect):
+    api = connect(start_server())
+    for n in range(1002):
+        api.put(f"t{n:04}")
+    assert len(api.get("/v0/topics")["topics"]) == 100
+    largest = api.get("/v0/topics", page_size=5000)
+    assert len(largest["topics"]) == 1000
+    assert names(api.get("/v0/topics", page_size=5000, cursor=largest["next_cursor"])) == ["t1000", "t1001"]
+    assert len(api.get("/v0/topics", page_size=1000)["topics"]) == 1000
+
+
+def test_a_prefix_nobody_has_gives_an_empty_page(api: Api):
+    page = api.get("/v0/topics", prefix="zzz.nobody")
+    assert page["topics"] == []
+    assert "next_cursor" not in page
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "many", "", "99999999999999999999999"])
+def test_a_page_size_is_a_whole_number(api: Api, value: str):
+    error = api.refused(400, "invalid_request", "GET", "/v0/topics", params={"page_size": value})
+    assert error["detail"]["field"] == "page_size"
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "e30=", "!!!!", "eyJhZnRlciI6MX0=", "bnVsbA==", "é", "a", "eyJhZnRlciI6ImEifQ==x"])
+def test_a_cursor_the_server_did_not_give_out_is_invalid(api: Api, cursor: str):
+    error = api.refused(400, "invalid_request", "GET", "/v0/topics", params={"cursor": cursor})
+    assert error["detail"]["field"] == "cursor"
+
+
+def test_a_list_counts_as_interest_only_when_it_says_so(api: Api, topic: str):
+    api.put(topic)
+    api.get("/v0/topics", prefix=topic, page_size=1000)
+    assert api.state(topic)["last_read_ts"] is None
+    api.get("/v0/topics", prefix=topic, page_size=1000, touch="true")
+    assert api.state(topic)["last_read_ts"] is not None
+
+
+# --- DELETE
+
+
+def test_a_dropped_topic_is_gone_with_everything_in_it(api: Api, topic: str):
+    api.write(topic, 1)
+    gone = api.drop(topic)
+    assert (gone["topic"], gone["deleted"], gone["routers_removed"]) == (topic, True, [])
+    api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
+    api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/diff", {})
+    assert topic not in names(api.get("/v0/topics", prefix=topic))
+
+
+def test_dropping_an_absent_topic_succeeds_and_says_so(api: Api, topic: str):
+    answer = api.call("DELETE", f"/v0/topics/{topic}")
+    assert answer.status_code == 200
+    assert (answer.json()["deleted"], answer.json()["routers_removed"]) == (False, [])
+    assert api.drop(topic, if_empty="true")["deleted"] is False
+
+
+def test_a_topic_made_again_starts_over(api: Api, topic: str):
+    api.put(topic, ttl_ms=60_000)
+    api.write(topic, "old", "older")
+    old = api.state(topic)["epoch"]
+    api.drop(topic)
+    assert api.write(topic, "new")["seqs"] == [1]
+    state = api.state(topic)
+    assert state["config"] == DEFAULTS
+    assert state["epoch"] != old
+    assert data(api.diff(topic)) == ["new"]
+
+
+def test_if_empty_keeps_a_topic_that_holds_records(api: Api, topic: str):
+    api.write(topic, 1)
+    api.refused(409, "topic_not_empty", "DELETE", f"/v0/topics/{topic}", params={"if_empty": "true"})
+    assert data(api.diff(topic)) == [1]
+    assert api.drop(topic, if_empty="false")["deleted"] is True
+
+
+def test_if_empty_drops_a_topic_whose_records_were_all_deleted(api: Api, topic: str):
+    api.write(topic, 1)
+    api.delete(topic, before_seq=2)
+    assert api.drop(topic, if_empty="true")["deleted"] is True
+
+
+def test_if_empty_drops_a_topic_whose_records_have_all_expired(api: Api, topic: str):
+    api.write(topic, 1, config={"ttl_ms": 1})
+
+    def drop() -> int:
+        return api.call("DELETE", f"/v0/topics/{topic}", params={"if_empty": "true"}).status_code
+
+    assert eventually(drop, lambda status: status != 409) == 200
+
+
+def test_every_life_of_a_name_has_its_own_epoch(api: Api, topic: str):
+    epochs = set()
+    for _ in range(5):
+        epochs.add(api.put(topic)["epoch"])
+        api.drop(topic)
+    assert len(epochs) == 5
+
+
+# --- caps
+
+
+def test_a_server_takes_no_more_topics_than_it_may(start_server, connect):
+    api = connect(start_server(max_topics=2))
+    api.put("a")
+    api.write("b", 1)
+    for method, body in (("PUT", {}), ("POST", {"records": [{"data": 1}]})):
+        answer = api.call(method, "/v0/topics/c", body)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        error = answer.json()["error"]
+        assert error["code"] == "throttled"
+        assert (error["detail"]["limit"], error["detail"]["max"]) == ("max_topics", 2)
+    api.refused(404, "topic_not_found", "GET", "/v0/topics/c")
+
+    # What exists can still be changed and written to, and room that is made can be used.
+    assert api.put("a", ttl_ms=5)["config"]["ttl_ms"] == 5
+    api.write("b", 2)
+    api.drop("a")
+    assert api.put("c")["created"] is True
+
+
+def test_a_server_holds_no_more_bytes_than_it_may(start_server, connect):
+    api = connect(start_server(max_total_bytes=2000))
+    api.write("a", "x" * 500)
+    api.write("b", "x" * 500)
+    answer = api.call("POST", "/v0/topics/a", {"records": [{"data": "x" * 1000}]})
+    assert answer.status_code == 429
+    assert "retry-after" in answer.headers
+    assert (answer.json()["error"]["code"], answer.json()["error"]["detail"]["limit"]) == ("throttled", "max_total_bytes")
+    assert api.state("a")["head_seq"] == 1
+
+    api.delete("b", before_seq=2)
+    assert api.write("a", "x" * 1000)["seqs"] == [2]
+
+
+def test_a_cap_of_zero_is_no_cap(start_server, connect):
+    api = connect(start_server(max_topics=0, max_total_bytes=0))
+    for n in range(5):
+        succeeded(api.call("PUT", f"/v0/topics/t{n}"))
+
+
+def test_uptime_and_commit_times_are_milliseconds(api: Api, topic: str):
+    api.write(topic, 1)
+    [record] = api.diff(topic)["records"]
+    assert isinstance(record["$ts"], int)
+    assert abs(record["$ts"] - time.time() * 1000) < 60_000

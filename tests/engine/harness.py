@@ -1,0 +1,151 @@
+"""An engine under test: on a simulated clock, with segments that roll after a few records, and a log that can fail."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from topics.engine.apply import SegmentLimits, State
+from topics.engine.commit import Log, LogFailed, Ticket
+from topics.engine.engine import Engine
+from topics.engine.read import Query, Reading
+from topics.engine.state import Topic
+from topics.model.records import Limits, NewRecord, WriteRequest
+from topics.model.topic import ConfigPatch
+from topics.storage import segment as codec
+from topics.storage.fs import Fs
+from topics.storage.segments import Cold, MemorySegment, SealedSegment, Shelf
+from topics.testing.clock import SimClock
+from topics.testing.disk import SimDisk
+
+SMALL_SEGMENTS = SegmentLimits(max_events=4, max_bytes=300, max_age_ms=500)
+
+
+class FakeLog(Log):
+    """A log in memory. `write_fails` and `sync_fails` make it refuse; a sync ends when the test says `finish`."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.voided: list[bytes] = []
+        self.write_fails = False
+        self.sync_fails = False
+        self.syncs: list[Callable[[LogFailed | None], None]] = []
+
+    def write(self, frames: list[bytes]) -> None:
+        if self.write_fails:
+            raise LogFailed("no space left")
+        self.frames += frames
+
+    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
+        self.syncs.append(done)
+
+    def sync_now(self) -> None:
+        if self.sync_fails:
+            raise LogFailed("the disk does not answer")
+
+    def after_sync(self, done: Callable[[], None]) -> None:
+        done()
+
+    def void(self, frames: list[bytes]) -> None:
+        self.voided += frames
+
+    def finish(self) -> None:
+        """Ends the syncs under way, and those that begin because of it."""
+        while self.syncs:
+            self.syncs.pop(0)(LogFailed("the disk does not answer") if self.sync_fails else None)
+
+
+def open_engine(
+    clock: SimClock | None = None,
+    *,
+    log: Log | None = None,
+    segments: SegmentLimits = SMALL_SEGMENTS,
+    limits: Limits | None = None,
+) -> Engine:
+    return Engine(clock=clock or SimClock(), log=log, limits=limits, state=State(segments=segments))
+
+
+def record(data: str = "1", *, tag: str | None = None, node: str | None = None, meta: str | None = None) -> NewRecord:
+    """`data` and `meta` are JSON text."""
+    return NewRecord(Raw(data.encode()), tag, node, UNSET if meta is None else Raw(meta.encode()))
+
+
+def write(*records: NewRecord, **fields: Any) -> WriteRequest:
+    return WriteRequest(list(records) or [record()], **fields)
+
+
+def done(engine: Engine, ticket: Ticket) -> Any:
+    """What a verb ended with, once its turn is over; raises its error."""
+    engine.flush()
+    return ticket.value()
+
+
+def append(engine: Engine, name: str, *records: NewRecord, **fields: Any) -> Any:
+    return done(engine, engine.append(name, write(*records, **fields)))
+
+
+def put(engine: Engine, name: str, **fields: Any) -> Any:
+    return done(engine, engine.put_topic(name, ConfigPatch(**fields)))
+
+
+def delete(engine: Engine, name: str, **fields: Any) -> Any:
+    return done(engine, engine.delete_records(name, **{"before_seq": None, "match": None} | fields))
+
+
+def read(engine: Engine, name: str, **query: Any) -> Reading:
+    """A read, fetching from the disk what it asks for."""
+    while True:
+        try:
+            return engine.read(name, Query(**query))[1]
+        except Cold as cold:
+            cold.load()
+
+
+def objects(reading: Reading) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.json.decode(b"[%b]" % b"".join(reading.body()))
+    return found
+
+
+def seqs(reading: Reading) -> list[int]:
+    return [found["$seq"] for found in objects(reading)]
+
+
+class Sealer:
+    """Moves closed segments into files, as a server with a data directory does."""
+
+    def __init__(self, fs: Fs | None = None, *, columns_bytes: int = 1 << 20) -> None:
+        self.fs = fs or SimDisk()
+        self.shelf = Shelf(self.fs, columns_bytes=columns_bytes)
+        self.fs.mkdir("/seg")
+        self._files = 0
+
+    def seal(self, topic: Topic) -> None:
+        """Every closed segment of the topic that is still in memory."""
+        for at, was in enumerate(topic.segments[:-1]):
+            if isinstance(was, MemorySegment) and was.count:
+                topic.segments[at] = self.sealed(topic, was)
+
+    def sealed(self, topic: Topic, was: MemorySegment) -> SealedSegment:
+        self._files += 1
+        path = f"/seg/{self._files}"
+        parts = codec.encode(was.columns, was.rendered, was.marks, topic_id=topic.topic_id, epoch=topic.epoch)
+        self.fs.open(path, create=True).pwritev(parts, 0)
+        return SealedSegment.adopt(self.shelf, path, self._footer(path), was)
+
+    def reopen(self, topic: Topic) -> None:
+        """Saves the marks and opens every sealed segment anew, as a restart does."""
+        for at, was in enumerate(topic.segments):
+            if isinstance(was, SealedSegment):
+                file = self.fs.open(was.path, write=True)
+                for offset, flags in was.take_unsaved():
+                    file.pwrite(flags, offset)
+                was.release()
+                topic.segments[at] = SealedSegment(
+                    self.shelf, was.path, self._footer(was.path), live=was.live, live_bytes=was.live_bytes
+                )
+
+    def _footer(self, path: str) -> codec.Footer:
+        size = self.fs.size(path)
+        tail = self.fs.open(path).pread(codec.FOOTER_BYTES, size - codec.FOOTER_BYTES)
+        return codec.decode_footer(tail, path=path, file_bytes=size)

@@ -1,0 +1,302 @@
+"""Random histories, engine beside reference model: whatever happens to a topic, both tell every reader the same.
+
+Segments roll after four records and, in half of the histories, move into files at once, so that every boundary between
+segments, and between memory and disk, is crossed all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.harness import Sealer, open_engine, read, record, write
+from topics.engine.commit import Ticket
+from topics.engine.engine import Appended, Configured, Deleted, Dropped
+from topics.engine.state import Topic
+from topics.errors import TopicsError
+from topics.model.records import Projection, TagMatch, WriteRequest
+from topics.model.topic import ConfigPatch
+from topics.testing.clock import SimClock
+from topics.testing.disk import SimDisk
+from topics.testing.oracle import Landed, Oracle
+
+NAMES = st.sampled_from(["a", "b"])
+TAGS = ["x", "x:1", "x:2", "y", ""]
+NODES = ["n1", "n2", 'quo"te', "Köln"]
+
+
+@dataclass
+class Append:
+    name: str
+    request: WriteRequest
+
+
+@dataclass
+class Delete:
+    name: str
+    before_seq: int | None
+    match: TagMatch | None
+
+
+@dataclass
+class Put:
+    name: str
+    patch: ConfigPatch
+
+
+@dataclass
+class Drop:
+    name: str
+    if_empty: bool
+
+
+Verb = Append | Delete | Put | Drop
+
+
+@dataclass
+class Turn:
+    """What happens between two looks: the wall clock steps, some verbs share a commit, files are written or reopened."""
+
+    clock_ms: int
+    verbs: list[Verb]
+    queries: list[dict[str, Any]] = field(default_factory=list)
+    seal: bool = False
+    reopen: bool = False
+
+
+maybe_tag = st.none() | st.sampled_from(TAGS)
+maybe_node = st.none() | st.sampled_from(NODES)
+records = st.builds(
+    record,
+    st.sampled_from(["1", "null", '"a }, b"', '{"k": [1, 2.50, "\\u00e9"]}', '[\n1 ,\r\n2]', '"' + "w" * 90 + '"']),
+    tag=maybe_tag,
+    node=maybe_node,
+    meta=st.sampled_from([None, None, None, "{}", '{"m":\n1}', "null"]),
+)
+patches = st.builds(
+    ConfigPatch,
+    ttl_ms=st.sampled_from([0, 0, 40, 100]),
+    cap_records=st.sampled_from([0, 0, 1, 3, 9]),
+    cap_bytes=st.sampled_from([0, 0, 100, 250, 600]),
+    discard=st.sampled_from(["old", "old", "reject"]),
+    dedupe_node=st.sampled_from([True, True, False]),
+    idempotency_window_ms=st.sampled_from([0, 50, 1000]),
+)
+matches = st.builds(TagMatch, st.just("Eq"), st.sampled_from([*TAGS, "nobody"])) | st.builds(
+    TagMatch, st.just("Glob"), st.sampled_from(["", "x", "x:", "z"])
+)
+requests = st.builds(
+    lambda batch, **fields: write(*batch, **fields),
+    st.lists(records, min_size=1, max_size=7),
+    node=maybe_node,
+    idempotency_key=st.sampled_from([None, None, "k1", "k2"]),
+    create=st.sampled_from([None, None, None, True, False]),
+    config=st.none() | patches,
+)
+cursors = st.integers(0, 40)
+deletes = st.builds(Delete, NAMES, cursors, st.none() | matches) | st.builds(Delete, NAMES, st.none(), matches)
+appends = st.builds(Append, NAMES, requests)
+verbs = st.one_of(appends, appends, appends, deletes, st.builds(Put, NAMES, patches), st.builds(Drop, NAMES, st.booleans()))
+queries = st.fixed_dictionaries(
+    {
+        "from_seq": cursors,
+        "limit": st.sampled_from([1, 2, 3, 5, 256]),
+        "max_bytes": st.sampled_from([1, 60, 100, 200, 1 << 20]),
+        "examine": st.sampled_from([1, 3, 10_000]),
+        "nodes": st.sampled_from([(), ("n1",), ("n2", "Köln", "nobody")]),
+        "match": st.none() | matches,
+        "projection": st.builds(Projection, tags=st.booleans(), meta=st.booleans(), data=st.just(True) | st.booleans()),
+        "since_ms": st.none() | st.integers(-150, 10),
+        "other_epoch": st.sampled_from([None, False, False, True]),
+    }
+)
+turns = st.builds(
+    Turn,
+    st.sampled_from([0, 0, 1, 10, 40, 41, 100, 101, -30]),
+    st.lists(verbs, min_size=1, max_size=4),
+    st.lists(queries, max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
+
+
+class Pair:
+    """The engine and its model, driven by the same turns."""
+
+    def __init__(self, sealer: Sealer | None) -> None:
+        self.clock = SimClock()
+        self.engine = open_engine(self.clock)
+        self.oracle = Oracle(self.clock)
+        self.sealer = sealer
+        self.floors: dict[str, dict[int, tuple[int, int]]] = {"a": {}, "b": {}}  # by epoch: earliest and evict_floor
+
+    def play(self, turn: Turn) -> None:
+        self.clock.set(ms=self.clock.now_ms() + turn.clock_ms)
+        expected, tickets = [], []
+        for verb in turn.verbs:
+            if isinstance(verb, Append) and any(isinstance(earlier, Delete) for earlier in turn.verbs):
+                self.engine.flush()  # what a full topic rejects is decided before a delete of the same turn has happened
+            expected.append(outcome(lambda verb=verb: self.in_model(verb)))
+            tickets.append(outcome(lambda verb=verb: self.in_engine(verb)))
+        self.engine.flush()
+        for verb, want, ticket in zip(turn.verbs, expected, tickets, strict=True):
+            got = ticket if isinstance(ticket, str) else outcome(lambda ticket=ticket: self.seen(ticket.value()))
+            if isinstance(want, Landed) and want.deduped and isinstance(got, Landed):
+                got.head = want.head  # the head when the twin was asked about, which writes of this turn may have passed
+            assert got == want, verb
+        for name in ("a", "b"):
+            self.keep_house(name, turn)
+            self.compare(name, turn)
+
+    def in_model(self, verb: Verb) -> Any:
+        match verb:
+            case Append(name, request):
+                return self.oracle.append(name, request)
+            case Delete(name, before_seq, match):
+                return self.oracle.delete(name, before_seq=before_seq, match=match)
+            case Put(name, patch):
+                return self.oracle.put(name, patch)
+            case Drop(name, if_empty):
+                return self.oracle.drop(name, if_empty=if_empty)
+
+    def in_engine(self, verb: Verb) -> Ticket:
+        match verb:
+            case Append(name, request):
+                return self.engine.append(name, request)
+            case Delete(name, before_seq, match):
+                return waiting(lambda: self.engine.delete_records(name, before_seq=before_seq, match=match))
+            case Put(name, patch):
+                return self.engine.put_topic(name, patch)
+            case Drop(name, if_empty):
+                return self.engine.drop_topic(name, if_empty=if_empty)
+
+    def seen(self, result: Any) -> Any:
+        match result:
+            case Appended(_, first, last, head, created, deduped):
+                return Landed(first, last, head, created, deduped)
+            case Deleted():
+                return result.deleted
+            case Configured():
+                return result.created
+            case Dropped():
+                return result.deleted
+
+    def keep_house(self, name: str, turn: Turn) -> None:
+        topic = self.engine.topics.get(name)
+        if self.sealer is not None and topic is not None:
+            if turn.seal:
+                self.sealer.seal(topic)
+            if turn.reopen:
+                self.sealer.reopen(topic)
+
+    def compare(self, name: str, turn: Turn) -> None:
+        assert (name in self.engine.topics) == (name in self.oracle.topics)
+        if name not in self.oracle.topics:
+            return
+        model, topic = self.oracle.topic(name), self.engine.look(name, touch=False)
+        assert topic.config == model.config
+        assert (topic.head, topic.count, topic.bytes) == (model.head, model.count, model.bytes)
+        assert (topic.earliest, topic.evict_floor) == (model.earliest, model.evict_floor)
+        assert topic.next_seq == topic.head + 1
+        assert (topic.pending, topic.staged_count, topic.staged_bytes, topic.staged_keys) == (0, 0, 0, {})
+        self.watermarks_only_rise(topic)
+        self.totals_add_up()
+        edges = {0, topic.evict_floor - 2, topic.evict_floor - 1, topic.earliest - 1, topic.earliest, topic.head - 1}
+        plain = {"limit": 256, "max_bytes": 1 << 20, "examine": 10_000}
+        for cursor in sorted(edges | {topic.head, topic.head + 1}):
+            if cursor >= 0:
+                self.compare_read(name, {"from_seq": cursor} | plain)
+        for query in turn.queries:
+            self.compare_read(name, query)
+        self.account(name)
+
+    def watermarks_only_rise(self, topic: Topic) -> None:
+        lives = self.floors[topic.name]
+        if topic.epoch not in lives:
+            assert all(topic.epoch > other for other in lives), "a new life has an epoch of its own"
+        earliest, evict_floor = lives.get(topic.epoch, (1, 1))
+        assert earliest <= topic.earliest
+        assert evict_floor <= topic.evict_floor <= topic.earliest
+        lives[topic.epoch] = (topic.earliest, topic.evict_floor)
+
+    def totals_add_up(self) -> None:
+        topics, totals = self.engine.topics.values(), self.engine.state.totals
+        assert totals.records == sum(topic.count for topic in topics)
+        assert totals.bytes == sum(topic.bytes for topic in topics)
+
+    def compare_read(self, name: str, asked: dict[str, Any]) -> None:
+        query, epoch = dict(asked), self.engine.topics[name].epoch
+        since_ms, other = query.pop("since_ms", None), query.pop("other_epoch", None)
+        if since_ms is not None:
+            query["from_ts"] = self.clock.now_ms() + since_ms
+        want = self.oracle.read(name, **query, other_epoch=bool(other))
+        query["nodes"] = frozenset(query.get("nodes", ())) or None
+        got = read(self.engine, name, **query, epoch=None if other is None else epoch + other)
+        assert b"".join(got.parts) == b"".join(want.records), query
+        assert (got.count, got.next_from_seq, got.scanned) == (len(want.records), want.next_from_seq, want.scanned), query
+        gap = got.tombstone
+        if want.tombstone is None or gap is None:
+            assert gap is want.tombstone, query
+        else:
+            assert (gap.earliest_seq, gap.head_seq) == (self.oracle.topics[name].earliest, self.oracle.topics[name].head)
+            seen = (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate)
+            told = want.tombstone
+            assert seen == (told.gap_from, told.gap_to, told.reason, told.missed_estimate), query
+
+    def account(self, name: str) -> None:
+        """Page by page from 0 to the head: each seq is delivered, told to be missing, or was deleted. Nothing is left over."""
+        model = self.oracle.topic(name)
+        for limit in (1, 3):
+            cursor, delivered, told = 0, [], set()
+            while True:
+                page = read(self.engine, name, from_seq=cursor, limit=limit)
+                if page.tombstone is not None:
+                    told.update(range(page.tombstone.gap_from, page.tombstone.gap_to + 1))
+                delivered.append(b"".join(page.parts))
+                assert page.next_from_seq > cursor or page.next_from_seq == model.head
+                cursor = page.next_from_seq
+                if cursor == model.head:
+                    break
+            assert b"".join(delivered) == b"".join(fact.rendered() for fact in model.live)
+            for fact in model.facts:
+                assert not (fact.live and fact.seq in told)
+                assert not fact.lost or fact.seq in told
+
+
+def outcome(act: Callable[[], Any]) -> Any:
+    """What came of it, or the code of the error."""
+    try:
+        return act()
+    except TopicsError as error:
+        return error.code.wire
+
+
+def waiting(act: Callable[[], Ticket]) -> Ticket:
+    while True:
+        try:
+            return act()
+        except Exception as cold:
+            if not hasattr(cold, "load"):
+                raise
+            cold.load()
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.lists(turns, min_size=1, max_size=12))
+def test_in_memory_every_history_reads_as_the_model_says(history: list[Turn]):
+    pair = Pair(None)
+    for turn in history:
+        pair.play(turn)
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.lists(turns, min_size=1, max_size=12), st.booleans())
+def test_with_segments_in_files_every_history_reads_as_the_model_says(history: list[Turn], cold: bool):
+    # Room for the columns of about one segment: they are loaded and given up again all the time.
+    pair = Pair(Sealer(SimDisk(cold=cold), columns_bytes=400))
+    for turn in history:
+        pair.play(turn)

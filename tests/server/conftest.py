@@ -1,0 +1,34 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.server.harness import FakeApp, Harness
+from topics.server.http import App
+from topics.server.protocol import HttpLimits
+
+Serve = Callable[..., Harness]
+
+
+@pytest.fixture
+def app() -> FakeApp:
+    return FakeApp()
+
+
+@pytest.fixture
+def serve(app: FakeApp) -> Iterator[Serve]:
+    """Starts servers with the limits a test wants, and stops them after it."""
+    running: list[Harness] = []
+
+    def start(instead: App | None = None, **limits: int) -> Harness:
+        harness = Harness(instead or app, HttpLimits(**limits))
+        running.append(harness)
+        return harness
+
+    yield start
+    for harness in running:
+        harness.stop()
+
+
+@pytest.fixture
+def server(serve: Serve) -> Harness:
+    return serve()
