@@ -21,7 +21,7 @@ WIDTH, ROW_HEIGHT, TOP, BOTTOM = 860, 26, 54, 44
 LABEL_WIDTH, FIGURE_WIDTH = 270, 190
 LEAST, MOST = 0.25, 8.0  # the ends of the log scale; what lies beyond is drawn up to the end
 GREEN, AMBER, RED, GREY, INK, FAINT = "#2e8b57", "#d9a441", "#c0392b", "#9aa0a6", "#202124", "#dadce0"
-COLOURS = {"goal met": GREEN, "bar met": AMBER, "below the goal": AMBER, "BELOW THE BAR": RED}
+COLOURS = {"goal met": GREEN, "bar met": AMBER, "below the goal": AMBER, "UNSURE: CROWDED": GREY, "BELOW THE BAR": RED}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from plan import HERE, Plan
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 POLL_S = 0.002
+LOG_TAIL = 500
 
 
 class Server:
@@ -50,11 +51,17 @@ class Server:
             self.kill()
 
     def tail(self) -> str:
-        return self.log.read_text(errors="replace")[-800:] if self.log.exists() else ""
+        return self.log.read_text(errors="replace")[-LOG_TAIL:] if self.log.exists() else ""
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that a process has used so far, user and system."""
+    """Processor time that a process has used so far: to the nanosecond where the kernel counts it, else in ticks."""
+    try:
+        used_ns = sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    except OSError:
+        used_ns = 0  # a thread ended between the listing and the reading
+    if used_ns:
+        return used_ns / 1e9
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -140,8 +147,11 @@ def start_floor(plan: Plan, body_bytes: int) -> Server:
 
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """Ends the process at the end of the block, however the block ends."""
+    """Ends the process at the end of the block, however the block ends; an error takes the log's end along."""
     try:
         yield server
+    except Exception as problem:
+        problem.add_note(server.tail())
+        raise
     finally:
         server.kill()

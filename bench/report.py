@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plan import INSTALL_HINT
-from row import BUSY_ENOUGH, Ask, Outcome, Reading, Row, Side
+from row import BUSY_ENOUGH, Ask, Limit, Outcome, Reading, Row, Side
 
 CROWD_NOTE = (
     "A server that was busy for clearly less than all of its core was held up: by its load generator, by the disk, "
@@ -41,11 +41,22 @@ def verdict(ask: Ask, reading: Reading) -> str:
         return "peer missing"
     if reading.value is None:
         return "not measured"
+    if ask.bar and ask.cpu_bound and reading.per_cpu_s and _disagree(ask.bar, reading.value, reading.per_cpu_s):
+        return "UNSURE: CROWDED"
     if ask.bar and not ask.bar.holds(reading.value):
         return "BELOW THE BAR"
     if ask.goal:
         return "goal met" if ask.goal.holds(reading.value) else "bar met" if ask.bar else "below the goal"
     return "bar met" if ask.bar else "printed"
+
+
+def _disagree(bar: Limit, value: float, per_cpu_s: float) -> bool:
+    """True when the bar holds by the clock and not by processor time, or the other way round.
+
+    Of two servers that are both held up, the slower one gets the larger share of what is left: a crowd makes ratios
+    better than they are.
+    """
+    return bar.holds(value) != bar.holds(per_cpu_s)
 
 
 def exit_code(results: list[Result], *, strict: bool) -> int:
@@ -69,7 +80,7 @@ def as_text(result: Result) -> str:
     for ask, reading in result.answers():
         bounds = f"bar {ask.bar or '-'}, goal {ask.goal or '-'}"
         note = f"  ({reading.note})" if reading.note else ""
-        lines.append(f"     = {ask.key:40} {figure(ask, reading):>12}  {verdict(ask, reading):14} {bounds}{note}")
+        lines.append(f"     = {ask.key:40} {figure(ask, reading):>12}  {verdict(ask, reading):15} {bounds}{note}")
     lines.append(f"     {result.took_s:.0f} s")
     return "\n".join(lines)
 

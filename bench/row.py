@@ -52,6 +52,7 @@ class Ask:
     unit: str = "×"
     bar: Limit | None = None
     goal: Limit | None = None
+    cpu_bound: bool = True  # False where a side may rightly wait, for the disk say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,7 @@ class Reading:
 
     key: str
     value: float | None
+    per_cpu_s: float | None = None  # the same ratio for equal processor time, where both sides were watched
     note: str = ""
     missing: bool = False  # True when a program to compare with is not installed
 

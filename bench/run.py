@@ -78,7 +78,8 @@ def run_row(row: Row, plan: Plan) -> report.Result:
         with bounded(row.time_limit_s):
             outcome, error = row.measure(plan), ""
     except Exception as problem:
-        outcome, error = Outcome(), f"{type(problem).__name__}: {problem}"
+        notes = getattr(problem, "__notes__", [])
+        outcome, error = Outcome(), "\n".join([f"{type(problem).__name__}: {problem}", *filter(None, notes)])
     return report.Result(row=row, outcome=outcome, took_s=time.perf_counter() - started, error=error)
 
 

@@ -72,15 +72,10 @@ def ratio(key: str, ours: Side, other: Side | None, note: str = "") -> Reading:
     """Our median over theirs; a reading without a value when they are not here to compare with."""
     if other is None:
         return Reading(key=key, value=None, missing=True, note=note)
-    notes = [note, _by_processor_time(ours, other), *(_held_up(side) for side in (ours, other))]
-    return Reading(key=key, value=ours.median / other.median, note="; ".join(filter(None, notes)))
-
-
-def _by_processor_time(ours: Side, other: Side) -> str:
-    """The same ratio for equal processor time: what to believe when the two sides did not get the same share."""
-    if not ours.per_cpu_s or not other.per_cpu_s:
-        return ""
-    return f"{ours.per_cpu_s / other.per_cpu_s:.2f} × per cpu-second"
+    per_cpu_s = ours.per_cpu_s / other.per_cpu_s if ours.per_cpu_s and other.per_cpu_s else None
+    notes = [note, f"{per_cpu_s:.2f} × per cpu-second" if per_cpu_s else "", _held_up(ours), _held_up(other)]
+    text = "; ".join(filter(None, notes))
+    return Reading(key=key, value=ours.median / other.median, per_cpu_s=per_cpu_s, note=text)
 
 
 def _held_up(side: Side) -> str:

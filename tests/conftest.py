@@ -1,5 +1,6 @@
 """Real server processes, for tests that meet the product the way its users do: over a socket."""
 
+import http.client
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,10 @@ WAIT_S = 20
 class ServerProcess:
     """`topics serve` in its own process, on a free port. Settings are `TOPICS_*` variables without the prefix."""
 
-    def __init__(self, directory: Path, settings: dict[str, object]) -> None:
+    def __init__(self, directory: Path, settings: dict[str, object], *, wait_ready: bool = True) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._log_path = directory / "log"
+        self.killed = self._stopping = False
         port_file = directory / "port"
         port_file.unlink(missing_ok=True)
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
@@ -30,32 +33,47 @@ class ServerProcess:
                 [sys.executable, "-m", "topics", "serve", "--port", "0"],
                 env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
             )  # fmt: skip
-        self.port = self._wait_for_port(port_file)
+        self.port = int(self._wait_for(lambda: port_file.exists() and port_file.read_text().strip()))
         self.url = f"http://127.0.0.1:{self.port}"
+        if wait_ready:
+            self._wait_for(self._is_ready)
 
-    def _wait_for_port(self, port_file: Path) -> int:
+    def _wait_for(self, look: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + WAIT_S
-        while not (port_file.exists() and port_file.read_text().strip()):
+        while not (seen := look()):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(f"the server did not start:\n{self.log()}")
             time.sleep(0.01)
-        return int(port_file.read_text())
+        return seen
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        try:
+            connection.request("GET", "/v0/ready")
+            return connection.getresponse().status == 200
+        finally:
+            connection.close()
 
     def log(self) -> str:
         return self._log_path.read_text(errors="replace")
 
     def terminate(self) -> None:
-        """Asks it to stop and returns at once."""
-        self.process.send_signal(signal.SIGTERM)
+        """Asks it to stop, once, and returns at once."""
+        if not self._stopping:
+            self._stopping = True
+            self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it without a chance to say anything."""
+        """Ends it without a chance to say anything; `stop` has nothing left to check then."""
+        self.killed = True
         self.process.kill()
         self.process.wait(WAIT_S)
 
     def stop(self) -> None:
         """Asks it to stop, and checks that it did so in order and had nothing to complain about in its life."""
+        if self.killed:
+            return
         if self.process.poll() is None:
             self.terminate()
         try:

@@ -116,7 +116,7 @@ ROWS = (
         id="w3",
         title="append 1 record a request, 32 connections, `fsync`",
         peer="XADD, 32 clients, appendfsync always",
-        asks=(Ask(key="XADD", bar=at_least(0.4), goal=at_least(1)),),
+        asks=(Ask(key="XADD", bar=at_least(0.4), goal=at_least(1), cpu_bound=False),),
         measure=_measure(Work(durability="fsync", appendfsync="always", connections=32)),
     ),
 )

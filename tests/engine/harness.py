@@ -137,10 +137,9 @@ class Sealer:
         """Saves the marks and opens every sealed segment anew, as a restart does."""
         for at, was in enumerate(topic.segments):
             if isinstance(was, SealedSegment):
-                file = self.fs.open(was.path, write=True)
-                for offset, flags in was.take_unsaved():
-                    file.pwrite(flags, offset)
-                was.release()
+                if was.unsaved:
+                    was.save_marks(was.unsaved)()
+                self.shelf.drop(was)
                 topic.segments[at] = SealedSegment(
                     self.shelf, was.path, self._footer(was.path), live=was.live, live_bytes=was.live_bytes
                 )

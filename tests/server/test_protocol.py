@@ -189,6 +189,36 @@ def test_a_client_that_shuts_its_side_still_gets_every_answer(server, app):
         assert client.rest() == b""
 
 
+def test_a_late_answer_to_a_known_head_keeps_its_place_whatever_comes_meanwhile(server, app):
+    with server.connect() as client:
+        for turn in range(3):
+            client.send(request("/later"))
+            assert app.events.get(timeout=5)[0] == "waiting"
+            if turn:
+                client.send(request("/hello"))
+                client.send(request("/count"))
+                while server.call(lambda: server.http.requests_total) < 3 * turn + 1:
+                    pass
+            server.call(lambda turn=turn: app.waiting[turn].resolve(Response(200, b"late")))
+            assert client.answer().body == b"late"
+            if turn:
+                assert [client.answer().body, client.answer().body] == [b'{"hello":"world"}', b"0"]
+
+
+def test_a_late_answer_to_a_known_head_reaches_a_client_that_has_shut_its_side(server, app):
+    with server.connect() as client:
+        for turn in range(2):
+            client.send(request("/later"))
+            assert app.events.get(timeout=5)[0] == "waiting"
+            if turn:
+                client.sock.shutdown(socket.SHUT_WR)
+                with server.connect() as other:  # by the time it is answered, the server has seen the end
+                    assert other.get("/hello").status == 200
+            server.call(lambda turn=turn: app.waiting[turn].resolve(Response(200, b"late")))
+            assert client.answer().body == b"late"
+        assert client.rest() == b""
+
+
 def test_a_client_that_goes_away_cancels_what_it_waited_for(server, app):
     with server.connect() as client:
         client.send(request("/later?7"))

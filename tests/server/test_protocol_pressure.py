@@ -108,6 +108,19 @@ def test_a_client_that_does_not_read_is_not_answered_into_memory(serve, app):
         assert app.handled > handled
 
 
+def test_known_heads_are_no_way_around_backpressure(serve, app):
+    server = serve(high_water_bytes=256 * 1024)
+    with server.connect(receive_buffer=4096) as client:
+        assert client.get("/large?1000000").status == 200
+        for _ in range(40):
+            client.send(request("/large?1000000"))  # each in a segment of its own
+            server.call(lambda: None)
+        [connection] = server.http.connections
+        assert server.call(connection.unsent_bytes) < 3_000_000
+        assert app.handled < 20
+        assert [client.answer().status for _ in range(40)] == [200] * 40
+
+
 def test_answers_that_wait_behind_a_late_one_are_bounded(serve, app):
     server = serve(high_water_bytes=256 * 1024)
     with server.connect() as client:

@@ -168,9 +168,7 @@ def _delete_seqs(topic: Topic, seqs: list[int]) -> None:
             if seqs[at] >= segment.first:
                 run.append(seqs[at] - segment.first)
             at += 1
-        if not run:
-            at += 1  # in a hole between two segments
-        elif retention.ready(topic, segment):
+        if run and retention.ready(topic, segment):  # no run: all of them in the hole before the segment
             topic.removed(*segment.mark(run, DELETED))
 
 

@@ -7,12 +7,19 @@ afterwards. What the log does not take is refused as a whole, in order, and leav
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from msgspec import Struct
+
+from topics import logs
 from topics.engine.state import Topic
 from topics.errors import Code, TopicsError
 from topics.storage.wal import LogFailed
+
+log = logs.Log("engine")
+
 
 class Log(Protocol):
     """Where frames go. All calls and callbacks happen on the thread that owns the engine."""
@@ -52,43 +59,43 @@ class NoLog:
         pass
 
 
-class Ticket:
+class Ticket(Struct, eq=False):
     """One verb under way: ends with a `result` or an `error`, then calls whoever asked to be told."""
 
-    __slots__ = (
-        "apply", "count", "done", "error", "first", "frame", "gated", "result", "size_bytes", "sync_ns", "then", "topic",
-        "undo", "wal_ns",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.topic: Topic | None = None
-        self.frame: bytes | None = None  # None where nothing is logged
-        self.gated = False  # whether it takes effect only once synced
-        self.apply: Callable[[], Any] | None = None
-        self.undo: Callable[[], None] | None = None
-        self.first = 0  # of an append: its seqs, to give them back if it is refused
-        self.count = 0
-        self.size_bytes = 0
-        self.done = False
-        self.result: Any = None
-        self.error: TopicsError | None = None
-        self.then: Callable[[Ticket], None] | None = None
-        self.wal_ns = 0
-        self.sync_ns = 0
+    topic: Topic | None = None
+    frame: bytes | None = None  # None where nothing is logged
+    apply: Callable[[Ticket], Any] | None = None
+    entry: Any = None  # for `apply`
+    first: int = 0  # of an append: its seqs, to give them back if it is refused
+    count: int = 0
+    size_bytes: int = 0
+    gated: bool = False  # whether it takes effect only once synced
+    undo: Callable[[], object] | None = None
+    done: bool = False
+    result: Any = None
+    error: TopicsError | None = None
+    then: Callable[[Ticket], None] | None = None
+    wal_ns: int = 0
+    sync_ns: int = 0
 
     @classmethod
     def of(cls, result: Any) -> Ticket:
         """One that needed no commit."""
-        ticket = cls()
-        ticket.result = result
-        ticket.done = True
-        return ticket
+        return cls(result=result, done=True)
 
     def on_done(self, then: Callable[[Ticket], None]) -> None:
+        """Tells `then` too: whoever asked before is told first."""
         if self.done:
             then(self)
-        else:
+        elif (told := self.then) is None:
             self.then = then
+        else:
+
+            def tell_both(ticket: Ticket) -> None:
+                told(ticket)
+                then(ticket)
+
+            self.then = tell_both
 
     def settle(self, result: Any, error: TopicsError | None = None) -> None:
         self.result = result
@@ -116,6 +123,7 @@ class Commits:
         self._staged: list[Ticket] = []
         self._written: list[Ticket] = []  # in the log, waiting for the next sync to begin
         self._syncing: list[Ticket] = []  # waiting for the sync under way
+        self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
         self._sync_began_ns = 0
         self._generation = 0
 
@@ -123,8 +131,12 @@ class Commits:
         if not self._staged:
             self.schedule(self.flush)
         self._staged.append(ticket)
-        if ticket.topic is not None:
-            ticket.topic.pending += 1
+        topic = ticket.topic
+        if topic is not None:
+            topic.pending += 1
+            if ticket.gated or topic.waiting:
+                ticket.gated = True  # what comes after a write that waits must wait too
+                topic.waiting += 1
 
     def flush(self) -> None:
         """Writes what is staged, and lets it take effect unless it waits for a sync."""
@@ -143,15 +155,14 @@ class Commits:
         took = self.tick_ns() - began
         for ticket in batch:
             ticket.wal_ns = took
-            if ticket.gated:
-                self._written.append(ticket)
-            else:
-                self._take_effect(ticket)
+            (self._written if ticket.gated else self._landing).append(ticket)
+        self._land()
         if self._written and not self._syncing:
             self._begin_sync()
 
     def settle(self) -> None:
         """Everything staged or waiting takes effect or is refused before this returns. Waits for the disk if it must."""
+        self._land()
         self.flush()
         if self._syncing or self._written:
             waiting = self._syncing + self._written
@@ -202,7 +213,8 @@ class Commits:
     def _synced(self, waiting: list[Ticket], took_ns: int) -> None:
         for ticket in waiting:
             ticket.sync_ns = took_ns
-            self._take_effect(ticket)
+        self._landing.extend(waiting)
+        self._land()
 
     def _sync_failed(self, waiting: list[Ticket], failure: LogFailed) -> None:
         """What waited for the sync is refused; what is staged, whose seqs may come after, with it."""
@@ -210,14 +222,27 @@ class Commits:
         self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
         self.refuse(waiting + staged, failure)
 
+    def _land(self) -> None:
+        """In order, even where the one who is told of a ticket at once stages or settles more."""
+        landing = self._landing
+        while landing:
+            self._take_effect(landing.popleft())
+
     def _take_effect(self, ticket: Ticket) -> None:
         self._leave(ticket)
         assert ticket.apply is not None
-        ticket.settle(ticket.apply())
+        try:
+            result = ticket.apply(ticket)
+        except Exception as error:  # a broken invariant must not take the rest of the batch with it
+            log.failure("entry_not_applied", error, topic="" if ticket.topic is None else ticket.topic.name)
+            ticket.settle(None, TopicsError(Code.INTERNAL, "internal error"))
+        else:
+            ticket.settle(result)
 
     def _leave(self, ticket: Ticket) -> None:
         topic = ticket.topic
         if topic is not None:
             topic.pending -= 1
+            topic.waiting -= ticket.gated
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes

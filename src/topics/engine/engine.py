@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from topics.clock import Clock
 from topics.engine import apply, retention
-from topics.engine.append import Rendered, render
+from topics.engine.append import render
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, read
 from topics.engine.state import Topic
@@ -103,13 +103,13 @@ class Engine:
         topic = self._settled(name)
         if topic is None:
             create = self._new_topic(name, configure(check_topic(name), patch))
-            return self._stage_create(create, lambda: Configured(apply.create(self.state, create), True), gated=True)
+            return self._stage_create(create, lambda _: Configured(apply.create(self.state, create), True), gated=True)
         config = configure(name, patch, topic.config)
         if config == topic.config:
             return Ticket.of(Configured(topic, False))
         now = self.clock.now_ms()
 
-        def take_effect() -> Configured:
+        def take_effect(_: Ticket) -> Configured:
             topic.changing = False
             apply.configure(self.state, topic, config, now)
             return Configured(topic, False)
@@ -128,7 +128,7 @@ class Engine:
                 Code.TOPIC_NOT_EMPTY, f'topic "{name}" holds {topic.count} records', detail={"topic": name, "count": topic.count}
             )
 
-        def take_effect() -> Dropped:
+        def take_effect(_: Ticket) -> Dropped:
             topic.changing = False
             waiters = list(topic.waiters.values())
             topic.waiters.clear()
@@ -188,25 +188,20 @@ class Engine:
             return twin
         ts = now if now > topic.last_ts else topic.last_ts
         first = topic.next_seq
-        rendered = render(request, first=first, ts=ts, limits=self.limits)
+        entry = render(request, topic_id=topic.topic_id, first=first, ts=ts, limits=self.limits)
         config = topic.config
-        size_bytes = len(rendered.blob)
         if config.cap_bytes or config.cap_records or self.limits.max_total_bytes:
-            self._check_room(config, topic, rendered, now)
-        entry = log.Append(
-            topic.topic_id, first, ts, rendered.sizes, rendered.blob, rendered.tags, rendered.nodes, rendered.metas, key
-        )
-        count = len(rendered.sizes)
-        ticket = Ticket()
-        ticket.topic, ticket.first, ticket.count, ticket.size_bytes = topic, first, count, size_bytes
-        ticket.apply = lambda: self._append_applied(topic, entry)
+            self._check_room(config, topic, entry, now)
+        count, size_bytes = len(entry.sizes), len(entry.blob)
+        ticket = Ticket(topic, None, self._append_applied, entry, first, count, size_bytes)
         durability = config.durability
         if self.logged and durability != "ephemeral":
             ticket.frame = log.encode(entry)
             if durability == "fsync":
                 ticket.gated = True
-            elif first + count > topic.ceiling_staged - topic.ceiling_step // 2:
-                self._raise_ceiling(topic, first + count)
+            elif first + count > topic.ceiling - topic.ceiling_step // 2:
+                if first + count > topic.ceiling_staged - topic.ceiling_step // 2:
+                    self._raise_ceiling(topic, first + count)
                 ticket.gated = first + count > topic.ceiling
         topic.next_seq = first + count
         topic.staged_count += count
@@ -239,7 +234,7 @@ class Engine:
         op, text = (None, "") if match is None else (match.op, match.text)
         entry = log.Delete(topic.topic_id, bound, op, text, now)
 
-        def take_effect() -> Deleted:
+        def take_effect(_: Ticket) -> Deleted:
             deleted = apply.delete(topic, entry)
             return Deleted(topic, deleted, topic.earliest, topic.head, topic.count, topic.bytes)
 
@@ -263,7 +258,7 @@ class Engine:
         """Has a higher ceiling synced well before the seqs reach it; further ahead while they come fast."""
         if upto > topic.ceiling_staged:
             topic.ceiling_step = min(topic.ceiling_step * 4, MAX_CEILING_STEP)
-        ceiling = upto + topic.ceiling_step
+        before, ceiling = topic.ceiling_staged, upto + topic.ceiling_step
         topic.ceiling_staged = ceiling
         ticket = Ticket()
         ticket.frame = log.encode(log.Ceiling(topic.topic_id, ceiling))
@@ -271,7 +266,11 @@ class Engine:
         def synced() -> None:
             topic.ceiling = max(topic.ceiling, ceiling)
 
-        ticket.apply = lambda: self.commits.log.after_sync(synced)
+        def undo() -> None:
+            topic.ceiling_staged = before
+
+        ticket.apply = lambda _: self.commits.log.after_sync(synced)
+        ticket.undo = undo
         self.commits.stage(ticket)
 
     def _settled(self, name: str) -> Topic | None:
@@ -298,7 +297,7 @@ class Engine:
         state.next_topic_id += 1
         return log.Create(topic_id, name, state.last_epoch, config, now)
 
-    def _stage_create(self, create: log.Create, take_effect: Callable[[], Any], *, gated: bool, then: bytes = b"") -> Ticket:
+    def _stage_create(self, create: log.Create, take_effect: Callable[[Ticket], Any], *, gated: bool, then: bytes = b"") -> Ticket:
         """`then` is the frame of a first write that goes with the creation: both or neither."""
         creating = self.commits.creating
         ticket = Ticket()
@@ -307,16 +306,16 @@ class Engine:
             ticket.frame = log.encode(create) + then
         creating[create.name] = ticket
 
-        def finish() -> Any:
+        def finish(ticket: Ticket) -> Any:
             creating.pop(create.name, None)
-            return take_effect()
+            return take_effect(ticket)
 
         ticket.apply = finish
         ticket.undo = lambda: creating.pop(create.name, None)  # type: ignore[assignment,return-value]
         self.commits.stage(ticket)
         return ticket
 
-    def _stage_change(self, topic: Topic, entry: log.Entry, take_effect: Callable[[], Any]) -> Ticket:
+    def _stage_change(self, topic: Topic, entry: log.Entry, take_effect: Callable[[Ticket], Any]) -> Ticket:
         def undo() -> None:
             topic.changing = False
 
@@ -333,16 +332,13 @@ class Engine:
         config = configure(check_topic(name), request.config or NO_PATCH)
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
-        rendered = render(request, first=1, ts=now, limits=self.limits)
-        self._check_room(config, None, rendered, now)
+        entry = render(request, topic_id=0, first=1, ts=now, limits=self.limits)
+        self._check_room(config, None, entry, now)
         create = self._new_topic(name, config)
-        entry = log.Append(
-            create.topic_id, 1, now, rendered.sizes, rendered.blob, rendered.tags, rendered.nodes, rendered.metas,
-            request.idempotency_key,
-        )  # fmt: skip
+        entry.topic_id = create.topic_id
 
-        def take_effect() -> Appended:
-            appended = self._append_applied(apply.create(self.state, create), entry)
+        def take_effect(ticket: Ticket) -> Appended:
+            appended = self._land(apply.create(self.state, create), entry)
             appended.created = True
             return appended
 
@@ -351,7 +347,11 @@ class Engine:
             create, take_effect, gated=config.durability == "fsync", then=log.encode(entry) if kept else b""
         )
 
-    def _append_applied(self, topic: Topic, entry: log.Append) -> Appended:
+    def _append_applied(self, ticket: Ticket) -> Appended:
+        assert ticket.topic is not None
+        return self._land(ticket.topic, ticket.entry)
+
+    def _land(self, topic: Topic, entry: log.Append) -> Appended:
         if entry.key is not None:
             topic.staged_keys.pop(entry.key, None)
         apply.append(self.state, topic, entry)
@@ -360,7 +360,7 @@ class Engine:
             topic.waiters.clear()
             for wake in waiters:
                 self.commits.schedule(wake)
-        return Appended(topic, entry.first, entry.last, topic.head)
+        return Appended(topic, entry.first, entry.first + len(entry.sizes) - 1, topic.head)
 
     def _seen(self, topic: Topic, key: str, now: int) -> Ticket | None:
         """The outcome of an earlier write under the same key, if it is remembered or still under way."""
@@ -371,11 +371,8 @@ class Engine:
         if leader is None:
             return None
         twin = Ticket()
-        told = leader.then
 
         def follow(done: Ticket) -> None:
-            if told is not None:
-                told(done)
             if done.error is not None:
                 twin.settle(None, done.error)
             else:
@@ -383,13 +380,13 @@ class Engine:
                 twin.wal_ns, twin.sync_ns = done.wal_ns, done.sync_ns
                 twin.settle(Appended(topic, landed.first, landed.last, topic.head, deduped=True))
 
-        leader.then = follow
+        leader.on_done(follow)
         return twin
 
-    def _check_room(self, config: TopicConfig, topic: Topic | None, rendered: Rendered, now: int) -> None:
+    def _check_room(self, config: TopicConfig, topic: Topic | None, entry: log.Append, now: int) -> None:
         """A record that no cap could ever hold, a full topic that rejects, a full server."""
-        size_bytes, quota = len(rendered.blob), self.limits.max_total_bytes
-        largest = max(rendered.sizes)
+        size_bytes, quota = len(entry.blob), self.limits.max_total_bytes
+        largest = max(entry.sizes)
         if config.cap_bytes and largest > config.cap_bytes:
             raise TopicsError(
                 Code.RECORD_TOO_LARGE,
@@ -402,7 +399,7 @@ class Engine:
                 retention.expire(topic, now)
             count, used = topic.count + topic.staged_count, topic.bytes + topic.staged_bytes
         if config.discard == "reject":
-            full_records = config.cap_records and count + len(rendered.sizes) > config.cap_records
+            full_records = config.cap_records and count + len(entry.sizes) > config.cap_records
             if full_records or config.cap_bytes and used + size_bytes > config.cap_bytes:
                 cap = "cap_records" if full_records else "cap_bytes"
                 raise TopicsError(

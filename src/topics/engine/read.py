@@ -55,11 +55,11 @@ class Reading(Struct, gc=False):
     scanned: int
     tombstone: Tombstone | None = None
 
-    def body(self) -> list[bytes]:
+    def body(self) -> list[bytes | memoryview]:
         """The parts without the last comma: what stands between the brackets of a JSON array."""
         if not self.parts:
-            return self.parts
-        return [*self.parts[:-1], self.parts[-1][:-1]]
+            return []
+        return [*self.parts[:-1], memoryview(self.parts[-1])[:-1]]
 
 
 def read(topic: Topic, query: Query, now_ms: int) -> Reading:
@@ -80,8 +80,11 @@ def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
     if start > head:
         return reading
     stop = min(head + 1, start + query.examine)
-    if topic.has_holes and (hole := topic.losses.next_from(start)) is not None:
-        stop = min(stop, hole)
+    if topic.has_holes:
+        if topic.losses.covering(start) is not None:  # a tombstone an answer: this one is for the next
+            return reading
+        if (hole := topic.losses.next_from(start)) is not None:
+            stop = min(stop, hole)
     segment = topic.segments[-1]
     if start >= segment.first:  # the tail, where most readers are
         _take(segment, start - segment.first, stop - segment.first, query, topic, reading, query.max_bytes)

@@ -75,14 +75,15 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
     for segment, low, high in list(topic.spans(start, upto)):
         if not segment.live:
             continue
-        topic.lost_ts = max(topic.lost_ts, _last_ts(segment, high))
         if high == segment.count and not _needs_marks(segment):
+            topic.lost_ts = segment.max_ts
             _lose(topic, segment, segment.live, segment.live_bytes)
             topic.losses.add(segment.first + low, segment.first + high - 1, reason)
         elif ready(topic, segment):
             n, size_bytes = segment.live_within(low, high)
             for first, last in _live_runs(segment, low, high):
                 topic.losses.add(segment.first + first, segment.first + last, reason)
+                topic.lost_ts = segment.columns.ts[last]
             _lose(topic, segment, n, size_bytes)
     topic.earliest = max(topic.earliest, min(upto, topic.head + 1))
     advance(topic)
@@ -129,6 +130,7 @@ def lose_segment(topic: Topic, segment: Segment, damage: Exception) -> None:
     if isinstance(segment, SealedSegment):
         segment.release()
     if topic.earliest >= low:
+        topic.lost_ts = max(topic.lost_ts, segment.max_ts)
         topic.earliest = segment.end
         advance(topic)
 
@@ -188,12 +190,6 @@ def _lose(topic: Topic, segment: Segment, n: int, size_bytes: int) -> None:
 def _needs_marks(segment: Segment) -> bool:
     """Whether some of its records were deleted one by one, so that which ones are lost takes a look."""
     return segment.live != segment.count
-
-
-def _last_ts(segment: Segment, high: int) -> int:
-    if high == segment.count or isinstance(segment, SealedSegment):
-        return segment.max_ts
-    return segment.columns.ts[high - 1]
 
 
 def _live_runs(segment: Segment, low: int, high: int) -> list[tuple[int, int]]:

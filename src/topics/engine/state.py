@@ -45,7 +45,7 @@ class Topic:
     __slots__ = (
         "bytes", "ceiling", "ceiling_staged", "ceiling_step", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "head", "keys",
         "last_read_ts", "last_ts", "last_write_ts", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
-        "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters",
+        "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters", "waiting",
         "wire_name",
     )  # fmt: skip
 
@@ -78,6 +78,7 @@ class Topic:
         self.staged_count = 0
         self.staged_bytes = 0
         self.pending = 0  # entries that wait for the log
+        self.waiting = 0  # those of them that take effect only once synced
         self.changing = False  # whether one of them changes the topic itself
         self.waiters: dict[int, Callable[[], None]] = {}  # long polls and watchers, called once the topic grew
         self.queue: Any = None

@@ -43,14 +43,22 @@ def error_answer(error: TopicsError, request: Request) -> Response:
     return error_response(error, started_ns=request.started_ns, headers=headers)
 
 
-def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket], Response]) -> Answer:
+class TicketAnswer(Deferred):
+    """The answer to a verb that waits for its commit."""
+
+    request: Request | None = None
+    encode: Callable[[Ticket, Request], Response] | None = None
+
+    def finish(self, ticket: Ticket) -> None:
+        request, encode = self.request, self.encode
+        assert request is not None and encode is not None
+        self.resolve(encode(ticket, request) if ticket.error is None else error_answer(ticket.error, request))
+
+
+def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Request], Response]) -> Answer:
     """The answer to a verb: at once if it needed no commit, else when it took effect or was refused."""
     if ticket.done:
-        return error_answer(ticket.error, request) if ticket.error is not None else encode(ticket)
-    deferred = Deferred()
-
-    def finish(done: Ticket) -> None:
-        deferred.resolve(error_answer(done.error, request) if done.error is not None else encode(done))
-
-    ticket.on_done(finish)
-    return deferred
+        return error_answer(ticket.error, request) if ticket.error is not None else encode(ticket, request)
+    answer = TicketAnswer(request=request, encode=encode)
+    ticket.then = answer.finish
+    return answer

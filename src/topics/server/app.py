@@ -89,6 +89,7 @@ class TopicsApp:
             call = self.router.find(request)
             if content_length:
                 _check_type(request)
+                call.typed = True
         except TopicsError as error:
             return error_answer(error, request)
         request.context = call
@@ -97,7 +98,7 @@ class TopicsApp:
     def handle(self, request: Request) -> Answer:
         call: Call = request.context
         try:
-            if request.body:
+            if request.body and not call.typed:
                 _check_type(request)
             if not self._recovered and call.route.waits_for_recovery:
                 self.check_ready()

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from topics.errors import Code, TopicsError
-from topics.server import answers
+from topics.server import answer_heads
 from topics.server.compression import INLINE_BYTES, MIN_GZIP_BYTES, Gunzip, compressible, gzip
 from topics.server.exchange import Exchange, body_bytes, failure, log, may_pack
 from topics.server.heads import Head
@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
         packs = compressible(answer.content_type)
         if packs and may_gzip:
             return False
-        start = b"%b%d\r\n%b\r\n" % (prefix, size, answers.VARY if packs else b"")
+        start = b"%b%d\r\n%b\r\n" % (prefix, size, answer_heads.VARY if packs else b"")
         parts = [start, body] if isinstance(body, bytes) else [start, *body]
         if size > JOIN_BYTES:
             self.transport.writelines(parts)
@@ -295,14 +295,13 @@ class Connection(asyncio.Protocol):
         if self._continue and reader is not None and not self._queue:
             self._continue = False
             if reader.phase == IN_BODY and not reader.body_bytes and not self._deaf:
-                self.transport.write(answers.CONTINUE)
+                self.transport.write(answer_heads.CONTINUE)
 
     def _is_full(self) -> bool:
         return (
             self.paused
             or self._long
             or self._started < len(self._queue)
-            or len(self._queue) >= self._server.limits.max_pipelined
             or self._held_bytes > self._server.limits.high_water_bytes
         )
 
@@ -461,7 +460,7 @@ class Connection(asyncio.Protocol):
         if size < MIN_GZIP_BYTES or not may_pack(response):
             self._make_ready(exchange, response, size)
             return
-        exchange.vary = answers.VARY
+        exchange.vary = answer_heads.VARY
         if not exchange.head.gzip:
             self._make_ready(exchange, response, size)
         elif size <= INLINE_BYTES:
@@ -476,7 +475,7 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def _make_packed(self, exchange: Exchange, response: Response, packed: bytes) -> None:
-        exchange.vary = answers.VARY + answers.GZIPPED
+        exchange.vary = answer_heads.VARY + answer_heads.GZIPPED
         answer = Response(response.status, packed, response.content_type, response.headers)
         self._make_ready(exchange, answer, len(packed))
 
@@ -520,17 +519,17 @@ class Connection(asyncio.Protocol):
         last = not head.keep_alive or self._is_last()
         extra = exchange.vary
         if last:
-            extra += answers.CLOSE
+            extra += answer_heads.CLOSE
         elif head.old:
-            extra += answers.KEEP_ALIVE
+            extra += answer_heads.KEEP_ALIVE
         try:
             start = self._answers.whole(answer, body_bytes(answer.body), extra)
         except Exception as error:
             # An application's header field that cannot be sent; its own error answer has none.
             answer = failure(head.request, error)
-            start = self._answers.whole(answer, body_bytes(answer.body), answers.CLOSE)
+            start = self._answers.whole(answer, body_bytes(answer.body), answer_heads.CLOSE)
             last = True
-        bodiless = head.head_only or answer.status in answers.BODILESS
+        bodiless = head.head_only or answer.status in answer_heads.BODILESS
         self._gather(start, b"" if bodiless else answer.body)
         if last:
             self._finish()
@@ -590,7 +589,7 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._guard(stream.closed)
             failed = failure(exchange.head.request, error)
-            self._gather(heads.whole(failed, body_bytes(failed.body), answers.CLOSE), failed.body)
+            self._gather(heads.whole(failed, body_bytes(failed.body), answer_heads.CLOSE), failed.body)
             self._finish()
             return
         self._gather(start, b"")

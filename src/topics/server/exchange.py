@@ -4,7 +4,7 @@ import msgspec
 
 from topics import logs
 from topics.errors import Code, TopicsError
-from topics.server.answers import BODILESS
+from topics.server.answer_heads import BODILESS
 from topics.server.compression import compressible
 from topics.server.heads import Head
 from topics.server.http import Body, Deferred, Request, Response, Stream, error_response

@@ -132,7 +132,7 @@ class HeadCache:
         """
         raw, blank, body = data.partition(b"\r\n\r\n")
         first, _, block = raw.partition(b"\r\n")
-        plain = head.keep_alive and not (head.old or head.chunked or head.packed or head.expects or head.upgrade)
+        plain = head.keep_alive and not (head.old or head.chunked or head.packed or head.upgrade)
         if not plain or not blank or not block or len(block) > MAX_BLOCK_BYTES:
             return
         if _LINE.fullmatch(first) is None or block.count(b"\n") != fields - 1 or len(body) != head.content_length:

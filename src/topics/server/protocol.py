@@ -1,6 +1,6 @@
 """The HTTP/1.1 server: its limits, its connections, the sweep that enforces their deadlines, and the drain at the end.
 
-    bytes -> connection.py -> heads.py (seen before) or reader.py (llhttp) -> App -> answers.py -> bytes
+    bytes -> connection.py -> heads.py (seen before) or reader.py (llhttp) -> App -> answer_heads.py -> bytes
 
 `HttpServer.connection` is what an event loop calls for a new socket.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from topics.server.answers import AnswerHeads
+from topics.server.answer_heads import AnswerHeads
 from topics.server.connection import Connection
 from topics.server.heads import HeadCache
 from topics.server.http import App

@@ -222,9 +222,6 @@ class RequestReader:
                 self._body = bytearray(self._body)
             self._body += piece
 
-    def on_chunk_header(self) -> None:
-        self._quiet_bytes = 0
-
     def on_message_complete(self) -> None:
         head = self.head
         if self._broken or head is None:

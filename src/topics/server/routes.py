@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from topics.server.app import TopicsApp
 
 
+KNOWN_PATHS = 32_768
+
+
 class Scope(Flag):
     """What a key must be allowed to do; several mean all of them."""
 
@@ -57,8 +60,9 @@ class Call(Struct, gc=False):
 
     request: Request
     route: Route
-    params: dict[str, str]
+    params: dict[str, str]  # shared between calls to the same path
     key: Any = None  # who calls, where keys are in use
+    typed: bool = False  # whether the content type has been looked at
 
 
 class _Node:
@@ -77,6 +81,7 @@ class Router:
     def __init__(self, routes: list[Route]) -> None:
         self.routes = routes
         self._root = _Node()
+        self._known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # paths seen lately
         for route in routes:
             self._add(route)
 
@@ -96,6 +101,9 @@ class Router:
 
     def find(self, request: Request) -> Call:
         """404 for an unknown path, 405 for a known one with another method."""
+        known = self._known.get(request.path)
+        if known is not None and (route := known[0].get(request.method)) is not None:
+            return Call(request, route, known[1])
         node, params = self._root, {}
         for part in request.path.split(b"/")[1:]:
             child = node.children.get(part)
@@ -113,6 +121,9 @@ class Router:
                 route = routes["GET"]
             else:
                 raise _wrong_method(method, routes)
+        if len(self._known) >= KNOWN_PATHS:
+            self._known.clear()
+        self._known[request.path] = routes, params
         return Call(request, route, params)
 
 

@@ -179,6 +179,14 @@ def extend(columns: Columns, *, ts: int, sizes: Sequence[int], tags: Sequence[st
     if n == 1:
         offsets.append(end + sizes[0])
         columns.ts.append(ts)
+        if nodes is None and metas is None and columns.nodes is None and columns.metas is None:
+            if tags is not None or columns.tags is not None:
+                # The same as below without two calls: nearly every single write of a tagged record passes here.
+                ids = columns.tags if type(columns.tags) is array else _grown(columns.tags, at)
+                tag = None if tags is None else tags[0]
+                ids.append(0 if tag is None else columns.tag_names.ids.get(tag) or columns.tag_names.add(tag))
+                columns.tags = ids
+            return
     else:
         for size in sizes:
             end += size

@@ -68,6 +68,29 @@ class DataDir:
             self.close()
             raise
 
+    def inspect(self) -> None:
+        """Take the directory for looking at it, and change nothing: not a name, not a byte. Raises `DataDirError`.
+
+        It may be damaged, so nothing is asked of it but that it is one of ours and that no process has it open.
+        """
+        assert self._lock is None, "the data directory is already open"
+        try:
+            names = self.fs.listdir(self.root)
+            if not {"FORMAT", *_SUBDIRS}.intersection(names):
+                raise self._error("is no data directory of ours: there is neither a FORMAT file nor a log in it")
+            if "LOCK" in names:
+                self._lock = self.fs.lock_shared(self._path("LOCK"))
+        except Held as held:
+            raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
+        except OSError as error:
+            raise self._error(f"cannot be read: {error.strerror} ({error.filename or self.root})") from error
+
+    def check_format(self) -> None:
+        """Raise `DataDirError` unless this program knows the format that FORMAT names."""
+        if not self.fs.exists(self._path("FORMAT")):
+            raise self._error("has lost its FORMAT file; restore the directory from a backup")
+        self._read_format(self._path("FORMAT"))
+
     def close(self) -> None:
         """Let another process in."""
         if self._lock is not None:
@@ -152,7 +175,10 @@ class DataDir:
     def _check_format(self) -> None:
         path = self._path("FORMAT")
         if not self.fs.exists(path):
-            self._create_format(path)
+            self._create_format()
+        self._read_format(path)
+
+    def _read_format(self, path: str) -> None:
         file = self.fs.open(path)
         try:
             text = file.pread(256, 0)
@@ -167,7 +193,7 @@ class DataDir:
                 "start the version that wrote it, or choose another TOPICS_DATA_DIR"
             )
 
-    def _create_format(self, path: str) -> None:
+    def _create_format(self) -> None:
         """FORMAT is the first file and every directory above is synced before it: where it is, its directory lasts."""
         if any(self.fs.exists(self._path(name)) and self.fs.listdir(self._path(name)) for name in _SUBDIRS):
             raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
@@ -178,6 +204,11 @@ class DataDir:
             at = parent
         if not self.root.startswith("/"):
             self.fs.sync_dir(".")
+        self.write_format()
+
+    def write_format(self) -> None:
+        """The file that makes a directory ours; durable when this returns."""
+        path = self._path("FORMAT")
         file = self.fs.open(path + TEMP_SUFFIX, create=True)
         try:
             file.truncate(0)

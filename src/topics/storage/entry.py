@@ -112,8 +112,8 @@ def encode(entry: Entry) -> bytes:
     if type(entry) is Append:
         parts = _encode((entry.ts, entry.sizes, entry.tags, entry.nodes, entry.metas, entry.key, entry.extras))
         body = b"%b%b%b" % (_pack_size(len(parts)), parts, entry.blob)
-        return frame.encode((APPEND, entry.topic_id, entry.first, len(entry.sizes)), body)
-    return frame.encode((entry.kind, entry.topic_id, 0, 0), _encode(entry))
+        return frame.encode(APPEND, entry.topic_id, entry.first, len(entry.sizes), body)
+    return frame.encode(entry.kind, entry.topic_id, 0, 0, _encode(entry))
 
 
 def decode(found: frame.Frame, *, path: str, at: int) -> Entry:

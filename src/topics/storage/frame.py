@@ -26,9 +26,9 @@ OVERHEAD_BYTES = BODY_AT + _HEAD.size + _SUM.size
 MAX_BODY_BYTES = 1 << 30
 
 _sum64 = xxhash.xxh3_64_intdigest
-_digest64 = xxhash.xxh3_64_digest
 _pack_head = _HEAD.pack
 _pack_length = struct.Struct("<I").pack
+_pack_sum = _SUM.pack
 
 
 class Head(NamedTuple):
@@ -45,12 +45,11 @@ class Frame(NamedTuple):
     body: memoryview
 
 
-def encode(head: tuple[int, int, int, int], body: bytes) -> bytes:
-    """`head` is kind, topic id, first seq, count."""
-    packed = _pack_head(*head)
+def encode(kind: int, topic_id: int, first: int, count: int, body: bytes) -> bytes:
+    head = _pack_head(kind, topic_id, first, count)
     length = _pack_length(len(body))
-    guarded = b"%b%b%b%b%b" % (length, _digest64(length + packed)[-1:-5:-1], packed, body, packed)
-    return b"%b%b%b" % (MAGIC, guarded, _digest64(guarded)[::-1])
+    guarded = b"%b%b%b%b%b" % (length, _pack_length(_sum64(length + head) & 0xFFFFFFFF), head, body, head)
+    return MAGIC + guarded + _pack_sum(_sum64(guarded))
 
 
 def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:

@@ -119,6 +119,13 @@ class Fs(Protocol):
     def lock(self, path: str) -> Lock:
         """Take the lock without waiting; raises `Held` where another process has it."""
 
+    def lock_shared(self, path: str) -> Lock:
+        """Take a lock that exists for looking only: it keeps owners out and lets others look; the file stays as it is.
+
+        A disk of one process may keep others out as well.
+        """
+        return self.lock(path)
+
     def boot_id(self) -> str:
         """Changes with every start of the machine, "" where there is none.
 
@@ -193,6 +200,19 @@ class RealFs(Fs):
             os.pwrite(fd, owner.encode(), 0)
         return RealLock(fd)
 
+    def lock_shared(self, path: str) -> "RealSharedLock":
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise Held(owner) from None
+        except BaseException:
+            os.close(fd)
+            raise
+        return RealSharedLock(fd)
+
     def boot_id(self) -> str:
         try:
             with open(_BOOT_ID_PATH, encoding="ascii") as file:
@@ -220,6 +240,20 @@ class RealLock(Lock):
         with suppress(OSError):
             os.ftruncate(fd, 0)  # whoever comes next must not read about us
         os.close(fd)
+
+
+class RealSharedLock(Lock):
+    """A flock shared with others who only look."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def close(self) -> None:
+        if self._fd != _CLOSED:
+            fd, self._fd = self._fd, _CLOSED
+            os.close(fd)
 
 
 class RealFile(File):

@@ -48,18 +48,23 @@ def append(app: TopicsApp, call: Call) -> Answer:
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or querystring.flag(querystring.parse(request.query), "return_seqs", default=True)
     ticket = app.engine.append(call.params["topic"], write)
-    return when_done(ticket, request, lambda done: _appended(done, request, with_seqs))
+    return when_done(ticket, request, _appended_listing if with_seqs else _appended_bounds)
 
 
-def _appended(ticket: Ticket, request: Request, with_seqs: bool) -> Response:
+def _appended_listing(ticket: Ticket, request: Request) -> Response:
+    first, last = ticket.result.first, ticket.result.last
+    if first == last:
+        return _appended(ticket, request, b',"seqs":[%d]' % first)
+    return _appended(ticket, request, b',"seqs":[%b]' % ",".join(map(str, range(first, last + 1))).encode())
+
+
+def _appended_bounds(ticket: Ticket, request: Request) -> Response:
+    return _appended(ticket, request, b"")
+
+
+def _appended(ticket: Ticket, request: Request, seqs: bytes) -> Response:
     done: Appended = ticket.result
     first, last = done.first, done.last
-    if not with_seqs:
-        seqs = b""
-    elif first == last:
-        seqs = b',"seqs":[%d]' % first
-    else:
-        seqs = b',"seqs":[%b]' % ",".join(map(str, range(first, last + 1))).encode()
     body = (
         b'{"topic":"%b","first_seq":%d,"last_seq":%d%b,"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
         b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,"throttle_wait_ms":0.0}}'
@@ -206,7 +211,7 @@ def delete(app: TopicsApp, call: Call) -> Answer:
     before_seq = None if wanted.before_seq is None else check_u64(wanted.before_seq, "before_seq")
     ticket = app.engine.delete_records(call.params["topic"], before_seq=before_seq, match=match)
 
-    def encode(done: Ticket) -> Response:
+    def encode(done: Ticket, request: Request) -> Response:
         gone: Deleted = done.result
         answer = RecordsDeleted(
             gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes, performance(request, done)

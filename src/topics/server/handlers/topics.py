@@ -16,7 +16,7 @@ from topics.server.http import Answer
 if TYPE_CHECKING:
     from topics.engine.commit import Ticket
     from topics.server.app import TopicsApp
-    from topics.server.http import Response
+    from topics.server.http import Request, Response
     from topics.server.routes import Call
 
 _decode_config = msgspec.json.Decoder(ConfigPatch)
@@ -25,10 +25,10 @@ _decode_config = msgspec.json.Decoder(ConfigPatch)
 def put_topic(app: TopicsApp, call: Call) -> Answer:
     patch = decode_body(_decode_config, call.request.body)
 
-    def encode(ticket: Ticket) -> Response:
+    def encode(ticket: Ticket, request: Request) -> Response:
         done: Configured = ticket.result
         topic = done.topic
-        answer = TopicPut(topic.name, done.created, topic.epoch, topic.config, performance(call.request, ticket))
+        answer = TopicPut(topic.name, done.created, topic.epoch, topic.config, performance(request, ticket))
         return json_answer(201 if done.created else 200, answer)
 
     return when_done(app.engine.put_topic(call.params["topic"], patch), call.request, encode)
@@ -86,10 +86,10 @@ def list_topics(app: TopicsApp, call: Call) -> Answer:
 def drop_topic(app: TopicsApp, call: Call) -> Answer:
     if_empty = query.flag(query.parse(call.request.query), "if_empty", default=False)
 
-    def encode(ticket: Ticket) -> Response:
+    def encode(ticket: Ticket, request: Request) -> Response:
         done: Dropped = ticket.result
         return json_answer(
-            200, TopicDropped(done.name, done.deleted, done.routers_removed, performance(call.request, ticket))
+            200, TopicDropped(done.name, done.deleted, done.routers_removed, performance(request, ticket))
         )
 
     return when_done(app.engine.drop_topic(call.params["topic"], if_empty=if_empty), call.request, encode)

@@ -1,0 +1,152 @@
+"""Reads a whole segment once and compares everything in it that can be compared. For tools: a server checks as it reads.
+
+Every byte passes through `taken` on its way, so that a copy is checked while it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from topics.errors import Corrupt
+from topics.storage import segment as codec
+from topics.storage.columns import Columns, runs
+
+PIECE_BYTES = 16 * codec.CHUNK_BYTES
+
+Read = Callable[[int, int], bytes]  # size, offset
+Taken = Callable[[int, bytes], None]  # offset, bytes
+
+
+class Problem(NamedTuple):
+    """Something that does not add up. The records at positions [low, high) cannot be read back because of it."""
+
+    offset: int
+    what: str
+    low: int = 0
+    high: int = 0
+    whole: bool = False  # not even the columns can be read
+
+
+class Examined(NamedTuple):
+    """What a segment holds, as far as it can be told."""
+
+    footer: codec.Footer | None
+    columns: Columns | None
+    flags: bytes  # as they are in the file
+    problems: list[Problem]
+
+
+def examine(read: Read, size_bytes: int, *, path: str, known: codec.Footer | None = None, taken: Taken) -> Examined:
+    """`known` is the footer a snapshot has of it: with that, a damaged footer in the file costs nothing."""
+    problems: list[Problem] = []
+    footer = _footer(read, size_bytes, path=path, known=known, problems=problems)
+    if footer is None:
+        _pass_on(read, 0, size_bytes, taken)
+        return Examined(None, None, b"", problems)
+    header = read(codec.HEADER_BYTES, 0)
+    taken(0, header)
+    if header != codec.MAGIC:
+        problems.append(Problem(0, "the first bytes of a segment are damaged"))
+    index = read(footer.flags_at - footer.sums_at, footer.sums_at)
+    columns, sums = None, None
+    try:
+        sums, columns = codec.decode_index(index, footer, path=path)
+        problems += _columns_problems(columns, footer)
+    except Corrupt as error:
+        problems.append(Problem(error.offset, error.what, 0, footer.count, whole=True))
+    _data(read, footer, sums, columns, problems, taken)
+    taken(footer.sums_at, index)
+    flags = read(footer.count, footer.flags_at)
+    taken(footer.flags_at, flags)
+    _pass_on(read, footer.flags_at + len(flags), size_bytes, taken)
+    problems += _flag_problems(flags, footer)
+    return Examined(footer, columns, flags, problems)
+
+
+def _footer(
+    read: Read, size_bytes: int, *, path: str, known: codec.Footer | None, problems: list[Problem]
+) -> codec.Footer | None:
+    try:
+        at = max(size_bytes - codec.FOOTER_BYTES, 0)
+        found = codec.decode_footer(read(codec.FOOTER_BYTES, at), path=path, file_bytes=size_bytes)
+    except Corrupt as error:
+        lost = known is None
+        problems.append(Problem(error.offset, error.what, whole=lost))
+        return known
+    if known is not None and found != known:
+        problems.append(Problem(at, f"this is not the segment that the snapshot names: {found} instead of {known}"))
+    return known or found
+
+
+def _data(
+    read: Read,
+    footer: codec.Footer,
+    sums: memoryview | None,
+    columns: Columns | None,
+    problems: list[Problem],
+    taken: Taken,
+) -> None:
+    for at in range(0, footer.data_bytes, PIECE_BYTES):
+        size = min(PIECE_BYTES, footer.data_bytes - at)
+        piece = read(size, codec.HEADER_BYTES + at)
+        taken(codec.HEADER_BYTES + at, piece)
+        if sums is None or columns is None:
+            continue
+        offsets = np.frombuffer(columns.offsets, np.uint32)
+        good = True
+        for start in range(0, size, codec.CHUNK_BYTES):
+            chunk = piece[start : start + codec.CHUNK_BYTES]
+            if codec.sum64(chunk) != sums[(at + start) // codec.CHUNK_BYTES]:
+                low, high = _touched(offsets, at + start, at + start + codec.CHUNK_BYTES, footer.count)
+                what = "a chunk of data does not match its checksum"
+                problems.append(Problem(codec.HEADER_BYTES + at + start, what, low, high))
+                good = False
+        if good and not _begins_and_ends(piece, offsets, at):
+            problems.append(Problem(codec.HEADER_BYTES + at, "a record does not begin or end where the index says"))
+
+
+def _touched(offsets: np.ndarray[tuple[int], np.dtype[np.uint32]], start: int, stop: int, count: int) -> tuple[int, int]:
+    """The positions of the records that have a byte in [start, stop)."""
+    low = int(np.searchsorted(offsets, start, "right")) - 1
+    return low, min(int(np.searchsorted(offsets, stop, "left")), count)
+
+
+def _begins_and_ends(piece: bytes, offsets: np.ndarray[tuple[int], np.dtype[np.uint32]], at: int) -> bool:
+    """Whether every record that begins in this piece begins with a brace and follows a comma."""
+    low, high = np.searchsorted(offsets[:-1], [at, at + len(piece)], "left")
+    starts = offsets[low:high].astype(np.int64) - at
+    view = np.frombuffer(piece, np.uint8)
+    return bool(np.all(view[starts] == ord("{")) and np.all(view[starts[starts > 0] - 1] == ord(",")))
+
+
+def _columns_problems(columns: Columns, footer: codec.Footer) -> list[Problem]:
+    """Checksums say that the bytes are those that were written; this says that what was written makes sense."""
+    problems = []
+    offsets = np.frombuffer(columns.offsets, np.uint32).astype(np.int64)
+    if offsets[0] or offsets[-1] != footer.data_bytes or np.any(np.diff(offsets) <= 0):
+        problems.append(Problem(footer.sums_at, "the offsets in the index do not cut the data into records"))
+    ts = np.frombuffer(columns.ts, np.uint64)
+    if np.any(ts[1:] < ts[:-1]) or int(ts[0]) != footer.min_ts or int(ts[-1]) != footer.max_ts:
+        problems.append(Problem(footer.sums_at, "the times in the index go backwards or differ from the footer"))
+    for column, names in ((columns.tags, columns.tag_names), (columns.nodes, columns.node_names)):
+        if column is not None and int(np.frombuffer(column, np.uint32).max()) > len(names):
+            problems.append(Problem(footer.sums_at, "the index names a tag or node that is not in its dictionary"))
+    return problems
+
+
+def _flag_problems(flags: bytes, footer: codec.Footer) -> list[Problem]:
+    if len(flags) != footer.count:
+        return [Problem(footer.flags_at, "the flags of a segment are cut short", 0, footer.count)]
+    bad = np.asarray(codec.damaged_flags(flags), np.intp)
+    return [
+        Problem(footer.flags_at + low, "a flag byte is damaged: whether the record was deleted is unknown", low, high + 1)
+        for low, high in runs(bad)
+    ]
+
+
+def _pass_on(read: Read, start: int, stop: int, taken: Taken) -> None:
+    for at in range(start, stop, PIECE_BYTES):
+        taken(at, read(min(PIECE_BYTES, stop - at), at))

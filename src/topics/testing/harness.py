@@ -1,0 +1,222 @@
+"""A whole engine on a simulated disk and clock: open it, use it, kill it, open what is left.
+
+    server = SimServer.start(SimDisk(seed=7))
+    server.append("orders", "1", "2", durability="fsync")
+    after = server.crash("tear")            # the machine dies; this is the next start, on what the disk kept
+    assert after.data("orders") == ["1", "2"]
+
+Verbs end their turn at once and raise what the engine answers. Work that a server gives to its threads is done on the spot,
+or, with a `DeferredWorker`, when the test says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from topics.engine.apply import SegmentLimits, State
+from topics.engine.commit import Ticket
+from topics.engine.engine import Appended, Configured, Deleted, Dropped, Engine
+from topics.engine.read import Query, Reading
+from topics.engine.recovery import Recovered
+from topics.engine.store import Store
+from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
+from topics.model.topic import ConfigPatch
+from topics.storage.datadir import DataDir
+from topics.storage.segments import Cold
+from topics.storage.wal import InlineWorker, Wal, Worker
+from topics.testing.clock import SimClock
+from topics.testing.disk import SimDisk
+from topics.testing.inode import CrashMode
+
+ROOT = "/data"
+SMALL_SEGMENTS = SegmentLimits(max_events=3)
+SMALL_WAL_BYTES = 4096
+
+_decode = msgspec.json.decode
+
+
+class DeferredWorker:
+    """Keeps work until `run`: what a thread does between two turns of the loop, at a moment of the test's choice."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[Callable[[], None], Callable[[Exception | None], None]]] = deque()
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        self._jobs.append((work, done))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def run(self, jobs: int = 1) -> None:
+        """Does the next pieces of work and reports each of them."""
+        for _ in range(min(jobs, len(self._jobs))):
+            InlineWorker().submit(*self._jobs.popleft())
+
+    def run_all(self) -> None:
+        while self._jobs:
+            self.run()
+
+
+class View(NamedTuple):
+    """Everything a client could find out about a topic."""
+
+    epoch: int
+    config: object
+    head: int
+    earliest: int
+    evict_floor: int
+    count: int
+    bytes: int
+    losses: tuple[tuple[int, int, str], ...]
+    keys: tuple[tuple[str, int, int, int], ...]
+    records: tuple[bytes, ...]
+    tombstones: tuple[tuple[int, int, str], ...]
+
+
+class SimServer:
+    """One life of a process. `disk.calls` counts what it did; `recovered` tells what it found."""
+
+    def __init__(self, disk: SimDisk, *, clock: SimClock | None = None, segments: SegmentLimits = SMALL_SEGMENTS,
+                 wal_file_bytes: int = SMALL_WAL_BYTES, sync_worker: Worker | None = None,
+                 store_worker: Worker | None = None) -> None:  # fmt: skip
+        self.disk = disk
+        self.clock = clock or SimClock()
+        self._segments = segments
+        self._wal_file_bytes = wal_file_bytes
+        self._dir = DataDir(disk, ROOT)
+        limits = Limits()
+        state = State(segments=segments, max_keys=limits.max_idempotency_keys)
+        self.wal = Wal(
+            self._dir, file_bytes=wal_file_bytes, worker=sync_worker or InlineWorker(), clock=self.clock
+        )
+        self.store = Store(self._dir, state, self.wal, worker=store_worker or InlineWorker(), clock=self.clock)
+        self.engine = Engine(clock=self.clock, limits=limits, log=self.wal, state=state)
+        self.store.commits = self.engine.commits
+        self.recovered: Recovered | None = None
+
+    @classmethod
+    def start(cls, disk: SimDisk | None = None, **options: Any) -> SimServer:
+        """A server that is open."""
+        server = cls(disk or SimDisk(), **options)
+        server.open()
+        return server
+
+    def open(self) -> Recovered:
+        self._dir.open()
+        self.recovered = self.store.recover(lambda share: None)
+        return self.recovered
+
+    def stop(self) -> SimServer:
+        """An orderly stop, and the next start on the same disk."""
+        self.close()
+        return self.next(self.disk)
+
+    def close(self) -> None:
+        self.store.checkpoint(clean=True)
+        self.store.close()
+
+    def crash(self, mode: CrashMode) -> SimServer:
+        """Dies as `mode` says; the next start, a moment later."""
+        return self.next(self.disk.crash(mode))
+
+    def next(self, disk: SimDisk) -> SimServer:
+        """The same server on what is left of its disk."""
+        clock = SimClock(self.clock.now_ms() + 1)
+        return SimServer.start(disk, clock=clock, segments=self._segments, wal_file_bytes=self._wal_file_bytes)
+
+    # --- verbs
+
+    def done(self, ticket: Ticket) -> Any:
+        """What a verb ended with; raises its error."""
+        self.engine.flush()
+        return ticket.value()
+
+    def put(self, name: str, **config: Any) -> Configured:
+        found: Configured = self.done(self.engine.put_topic(name, ConfigPatch(**config)))
+        return found
+
+    def append(self, name: str, *data: str, tag: str | None = None, key: str | None = None, **config: Any) -> Appended:
+        """One record for each JSON text in `data`; `config` is for a topic that this makes."""
+        found: Appended = self.done(self.engine.append(name, request(*data, tag=tag, key=key, **config)))
+        return found
+
+    def delete(self, name: str, *, before_seq: int | None = None, match: TagMatch | None = None) -> Deleted:
+        found: Deleted = self.done(self.engine.delete_records(name, before_seq=before_seq, match=match))
+        return found
+
+    def drop(self, name: str) -> Dropped:
+        found: Dropped = self.done(self.engine.drop_topic(name))
+        return found
+
+    def tick(self) -> None:
+        """What a server does now and then."""
+        self.wal.tick()
+
+    def checkpoint(self) -> bool:
+        return self.store.checkpoint()
+
+    # --- looking
+
+    def read(self, name: str, from_seq: int = 0, **query: Any) -> Reading:
+        while True:
+            try:
+                return self.engine.read(name, Query(from_seq=from_seq, limit=1000, **query))[1]
+            except Cold as cold:
+                cold.load()
+
+    def walk(self, name: str) -> tuple[list[bytes], list[tuple[int, int, str]]]:
+        """All records and tombstones that a reader meets who starts at the beginning and follows its cursor."""
+        rows: list[bytes] = []
+        gaps: list[tuple[int, int, str]] = []
+        at = 0
+        while at < self.engine.topic(name).head:
+            reading = self.read(name, at)
+            if reading.tombstone is not None:
+                gaps.append((reading.tombstone.gap_from, reading.tombstone.gap_to, reading.tombstone.reason))
+            rows += [row for part in reading.parts for row in _rows(part)]
+            assert reading.next_from_seq > at, f"{name}: a reader is stuck at {at}"
+            at = reading.next_from_seq
+        return rows, gaps
+
+    def data(self, name: str) -> list[str]:
+        """The records' `data`, as JSON text."""
+        return [bytes(_decode(row, type=_Row).data).decode() for row in self.walk(name)[0]]
+
+    def by_seq(self, name: str) -> dict[int, str]:
+        found = [_decode(row, type=_Row) for row in self.walk(name)[0]]
+        return {row.seq: bytes(row.data).decode() for row in found}
+
+    def view(self) -> dict[str, View]:
+        """All topics as their clients see them, for comparing one life with another."""
+        return {name: self._view(name) for name in sorted(self.engine.topics)}
+
+    def _view(self, name: str) -> View:
+        topic = self.engine.look(name, touch=False)
+        rows, gaps = self.walk(name)
+        topic = self.engine.topic(name)
+        keys = tuple((key, write.first, write.last, write.at_ms) for key, write in topic.keys.items())
+        return View(
+            topic.epoch, topic.config, topic.head, topic.earliest, topic.evict_floor, topic.count, topic.bytes,
+            tuple(topic.losses.runs), keys, tuple(rows), tuple(gaps),
+        )  # fmt: skip
+
+
+class _Row(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+    data: Raw = Raw(b"null")
+
+
+def request(*data: str, tag: str | None = None, key: str | None = None, **config: Any) -> WriteRequest:
+    records = [NewRecord(Raw(text.encode()), tag) for text in data]
+    return WriteRequest(records, idempotency_key=key, config=ConfigPatch(**config) if config else None)
+
+
+def _rows(part: bytes) -> list[bytes]:
+    """A slice of rendered records, each of which ends in a comma and holds no other line of its own, cut apart."""
+    whole = _decode(b"[" + part[:-1] + b"]", type=list[Raw])
+    return [bytes(row) for row in whole]

@@ -1,0 +1,92 @@
+"""Requests made up from the OpenAPI document: nothing breaks, and every answer is one the document promises."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.conftest import ServerProcess
+from topics.server import openapi
+from topics.server.table import ROUTES
+
+EXAMPLES = 15
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+# Topics that requests may meet, by name, with their configuration.
+TOPICS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "fleeting": {"ttl_ms": 5},
+    "full": {"cap_records": 2, "discard": "reject"},
+    "queue": {"type": "queue"},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("fuzz")
+    running = ServerProcess(directory, {"data_dir": directory / "data"})
+    with httpx.Client(base_url=running.url, trust_env=False, verify=False) as http:
+        for name, config in TOPICS.items():
+            http.put(f"/v0/topics/{name}", json=config).raise_for_status()
+            http.post(f"/v0/topics/{name}", json={"records": [{"data": 1, "tag": "x", "meta": {}}]}).raise_for_status()
+    yield running
+    running.stop()
+
+
+def operations() -> Iterator[Any]:
+    """All but HEAD, whose answers are those of GET without a body. Streams have no end, so they are not fuzzed here."""
+    streams = {(route.method, route.path) for route in ROUTES if route.stream}
+    for found in schemathesis.openapi.from_dict(json.loads(openapi.document(ROUTES))).get_all_operations():
+        operation = found.ok()
+        method = operation.method.upper()
+        if method != "HEAD" and (method, operation.path) not in streams:
+            yield pytest.param(operation, id=operation.label)
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+@pytest.mark.parametrize("operation", operations())
+def test_any_request_gets_an_answer_that_the_document_promises(server: ServerProcess, operation: Any, mode: GenerationMode):
+    if mode is GenerationMode.NEGATIVE and not (operation.path_parameters or operation.query or operation.body):
+        return  # there is nothing to get wrong
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: schemathesis.Case) -> None:
+        _steer(case)
+        case.call_and_validate(base_url=server.url, checks=CHECKS)
+
+    send()
+
+
+def _steer(case: schemathesis.Case) -> None:
+    """Half of the names are ones that exist, or nearly every request would end in a 404; and nobody waits for long."""
+    name = str(case.path_parameters.get("topic", "")) if case.path_parameters else ""
+    if len(name) % 2:
+        names = sorted(TOPICS)
+        case.path_parameters["topic"] = names[len(name) // 2 % len(names)]
+    if isinstance(case.body, dict) and isinstance(case.body.get("wait_ms"), int):
+        case.body["wait_ms"] = min(case.body["wait_ms"], 1)

@@ -1,0 +1,65 @@
+"""Probes: is the process alive, can it serve."""
+
+import json
+import socket
+
+import pytest
+
+from tests.conftest import ServerProcess
+from tests.contract.api import Api, eventually
+from topics import __version__
+
+
+@pytest.mark.parametrize("path", ["/v0/health", "/healthz"])
+def test_a_living_server_says_so(api: Api, path: str):
+    body = api.get(path)
+    assert (body["status"], body["version"]) == ("ok", __version__)
+    assert isinstance(body["uptime_ms"], int)
+    assert body["uptime_ms"] >= 0
+
+
+def test_uptime_goes_up(api: Api):
+    first = api.get("/v0/health")["uptime_ms"]
+    eventually(lambda: api.get("/v0/health")["uptime_ms"], lambda later: later > first)
+
+
+@pytest.mark.parametrize("path", ["/v0/ready", "/readyz"])
+def test_a_server_that_serves_is_ready_and_counts_its_topics(start_server, connect, path: str):
+    api = connect(start_server())
+    body = api.get(path)
+    assert (body["status"], body["wal_replay_complete"], body["topics"]) == ("ready", True, 0)
+    api.put("a")
+    api.write("b", 1)
+    assert api.get(path)["topics"] == 2
+    api.drop("a")
+    assert api.get(path)["topics"] == 1
+
+
+def test_a_server_that_is_stopping_says_so_to_whoever_still_asks(start_server, connect, topic: str):
+    """A request whose head is half sent keeps its connection open through the beginning of the drain."""
+    server: ServerProcess = start_server()
+    connect(server).put(topic)
+    with half_sent(server, "/v0/ready") as probe, half_sent(server, f"/v0/topics/{topic}") as read:
+        server.terminate()
+        eventually(server.log, lambda log: '"draining"' in log)
+        status, headers, body = finish(probe)
+        assert (status, body["error"]["code"]) == (503, "shutting_down")
+        assert int(headers["retry-after"]) >= 1
+        assert "performance" in body
+        assert finish(read)[0] in (200, 503)
+
+
+def half_sent(server: ServerProcess, path: str) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n".encode())
+    return sock
+
+
+def finish(sock: socket.socket) -> tuple[int, dict[str, str], dict[str, object]]:
+    """Ends the request's head and reads the answer until the server closes."""
+    sock.sendall(b"connection: close\r\n\r\n")
+    answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status_line, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status_line.split()[1]), headers, json.loads(body)

@@ -1,0 +1,283 @@
+"""What clients were told, and what a restart may therefore look like.
+
+A `Client` drives a `SimServer` and writes down every attempt and its answer. `Ledger.check` then judges a server that came
+back after a crash: whatever was promised must be there, whatever is there must have been attempted, every seq has a fate.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from topics.engine.commit import Ticket
+from topics.engine.engine import Appended, Configured
+from topics.errors import TopicsError
+from topics.model.records import TagMatch
+from topics.model.topic import ConfigPatch
+from topics.testing.harness import SimServer, request
+
+Status = Literal["open", "acked", "refused"]
+
+
+@dataclass
+class Attempt:
+    """A request and how it ended; "open" until an answer is there, and for ever if the crash was faster."""
+
+    status: Status = "open"
+
+
+@dataclass
+class Write(Attempt):
+    payloads: list[str] = field(default_factory=list)
+    tag: str | None = None
+    key: str | None = None
+    first: int = 0
+
+
+@dataclass
+class Removal(Attempt):
+    before_seq: int | None = None
+    tag: str | None = None
+
+    def covers(self, seq: int, tag: str | None) -> bool:
+        return (self.before_seq is None or seq < self.before_seq) and (self.tag is None or tag == self.tag)
+
+
+@dataclass
+class Life:
+    """One topic from its creation to its drop."""
+
+    name: str
+    durability: str
+    created: Attempt
+    by_append: bool
+    epoch: int | None = None
+    dropped: Attempt | None = None
+    writes: list[Write] = field(default_factory=list)
+    removals: list[Removal] = field(default_factory=list)
+    caps: list[int] = field(default_factory=lambda: [0])  # values of cap_records that a restart may find
+    evicts: bool = False
+    head_kept: int = 0  # at the last checkpoint
+
+    def safe(self, *, power: bool) -> bool:
+        """Whether an answered write must survive."""
+        return self.durability == "fsync" or (self.durability != "ephemeral" and not power)
+
+    def acked(self) -> Iterator[tuple[int, str, Write]]:
+        for write in self.writes:
+            if write.status == "acked":
+                for seq, payload in enumerate(write.payloads, write.first):
+                    yield seq, payload, write
+
+    def removable(self, seq: int, tag: str | None) -> bool:
+        return any(removal.covers(seq, tag) for removal in self.removals)
+
+
+class Ledger:
+    """All lives of all names, in order."""
+
+    def __init__(self) -> None:
+        self.lives: dict[str, list[Life]] = {}
+
+    def copy(self) -> Ledger:
+        return copy.deepcopy(self)
+
+    def life(self, name: str) -> Life | None:
+        """The life that new requests speak to."""
+        lives = self.lives.get(name, [])
+        if not lives or lives[-1].created.status == "refused":
+            return None
+        dropped = lives[-1].dropped
+        return None if dropped is not None and dropped.status == "acked" else lives[-1]
+
+    def check(self, server: SimServer, mode: str, *, healed: bool = False) -> None:
+        """`healed`: the server lived on until its log was whole again, so nothing that was refused may show."""
+        for name, lives in self.lives.items():
+            topic = server.engine.topics.get(name)
+            if topic is None:
+                for life in lives:
+                    assert _may_be_absent(life, power=mode not in ("keep", "none"), healed=healed), f"{name} is gone"
+            else:
+                life = next((one for one in lives if one.epoch in (topic.epoch, None)), None)
+                assert life is not None, f"{name}: nobody made the life {topic.epoch}"
+                _Judge(server, life, mode, healed=healed).judge()
+        strangers = set(server.engine.topics) - set(self.lives)
+        assert not strangers, f"nobody made {strangers}"
+        totals, topics = server.engine.state.totals, server.engine.topics.values()
+        assert totals.records == sum(topic.count for topic in topics)
+        assert totals.bytes == sum(topic.bytes for topic in topics)
+        if mode in ("keep", "lose", "tear"):
+            assert server.recovered is not None and server.recovered.damage == [], "nothing was damaged"
+
+
+def _may_be_absent(life: Life, *, power: bool, healed: bool) -> bool:
+    if life.created.status != "acked":
+        return True
+    if life.dropped is not None:
+        return life.dropped.status != "refused" or not healed
+    return power and life.by_append and life.durability != "fsync"
+
+
+class _Judge:
+    """One topic that is there."""
+
+    def __init__(self, server: SimServer, life: Life, mode: str, *, healed: bool) -> None:
+        self.life = life
+        self.mode = mode
+        self.healed = healed
+        self.power = mode not in ("keep", "none")
+        self.topic = server.engine.look(life.name, touch=False)
+        self.rows = server.by_seq(life.name)
+        self.runs = self.topic.losses.runs
+        self.lost = {seq: reason for low, high, reason in self.runs for seq in range(low, min(high, 9000) + 1)}
+
+    def judge(self) -> None:
+        life, topic = self.life, self.topic
+        assert not (life.dropped is not None and life.dropped.status == "acked"), "a dropped topic is back"
+        assert not (self.healed and life.created.status == "refused"), "a refused topic is there"
+        assert topic.config.durability == life.durability
+        assert topic.config.cap_records in life.caps
+        assert topic.count == len(self.rows)
+        assert topic.earliest == min(self.rows, default=topic.head + 1)
+        assert topic.next_seq == topic.head + 1
+        assert topic.pending == topic.staged_count == topic.staged_bytes == 0
+        self.promises()
+        self.inventions()
+        self.accounts()
+
+    def promises(self) -> None:
+        life, safe = self.life, self.life.safe(power=self.power)
+        for seq, payload, write in life.acked():
+            assert self.topic.head >= seq or life.durability == "ephemeral" and self.mode != "none", f"{seq} is free again"
+            if not (safe or self.mode == "none"):
+                continue
+            if seq not in self.rows:
+                gone = life.removable(seq, write.tag) or (life.evicts and self.lost.get(seq) in ("cap", "ttl"))
+                assert gone, f"{life.name}: {seq} was acknowledged and is not there"
+            else:
+                assert self.rows[seq] == payload
+                for removal in life.removals:
+                    assert removal.status != "acked" or not removal.covers(seq, write.tag), f"{seq} was deleted"
+            if write.key is not None:
+                known = self.topic.keys.get(write.key)
+                assert known is not None and known.first == write.first, f"the key {write.key} was forgotten"
+        if life.durability == "ephemeral" and self.mode != "none":
+            assert not self.rows, "an ephemeral topic kept records"
+            assert self.topic.head >= life.head_kept
+
+    def inventions(self) -> None:
+        known = {payload: write for write in self.life.writes for payload in write.payloads}
+        assert len(set(self.rows.values())) == len(self.rows), "a record is there twice"
+        for seq, payload in self.rows.items():
+            assert payload in known, f"nobody wrote {payload}"
+            write = known[payload]
+            assert not (self.healed and write.status == "refused"), f"{payload} was refused and is there"
+            if write.status == "acked":
+                assert seq == write.first + write.payloads.index(payload)
+
+    def accounts(self) -> None:
+        """Every seq up to the head is live, deleted, or in the range of a loss."""
+        tags = {seq: write.tag for seq, _, write in self.life.acked()}
+        covered = set(self.rows) | set(self.lost)
+        assert not set(self.rows) & set(self.lost)
+        for seq in range(1, min(self.topic.head, 9000) + 1):
+            assert seq in covered or self.life.removable(seq, tags.get(seq)) or (seq not in tags and self.life.removals), seq
+        allowed = {"cap", "ttl"} if self.life.evicts else set()
+        if self.life.durability == "ephemeral" or self.power:
+            allowed.add("restart")
+        if self.mode in ("reorder", "zero"):
+            allowed.add("corrupt")
+        assert {reason for _, _, reason in self.runs} <= allowed, self.runs
+
+
+class Client:
+    """Everybody who talks to a server. Payloads are numbers, each used once."""
+
+    def __init__(self, server: SimServer, ledger: Ledger | None = None) -> None:
+        self.server = server
+        self.ledger = ledger or Ledger()
+        self._number = 0
+
+    def put(self, name: str, **config: Any) -> None:
+        life = self.ledger.life(name)
+        attempt = Attempt()
+        caps = config.get("cap_records")
+        if life is None:
+            life = Life(name, config.get("durability", "disk"), attempt, False)
+            life.caps = [caps or 0]
+            self.ledger.lives.setdefault(name, []).append(life)
+        elif caps is not None:
+            life.caps = [*life.caps, caps]
+        life.evicts |= bool(caps or config.get("ttl_ms"))
+
+        def answered(result: Configured) -> None:
+            life.epoch = result.topic.epoch
+            if caps is not None:
+                life.caps = [caps]
+
+        self._follow(attempt, lambda: self.server.engine.put_topic(name, ConfigPatch(**config)), answered)
+
+    def append(self, name: str, n: int = 1, *, size: int = 0, tag: str | None = None, key: str | None = None,
+               flush: bool = True, **config: Any) -> Write:  # fmt: skip
+        payloads = []
+        for _ in range(n):
+            self._number += 1
+            payloads.append(f'"{self._number:04d}{"x" * size}"')
+        write = Write(payloads=payloads, tag=tag, key=key)
+        life = self.ledger.life(name)
+        if life is None:
+            life = Life(name, config.get("durability", "disk"), write, True)
+            self.ledger.lives.setdefault(name, []).append(life)
+        life.writes.append(write)
+
+        def answered(result: Appended) -> None:
+            assert not result.deduped
+            life.epoch, write.first = result.topic.epoch, result.first
+
+        engine = self.server.engine
+        self._follow(write, lambda: engine.append(name, request(*payloads, tag=tag, key=key, **config)), answered, flush)
+        return write
+
+    def delete(self, name: str, *, before_seq: int | None = None, tag: str | None = None) -> None:
+        life = self.ledger.life(name)
+        assert life is not None
+        head = self.server.engine.topic(name).next_seq
+        removal = Removal(before_seq=head if before_seq is None else min(before_seq, head), tag=tag)
+        life.removals.append(removal)
+        match = None if tag is None else TagMatch("Eq", tag)
+        self._follow(removal, lambda: self.server.engine.delete_records(name, before_seq=before_seq, match=match))
+
+    def drop(self, name: str) -> None:
+        life = self.ledger.life(name)
+        assert life is not None
+        attempt = life.dropped = Attempt()
+        self._follow(attempt, lambda: self.server.engine.drop_topic(name))
+
+    def checkpoint(self) -> None:
+        heads = {name: topic.head for name, topic in self.server.engine.topics.items()}
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                for name, head in heads.items():
+                    if (life := self.ledger.life(name)) is not None:
+                        life.head_kept = head
+
+        self.server.store.checkpoint(done)
+
+    def _follow(self, attempt: Attempt, verb: Callable[[], Ticket], answered: Callable[[Any], None] = lambda result: None,
+                flush: bool = True) -> None:  # fmt: skip
+        def done(ticket: Ticket) -> None:
+            if ticket.error is not None:
+                attempt.status = "refused"
+            else:
+                answered(ticket.result)
+                attempt.status = "acked"
+
+        try:
+            verb().on_done(done)
+        except TopicsError:
+            attempt.status = "refused"
+        if flush:
+            self.server.engine.flush()

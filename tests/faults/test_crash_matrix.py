@@ -1,0 +1,161 @@
+"""Every short workload, cut off at every file call, with everything a disk may do to the bytes that were not synced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import NamedTuple, TypeVar
+
+import pytest
+
+from tests.faults.ledger import Client, Ledger
+from tests.faults.workloads import STEPS, play, setup, some, workloads
+from topics.testing.clock import SimClock
+from topics.testing.disk import MUTATING, SimDisk
+from topics.testing.harness import SimServer
+from topics.testing.inode import CrashMode, Write
+
+SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
+MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
+T = TypeVar("T")
+
+
+class Moment(NamedTuple):
+    """The instant before a call, or in the middle of a write: the disk, the clock, and who was told what."""
+
+    what: str
+    disk: SimDisk
+    ms: int
+    ledger: Ledger
+
+
+class FilmedDisk(SimDisk):
+    """Keeps a copy of itself from before every call that changes something, so that one run shows every crash."""
+
+    ledger: Ledger | None = None
+    clock: SimClock
+
+    def film(self, client: Client) -> None:
+        self.moments: list[Moment] = []
+        self.ledger, self.clock = client.ledger, client.server.clock
+
+    def _call(self, op: str, path: str, work: Callable[[], T], fail: Callable[[bool], None] | None = None) -> T:
+        if self.ledger is None or op not in MUTATING:
+            return super()._call(op, path, work, fail)
+        moment = Moment(f"before call {len(self.calls)}: {op} {path}", self.clone(), self.clock.now_ms(), self.ledger.copy())
+        self.moments.append(moment)
+        result = super()._call(op, path, work, fail)
+        if op in ("pwrite", "pwritev"):
+            self._film_half(moment, path)
+        return result
+
+    def _film_half(self, moment: Moment, path: str) -> None:
+        written = self._names.file(path)._pending[-1]
+        if isinstance(written, Write) and len(written.data) > 1:
+            half = moment.disk.clone()
+            cut = Random(f"{self.seed} {moment.what}").randrange(1, len(written.data))
+            half.open(path, write=True).pwrite(written.data[:cut], written.at)
+            self.moments.append(moment._replace(what=moment.what.replace("before", "during"), disk=half))
+
+
+def film(names: tuple[str, ...], *, fresh: bool = False) -> list[Moment]:
+    """Every moment of a workload, the last one after its end."""
+    disk = FilmedDisk(seed=SEED)
+    server = SimServer(disk)
+    client = Client(server)
+    if fresh:
+        disk.film(client)
+        server.open()
+    else:
+        server.open()
+        setup(client)
+        disk.film(client)
+    play(client, names)
+    disk.moments.append(Moment("after the end", disk.clone(), server.clock.now_ms(), client.ledger.copy()))
+    return disk.moments
+
+
+def survive(moment: Moment, mode: CrashMode, *, thorough: bool) -> None:
+    """One crash: the restart keeps every promise, a second restart finds the same, and the server works."""
+    start = SimServer(moment.disk, clock=SimClock(moment.ms))
+    after = start.crash(mode)
+    moment.ledger.check(after, mode)
+    found = after.view()
+    again = after.crash("keep")
+    assert again.view() == found, "a second start finds something else"
+    if thorough:
+        lost = after.crash("lose")
+        if mode != "keep":
+            assert lost.view() == found, "what a start showed is gone after the next power loss"
+        moment.ledger.check(lost, "reorder" if mode in ("reorder", "zero") else "lose")
+        goes_on(again)
+
+
+def goes_on(server: SimServer) -> None:
+    """A restarted server takes writes, a checkpoint, and an orderly stop, and loses nothing by any of them."""
+    for name, topic in list(server.engine.topics.items()):
+        expected = topic.next_seq
+        assert server.append(name, '"new"').first == expected
+        assert server.by_seq(name)[expected] == '"new"'
+    server.put("another", durability="fsync")
+    found = server.view()
+    assert server.crash("keep").view() == {name: _restarted(server, name, view) for name, view in found.items()}
+    server.checkpoint()
+    assert server.view() == found
+    stopped = server.stop()
+    assert stopped.view() == {name: _restarted(server, name, view) for name, view in found.items()}
+    assert server.recovered is not None and stopped.recovered is not None and stopped.recovered.damage == []
+
+
+def _restarted(server: SimServer, name: str, view: object) -> object:
+    return view
+
+
+def sweep(names: Iterable[tuple[str, ...]], modes: Callable[[int], Iterable[CrashMode]], *, thorough_every: int,
+          fresh: bool = False) -> int:  # fmt: skip
+    """How many crash points were tried."""
+    points = 0
+    for workload in names:
+        for at, moment in enumerate(film(workload, fresh=fresh)):
+            for mode in modes(at):
+                points += 1
+                try:
+                    survive(moment, mode, thorough=points % thorough_every == 0)
+                except BaseException as error:
+                    error.add_note(f"seed {SEED}, workload {workload}, fresh={fresh}, {moment.what}, then {mode}")
+                    raise
+    return points
+
+
+def test_every_single_operation_survives_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep(workloads(1), lambda at: MODES, thorough_every=1)
+    _tell(capsys, f"{points} crash points in single operations")
+
+
+def test_the_first_operation_of_a_new_directory_survives_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    made = [name for name in STEPS if name.startswith(("create", "append_creates"))]
+    points = sweep([(name,) for name in made], lambda at: MODES, thorough_every=3, fresh=True)
+    _tell(capsys, f"{points} crash points in a new directory")
+
+
+def test_pairs_of_operations_survive_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep(workloads(2), lambda at: [MODES[at % 5]], thorough_every=7)
+    _tell(capsys, f"{points} crash points in pairs")
+
+
+def test_some_triples_of_operations_survive_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep(some(3, 100, SEED), lambda at: [MODES[(at + 3) % 5]], thorough_every=7)
+    _tell(capsys, f"{points} crash points in triples")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("first", STEPS)
+def test_every_triple_of_operations_survives_every_crash(first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep(((first, *rest) for rest in workloads(2)), lambda at: MODES, thorough_every=11)
+    _tell(capsys, f"{points} crash points in triples that begin with {first}")
+
+
+def _tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with capsys.disabled():
+        print(f"\n{text} (seed {SEED})")

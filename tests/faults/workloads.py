@@ -1,0 +1,95 @@
+"""The operations whose every interruption is tried, and the state they start from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from random import Random
+
+from tests.faults.ledger import Client
+
+Step = Callable[[Client], None]
+
+
+def _advance(client: Client) -> None:
+    client.server.clock.advance(ms=5_000)
+    for name in list(client.server.engine.topics):
+        client.server.engine.look(name, touch=False)
+
+
+def _one_turn(client: Client) -> None:
+    client.append("f", 1, flush=False)
+    client.append("d", 2, flush=False)
+    client.append("f", 1, tag="t", flush=True)
+
+
+def _recreate(client: Client) -> None:
+    if client.ledger.life("f") is not None:
+        client.drop("f")
+    client.append("f", 2, durability="fsync")
+
+
+def _unless_gone(name: str, step: Step) -> Step:
+    """A delete needs its topic."""
+    return lambda client: step(client) if client.server.engine.topics.get(name) else None
+
+
+STEPS: dict[str, Step] = {
+    "create_fsync": lambda client: client.put("nf", durability="fsync"),
+    "create_disk": lambda client: client.put("nd", durability="disk"),
+    "create_memory": lambda client: client.put("nm", durability="memory"),
+    "create_ephemeral": lambda client: client.put("ne", durability="ephemeral"),
+    "append_creates": lambda client: client.append("nf", 2, tag="t", durability="fsync"),
+    "append_creates_disk": lambda client: client.append("nd", 2, durability="disk"),
+    "append_fsync": lambda client: client.append("f", 1, tag="t", durability="fsync"),
+    "append_fsync_batch": lambda client: client.append("f", 4, key=f"k{client._number}", durability="fsync"),
+    "append_disk": lambda client: client.append("d", 1, tag="t"),
+    "append_disk_batch": lambda client: client.append("d", 4, key=f"k{client._number}"),
+    "append_memory": lambda client: client.append("m", 2, durability="memory"),
+    "append_ephemeral": lambda client: client.append("e", 2, durability="ephemeral"),
+    "append_large": lambda client: client.append("f", 1, size=2_500, durability="fsync"),  # the log rotates
+    "append_large_disk": lambda client: client.append("d", 1, size=2_500),
+    "one_turn": _one_turn,
+    "delete_tag": _unless_gone("f", lambda client: client.delete("f", tag="t")),
+    "delete_before": _unless_gone("f", lambda client: client.delete("f", before_seq=4)),
+    "delete_disk": _unless_gone("d", lambda client: client.delete("d", tag="t")),
+    "cap": lambda client: client.put("f", cap_records=2, durability="fsync"),
+    "ttl": lambda client: client.put("d", ttl_ms=4_000),
+    "drop": _unless_gone("f", lambda client: client.drop("f")),
+    "recreate": _recreate,
+    "checkpoint": lambda client: client.checkpoint(),
+    "tick": lambda client: client.server.tick(),
+    "advance": _advance,
+}  # fmt: skip
+
+
+def setup(client: Client) -> None:
+    """Topics of every class with sealed segments, an open end, deletes, a snapshot, and a log behind it."""
+    client.put("f", durability="fsync")
+    client.put("d", durability="disk")
+    client.put("m", durability="memory")
+    client.put("e", durability="ephemeral")
+    client.append("f", 2, tag="t", key="k")
+    client.append("f", 3)
+    client.append("d", 4, tag="t")
+    client.append("e", 2)
+    client.checkpoint()
+    client.append("m", 1)
+    client.delete("f", tag="t")
+    client.append("d", 1)
+    client.append("f", 1)
+
+
+def workloads(length: int) -> Iterator[tuple[str, ...]]:
+    return itertools.product(STEPS, repeat=length)
+
+
+def some(length: int, count: int, seed: int) -> list[tuple[str, ...]]:
+    rng = Random(seed)
+    names = list(STEPS)
+    return [tuple(rng.choice(names) for _ in range(length)) for _ in range(count)]
+
+
+def play(client: Client, names: tuple[str, ...]) -> None:
+    for name in names:
+        STEPS[name](client)
