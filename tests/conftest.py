@@ -98,18 +98,35 @@ def _is_failure(line: str) -> bool:
 StartServer = Callable[..., ServerProcess]
 
 
-@pytest.fixture(scope="session", params=["memory", "disk"])
+# Segments and log files so small that most records a test writes are soon sealed, checkpointed and read from the disk.
+SMALL_PARTS = {
+    "segment_max_events": 16,
+    "segment_max_bytes": 4096,
+    "segment_max_age_ms": 100,
+    "wal_file_bytes": 65_536,
+    "checkpoint_wal_bytes": 65_536,
+    "checkpoint_interval_ms": 100,
+    "sync_interval_ms": 1,
+}
+
+
+@pytest.fixture(scope="session", params=["memory", "disk", "sealed"])
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The server that most tests share: one without a data directory, one with."""
+    """The server that most tests share: without a data directory, with one, and with one whose parts are small."""
     directory = tmp_path_factory.mktemp("live")
-    server = ServerProcess(directory, {} if request.param == "memory" else {"data_dir": directory / "data"})
+    settings: dict[str, object] = {}
+    if request.param != "memory":
+        settings["data_dir"] = directory / "data"
+    if request.param == "sealed":
+        settings |= SMALL_PARTS
+    server = ServerProcess(directory, settings)
     yield server
     server.stop()
 
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
-    """Starts servers with settings of their own: `start_server(max_topics=2)`. They are stopped, and checked, at the end."""
+    """Starts servers with settings of their own, `start_server(max_topics=2)`; stops and checks them at the end."""
     running: list[ServerProcess] = []
 
     def start(**settings: object) -> ServerProcess:

@@ -25,7 +25,9 @@ class Api:
     def close(self) -> None:
         self.http.close()
 
-    def call(self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **options: Any) -> httpx.Response:
+    def call(
+        self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **options: Any
+    ) -> httpx.Response:
         """One request, `body` as JSON or `raw` as it is, and the answer once it has passed the common checks."""
         headers = dict(options.pop("headers", {}))
         if body is not None:
@@ -52,7 +54,7 @@ class Api:
         return succeeded(self.call("DELETE", f"/v0/topics/{topic}", params=params))
 
     def write(self, topic: str, *data: Any, **fields: Any) -> Any:
-        """Appends each of `data`, all with the tag, node or meta given by keyword; other keywords go beside the records."""
+        """Appends each of `data`, all with the tag or meta given by keyword; other keywords go beside the records."""
         shared = {name: fields.pop(name) for name in ("tag", "meta") if name in fields}
         return self.append(topic, [{"data": value} | shared for value in data], **fields)
 

@@ -12,7 +12,8 @@ from tests.contract.api import Api, data, failed, succeeded
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v0", "/v1/topics", "/v0/nothing", "/v0/topics/", "/v0/topics/a/", "/v0/topics/a/b/c", "//", "/v0//topics"]
+    "path",
+    ["/", "/v0", "/v1/topics", "/v0/nothing", "/v0/topics/", "/v0/topics/a/", "/v0/topics/a/b/c", "//", "/v0//topics"],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_unknown_path_is_not_found(api: Api, path: str, method: str):
@@ -89,14 +90,20 @@ def test_a_flag_in_the_query_is_true_or_false(api: Api, topic: str, method: str,
 
 @pytest.mark.parametrize(
     "content_type",
-    ["application/json", "application/json; charset=utf-8", "Application/JSON; Charset=UTF-8", 'application/json;charset="utf-8"'],
+    [
+        "application/json",
+        "application/json; charset=utf-8",
+        "Application/JSON; Charset=UTF-8",
+        'application/json;charset="utf-8"',
+    ],
 )
 def test_json_in_utf_8_is_taken(api: Api, topic: str, content_type: str):
     succeeded(api.call("PUT", f"/v0/topics/{topic}", {}, headers={"content-type": content_type}))
 
 
 @pytest.mark.parametrize(
-    "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", "application/json; charset=latin1"]
+    "content_type",
+    ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", "application/json; charset=latin1"],
 )
 @pytest.mark.parametrize(
     ("method", "path"),
@@ -141,7 +148,19 @@ def test_a_body_must_be_an_object(api: Api, topic: str, path: str, raw: bytes):
 
 @pytest.mark.parametrize(
     "raw",
-    [b"{", b"{}}", b"{} {}", b"{'a':1}", b'{"a":}', b"nonsense", b" ", b"\xef\xbb\xbf{}", b'{"a":01}', b'{"a":NaN}', b"{\x00}"],
+    [
+        b"{",
+        b"{}}",
+        b"{} {}",
+        b"{'a':1}",
+        b'{"a":}',
+        b"nonsense",
+        b" ",
+        b"\xef\xbb\xbf{}",
+        b'{"a":01}',
+        b'{"a":NaN}',
+        b"{\x00}",
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize(
@@ -277,7 +296,9 @@ def test_an_integer_is_whole_not_negative_and_fits_in_64_bits(
     _check_refused(api, topic, method, path, field, token)
 
 
-@pytest.mark.parametrize(("method", "path", "field"), [row for row in INTEGERS if row[2] not in ("from_seq", "wait_ms")])
+@pytest.mark.parametrize(
+    ("method", "path", "field"), [row for row in INTEGERS if row[2] not in ("from_seq", "wait_ms")]
+)
 def test_an_integer_may_be_as_large_as_64_bits_allow(api: Api, topic: str, method: str, path: str, field: str):
     api.put(topic)
     raw = f'{{"{field}":18446744073709551615}}'.encode()
@@ -326,7 +347,9 @@ def test_records_is_an_array(api: Api, topic: str, records: str):
 
 def test_a_wrong_field_inside_config_is_named_with_its_way(api: Api, topic: str):
     body = {"records": [{"data": 1}], "config": {"ttl_ms": "soon"}}
-    assert api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", body)["detail"]["field"] == "config.ttl_ms"
+    assert (
+        api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", body)["detail"]["field"] == "config.ttl_ms"
+    )
 
 
 # --- sizes and compression

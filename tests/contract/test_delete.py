@@ -109,7 +109,9 @@ def test_a_tag_may_be_any_text(api: Api, topic: str, tag: str):
     assert data(api.diff(topic)) == [2, 3]
 
 
-@pytest.mark.parametrize("body", [{}, {"before_seq": None}, {"match": None}, {"before_seq": None, "match": None}, {"other": 1}])
+@pytest.mark.parametrize(
+    "body", [{}, {"before_seq": None}, {"match": None}, {"before_seq": None, "match": None}, {"other": 1}]
+)
 def test_a_delete_says_what_to_delete(api: Api, filled: str, body: Any):
     api.refused(400, "invalid_request", "POST", f"/v0/topics/{filled}/delete", body)
     assert api.state(filled)["count"] == 7

@@ -109,7 +109,9 @@ def test_meta_is_shown_unless_it_is_not_wanted(api: Api, topic: str):
 
 @pytest.mark.parametrize("include_tags", [True, False])
 @pytest.mark.parametrize("include_meta", [True, False])
-def test_every_combination_of_parts_shows_the_same_records(api: Api, topic: str, include_tags: bool, include_meta: bool):
+def test_every_combination_of_parts_shows_the_same_records(
+    api: Api, topic: str, include_tags: bool, include_meta: bool
+):
     written = [
         {"data": {"n": n}}
         | ({"node": f"node-{n % 3}"} if n % 2 else {})
@@ -212,7 +214,9 @@ def test_a_filter_keeps_the_records_whose_tag_matches(api: Api, topic: str, want
     assert (page["next_from_seq"], page["caught_up"], page["tombstone"]) == (5, True, None)
 
 
-@pytest.mark.parametrize("wanted", [["tag", "Eq"], ["tag", "Like", "x"], ["node", "Eq", "x"], ["tag", "Glob", "x"], 7, {}, [], ["x"]])
+@pytest.mark.parametrize(
+    "wanted", [["tag", "Eq"], ["tag", "Like", "x"], ["node", "Eq", "x"], ["tag", "Glob", "x"], 7, {}, [], ["x"]]
+)
 def test_a_filter_that_is_none_is_invalid(api: Api, topic: str, wanted: Any):
     api.put(topic)
     error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}/diff", {"filter": wanted})
@@ -310,7 +314,9 @@ def test_a_wait_that_ends_among_skipped_records_moves_the_cursor(api: Api, topic
 
 def test_a_waiting_reader_learns_that_its_topic_is_gone(api: Api, topic: str):
     api.put(topic)
-    waiting = Background(lambda: api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/diff", {"wait_ms": 30_000}))
+    waiting = Background(
+        lambda: api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/diff", {"wait_ms": 30_000})
+    )
     wait_until_read(api, topic)
     api.drop(topic)
     waiting.result()

@@ -12,7 +12,9 @@ def test_a_write_with_a_known_key_gets_the_seqs_of_the_first(api: Api, topic: st
     first = api.write(topic, "a", "b", idempotency_key="k")
     assert first["deduped"] is False
     api.write(topic, "between")
-    answer = api.call("POST", f"/v0/topics/{topic}", {"records": [{"data": "a"}, {"data": "b"}], "idempotency_key": "k"})
+    answer = api.call(
+        "POST", f"/v0/topics/{topic}", {"records": [{"data": "a"}, {"data": "b"}], "idempotency_key": "k"}
+    )
     assert answer.status_code == 200
     again = answer.json()
     assert again["deduped"] is True

@@ -10,9 +10,10 @@ from tests.contract.api import Api
 GAUGES = [
     "topics_topics", "topics_topics_by_class", "topics_routers", "topics_records_live", "topics_bytes_live",
     "topics_queue_topics", "topics_queue_leases_in_flight", "topics_sse_connections", "topics_watch_sessions",
-    "topics_ready", "topics_recovery_progress", "topics_uptime_ms", "topics_topic_head_seq", "topics_topic_earliest_seq",
-    "topics_topic_records_live", "topics_topic_bytes_live", "topics_topic_queue_ready", "topics_topic_queue_in_flight",
-    "topics_topic_metrics_truncated", "topics_wal_queue_depth", "topics_wal_queue_depth_peak", "topics_wal_read_only",
+    "topics_ready", "topics_recovery_progress", "topics_uptime_ms", "topics_topic_head_seq",
+    "topics_topic_earliest_seq", "topics_topic_records_live", "topics_topic_bytes_live", "topics_topic_queue_ready",
+    "topics_topic_queue_in_flight", "topics_topic_metrics_truncated", "topics_wal_queue_depth", "topics_wal_queue_depth_peak",
+    "topics_wal_read_only",
 ]  # fmt: skip
 COUNTERS = [
     "topics_wal_frames_total", "topics_wal_batches_total", "topics_wal_fsyncs_total", "topics_wal_bytes_written_total",
@@ -76,7 +77,9 @@ def test_every_sample_belongs_to_a_declared_metric(api: Api, topic: str):
 def test_the_gauges_follow_what_the_server_holds(start_server, connect):
     api = connect(start_server())
     empty = Scrape(api)
-    assert [empty[name] for name in ("topics_topics", "topics_records_live", "topics_bytes_live", "topics_routers")] == [0] * 4
+    assert [
+        empty[name] for name in ("topics_topics", "topics_records_live", "topics_bytes_live", "topics_routers")
+    ] == [0] * 4
     assert (empty["topics_ready"], empty["topics_recovery_progress"], empty["topics_wal_read_only"]) == (1, 1, 0)
 
     api.put("a", durability="fsync")

@@ -29,7 +29,9 @@ def written(api: Api, topic: str) -> str:
         (None, ["a", "b", "A", "ab", "a ", "nobody"]),
     ],
 )
-def test_a_reader_misses_exactly_the_records_of_the_nodes_it_names(api: Api, written: str, node: Any, expected: list[str]):
+def test_a_reader_misses_exactly_the_records_of_the_nodes_it_names(
+    api: Api, written: str, node: Any, expected: list[str]
+):
     page = api.diff(written, node=node)
     assert data(page) == expected
     assert (page["next_from_seq"], page["caught_up"], page["tombstone"]) == (6, True, None)
@@ -73,7 +75,9 @@ def test_the_node_filter_the_tag_filter_and_deletes_work_together(api: Api, topi
     api.delete(topic, before_seq=10, match="t1")
     page = api.diff(topic, node="n0", filter=["tag", "Glob", "t*"], limit=1000)
     assert data(page) == [n for n in range(30) if n % 2 and not (n % 3 == 1 and n + 1 < 10)]
-    assert data(api.diff(topic, node="n0", filter="t1")) == [n for n in range(30) if n % 2 and n % 3 == 1 and n + 1 >= 10]
+    assert data(api.diff(topic, node="n0", filter="t1")) == [
+        n for n in range(30) if n % 2 and n % 3 == 1 and n + 1 >= 10
+    ]
 
 
 def test_everybody_sees_only_what_the_others_wrote(api: Api, topic: str):

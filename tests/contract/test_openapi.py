@@ -29,14 +29,20 @@ def test_the_document_is_the_one_made_from_the_route_table(document: Any):
 
 
 def operations(document: Any) -> dict[tuple[str, str], Any]:
-    return {(method.upper(), path): operation for path, row in document["paths"].items() for method, operation in row.items()}
+    return {
+        (method.upper(), path): operation
+        for path, row in document["paths"].items()
+        for method, operation in row.items()
+    }
 
 
 def test_every_route_is_in_the_document_and_nothing_else(document: Any):
     routes = {(route.method, route.path) for route in ROUTES}
     told = operations(document).keys()
     assert routes <= told
-    assert {(method, path) for method, path in told - routes if method != "HEAD" or ("GET", path) not in routes} == set()
+    assert {
+        (method, path) for method, path in told - routes if method != "HEAD" or ("GET", path) not in routes
+    } == set()
 
 
 def test_every_operation_has_its_own_name(document: Any):

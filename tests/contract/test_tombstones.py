@@ -240,7 +240,11 @@ def test_a_cursor_beyond_the_head_is_from_an_earlier_life(api: Api, topic: str):
 def test_a_cursor_beyond_the_head_of_an_empty_topic_is_from_an_earlier_life(api: Api, topic: str, from_seq: int):
     api.put(topic)
     page = api.diff(topic, from_seq=from_seq)
-    assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == (1, 0, "recreated")
+    assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == (
+        1,
+        0,
+        "recreated",
+    )
     assert (page["records"], page["next_from_seq"], page["caught_up"], page["lag"]) == ([], 0, True, 0)
 
 
@@ -258,7 +262,11 @@ def test_an_epoch_catches_a_new_life_that_has_grown_past_the_cursor(api: Api, to
     api.write(topic, "a", "b", "c")
     assert api.diff(topic, from_seq=2)["tombstone"] is None  # the seq alone cannot tell
     page = api.diff(topic, from_seq=2, epoch=epoch)
-    assert (page["tombstone"]["reason"], page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == ("recreated", 1, 3)
+    assert (page["tombstone"]["reason"], page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (
+        "recreated",
+        1,
+        3,
+    )
     assert data(page) == ["a", "b", "c"]
     assert page["epoch"] == api.state(topic)["epoch"] != epoch
     assert api.diff(topic, from_seq=page["next_from_seq"], epoch=page["epoch"])["tombstone"] is None

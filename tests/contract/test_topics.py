@@ -160,7 +160,9 @@ def test_a_queue_cannot_be_its_own_dead_letter_topic(api: Api, topic: str):
     assert error["detail"]["field"] == "dead_letter"
 
 
-@pytest.mark.parametrize("name", ["a", "7", "Z9", "render-queue:tenantA", "a.b_c:d-e", "x" * 255, "jobs-", "diff", "delete"])
+@pytest.mark.parametrize(
+    "name", ["a", "7", "Z9", "render-queue:tenantA", "a.b_c:d-e", "x" * 255, "jobs-", "diff", "delete"]
+)
 def test_a_name_may_use_the_whole_charset(api: Api, name: str):
     assert api.put(name)["topic"] == name
     assert api.state(name)["topic"] == name
@@ -373,7 +375,9 @@ def test_a_page_size_is_a_whole_number(api: Api, value: str):
     assert error["detail"]["field"] == "page_size"
 
 
-@pytest.mark.parametrize("cursor", ["nonsense", "e30=", "!!!!", "eyJhZnRlciI6MX0=", "bnVsbA==", "é", "a", "eyJhZnRlciI6ImEifQ==x"])
+@pytest.mark.parametrize(
+    "cursor", ["nonsense", "e30=", "!!!!", "eyJhZnRlciI6MX0=", "bnVsbA==", "é", "a", "eyJhZnRlciI6ImEifQ==x"]
+)
 def test_a_cursor_the_server_did_not_give_out_is_invalid(api: Api, cursor: str):
     error = api.refused(400, "invalid_request", "GET", "/v0/topics", params={"cursor": cursor})
     assert error["detail"]["field"] == "cursor"
@@ -478,7 +482,10 @@ def test_a_server_holds_no_more_bytes_than_it_may(start_server, connect):
     answer = api.call("POST", "/v0/topics/a", {"records": [{"data": "x" * 1000}]})
     assert answer.status_code == 429
     assert "retry-after" in answer.headers
-    assert (answer.json()["error"]["code"], answer.json()["error"]["detail"]["limit"]) == ("throttled", "max_total_bytes")
+    assert (answer.json()["error"]["code"], answer.json()["error"]["detail"]["limit"]) == (
+        "throttled",
+        "max_total_bytes",
+    )
     assert api.state("a")["head_seq"] == 1
 
     api.delete("b", before_seq=2)

@@ -40,7 +40,9 @@ def test_a_later_write_goes_on_where_the_last_one_ended(api: Api, topic: str):
 
 def test_seqs_are_given_in_the_order_of_the_array(api: Api, topic: str):
     api.write(topic, *range(50))
-    assert [(record["$seq"], record["data"]) for record in api.diff(topic)["records"]] == [(n + 1, n) for n in range(50)]
+    assert [(record["$seq"], record["data"]) for record in api.diff(topic)["records"]] == [
+        (n + 1, n) for n in range(50)
+    ]
 
 
 @pytest.mark.parametrize(("value", "listed"), [("false", False), ("0", False), ("true", True), ("1", True)])
@@ -66,7 +68,8 @@ TOKENS = [
     b"null", b"true", b"false", b"0", b"-0", b"-0.0", b"1.0", b"1.10", b"1e2", b"1E+2", b"1e400", b"-1e-400",
     b"0.1000000000000000055511151231257827", b"12345678901234567890123456789", b"9007199254740993",
     b'""', b'"plain"', b'"\\u0041\\u00e9"', b'"\\/\\b\\f\\n\\r\\t\\"\\\\"', b'"\\ud83d\\ude00"', b'"\\u0000"',
-    '"é 漢 😀 \u2028\u2029\ufeff"'.encode(), b"[]", b"{}", b"[ 1 ,2 , 3]", b'{"b":1,"a":2}', b'{"a":1,"a":2,"a":1}', b'{"":{"":[]}}',
+    '"é 漢 😀 \u2028\u2029\ufeff"'.encode(), b"[]", b"{}", b"[ 1 ,2 , 3]", b'{"b":1,"a":2}', b'{"a":1,"a":2,"a":1}',
+    b'{"":{"":[]}}',
     b'{ "spaced" :\t[ ] }', b'{"$seq":99,"$ts":0,"error":{"code":"x"}}', b'"},{"',
 ]  # fmt: skip
 
@@ -101,8 +104,8 @@ def test_a_record_is_one_line_even_where_data_had_line_breaks(api: Api, topic: s
 
 @pytest.mark.parametrize(
     "token",
-    [b"01", b"1.", b".5", b"+1", b"NaN", b"Infinity", b"-", b"1e", b"0x1", b"'a'", b'"\t"', b'"\n"', b'"\\x"', b'"\\u12"', b"[1,]",
-     b'{"a":1,}', b"{a:1}", b"tru", b"", b"1 2", b'"open', b"/**/1"],
+    [b"01", b"1.", b".5", b"+1", b"NaN", b"Infinity", b"-", b"1e", b"0x1", b"'a'", b'"\t"', b'"\n"', b'"\\x"', b'"\\u12"',
+     b"[1,]", b'{"a":1,}', b"{a:1}", b"tru", b"", b"1 2", b'"open', b"/**/1"],
     ids=repr,
 )  # fmt: skip
 def test_data_that_is_not_json_is_invalid(api: Api, topic: str, token: bytes):
@@ -112,7 +115,9 @@ def test_data_that_is_not_json_is_invalid(api: Api, topic: str, token: bytes):
     assert api.state(topic)["head_seq"] == 0
 
 
-@pytest.mark.parametrize("token", [b'"\\ud800"', b'"\\udc00"', b'"\\ud800 and more"', b'["\\ud800\\ud800"]', b'{"\\udfff":1}'], ids=repr)
+@pytest.mark.parametrize(
+    "token", [b'"\\ud800"', b'"\\udc00"', b'"\\ud800 and more"', b'["\\ud800\\ud800"]', b'{"\\udfff":1}'], ids=repr
+)
 def test_an_escape_that_is_half_a_character_is_invalid_like_any_text_that_no_reader_could_decode(
     api: Api, topic: str, token: bytes
 ):
@@ -164,7 +169,9 @@ def test_a_records_own_node_beats_that_of_the_batch(api: Api, topic: str):
     assert [record["$node"] for record in api.diff(topic)["records"]] == ["batch", "own", "batch"]
 
 
-@pytest.mark.parametrize("text", ['quote " and \\ slash', "é漢😀", "line\nbreak", "\x00\x1f\x7f", "</script>", "\u2028"])
+@pytest.mark.parametrize(
+    "text", ['quote " and \\ slash', "é漢😀", "line\nbreak", "\x00\x1f\x7f", "</script>", "\u2028"]
+)
 def test_node_tag_and_meta_may_hold_any_text(api: Api, topic: str, text: str):
     api.append(topic, [{"data": "x", "node": text, "tag": text, "meta": {text: text}}])
     [record] = api.diff(topic, include_tags=True)["records"]
@@ -189,7 +196,9 @@ def test_an_empty_meta_is_kept(api: Api, topic: str):
 def test_meta_has_at_most_64_keys(api: Api, topic: str):
     api.write(topic, 1, meta={f"k{n}": n for n in range(64)})
     body = {"records": [{"data": 1, "meta": {f"k{n}": n for n in range(65)}}]}
-    assert api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", body)["detail"]["field"] == "records[0].meta"
+    assert (
+        api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", body)["detail"]["field"] == "records[0].meta"
+    )
 
 
 def test_meta_has_at_most_16_kib(api: Api, topic: str):
@@ -205,7 +214,9 @@ def test_meta_has_at_most_16_kib(api: Api, topic: str):
 
 @pytest.mark.parametrize(("field", "limit_bytes"), [("tag", 256), ("node", 128)])
 @pytest.mark.parametrize(("char", "char_bytes"), [("x", 1), ("é", 2), ("😀", 4)])
-def test_tag_and_node_are_bounded_in_bytes(api: Api, topic: str, field: str, limit_bytes: int, char: str, char_bytes: int):
+def test_tag_and_node_are_bounded_in_bytes(
+    api: Api, topic: str, field: str, limit_bytes: int, char: str, char_bytes: int
+):
     longest = char * (limit_bytes // char_bytes)
     api.append(topic, [{"data": 1, field: longest}])
     error = api.refused(
@@ -267,7 +278,8 @@ def test_the_limits_are_settings(start_server, connect, topic: str):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"tag": "x" * 257}, {"node": "x" * 129}, {"meta": {str(n): n for n in range(65)}}, {"data": "x" * (1 << 20)}]
+    "bad",
+    [{"tag": "x" * 257}, {"node": "x" * 129}, {"meta": {str(n): n for n in range(65)}}, {"data": "x" * (1 << 20)}],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_one_bad_record_keeps_the_whole_batch_out(api: Api, topic: str, bad: Any, at: int):
@@ -382,7 +394,7 @@ def test_a_batch_larger_than_the_cap_leaves_its_last_records(api: Api, topic: st
 
 def test_a_cap_in_bytes_holds(api: Api, topic: str):
     api.put(topic, cap_bytes=1000)
-    for n in range(20):
+    for _ in range(20):
         api.write(topic, "x" * 100)
         assert api.state(topic)["bytes"] <= 1000
     state = api.state(topic)
@@ -405,7 +417,9 @@ def test_a_full_topic_that_rejects_takes_nothing_of_the_batch(api: Api, topic: s
     before = api.state(topic)
     api.refused(422, "topic_full", "POST", f"/v0/topics/{topic}", {"records": [{"data": "x" * 150}] * 2})
     after = api.state(topic)
-    assert [after[name] for name in ("head_seq", "count", "bytes")] == [before[name] for name in ("head_seq", "count", "bytes")]
+    assert [after[name] for name in ("head_seq", "count", "bytes")] == [
+        before[name] for name in ("head_seq", "count", "bytes")
+    ]
     assert api.diff(topic)["tombstone"] is None
 
 

@@ -1,7 +1,7 @@
 """An engine under test: on a simulated clock, with segments that roll after a few records, and a log that can fail."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -19,6 +19,7 @@ from topics.storage.segments import Cold, MemorySegment, SealedSegment, Shelf
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 
+T = TypeVar("T")
 SMALL_SEGMENTS = SegmentLimits(max_events=4, max_bytes=300, max_age_ms=500)
 
 
@@ -90,16 +91,23 @@ def put(engine: Engine, name: str, **fields: Any) -> Any:
 
 
 def delete(engine: Engine, name: str, **fields: Any) -> Any:
-    return done(engine, engine.delete_records(name, **{"before_seq": None, "match": None} | fields))
+    wanted = {"before_seq": None, "match": None} | fields
+    return done(engine, waiting(lambda: engine.delete_records(name, **wanted)))
 
 
 def read(engine: Engine, name: str, **query: Any) -> Reading:
     """A read, fetching from the disk what it asks for."""
-    while True:
+    return waiting(lambda: engine.read(name, Query(**query))[1])
+
+
+def waiting(act: Callable[[], T]) -> T:
+    """Fetches what it needs from the disk until it needs no more, as a server does. A hundred rounds are a livelock."""
+    for _ in range(100):
         try:
-            return engine.read(name, Query(**query))[1]
+            return act()
         except Cold as cold:
             cold.load()
+    raise AssertionError("loads again and again what it has already loaded")
 
 
 def objects(reading: Reading) -> list[dict[str, Any]]:

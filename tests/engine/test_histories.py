@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.harness import Sealer, open_engine, read, record, write
+from tests.engine.harness import Sealer, open_engine, read, record, waiting, write
 from topics.engine.commit import Ticket
 from topics.engine.engine import Appended, Configured, Deleted, Dropped
 from topics.engine.state import Topic
@@ -275,16 +275,6 @@ def outcome(act: Callable[[], Any]) -> Any:
         return error.code.wire
 
 
-def waiting(act: Callable[[], Ticket]) -> Ticket:
-    while True:
-        try:
-            return act()
-        except Exception as cold:
-            if not hasattr(cold, "load"):
-                raise
-            cold.load()
-
-
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(turns, min_size=1, max_size=12))
 def test_in_memory_every_history_reads_as_the_model_says(history: list[Turn]):
@@ -296,7 +286,7 @@ def test_in_memory_every_history_reads_as_the_model_says(history: list[Turn]):
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(turns, min_size=1, max_size=12), st.booleans())
 def test_with_segments_in_files_every_history_reads_as_the_model_says(history: list[Turn], cold: bool):
-    # Room for the columns of about one segment: they are loaded and given up again all the time.
-    pair = Pair(Sealer(SimDisk(cold=cold), columns_bytes=400))
+    # Where no read has to wait, room for the columns of one segment: they are loaded and given up again all the time.
+    pair = Pair(Sealer(SimDisk(cold=cold), columns_bytes=1 << 20 if cold else 400))
     for turn in history:
         pair.play(turn)

@@ -13,7 +13,7 @@ from tests.faults.ledger import Client, Ledger
 from tests.faults.workloads import STEPS, play, setup, some, workloads
 from topics.testing.clock import SimClock
 from topics.testing.disk import MUTATING, SimDisk
-from topics.testing.harness import SimServer
+from topics.testing.harness import SimServer, View
 from topics.testing.inode import CrashMode, Write
 
 SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
@@ -99,17 +99,19 @@ def goes_on(server: SimServer) -> None:
         assert server.append(name, '"new"').first == expected
         assert server.by_seq(name)[expected] == '"new"'
     server.put("another", durability="fsync")
-    found = server.view()
-    assert server.crash("keep").view() == {name: _restarted(server, name, view) for name, view in found.items()}
-    server.checkpoint()
-    assert server.view() == found
-    stopped = server.stop()
-    assert stopped.view() == {name: _restarted(server, name, view) for name, view in found.items()}
-    assert server.recovered is not None and stopped.recovered is not None and stopped.recovered.damage == []
+    found = kept(server)
+    assert kept(server.crash("keep")) == found
+    going = server.next(server.disk.crash("keep"))
+    going.checkpoint()
+    assert kept(going) == found
+    stopped = going.stop()
+    assert kept(stopped) == found
+    assert stopped.recovered is not None and stopped.recovered.damage == []
 
 
-def _restarted(server: SimServer, name: str, view: object) -> object:
-    return view
+def kept(server: SimServer) -> dict[str, View]:
+    """What of a server's state is meant to outlive it."""
+    return {name: view for name, view in server.view().items() if view.config.durability != "ephemeral"}
 
 
 def sweep(names: Iterable[tuple[str, ...]], modes: Callable[[int], Iterable[CrashMode]], *, thorough_every: int,

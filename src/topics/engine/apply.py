@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from msgspec import Struct
 
@@ -70,6 +71,7 @@ def drop(state: State, topic: Topic) -> None:
         state.dropped(topic, segment)
     topic.segments = []
     topic.queue = None
+    topic.gone = True
 
 
 def append(state: State, topic: Topic, entry: log.Append) -> None:
@@ -186,3 +188,63 @@ def forget_before(topic: Topic, ms: int) -> None:
     keys = topic.keys
     while keys and keys[next(iter(keys))].at_ms < ms:
         keys.popitem(last=False)
+
+
+Replay = Callable[[State, Any], None]
+_REPLAY: dict[type, Replay] = {}
+
+
+def replays(kind: type) -> Callable[[Replay], Replay]:
+    """Says how a kind of entry takes effect when it is read back from the log."""
+
+    def register(take_effect: Replay) -> Replay:
+        _REPLAY[kind] = take_effect
+        return take_effect
+
+    return register
+
+
+def replay(state: State, entry: log.Entry) -> None:
+    """One entry of the log, whatever its kind."""
+    _REPLAY[type(entry)](state, entry)
+
+
+@replays(log.Create)
+def _replay_create(state: State, entry: log.Create) -> None:
+    if entry.topic_id not in state.by_id:
+        create(state, entry)
+
+
+@replays(log.Append)
+def _replay_append(state: State, entry: log.Append) -> None:
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None:
+        return  # of a topic that is gone
+    if entry.first > topic.head + 1:
+        retention.skip_to(topic, entry.first, "corrupt")
+    if entry.first == topic.head + 1:
+        append(state, topic, entry)
+
+
+@replays(log.Delete)
+def _replay_delete(state: State, entry: log.Delete) -> None:
+    if (topic := state.by_id.get(entry.topic_id)) is not None:
+        delete(topic, entry)
+
+
+@replays(log.Configure)
+def _replay_configure(state: State, entry: log.Configure) -> None:
+    if (topic := state.by_id.get(entry.topic_id)) is not None:
+        configure(state, topic, entry.config, entry.at_ms)
+
+
+@replays(log.Drop)
+def _replay_drop(state: State, entry: log.Drop) -> None:
+    if (topic := state.by_id.get(entry.topic_id)) is not None:
+        drop(state, topic)
+
+
+@replays(log.Ceiling)
+def _replay_ceiling(state: State, entry: log.Ceiling) -> None:
+    if (topic := state.by_id.get(entry.topic_id)) is not None:
+        topic.ceiling = topic.ceiling_staged = max(topic.ceiling, entry.ceiling)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
 
 from topics.engine import apply
 from topics.engine.apply import State
@@ -34,6 +37,40 @@ class Frozen(NamedTuple):
     def encode(self, topic_id: int, epoch: int) -> list[bytes]:
         marks = None if self.marks is None else bytearray(self.marks)
         return codec.encode(self.columns, self.rendered, marks, topic_id=topic_id, epoch=epoch)
+
+
+class Part(NamedTuple):
+    """What a part of the engine wants to find again of a topic, under a name of its own. None saves nothing."""
+
+    name: str
+    save: Callable[[State, Topic], Any]
+    load: Callable[[State, Topic, msgspec.Raw], None]
+
+
+class StatePart(NamedTuple):
+    """The same for what belongs to no single topic; loaded after all topics."""
+
+    name: str
+    save: Callable[[State], Any]
+    load: Callable[[State, msgspec.Raw], None]
+
+
+TOPIC_PARTS: list[Part] = []
+STATE_PARTS: list[StatePart] = []
+
+
+def save_state(state: State) -> dict[str, msgspec.Raw]:
+    return _packed({part.name: part.save(state) for part in STATE_PARTS})
+
+
+def load_state(state: State, extra: dict[str, msgspec.Raw]) -> None:
+    for part in STATE_PARTS:
+        if part.name in extra:
+            part.load(state, extra[part.name])
+
+
+def _packed(values: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(msgspec.msgpack.encode(value)) for name, value in values.items() if value is not None}
 
 
 class Captured(NamedTuple):
@@ -84,6 +121,7 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
         keys=[(key, write.first, write.last, write.at_ms) for key, write in topic.keys.items()],
         segments=refs,
         tail=tail_ref,
+        extra=_packed({part.name: part.save(state, topic) for part in TOPIC_PARTS}),
     )
     return Captured(snapshot, sealing, tail, look(open_segment))
 
@@ -117,6 +155,9 @@ def restore(state: State, snapshot: snap.TopicSnapshot, *, sealed: list[SealedSe
     state.by_id[topic.topic_id] = topic
     state.totals.records += topic.count
     state.totals.bytes += topic.bytes
+    for part in TOPIC_PARTS:
+        if part.name in snapshot.extra:
+            part.load(state, topic, snapshot.extra[part.name])
     return topic
 
 

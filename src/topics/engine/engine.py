@@ -78,6 +78,7 @@ class Engine:
         self.topics = self.state.topics
         self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
         self.logged = log is not None
+        self._grown: dict[Topic, None] = {}
 
     def attach(self, log: Log) -> None:
         """From now on changes are logged. For an engine whose state was recovered after it was made."""
@@ -130,11 +131,8 @@ class Engine:
 
         def take_effect(_: Ticket) -> Dropped:
             topic.changing = False
-            waiters = list(topic.waiters.values())
-            topic.waiters.clear()
             apply.drop(self.state, topic)
-            for wake in waiters:
-                wake()
+            self.grew(topic)
             return Dropped(name, True, [])
 
         return self._stage_change(topic, log.Drop(topic.topic_id), take_effect)
@@ -252,7 +250,28 @@ class Engine:
         topic.waiters[key] = wake
         return lambda: topic.waiters.pop(key, None)  # type: ignore[return-value]
 
+    def listen(self, topic: Topic, listener: Callable[[Topic], None]) -> Callable[[], None]:
+        """Calls `listener` after every turn in which the topic grew, and once when it is gone; the answer ends that."""
+        key = id(listener)
+        topic.listeners[key] = listener
+        return lambda: topic.listeners.pop(key, None)  # type: ignore[return-value]
+
+    def grew(self, topic: Topic) -> None:
+        """Those who wait for the topic are told at the end of this turn, once, however often it grew."""
+        if not self._grown:
+            self.commits.schedule(self._tell)
+        self._grown[topic] = None
+
     # --- inside
+
+    def _tell(self) -> None:
+        grown, self._grown = self._grown, {}
+        for topic in grown:
+            waiters, topic.waiters = topic.waiters, {}
+            for wake in waiters.values():
+                wake()
+            for listener in list(topic.listeners.values()):
+                listener(topic)
 
     def _raise_ceiling(self, topic: Topic, upto: int) -> None:
         """Has a higher ceiling synced well before the seqs reach it; further ahead while they come fast."""
@@ -355,11 +374,8 @@ class Engine:
         if entry.key is not None:
             topic.staged_keys.pop(entry.key, None)
         apply.append(self.state, topic, entry)
-        if topic.waiters:
-            waiters = list(topic.waiters.values())
-            topic.waiters.clear()
-            for wake in waiters:
-                self.commits.schedule(wake)
+        if topic.waiters or topic.listeners:
+            self.grew(topic)
         return Appended(topic, entry.first, entry.first + len(entry.sizes) - 1, topic.head)
 
     def _seen(self, topic: Topic, key: str, now: int) -> Ticket | None:

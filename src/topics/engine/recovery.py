@@ -51,6 +51,7 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
         for topic in snapshot.topics:
             restore_topic(datadir, state, shelf, topic, cold_dir, damage)
+        checkpoint.load_state(state, snapshot.extra)
     since = 0 if snapshot is None else snapshot.wal_number
     replayed = 0
     resume = (0, 0)
@@ -187,32 +188,8 @@ def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str])
         log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
         _lose_head(state, item.frame.head)
         return 0
-    apply_entry(state, entry)
+    apply.replay(state, entry)
     return 1
-
-
-def apply_entry(state: State, entry: entries.Entry) -> None:
-    """One entry of the log, whatever its kind. An entry about a topic that is gone, or of another life, does nothing."""
-    if isinstance(entry, entries.Create):
-        if entry.topic_id not in state.by_id:
-            apply.create(state, entry)
-        return
-    topic = state.by_id.get(entry.topic_id)
-    if topic is None:
-        return
-    if isinstance(entry, entries.Append):
-        if entry.first > topic.head + 1:
-            retention.skip_to(topic, entry.first, "corrupt")
-        if entry.first == topic.head + 1:
-            apply.append(state, topic, entry)
-    elif isinstance(entry, entries.Delete):
-        apply.delete(topic, entry)
-    elif isinstance(entry, entries.Configure):
-        apply.configure(state, topic, entry.config, entry.at_ms)
-    elif isinstance(entry, entries.Drop):
-        apply.drop(state, topic)
-    elif isinstance(entry, entries.Ceiling):
-        topic.ceiling = topic.ceiling_staged = max(topic.ceiling, entry.ceiling)
 
 
 def _note_damage(state: State, file: LogFile, item: walfile.Damage, *, torn: bool, damage: list[str]) -> None:

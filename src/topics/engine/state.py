@@ -43,8 +43,8 @@ class Topic:
     """
 
     __slots__ = (
-        "bytes", "ceiling", "ceiling_staged", "ceiling_step", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "head", "keys",
-        "last_read_ts", "last_ts", "last_write_ts", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
+        "bytes", "ceiling", "ceiling_staged", "ceiling_step", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "gone", "head", "keys",
+        "last_read_ts", "last_ts", "last_write_ts", "listeners", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
         "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters", "waiting",
         "wire_name",
     )  # fmt: skip
@@ -80,7 +80,9 @@ class Topic:
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # those of them that take effect only once synced
         self.changing = False  # whether one of them changes the topic itself
-        self.waiters: dict[int, Callable[[], None]] = {}  # long polls and watchers, called once the topic grew
+        self.waiters: dict[int, Callable[[], None]] = {}  # long polls, called once when the topic grew or is gone
+        self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone
+        self.gone = False  # dropped: whoever still holds it must let go
         self.queue: Any = None
 
     @property

@@ -81,6 +81,7 @@ class Store:
             next_topic_id=self.state.next_topic_id,
             last_epoch=self.state.last_epoch,
             topics=[one.snapshot for one in captured],
+            extra=checkpoint.save_state(self.state),
         )
         retired, self.shelf.retired = self.shelf.retired, []
         sealed: list[tuple[int, MemorySegment, str, codec.Footer]] = []

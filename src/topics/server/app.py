@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Protocol
 
 from topics import logs
 from topics.clock import Clock
@@ -15,6 +15,7 @@ from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.server.answer import error_answer
+from topics.server.auth import ANYONE
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
@@ -87,6 +88,7 @@ class TopicsApp:
         """Everything that can be refused by its head alone."""
         try:
             call = self.router.find(request)
+            call.caller = ANYONE
             if content_length:
                 _check_type(request)
                 call.typed = True
@@ -142,10 +144,6 @@ class TopicsApp:
 
     def session_count(self) -> int:
         return 0
-
-    def may_see(self, key: Any) -> Callable[[str], bool]:
-        """Which names a caller may learn of."""
-        return lambda name: True
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_ms / 1000, callback)

@@ -61,7 +61,7 @@ class Call(Struct, gc=False):
     request: Request
     route: Route
     params: dict[str, str]  # shared between calls to the same path
-    key: Any = None  # who calls, where keys are in use
+    caller: Any = None  # an `auth.Caller`, never None once the app has admitted the call
     typed: bool = False  # whether the content type has been looked at
 
 

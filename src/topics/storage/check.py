@@ -1,4 +1,4 @@
-"""Reads a whole segment once and compares everything in it that can be compared. For tools: a server checks as it reads.
+"""Reads a whole segment once and compares everything in it that can be compared. For tools: servers check as they read.
 
 Every byte passes through `taken` on its way, so that a copy is checked while it is made.
 """
@@ -17,6 +17,7 @@ from topics.storage.columns import Columns, runs
 PIECE_BYTES = 16 * codec.CHUNK_BYTES
 
 Read = Callable[[int, int], bytes]  # size, offset
+Offsets = np.ndarray[tuple[int], np.dtype[np.uint32]]
 Taken = Callable[[int, bytes], None]  # offset, bytes
 
 
@@ -108,13 +109,13 @@ def _data(
             problems.append(Problem(codec.HEADER_BYTES + at, "a record does not begin or end where the index says"))
 
 
-def _touched(offsets: np.ndarray[tuple[int], np.dtype[np.uint32]], start: int, stop: int, count: int) -> tuple[int, int]:
+def _touched(offsets: Offsets, start: int, stop: int, count: int) -> tuple[int, int]:
     """The positions of the records that have a byte in [start, stop)."""
     low = int(np.searchsorted(offsets, start, "right")) - 1
     return low, min(int(np.searchsorted(offsets, stop, "left")), count)
 
 
-def _begins_and_ends(piece: bytes, offsets: np.ndarray[tuple[int], np.dtype[np.uint32]], at: int) -> bool:
+def _begins_and_ends(piece: bytes, offsets: Offsets, at: int) -> bool:
     """Whether every record that begins in this piece begins with a brace and follows a comma."""
     low, high = np.searchsorted(offsets[:-1], [at, at + len(piece)], "left")
     starts = offsets[low:high].astype(np.int64) - at
@@ -142,7 +143,7 @@ def _flag_problems(flags: bytes, footer: codec.Footer) -> list[Problem]:
         return [Problem(footer.flags_at, "the flags of a segment are cut short", 0, footer.count)]
     bad = np.asarray(codec.damaged_flags(flags), np.intp)
     return [
-        Problem(footer.flags_at + low, "a flag byte is damaged: whether the record was deleted is unknown", low, high + 1)
+        Problem(footer.flags_at + low, "a flag byte is damaged: nobody knows whether this was deleted", low, high + 1)
         for low, high in runs(bad)
     ]
 

@@ -83,6 +83,22 @@ def trailing_head(buf: memoryview, end: int) -> Head | None:
     return Head(*_HEAD.unpack_from(buf, at)) if at >= 0 else None
 
 
+def head_by_end(buf: memoryview, at: int, end: int) -> Head | None:
+    """The head of a frame at [at, end) of which everything is whole but the first bytes, up to the body.
+
+    What belongs there follows from the size and from the second copy of the head; the checksum over all of it tells
+    whether that is what once was there.
+    """
+    length = end - at - OVERHEAD_BYTES
+    if length < 0:
+        return None
+    size = _pack_length(length)
+    packed = bytes(buf[end - _SUM.size - _HEAD.size : end - _SUM.size])
+    check = _digest64(size + packed)[-1:-5:-1]
+    guarded = b"%b%b%b%b" % (size, check, packed, buf[at + BODY_AT : end - _SUM.size])
+    return Head(*_HEAD.unpack(packed)) if _sum64(guarded) == _SUM.unpack_from(buf, end - _SUM.size)[0] else None
+
+
 def find(buf: bytes, at: int) -> int:
     """The offset of the next whole frame at or after `at`; -1 if there is none."""
     view = memoryview(buf)

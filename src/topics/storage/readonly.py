@@ -1,4 +1,4 @@
-"""A file system that can only be looked at: whoever holds one cannot change the directory it was given, by mistake or not."""
+"""A file system that can only be looked at: whoever holds one cannot change anything, by mistake or not."""
 
 import errno
 from typing import NoReturn

@@ -20,6 +20,9 @@ from topics.storage.columns import Columns, growable, runs
 from topics.storage.fs import File, Fs
 
 
+FETCHED_BYTES = 64 << 20
+
+
 class Cold(Exception):
     """The answer needs bytes that are not in memory. `load` fetches them; it may block, and may raise `Corrupt`."""
 
@@ -170,15 +173,13 @@ class MemorySegment(Segment):
 class Loaded:
     """The part of a sealed segment that takes memory while it is in use."""
 
-    __slots__ = ("block", "block_at", "columns", "size_bytes", "sums", "verified")
+    __slots__ = ("columns", "size_bytes", "sums", "verified")
 
     def __init__(self, sums: memoryview, columns: Columns, size_bytes: int) -> None:
         self.sums = sums
         self.columns = columns
         self.verified = bytearray(len(sums))
         self.size_bytes = size_bytes
-        self.block = b""  # data fetched off the loop, waiting for the read that asked for it
-        self.block_at = 0
 
 
 class Shelf:
@@ -194,6 +195,8 @@ class Shelf:
         self._files: OrderedDict[str, File] = OrderedDict()
         self._loaded: OrderedDict[SealedSegment, int] = OrderedDict()
         self._held_bytes = 0
+        self._fetched: OrderedDict[tuple[SealedSegment, int, int], bytes] = OrderedDict()
+        self._fetched_bytes = 0
         self._lock = Lock()
         self.retired: list[str] = []  # files that no topic needs any more
 
@@ -226,6 +229,22 @@ class Shelf:
         with self._lock:
             self._held_bytes -= self._loaded.pop(segment, 0)
             segment.unload()
+            for key in [key for key in self._fetched if key[0] is segment]:
+                self._fetched_bytes -= len(self._fetched.pop(key))
+
+    def hold(self, segment: SealedSegment, start: int, stop: int, data: bytes) -> None:
+        """Keeps data that was fetched off the loop for the read that asked for it.
+
+        There is room for more than one read can want, or a read that needs two pieces could wait for ever for the other.
+        """
+        with self._lock:
+            self._fetched_bytes += len(data) - len(self._fetched.pop((segment, start, stop), b""))
+            self._fetched[segment, start, stop] = data
+            while self._fetched_bytes > FETCHED_BYTES and len(self._fetched) > 1:
+                self._fetched_bytes -= len(self._fetched.popitem(last=False)[1])
+
+    def fetched(self, segment: SealedSegment, start: int, stop: int) -> bytes | None:
+        return self._fetched.get((segment, start, stop))
 
 
 class SealedSegment(Segment):
@@ -329,9 +348,7 @@ class SealedSegment(Segment):
             raise damage
         loaded = self._loaded or self._load(wait=False)
         start, stop = loaded.columns.offsets[low], loaded.columns.offsets[high]
-        if loaded.block and loaded.block_at <= start and stop <= loaded.block_at + len(loaded.block):
-            return loaded.block[start - loaded.block_at : stop - loaded.block_at]
-        found = self._data(loaded, start, stop, wait=False)
+        found = self._shelf.fetched(self, start, stop) or self._data(loaded, start, stop, wait=False)
         if found is None:
             raise Cold(lambda: self._fetch(low, high))
         return found
@@ -369,7 +386,7 @@ class SealedSegment(Segment):
             self._damage = damage
             return
         assert block is not None
-        loaded.block_at, loaded.block = start, block
+        self._shelf.hold(self, start, stop, block)
 
     def _load(self, *, wait: bool) -> Loaded:
         if self._damage is not None and self._damage.whole:

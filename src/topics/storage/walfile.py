@@ -1,6 +1,6 @@
 """WAL files: what stands before the frames, and how to read frames back past any damage. Pure: no files, no clock.
 
-A file begins with this header; frames follow without a gap, and zeros (reserved space) end them.
+A file begins with this header, twice; frames follow without a gap, and zeros (reserved space) end them.
 
     offset  size  field
     0       8     magic          b"TOPICWAL"
@@ -12,7 +12,8 @@ A file begins with this header; frames follow without a gap, and zeros (reserved
     40      8     sum            u64 LE; XXH3-64 of the 40 bytes before
 
 A file that resumes says where the log before it ends: everything behind `resume offset` in file `resume number`, and every
-file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come back.
+file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come back; that
+is why one copy of the header is not enough.
 """
 
 import struct
@@ -27,7 +28,8 @@ from topics.storage import frame
 MAGIC = b"TOPICWAL"
 VERSION = 1
 _HEADER = struct.Struct("<8sIIQQQ")
-HEADER_BYTES = _HEADER.size + 8
+_COPY_BYTES = _HEADER.size + 8
+HEADER_BYTES = 2 * _COPY_BYTES
 _sum64 = xxhash.xxh3_64_intdigest
 _ZEROS = bytes(1 << 16)
 
@@ -40,16 +42,28 @@ class Header(NamedTuple):
 
 def encode_header(header: Header) -> bytes:
     packed = _HEADER.pack(MAGIC, VERSION, 0, *header)
-    return packed + _sum64(packed).to_bytes(8, "little")
+    return (packed + _sum64(packed).to_bytes(8, "little")) * 2
 
 
 def decode_header(data: bytes, *, path: str) -> Header:
-    if len(data) < HEADER_BYTES or _sum64(data[: _HEADER.size]) != int.from_bytes(data[_HEADER.size : HEADER_BYTES], "little"):
+    """From the first copy that is whole."""
+    damaged = damaged_headers(data)
+    if len(damaged) == 2:
         raise Corrupt(path, 0, "the header of a log file is damaged or cut short")
-    magic, version, _, *fields = _HEADER.unpack(data[: _HEADER.size])
+    at = _COPY_BYTES if 0 in damaged else 0
+    magic, version, _, *fields = _HEADER.unpack_from(data, at)
     if magic != MAGIC or version != VERSION:
-        raise Corrupt(path, 0, f"this is not a log file of version {VERSION}")
+        raise Corrupt(path, at, f"this is not a log file of version {VERSION}")
     return Header(*fields)
+
+
+def damaged_headers(data: bytes) -> list[int]:
+    """Offsets of copies that do not match their checksum."""
+    return [at for at in (0, _COPY_BYTES) if not _whole_copy(data[at : at + _COPY_BYTES])]
+
+
+def _whole_copy(copy: bytes) -> bool:
+    return len(copy) == _COPY_BYTES and _sum64(copy[:-8]) == int.from_bytes(copy[-8:], "little")
 
 
 class Found(NamedTuple):
@@ -105,6 +119,9 @@ def _damage(data: bytes, view: memoryview, at: int, written: int) -> Damage:
         return Damage(at, end, head, torn=following < 0 and not complete)
     if following >= 0:
         return Damage(at, following, _plausible(view, at, following), torn=False)
+    for end in range(written, min(written + 9, len(data) + 1)):  # the checksum itself may end in zeros
+        if (head := frame.head_by_end(view, at, end)) is not None:
+            return Damage(at, end, head, torn=False)
     return Damage(at, written, None, torn=True)
 
 

@@ -25,7 +25,7 @@ from topics.engine.read import Query, Reading
 from topics.engine.recovery import Recovered
 from topics.engine.store import Store
 from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
-from topics.model.topic import ConfigPatch
+from topics.model.topic import ConfigPatch, TopicConfig
 from topics.storage.datadir import DataDir
 from topics.storage.segments import Cold
 from topics.storage.wal import InlineWorker, Wal, Worker
@@ -66,7 +66,7 @@ class View(NamedTuple):
     """Everything a client could find out about a topic."""
 
     epoch: int
-    config: object
+    config: TopicConfig
     head: int
     earliest: int
     evict_floor: int

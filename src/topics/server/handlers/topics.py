@@ -62,7 +62,7 @@ def list_topics(app: TopicsApp, call: Call) -> Answer:
         prefix=found.get("prefix", ""),
         after=query.cursor_after(found),
         limit=query.page_size(found),
-        allowed=app.may_see(call.key),
+        allowed=call.caller.may_use,
         touch=touch,
     )
     summaries = [

@@ -1,0 +1,37 @@
+"""Who calls, and what they may do."""
+
+from __future__ import annotations
+
+from topics.errors import Code, TopicsError
+from topics.server.routes import Scope
+
+ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
+
+
+class Caller:
+    """One API key's rights, or everybody's where no keys are in use."""
+
+    __slots__ = ("name", "prefixes", "scopes")
+
+    def __init__(self, name: str, scopes: Scope = ALL, prefixes: tuple[str, ...] = ()) -> None:
+        self.name = name  # for counters and logs: never the secret
+        self.scopes = scopes
+        self.prefixes = prefixes  # of topic and router names; none means any name
+
+    def may_use(self, name: str) -> bool:
+        return not self.prefixes or name.startswith(self.prefixes)
+
+    def check(self, scope: Scope, *names: str) -> None:
+        """`forbidden` unless the key has every scope and may touch every name."""
+        if scope not in self.scopes:
+            raise TopicsError(Code.FORBIDDEN, "the key lacks a scope that this needs", detail={"scope": _words(scope)})
+        for name in names:
+            if not self.may_use(name):
+                raise TopicsError(Code.FORBIDDEN, "the key may not touch this name", detail={"name": name})
+
+
+ANYONE = Caller("")
+
+
+def _words(scope: Scope) -> list[str]:
+    return [one.name.lower() for one in Scope if one in scope and one.name]
