@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from topics.keys import BadKeys, KeyRule, check_distinct, parse_lines, parse_list
+
 PREFIX = "TOPICS_"
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -127,14 +129,22 @@ def _parse_origins(text: str) -> tuple[str, ...]:
     return origins
 
 
-def _parse_key_file(text: str) -> Path:
+@dataclasses.dataclass(frozen=True)
+class KeyFile:
+    """A file of API keys, read once: its secrets are hashed and forgotten with the text they stood in."""
+
+    path: Path
+    rules: tuple[KeyRule, ...] = dataclasses.field(repr=False)
+
+
+def _parse_key_file(text: str) -> KeyFile:
     path = Path(text)
     try:
-        if not _key_lines(path):
-            raise ValueError(f"{text} holds no key")
+        return KeyFile(path, parse_lines(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{text} cannot be read: {_reason(error)}") from None
-    return path
+    except BadKeys as error:
+        raise ValueError(f"{text}: {error}") from None
 
 
 def _parse_output_file(text: str) -> Path:
@@ -161,11 +171,6 @@ def _choice(*words: str) -> Kind:
     return Kind(name=" | ".join(words), parse=parse)
 
 
-def _key_lines(path: Path) -> list[str]:
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
-
-
 def _reason(error: Exception) -> str:
     return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else type(error).__name__
 
@@ -177,7 +182,8 @@ SIZE = Kind(name="size", parse=_parse_size, show=_show_size)
 FLAG = Kind(name="boolean", parse=_parse_bool, show=lambda value: "true" if value else "false")
 ORIGINS = Kind(name="list of origins", parse=_parse_origins, show=",".join)
 DIRECTORY = Kind(name="directory", parse=_parse_directory)
-KEY_FILE = Kind(name="file", parse=_parse_key_file)
+KEYS = Kind(name="list of keys", parse=parse_list)
+KEY_FILE = Kind(name="file", parse=_parse_key_file, show=lambda value: str(value.path))
 OUTPUT_FILE = Kind(name="file", parse=_parse_output_file)
 
 _ROW = "setting"
@@ -249,15 +255,15 @@ class Settings:
         group=LOGGING,
     )
 
-    api_keys: str | None = _row(
-        TEXT,
-        None,
+    api_keys: tuple[KeyRule, ...] = _row(
+        KEYS,
+        (),
         "API keys, separated by commas, each key[:scopes[:prefixes]]. Other users of the machine can see flags: "
         "prefer the variable or the file.",
         group=SECURITY,
         secret=True,
     )
-    api_keys_file: Path | None = _row(
+    api_keys_file: KeyFile | None = _row(
         KEY_FILE, None, "File with one API key a line, added to those above; lines with # are comments.", group=SECURITY
     )
     allow_insecure_no_auth: bool = _row(
@@ -352,19 +358,17 @@ class Settings:
             try:
                 values[row.name] = row.read(text)
             except (ValueError, OSError) as error:
-                problems.append(f"{source}: {'the value cannot be used' if row.secret else error}")
+                told = not row.secret or isinstance(error, BadKeys)
+                problems.append(f"{source}: {error if told else 'the value cannot be used'}")
         settings = cls(**values)
         problems += _conflicts(settings)
         if problems:
             raise BadSettings(problems)
         return settings
 
-    def key_entries(self) -> list[str]:
-        """The configured API keys as written, from the setting and from the file."""
-        entries = [entry.strip() for entry in (self.api_keys or "").split(",")]
-        if self.api_keys_file is not None:
-            entries += _key_lines(self.api_keys_file)
-        return [entry for entry in entries if entry]
+    def key_rules(self) -> tuple[KeyRule, ...]:
+        """What the configured API keys allow, those of the setting first. Empty: nobody is asked for a key."""
+        return self.api_keys + (self.api_keys_file.rules if self.api_keys_file is not None else ())
 
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server. A name other than localhost may resolve to anything."""
@@ -391,11 +395,15 @@ def _given(row: Setting, env: Mapping[str, str], flags: Mapping[str, str]) -> tu
 def _conflicts(settings: Settings) -> list[str]:
     """Settings that are fine alone and make no sense together. A row that did not parse stands at its default here."""
     found: list[str] = []
-    if not settings.is_loopback() and not settings.allow_insecure_no_auth and not settings.key_entries():
+    if not settings.is_loopback() and not settings.allow_insecure_no_auth and not settings.key_rules():
         found.append(
             f"TOPICS_HOST: {settings.host} is reachable from other machines and no API key is set; set TOPICS_API_KEYS "
             "or TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if anybody there may read and write everything"
         )
+    try:
+        check_distinct(settings.key_rules())
+    except BadKeys as error:
+        found.append(f"TOPICS_API_KEYS, TOPICS_API_KEYS_FILE: {error}")
     for small, large in (("max_record_bytes", "max_body_bytes"), ("max_meta_bytes", "max_record_bytes")):
         if getattr(settings, small) > getattr(settings, large):
             found.append(f"{PREFIX}{small.upper()}: more than {PREFIX}{large.upper()} could never be used")

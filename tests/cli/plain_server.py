@@ -42,6 +42,9 @@ class PlainApp:
             self.slow.append(later)
         return later
 
+    def abandon(self, request: Request) -> None:
+        pass
+
     async def start(self) -> None:
         match os.environ.get("START"):
             case "fail":

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import SMALL_PARTS
 from tests.contract.api import Api, data, now_ms, seqs, succeeded, together
 
 # --- the answer
@@ -104,8 +105,8 @@ def test_a_record_is_one_line_even_where_data_had_line_breaks(api: Api, topic: s
 
 @pytest.mark.parametrize(
     "token",
-    [b"01", b"1.", b".5", b"+1", b"NaN", b"Infinity", b"-", b"1e", b"0x1", b"'a'", b'"\t"', b'"\n"', b'"\\x"', b'"\\u12"',
-     b"[1,]", b'{"a":1,}', b"{a:1}", b"tru", b"", b"1 2", b'"open', b"/**/1"],
+    [b"01", b"1.", b".5", b"+1", b"NaN", b"Infinity", b"-", b"1e", b"0x1", b"'a'", b'"\t"', b'"\n"', b'"\\x"',
+     b'"\\u12"', b"[1,]", b'{"a":1,}', b"{a:1}", b"tru", b"", b"1 2", b'"open', b"/**/1"],
     ids=repr,
 )  # fmt: skip
 def test_data_that_is_not_json_is_invalid(api: Api, topic: str, token: bytes):
@@ -441,3 +442,20 @@ def test_a_write_that_finds_its_new_topic_too_small_makes_none(api: Api, topic: 
     body = {"records": [{"data": 1}] * 2, "config": {"cap_records": 1, "discard": "reject"}}
     api.refused(422, "topic_full", "POST", f"/v0/topics/{topic}", body)
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
+
+
+def test_nothing_is_refused_while_the_log_moves_from_file_to_file(start_server, connect, tmp_path):
+    """Checkpoints begin new log files, and syncs of several kinds overlap with that."""
+    api = connect(start_server(data_dir=tmp_path / "data", **SMALL_PARTS))
+
+    def work(name: str) -> None:
+        for n in range(200):
+            api.put(f"{name}{n}", durability="fsync")
+            api.write(f"{name}{n}", n)
+            api.put(f"{name}{n}", durability="disk")
+            api.write(f"{name}{n}", n)
+
+    together(*[lambda name=name: work(name) for name in "ab"])
+    metrics = succeeded(api.call("GET", "/v0/metrics", headers={"accept": "application/json"}))
+    assert metrics["topics_wal_rotations_total"] > 3
+    assert metrics["topics_wal_read_only"] == 0

@@ -7,17 +7,18 @@ segments, and between memory and disk, is crossed all the time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.harness import Sealer, open_engine, read, record, waiting, write
+from tests.engine.harness import FakeLog, Sealer, open_engine, read, record, waiting, write
 from topics.engine.commit import Ticket
 from topics.engine.engine import Appended, Configured, Deleted, Dropped
 from topics.engine.state import Topic
-from topics.errors import TopicsError
+from topics.errors import Code, TopicsError
 from topics.model.records import Projection, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.testing.clock import SimClock
@@ -26,6 +27,7 @@ from topics.testing.oracle import Landed, Oracle
 
 NAMES = st.sampled_from(["a", "b"])
 TAGS = ["x", "x:1", "x:2", "y", ""]
+REFUSED = Code.READ_ONLY.wire
 NODES = ["n1", "n2", 'quo"te', "Köln"]
 
 
@@ -59,13 +61,14 @@ Verb = Append | Delete | Put | Drop
 
 @dataclass
 class Turn:
-    """What happens between two looks: the wall clock steps, some verbs share a commit, files are written or reopened."""
+    """What happens between two looks: the wall clock steps, verbs share a commit or fail to, files are written or reopened."""
 
     clock_ms: int
     verbs: list[Verb]
     queries: list[dict[str, Any]] = field(default_factory=list)
     seal: bool = False
     reopen: bool = False
+    fault: str | None = None
 
 
 maybe_tag = st.none() | st.sampled_from(TAGS)
@@ -85,6 +88,7 @@ patches = st.builds(
     discard=st.sampled_from(["old", "old", "reject"]),
     dedupe_node=st.sampled_from([True, True, False]),
     idempotency_window_ms=st.sampled_from([0, 50, 1000]),
+    durability=st.sampled_from(["ephemeral", "memory", "disk", "fsync", "fsync"]),
 )
 matches = st.builds(TagMatch, st.just("Eq"), st.sampled_from([*TAGS, "nobody"])) | st.builds(
     TagMatch, st.just("Glob"), st.sampled_from(["", "x", "x:", "z"])
@@ -127,30 +131,45 @@ turns = st.builds(
 class Pair:
     """The engine and its model, driven by the same turns."""
 
-    def __init__(self, sealer: Sealer | None) -> None:
+    def __init__(self, sealer: Sealer | None = None, *, logged: bool = False) -> None:
         self.clock = SimClock()
-        self.engine = open_engine(self.clock)
+        self.log = FakeLog()
+        self.engine = open_engine(self.clock, log=self.log if logged else None)
         self.oracle = Oracle(self.clock)
         self.sealer = sealer
         self.floors: dict[str, dict[int, tuple[int, int]]] = {"a": {}, "b": {}}  # by epoch: earliest and evict_floor
 
     def play(self, turn: Turn) -> None:
         self.clock.set(ms=self.clock.now_ms() + turn.clock_ms)
-        expected, tickets = [], []
+        self.log.write_fails, self.log.sync_fails = turn.fault == "write", turn.fault == "sync"
+        tickets = []
         for verb in turn.verbs:
             if isinstance(verb, Append) and any(isinstance(earlier, Delete) for earlier in turn.verbs):
-                self.engine.flush()  # what a full topic rejects is decided before a delete of the same turn has happened
-            expected.append(outcome(lambda verb=verb: self.in_model(verb)))
+                self.commit()  # what a full topic rejects is decided before a delete of the same turn has happened
             tickets.append(outcome(lambda verb=verb: self.in_engine(verb)))
-        self.engine.flush()
-        for verb, want, ticket in zip(turn.verbs, expected, tickets, strict=True):
-            got = ticket if isinstance(ticket, str) else outcome(lambda ticket=ticket: self.seen(ticket.value()))
-            if isinstance(want, Landed) and want.deduped and isinstance(got, Landed):
-                got.head = want.head  # the head when the twin was asked about, which writes of this turn may have passed
-            assert got == want, verb
+        self.commit()
+        self.log.write_fails = self.log.sync_fails = False
+        results = [ticket if isinstance(ticket, str) else outcome(ticket.value) for ticket in tickets]
+        self.tell_model(turn, results)
         for name in ("a", "b"):
             self.keep_house(name, turn)
             self.compare(name, turn)
+
+    def commit(self) -> None:
+        self.engine.flush()
+        self.log.finish()
+
+    def tell_model(self, turn: Turn, results: list[Any]) -> None:
+        """The model lives through what the log took; of the rest it never hears, and must still agree with the engine."""
+        refused = REFUSED in results
+        assert not refused or turn.fault is not None
+        for verb, result in zip(turn.verbs, results, strict=True):
+            if result == REFUSED or (refused and isinstance(result, str)):
+                continue  # an error may come from a write before it that was then refused
+            want, got = outcome(lambda verb=verb: self.in_model(verb)), self.seen(result)
+            if isinstance(want, Landed) and want.deduped and isinstance(got, Landed):
+                got.head = want.head  # the head when the twin was asked about, which writes of this turn may have passed
+            assert got == want, verb
 
     def in_model(self, verb: Verb) -> Any:
         match verb:
@@ -184,6 +203,7 @@ class Pair:
                 return result.created
             case Dropped():
                 return result.deleted
+        return result
 
     def keep_house(self, name: str, turn: Turn) -> None:
         topic = self.engine.topics.get(name)
@@ -275,18 +295,42 @@ def outcome(act: Callable[[], Any]) -> Any:
         return error.code.wire
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(st.lists(turns, min_size=1, max_size=12))
-def test_in_memory_every_history_reads_as_the_model_says(history: list[Turn]):
-    pair = Pair(None)
-    for turn in history:
-        pair.play(turn)
+HISTORIES = st.lists(turns, min_size=1, max_size=12)
+LONG = pytest.param(5_000, marks=pytest.mark.torture)
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(st.lists(turns, min_size=1, max_size=12), st.booleans())
-def test_with_segments_in_files_every_history_reads_as_the_model_says(history: list[Turn], cold: bool):
-    # Where no read has to wait, room for the columns of one segment: they are loaded and given up again all the time.
-    pair = Pair(Sealer(SimDisk(cold=cold), columns_bytes=1 << 20 if cold else 400))
-    for turn in history:
-        pair.play(turn)
+def run(examples: int, test: Callable[..., None], **strategies: st.SearchStrategy[Any]) -> None:
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings(max_examples=examples, suppress_health_check=quiet)(given(**strategies)(test))()
+
+
+@pytest.mark.parametrize("examples", [200, LONG])
+def test_in_memory_every_history_reads_as_the_model_says(examples):
+    def play(history: list[Turn]) -> None:
+        pair = Pair()
+        for turn in history:
+            pair.play(turn)
+
+    run(examples, play, history=HISTORIES)
+
+
+@pytest.mark.parametrize("examples", [150, LONG])
+def test_with_segments_in_files_every_history_reads_as_the_model_says(examples):
+    def play(history: list[Turn], cold: bool) -> None:
+        # Where no read has to wait, room for the columns of one segment: they are loaded and given up all the time.
+        pair = Pair(Sealer(SimDisk(cold=cold), columns_bytes=1 << 20 if cold else 400))
+        for turn in history:
+            pair.play(turn)
+
+    run(examples, play, history=HISTORIES, cold=st.booleans())
+
+
+@pytest.mark.parametrize("examples", [200, LONG])
+def test_a_turn_that_the_log_refuses_has_never_happened(examples):
+    def play(history: list[Turn], faults: list[str | None]) -> None:
+        pair = Pair(logged=True)
+        for turn, fault in zip(history, faults, strict=False):
+            pair.play(replace(turn, fault=fault))
+
+    faults = st.lists(st.sampled_from([None, None, "write", "sync"]), min_size=12, max_size=12)
+    run(examples, play, history=HISTORIES, faults=faults)

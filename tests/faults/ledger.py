@@ -100,7 +100,7 @@ class Ledger:
                 for life in lives:
                     assert _may_be_absent(life, power=mode not in ("keep", "none"), healed=healed), f"{name} is gone"
             else:
-                life = next((one for one in lives if one.epoch in (topic.epoch, None)), None)
+                life = next((one for epoch in (topic.epoch, None) for one in lives if one.epoch == epoch), None)
                 assert life is not None, f"{name}: nobody made the life {topic.epoch}"
                 _Judge(server, life, mode, healed=healed).judge()
         strangers = set(server.engine.topics) - set(self.lives)
@@ -277,7 +277,7 @@ class Client:
 
         try:
             verb().on_done(done)
-        except TopicsError:
+        except (TopicsError, OSError):  # before anything was staged: a server answers an OSError with `internal`
             attempt.status = "refused"
         if flush:
             self.server.engine.flush()

@@ -25,7 +25,7 @@ class FakeApp:
     def __init__(self) -> None:
         self.events: queue.Queue[Any] = queue.Queue()
         self.waiting: list[Deferred] = []
-        self.handled = 0
+        self.handled = self.abandoned = 0
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
         if request.path == b"/refuse":
@@ -33,6 +33,9 @@ class FakeApp:
         if request.path == b"/admit-boom":
             raise RuntimeError("admit")
         return None
+
+    def abandon(self, request: Request) -> None:
+        self.abandoned += 1
 
     def handle(self, request: Request) -> Answer:
         self.handled += 1

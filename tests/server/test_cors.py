@@ -23,6 +23,9 @@ class Plain:
             return Stream(Response(200, content_type=b"text/event-stream"))
         return self.shared
 
+    def abandon(self, request: Request) -> None:
+        pass
+
 
 def request(path: bytes = b"/", method: str = "GET", **headers: bytes) -> Request:
     fields = {name.replace("_", "-").encode(): value for name, value in headers.items()}

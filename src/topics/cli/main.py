@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from topics import __version__
-from topics.cli import config, serve
+from topics.cli import config, data, serve
 
-# Every module here registers one subcommand and leaves what to run in `args.execute`.
-COMMANDS = (serve, config)
+# Every module here registers its subcommands and leaves what to run in `args.execute`.
+COMMANDS = (serve, config, data)
 
 
 def build_parser() -> argparse.ArgumentParser:

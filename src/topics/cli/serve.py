@@ -5,6 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.cli import secrets
 from topics.cli.settings import add_flags, chosen_flags, report
 from topics.config import BadSettings, Settings, unknown_variables
 
@@ -32,6 +33,7 @@ def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
         settings = Settings.load(os.environ, chosen_flags(args))
     except BadSettings as bad:
         return report(bad)
+    secrets.forget(args)
     logs.setup(level=settings.log_level, form=settings.log_format)
     _warn(settings)
     # Here and not above: `topics version` and `--help` need no event loop.
@@ -50,7 +52,7 @@ def _warn(settings: Settings) -> None:
         log.warning(
             "memory_only", hint="every record is lost when this server stops; set TOPICS_DATA_DIR to keep them on disk"
         )
-    if not settings.key_entries():
+    if not settings.key_rules():
         log.warning(
             "no_api_keys",
             hint="anybody who reaches this address may read and write everything; set TOPICS_API_KEYS to ask for a key",

@@ -6,7 +6,7 @@ import sys
 from topics.config import FLAG, SETTINGS, BadSettings, Setting
 
 EXIT_BAD_SETTINGS = 2
-_DEST = "setting_"
+DEST = "setting_"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -16,15 +16,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         group = groups.get(row.group) or groups.setdefault(row.group, parser.add_argument_group(row.group))
         if row.kind is FLAG:
             group.add_argument(
-                row.flag, dest=_DEST + row.name, nargs="?", const="true", metavar="BOOL", help=_help(row)
+                row.flag, dest=DEST + row.name, nargs="?", const="true", metavar="BOOL", help=_help(row)
             )
         else:
-            group.add_argument(row.flag, dest=_DEST + row.name, metavar=_metavar(row), help=_help(row))
+            group.add_argument(row.flag, dest=DEST + row.name, metavar=_metavar(row), help=_help(row))
 
 
 def chosen_flags(args: argparse.Namespace) -> dict[str, str]:
     """The flags that were given, by field name."""
-    given = {row.name: getattr(args, _DEST + row.name) for row in SETTINGS}
+    given = {row.name: getattr(args, DEST + row.name) for row in SETTINGS}
     return {name: text for name, text in given.items() if text is not None}
 
 

@@ -35,11 +35,8 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
     records = request.records
     if not 1 <= n <= limits.max_batch_records:
         raise _bad_count(n, limits)
-    tags: list[str | None] | None = [record.tag for record in records]
-    if tags.count(None) == n:
-        tags = None
-    else:
-        _check_lengths("tag", tags, limits.max_tag_bytes)
+    tags = [record.tag for record in records]
+    _check_lengths("tag", tags, limits.max_tag_bytes)
     nodes = _nodes(request, n, limits)
     metas: list[Raw | UnsetType] = [record.meta for record in records]
     if metas.count(UNSET) == n and (nodes is None or isinstance(nodes, str)):
@@ -55,7 +52,8 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
     sizes = list(map(len, rows))
     if max(sizes) > limits.max_record_bytes:
         _check_sizes(records, limits)
-    return Append(topic_id, first, ts, sizes, blob, tags, nodes, meta_sizes, request.idempotency_key)
+    kept_tags = None if tags.count(None) == n else tags
+    return Append(topic_id, first, ts, sizes, blob, kept_tags, nodes, meta_sizes, request.idempotency_key)
 
 
 def _render_each(

@@ -114,7 +114,7 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
         lost_ts=topic.lost_ts,
         last_ts=topic.last_ts,
         last_write_ts=topic.last_write_ts,
-        ceiling=topic.ceiling,
+        ceiling=topic.ceiling_staged,  # the log file that raises it may go once this is in place
         count=topic.count if kept else 0,
         bytes=topic.bytes if kept else 0,
         losses=list(topic.losses.runs),

@@ -330,7 +330,7 @@ class Engine:
             return take_effect(ticket)
 
         ticket.apply = finish
-        ticket.undo = lambda: creating.pop(create.name, None)  # type: ignore[assignment,return-value]
+        ticket.undo = lambda: creating.pop(create.name, None)
         self.commits.stage(ticket)
         return ticket
 

@@ -8,6 +8,7 @@ the answer is one slice of the stored bytes.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ from topics.engine.state import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
 from topics.storage.columns import render_without, runs
 from topics.storage.segments import Damaged, Segment
+
+
+STRETCH = 256  # seqs looked at in one go where some are skipped
 
 
 class Query(Struct, kw_only=True, gc=False):
@@ -138,12 +142,11 @@ def _take(
     segment: Segment, low: int, high: int, query: Query, topic: Topic, reading: Reading, budget_bytes: int
 ) -> int:
     """Adds what [low, high) of one segment has to give; the byte budget that is left, 0 when it is spent."""
-    want = query.limit - reading.count
-    if query.nodes and topic.config.dedupe_node or query.match is not None or segment.marks is not None:
-        kept = _kept(segment, low, high, query, topic)
-        if len(kept) != high - low:
-            return _take_some(segment, kept, high, query, reading, budget_bytes)
-    stop = min(high, low + want)
+    stop = min(high, low + query.limit - reading.count)
+    if query.nodes or query.match is not None or segment.marks is not None:
+        nodes = query.nodes if topic.config.dedupe_node else None
+        if not _unbroken(segment, low, stop, nodes, query.match):
+            return _take_filtered(segment, low, high, query, nodes, reading, budget_bytes)
     offsets = segment.columns.offsets
     start_at = offsets[low]
     if offsets[stop] - start_at > budget_bytes:
@@ -166,17 +169,41 @@ def _take(
     return 0 if spent else budget_bytes - (offsets[stop] - start_at)
 
 
-def _kept(segment: Segment, low: int, high: int, query: Query, topic: Topic) -> npt.NDArray[np.intp]:
+def _unbroken(segment: Segment, low: int, high: int, nodes: frozenset[str] | None, match: TagMatch | None) -> bool:
+    """Whether nothing in [low, high) is skipped, as far as that is cheap to know."""
+    if match is not None:
+        return False
+    if segment.marks is not None and segment.marks.count(0, low, high) != high - low:
+        return False
+    return not nodes or not len(segment.columns.from_nodes(nodes, low, high))
+
+
+def _take_filtered(
+    segment: Segment, low: int, high: int, query: Query, nodes: frozenset[str] | None, reading: Reading, budget_bytes: int
+) -> int:
+    """Like `_take` where some of the range is skipped, a stretch at a time so that a small read looks at little."""
+    at = low
+    while at < high and budget_bytes > 0 and reading.count < query.limit:
+        stop = min(high, at + max(2 * (query.limit - reading.count), STRETCH))
+        kept = _kept(segment, at, stop, nodes, query.match)
+        budget_bytes = _take_some(segment, kept, stop, query, reading, budget_bytes)
+        at = reading.next_from_seq + 1 - segment.first
+    return budget_bytes
+
+
+def _kept(
+    segment: Segment, low: int, high: int, nodes: frozenset[str] | None, match: TagMatch | None
+) -> npt.NDArray[np.intp]:
     """Positions in [low, high) that are live and that no filter drops."""
     columns = segment.columns
     keep = np.ones(high - low, np.bool_)
     if segment.marks is not None:
         keep &= np.frombuffer(segment.marks, np.uint8)[low:high] == 0
-    if query.nodes and topic.config.dedupe_node:
-        keep[columns.from_nodes(query.nodes, low, high) - low] = False
-    if query.match is not None:
+    if nodes:
+        keep[columns.from_nodes(nodes, low, high) - low] = False
+    if match is not None:
         hit = np.zeros(high - low, np.bool_)
-        hit[columns.matching(query.match, low, high) - low] = True
+        hit[columns.matching(match, low, high) - low] = True
         keep &= hit
     return np.flatnonzero(keep) + low
 
@@ -202,14 +229,32 @@ def _take_some(
     else:
         stop_at = high - 1
     chosen = chosen[:fits]
-    for first, last in runs(chosen):
-        blob = segment.read(first, last + 1)
+    for first, last, blob in _slices(segment, chosen):
         if not query.projection.is_stored_form:
             blob = _project(segment, blob, range(first, last + 1), query.projection)
         reading.parts.append(blob)
     reading.count += len(chosen)
     reading.next_from_seq = segment.first + stop_at
     return left
+
+
+def _slices(segment: Segment, chosen: npt.NDArray[np.intp]) -> Iterator[tuple[int, int, bytes]]:
+    """The chosen records as unbroken runs with their bytes: read together where they lie close together."""
+    pieces = runs(chosen)
+    if len(pieces) < 2:
+        for first, last in pieces:
+            yield first, last, segment.read(first, last + 1)
+        return
+    offsets = segment.columns.offsets
+    base = offsets[pieces[0][0]]
+    span_bytes = offsets[pieces[-1][1] + 1] - base
+    wanted_bytes = sum(offsets[last + 1] - offsets[first] for first, last in pieces)
+    whole = segment.read(pieces[0][0], pieces[-1][1] + 1) if span_bytes <= 4 * wanted_bytes else None
+    for first, last in pieces:
+        if whole is None:
+            yield first, last, segment.read(first, last + 1)
+        else:
+            yield first, last, whole[offsets[first] - base : offsets[last + 1] - base]
 
 
 def _project(segment: Segment, blob: bytes, positions: range, projection: Projection) -> bytes:

@@ -35,12 +35,14 @@ class Recovered(NamedTuple):
     next_number: int
     entries: int
     damage: list[str]
+    settled: bool  # the snapshot says all of it: a start that goes on from here needs no new one
 
 
 class LogFile(NamedTuple):
     number: int
     path: str
     data: bytes  # as far as it is valid
+    last: bool = False  # nothing was written into a later one: a write cut short at its end is the log's own end
 
 
 def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None, progress: Progress) -> Recovered:
@@ -54,23 +56,21 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
         checkpoint.load_state(state, snapshot.extra)
     since = 0 if snapshot is None else snapshot.wal_number
     replayed = 0
-    resume = (0, 0)
     files = log_files(datadir, since, damage)
+    resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
     total = sum(len(file.data) for file in files) or 1
     done = 0
-    for at, file in enumerate(files):
-        last = at == len(files) - 1
+    for file in files:
         for item in walfile.scan(file.data):
             if isinstance(item, walfile.Damage):
-                _note_damage(state, file, item, torn=item.torn and last, damage=damage)
-                if item.torn and last:
+                torn = item.torn and file.last
+                _note_damage(state, file, item, torn=torn, damage=damage)
+                if torn:
                     break
             else:
                 replayed += _replay(state, item, file, damage)
                 progress((done + item.end) / total)
             resume = (file.number, item.end)
-        else:
-            resume = max(resume, (file.number, walfile.HEADER_BYTES))
         done += len(file.data)
     numbers = datadir.wal_numbers()
     next_number = max([*numbers, since, 0]) + 1
@@ -81,7 +81,7 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
     progress(1.0)
     if replayed or damage:
         log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
-    return Recovered(number, resume, next_number, replayed, damage)
+    return Recovered(number, resume, next_number, replayed, damage, same_boot and not replayed and not damage)
 
 
 def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
@@ -120,13 +120,14 @@ def restore_topic(
         )
         segment.cold = ref.cold
         sealed.append(segment)
-    tail, failed = None, None
+    tail: MemorySegment | None = None
+    failed: Exception | None = None
     if found.tail is not None:
         path = datadir.tails_path(found.tail.tails)
         try:
             data = read_part(datadir, path, found.tail.offset, found.tail.size)
             tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms)
-        except (Corrupt, OSError) as error:
+        except (Corrupt, FileNotFoundError) as error:  # any other error of the disk may pass, and nothing is lost by it
             failed = error
             damage.append(f"{path}: the last records of topic {found.name} cannot be read: {error}")
     topic = checkpoint.restore(state, found, sealed=sealed, tail=tail)
@@ -150,15 +151,21 @@ def log_files(datadir: DataDir, since: int, damage: list[str]) -> list[LogFile]:
         data = read_whole(datadir, path)
         try:
             header = walfile.decode_header(data, path=path)
-        except Corrupt as error:
-            # A file that never got its header holds nothing; one that lost it still holds its frames.
-            if data.strip(b"\0"):
-                damage.append(str(error))
-                log.error("log_header_damaged", file=path)
+        except Corrupt as error:  # without its header it still holds its frames
+            damage.append(str(error))
+            log.error("log_header_damaged", file=path)
             header = walfile.Header(number)
+        else:
+            if bad := walfile.damaged_headers(data):
+                damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
+                log.warning("log_header_copy_damaged", file=path, offset=bad[0])
         if header.resume_number:
             files = [_cut(file, header) for file in files if file.number <= header.resume_number]
         files.append(LogFile(number, path, data))
+    for at in range(len(files) - 1, -1, -1):
+        files[at] = files[at]._replace(last=True)
+        if walfile.written_end(files[at].data) > walfile.HEADER_BYTES:
+            break
     return files
 
 
@@ -186,7 +193,7 @@ def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str])
     except Corrupt as error:
         damage.append(str(error))
         log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
-        _lose_head(state, item.frame.head)
+        _lose_head(state, item.frame.head, item.end - item.at)
         return 0
     apply.replay(state, entry)
     return 1
@@ -202,16 +209,20 @@ def _note_damage(state: State, file: LogFile, item: walfile.Damage, *, torn: boo
         topic = state.by_id.get(item.head.topic_id)
         if topic is not None and item.head.kind == entries.APPEND:
             seqs = f"; topic {topic.name}, seqs {item.head.first} to {item.head.first + item.head.count - 1}"
-        _lose_head(state, item.head)
+        _lose_head(state, item.head, size)
     damage.append(f"{file.path} at byte {item.at}: {size} damaged bytes{seqs}")
     log.error("log_damaged", file=file.path, offset=item.at, bytes=size, lost=seqs.removeprefix("; "))
 
 
-def _lose_head(state: State, head: Head) -> None:
-    """The entry under this head is gone. What it held of a topic is known; what else it may have said is not."""
+def _lose_head(state: State, head: Head, size: int) -> None:
+    """The entry under this head is gone. What it held of a topic is known; what else it may have said is not.
+
+    Seqs before it that are missing too went with it. No more of them than the damage has bytes: the head may be damaged as well.
+    """
     topic = state.by_id.get(head.topic_id)
-    if topic is not None and head.kind == entries.APPEND and head.first == topic.head + 1:
-        retention.skip_to(topic, head.first + head.count, "corrupt")
+    if topic is not None and head.kind == entries.APPEND and head.first > topic.head:
+        if head.first + head.count - 1 - topic.head <= size:
+            retention.skip_to(topic, head.first + head.count, "corrupt")
 
 
 def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> None:
@@ -230,6 +241,8 @@ def _close_gaps(state: State, *, after_power_loss: bool) -> None:
     for topic in state.topics.values():
         durability = topic.config.durability
         if durability == "ephemeral":
+            if topic.count:  # written while it was kept
+                retention.evict(topic, topic.head + 1, "restart")
             if topic.earliest <= topic.head:
                 topic.losses.add(topic.earliest, topic.head, "restart")
                 topic.earliest = topic.head + 1

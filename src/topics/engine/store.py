@@ -16,15 +16,18 @@ from topics import logs
 from topics.clock import Clock
 from topics.engine import checkpoint, recovery
 from topics.engine.apply import State
+from topics.engine.checkpoint import Captured, Frozen
 from topics.engine.commit import Commits
 from topics.engine.state import Topic
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
 from topics.storage.datadir import TEMP_SUFFIX, DataDir
 from topics.storage.segments import MemorySegment, SealedSegment, Segment, Shelf
-from topics.storage.wal import LogFailed, Wal, Worker
+from topics.storage.wal import InlineWorker, LogFailed, Wal, Worker
 
 log = logs.Log("store")
+
+COPY_BYTES = 1 << 20
 
 
 class Store:
@@ -48,6 +51,7 @@ class Store:
         self._cold_dir = cold_dir
         self._hot_segments = hot_segments
         self._hot_bytes = hot_bytes
+        self._snapshotting = False
         self._jobs = 0  # given to the worker and not reported back
         self._waiting: list[Callable[[], None]] = []
         self._tails: dict[int, tuple[snap.TailRef, checkpoint.Look]] = {}  # topic id → its tail in the last snapshot
@@ -55,16 +59,39 @@ class Store:
         state.dropped = self._forget
 
     def recover(self, progress: recovery.Progress) -> recovery.Recovered:
-        """Opens the directory's past and the log's next file. Blocks."""
-        found = recovery.recover(self.dir, self.state, self.shelf, cold_dir=self._cold_dir, progress=progress)
+        """Opens the directory's past and the log's next file. Blocks.
+
+        What had to be pieced together is written down as a snapshot of its own before anything new is built upon it: what
+        was lost is then lost for one reason only, whatever happens next, and bytes of the old log that only the page cache
+        has are no longer needed.
+        """
+        self.state.rolled = lambda topic, segment: None  # the owner's thread has no part in this yet: the snapshot seals
+        try:
+            found = recovery.recover(self.dir, self.state, self.shelf, cold_dir=self._cold_dir, progress=progress)
+        finally:
+            self.state.rolled = self._seal
         self.snapshot_number = found.snapshot_number
+        if not found.settled:
+            self._settle_past(found)
         self.wal.begin(found.next_number, resume=found.resume)
         return found
+
+    def _settle_past(self, found: recovery.Recovered) -> None:
+        def done(error: Exception | None) -> None:
+            if error is None and not found.damage:
+                with suppress(OSError):
+                    self._remove_orphans()
+
+        worker, self._worker = self._worker, InlineWorker()
+        try:
+            self._snapshot(found.next_number, done, clean=False)
+        finally:
+            self._worker = worker
 
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
         """Takes a snapshot and lets go of what it makes superfluous. False if it cannot, or one is under way."""
         assert self.commits is not None
-        if self._jobs or self.wal.broken:
+        if self._snapshotting or self.wal.broken:
             return False
         self.commits.settle()
         try:
@@ -72,7 +99,12 @@ class Store:
         except (OSError, LogFailed) as error:
             log.error("checkpoint_failed", reason=str(error))
             return False
-        number = self.wal.number
+        self._snapshot(self.wal.number, done, clean=clean)
+        return True
+
+    def _snapshot(self, number: int, done: Callable[[Exception | None], None], *, clean: bool) -> None:
+        """The state as it is now, at the beginning of log file `number`."""
+        self._snapshotting = True
         captured = [checkpoint.capture(self.state, topic, self._tails.get(topic.topic_id)) for topic in self.state.by_id.values()]
         snapshot = snap.Snapshot(
             wal_number=number,
@@ -97,6 +129,7 @@ class Store:
 
         def finished(error: Exception | None) -> None:
             if error is not None:
+                self._snapshotting = False
                 self.shelf.retired += retired
                 log.error("checkpoint_failed", reason=str(error))
                 done(error)
@@ -110,7 +143,6 @@ class Store:
             done(None)
 
         self._submit(work, finished)
-        return True
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Calls `then` once the worker has nothing left of ours."""
@@ -139,7 +171,7 @@ class Store:
 
     def _seal(self, topic: Topic, segment: MemorySegment) -> None:
         """A closed segment gets its file as soon as the worker has time; until then it is served from memory."""
-        if topic.config.durability == "ephemeral" :
+        if topic.config.durability == "ephemeral":
             return
         frozen = checkpoint.freeze(segment)
         topic_id, epoch = topic.topic_id, topic.epoch
@@ -174,15 +206,16 @@ class Store:
 
     # --- on the worker
 
-    def _write_segment(self, topic_id: int, epoch: int, frozen: checkpoint.Frozen) -> tuple[str, codec.Footer]:
+    def _write_segment(self, topic_id: int, epoch: int, frozen: Frozen) -> tuple[str, codec.Footer]:
         parts = frozen.encode(topic_id, epoch)
         self.dir.make_topic_dir(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
         self._write(path, parts)
+        self.shelf.forget(path)  # an open handle may belong to a file that this one has just replaced
         size = sum(map(len, parts))
         return path, codec.decode_footer(b"".join(parts[-2:]), path=path, file_bytes=size)
 
-    def _write_tails(self, number: int, captured: list[checkpoint.Captured]) -> None:
+    def _write_tails(self, number: int, captured: list[Captured]) -> None:
         parts: list[bytes] = []
         at = 0
         for one in captured:
@@ -236,13 +269,80 @@ class Store:
             self._remove_old(number, keep_tails, retired)
 
         def finished(error: Exception | None) -> None:
+            self._snapshotting = False
             if error is not None:
                 log.warning("cleaning_failed", reason=str(error))
                 return
             for segment, positions, _ in saves:
                 segment.saved(positions)
+            self._move_cold()
 
         self._submit(work, finished)
+
+    def _move_cold(self) -> None:
+        """Copies the oldest sealed segments of topics that keep too much to the cold folder, and reads them there from then on.
+
+        The hot file goes with the next snapshot, which is the first to know the new place.
+        """
+        moves = [
+            (segment, recovery.segment_path(self.dir, topic.topic_id, segment.first, self._cold_dir))
+            for topic in self.state.by_id.values()
+            for segment in self._too_many(topic)
+        ]
+        if not moves:
+            return
+
+        def work() -> None:
+            for segment, target in moves:
+                self._copy(segment.path, target)
+
+        def finished(error: Exception | None) -> None:
+            if error is not None:
+                log.error("cold_move_failed", reason=str(error))
+                return
+            kept = {id(segment) for topic in self.state.by_id.values() for segment in topic.segments}
+            for segment, target in moves:
+                if id(segment) in kept:
+                    self.shelf.retired.append(segment.path)
+                    segment.moved(target)
+                    segment.cold = True
+                else:
+                    self.shelf.retired.append(target)  # its records went while it was copied
+
+        self._submit(work, finished)
+
+    def _too_many(self, topic: Topic) -> list[SealedSegment]:
+        if self._cold_dir is None:
+            return []
+        hot = [segment for segment in topic.segments if isinstance(segment, SealedSegment) and not segment.cold]
+        kept_bytes, kept = 0, 0
+        for segment in reversed(hot):
+            kept_bytes += segment.footer.file_bytes
+            too_many = self._hot_segments and kept >= self._hot_segments
+            if too_many or self._hot_bytes and kept_bytes > self._hot_bytes:
+                break
+            kept += 1
+        return hot[: len(hot) - kept] if self._hot_segments or self._hot_bytes else []
+
+    def _copy(self, source: str, target: str) -> None:
+        folder = posixpath.dirname(target)
+        if not self.fs.exists(folder):
+            self.fs.mkdir(folder)
+            self.fs.sync_dir(posixpath.dirname(folder))
+        origin = self.fs.open(source)
+        copy = self.fs.open(target + TEMP_SUFFIX, create=True)
+        try:
+            copy.truncate(0)
+            at, size = 0, origin.size()
+            while at < size:
+                piece = origin.pread(COPY_BYTES, at)
+                copy.pwrite(piece, at)
+                at += len(piece)
+            copy.sync()
+        finally:
+            origin.close()
+            copy.close()
+        self.dir.publish(target)
 
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]
@@ -251,7 +351,27 @@ class Store:
         for path in [*old, *retired]:
             with suppress(FileNotFoundError):
                 self.fs.unlink(path)
-        for topic_dir in {posixpath.dirname(path) for path in retired}:
-            topic_id = int(posixpath.basename(topic_dir))
-            if topic_id not in self.state.by_id:
-                self.dir.remove_topic_dir(topic_id)
+        for folder in {posixpath.dirname(path) for path in retired}:
+            if int(posixpath.basename(folder)) not in self.state.by_id:
+                with suppress(OSError):  # not empty: a segment of the dropped topic is still on its way out
+                    self.fs.rmdir(folder)
+
+    def _remove_orphans(self) -> None:
+        """Segment files that a stopped process wrote and no snapshot ever named."""
+        named = {
+            segment.path
+            for topic in self.state.by_id.values()
+            for segment in topic.segments
+            if isinstance(segment, SealedSegment)
+        }
+        for folder in (self.dir.segments_dir, self._cold_dir):
+            for name in self.fs.listdir(folder) if folder is not None and self.fs.exists(folder) else ():
+                if not name.isdigit():
+                    continue  # not ours
+                topic_dir = posixpath.join(folder, name)
+                for path in [posixpath.join(topic_dir, file) for file in self.fs.listdir(topic_dir)]:
+                    if path not in named:
+                        self.fs.unlink(path)
+                if int(name) not in self.state.by_id:
+                    with suppress(OSError):
+                        self.fs.rmdir(topic_dir)

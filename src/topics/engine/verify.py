@@ -223,7 +223,8 @@ class _Verifier:
                 marks[at] = mark
             live, live_bytes = _live(marks, examined, found.earliest)
             if (live, live_bytes) != (ref.live, ref.live_bytes):
-                what = f"the snapshot counts {ref.live} live records of {ref.live_bytes} bytes here, the file has {live} of {live_bytes}"
+                said = f"the snapshot counts {ref.live} live records of {ref.live_bytes} bytes here"
+                what = f"{said}, the file has {live} of {live_bytes}"
                 self._found(path, footer.flags_at, what, REPORT, topic=found.name)
 
     def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef) -> None:
@@ -304,7 +305,7 @@ class _Verifier:
         size = item.end - item.at
         if torn:
             self.report.notes.append(
-                f"{file.path} at byte {item.at}: {size} bytes of an unfinished write at the end of the log; a start cuts them off"
+                f"{file.path} at byte {item.at}: {size} bytes of an unfinished write end the log; a start cuts them off"
             )
             return
         head = item.head

@@ -55,7 +55,9 @@ class AnswerHeads:
     def endless(self, response: Response) -> bytes:
         """The head of a body that ends with the connection."""
         line = _status_line(response.status)
-        return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (line, self._date, response.content_type, _fields(response), CLOSE)
+        # Closing ends the body either way; proxies that buffer what will be closed leave a connection alone that says so.
+        after = KEEP_ALIVE if (b"connection", b"keep-alive") in response.headers else CLOSE
+        return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (line, self._date, response.content_type, _fields(response), after)
 
     def switching(self, response: Response) -> bytes:
         return b"%b%b%b%b\r\n" % (_status_line(response.status), self._date, _fields(response), UPGRADE)

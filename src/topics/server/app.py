@@ -15,8 +15,12 @@ from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.server.answer import error_answer
-from topics.server.auth import ANYONE
+from topics.server.auth import ANYONE, Caller
+from topics.server.guard import Guard
 from topics.server.http import Answer, Deferred, Request, Response
+from topics.server.keys import KeyRing
+from topics.server.limits import Limits as ServerLimits
+from topics.server.limits import Release
 from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
 from topics.server.storage import Storage
@@ -42,6 +46,9 @@ class TopicsApp:
         self.clock = clock
         self.loop = loop
         self.router = Router(ROUTES)
+        self.limits = ServerLimits(settings)
+        rules = settings.key_rules()
+        self._guard = Guard(self.router, KeyRing(rules), self.limits, probe_auth=settings.probe_auth) if rules else None
         self.polls: set[Poll] = set()
         self.draining = False
         self.pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="topics-io")
@@ -86,12 +93,18 @@ class TopicsApp:
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
         """Everything that can be refused by its head alone."""
+        guard = self._guard
         try:
-            call = self.router.find(request)
-            call.caller = ANYONE
+            if guard is None:
+                call = self.router.find(request)
+                call.caller = ANYONE
+            else:
+                call = guard.admit(request)
             if content_length:
                 _check_type(request)
                 call.typed = True
+            if guard is not None:
+                guard.begin(call.caller)
         except TopicsError as error:
             return error_answer(error, request)
         request.context = call
@@ -99,16 +112,32 @@ class TopicsApp:
 
     def handle(self, request: Request) -> Answer:
         call: Call = request.context
+        request.context = None  # the call holds its request: with this they would keep each other alive for ever
+        answer: Answer
         try:
             if request.body and not call.typed:
                 _check_type(request)
             if not self._recovered and call.route.waits_for_recovery:
                 self.check_ready()
-            return call.route.handler(self, call)
+            answer = call.route.handler(self, call)
         except TopicsError as error:
-            return error_answer(error, request)
+            answer = error_answer(error, request)
         except Cold as cold:
-            return self._load_and_retry(cold, call)
+            answer = self._load_and_retry(cold, call)
+        except BaseException:
+            if self._guard is not None:
+                self._guard.end(call.caller)
+            raise
+        if self._guard is not None:
+            self._guard.end_with(call.caller, answer)
+        return answer
+
+    def abandon(self, request: Request) -> None:
+        """An admitted request that will never be handled."""
+        call: Call | None = request.context
+        request.context = None
+        if call is not None and self._guard is not None:
+            self._guard.end(call.caller)
 
     def check_ready(self) -> None:
         """503 while the log is being replayed, or once the server was told to stop."""
@@ -140,7 +169,11 @@ class TopicsApp:
         return 0
 
     def stream_count(self) -> int:
-        return 0
+        return self.limits.streams
+
+    def open_stream(self, caller: Caller) -> Release:
+        """A slot for a long-lived connection, or `throttled`; call the answer when it has closed."""
+        return self.limits.open_stream(caller)
 
     def session_count(self) -> int:
         return 0
@@ -177,6 +210,7 @@ class TopicsApp:
                 log.failure("handler_failed", error, route=call.route.path)
                 answer = error_answer(TopicsError(Code.INTERNAL, "internal error"), call.request)
             if isinstance(answer, Deferred):
+                deferred.on_cancel = answer.cancel
                 answer.then(deferred.resolve)
             else:
                 assert isinstance(answer, Response)

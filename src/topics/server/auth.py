@@ -11,12 +11,17 @@ ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
 class Caller:
     """One API key's rights, or everybody's where no keys are in use."""
 
-    __slots__ = ("name", "prefixes", "scopes")
+    __slots__ = ("counted", "inflight", "name", "prefixes", "scopes", "streams")
 
-    def __init__(self, name: str, scopes: Scope = ALL, prefixes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, name: str, scopes: Scope = ALL, prefixes: tuple[str, ...] = (), *, counted: bool = False
+    ) -> None:
         self.name = name  # for counters and logs: never the secret
         self.scopes = scopes
         self.prefixes = prefixes  # of topic and router names; none means any name
+        self.counted = counted  # a key: what it holds open is counted and capped
+        self.streams = 0  # open event streams and WebSockets
+        self.inflight = 0  # requests that are being answered
 
     def may_use(self, name: str) -> bool:
         return not self.prefixes or name.startswith(self.prefixes)

@@ -157,6 +157,7 @@ class Connection(asyncio.Protocol):
         stream, self._stream = self._stream, None
         if stream is not None:
             self._guard(stream.closed)
+        self._give_up_body()
         self._reader = None
         self._server.closed(self)
 
@@ -174,12 +175,23 @@ class Connection(asyncio.Protocol):
 
     def _drop_queue(self) -> None:
         queue, self._queue = self._queue, []
+        parked = queue[self._started :]
         self._started = self._held_bytes = 0
+        for exchange in parked:
+            if exchange.answer is None:
+                self._guard(self._server.abandon, exchange.head.request)
         for exchange in queue:
             if exchange.deferred is not None:
                 self._guard(exchange.deferred.cancel)
             if isinstance(exchange.answer, Stream):
                 self._guard(exchange.answer.closed)
+
+    def _give_up_body(self) -> None:
+        """Tell the application that a request it has admitted will not come to its end."""
+        reader = self._reader
+        if reader is not None and reader.phase == IN_BODY and reader.wanted and reader.head is not None:
+            reader.wanted = False
+            self._guard(self._server.abandon, reader.head.request)
 
     def _guard(self, hook: Callable[..., None], *arguments: Any) -> None:
         """Call into the application where nobody waits for an answer."""
@@ -345,6 +357,7 @@ class Connection(asyncio.Protocol):
             self._unpack(exchange)
 
     def take_error(self, error: TopicsError) -> None:
+        self._give_up_body()
         request = Request("", b"", b"", {}, b"", self._peer, 0)
         self._queue.append(Exchange(Head(request, keep_alive=False), error_response(error)))
         self._stop_reading_requests()
@@ -360,6 +373,7 @@ class Connection(asyncio.Protocol):
         try:
             body = packing.step()
         except TopicsError as error:
+            self._guard(self._server.abandon, exchange.head.request)
             exchange.answer = error_response(error)
             return
         if body is not None:
@@ -376,6 +390,7 @@ class Connection(asyncio.Protocol):
         if error is None:
             exchange.head.request.body = done.result()
         else:
+            self._guard(self._server.abandon, exchange.head.request)
             exchange.answer = failure(exchange.head.request, error)
         self._wake()
 
@@ -600,6 +615,8 @@ class Connection(asyncio.Protocol):
         self._flush()
         self._stream = stream
         self._sink = ConnectionSink(self)
+        if stream.high_water_bytes is not None:
+            self.transport.set_write_buffer_limits(stream.high_water_bytes)
         self._guard(stream.opened, self._sink)
         if self._draining:
             self._sink.close()

@@ -38,6 +38,9 @@ class CorsApp:
             answer.head = self._marked(answer.head, request)
         return answer
 
+    def abandon(self, request: Request) -> None:
+        self._app.abandon(request)
+
     def _preflight(self, request: Request) -> Response:
         fields = self._fields(request)
         if fields and fields[0] is not VARY:

@@ -54,6 +54,7 @@ class Deferred(msgspec.Struct, eq=False):
     _callback: Callable[[Response], None] | None = None
     _response: Response | None = None
     cancelled: bool = False
+    _over: Callable[[], None] | None = None
 
     def resolve(self, response: Response) -> None:
         if self.cancelled:
@@ -61,6 +62,7 @@ class Deferred(msgspec.Struct, eq=False):
         assert self._response is None, "a Deferred is resolved once"
         self._response = response
         self.on_cancel = None
+        self._end()
         callback = self._callback
         if callback is not None:
             self._callback = None
@@ -74,11 +76,26 @@ class Deferred(msgspec.Struct, eq=False):
         elif not self.cancelled:
             self._callback = callback
 
+    def when_over(self, hook: Callable[[], None]) -> None:
+        """Call `hook` once, when the answer is there or nobody waits for it any more: at once if that is so already."""
+        assert self._over is None, "a Deferred has one hook for its end"
+        if self.cancelled or self._response is not None:
+            hook()
+        else:
+            self._over = hook
+
+    def _end(self) -> None:
+        hook = self._over
+        if hook is not None:
+            self._over = None
+            hook()
+
     def cancel(self) -> None:
         if self.cancelled or self._response is not None:
             return
         self.cancelled = True
         self._callback = None
+        self._end()
         hook, self.on_cancel = self.on_cancel, None
         if hook is not None:
             hook()
@@ -99,6 +116,8 @@ class Sink(Protocol):
 
 class Stream:
     """An answer without end. `closed` is called exactly once whatever the reason, `opened` at most once before it."""
+
+    high_water_bytes: int | None = None  # a bound of its own on what waits for the client; None for the transport's
 
     def __init__(self, head: Response) -> None:
         self.head = head
@@ -124,13 +143,16 @@ Answer = Response | Deferred | Stream
 
 
 class App(Protocol):
-    """What a transport serves. `admit` is asked about every request, then `handle` unless it refused."""
+    """What a transport serves. `admit` is asked about every request; unless it refused, `handle` or `abandon` follows."""
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
         """After the head, before the body (None: its length is not known yet): a Response refuses it."""
 
     def handle(self, request: Request) -> Answer:
         """Answer a whole request."""
+
+    def abandon(self, request: Request) -> None:
+        """An admitted request will never be handled: its body did not come to its end, or its client is gone."""
 
 
 def error_response(error: TopicsError, *, started_ns: int = 0, headers: tuple[Header, ...] = ()) -> Response:

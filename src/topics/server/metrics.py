@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
+from topics.engine.state import Topic
 from topics.server.answer import elapsed_ms
 from topics.server.http import Request
 
@@ -89,7 +90,7 @@ def _topics(app: TopicsApp) -> Iterator[Metric]:
     engine, limit = app.engine, app.settings.metrics_max_topics
     names = sorted(engine.topics)
     shown = [engine.look(name, touch=False) for name in names[:limit]]
-    columns = [
+    columns: list[tuple[str, str, Callable[[Topic], int]]] = [
         ("head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
         ("earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
         ("records_live", "Live records per topic.", lambda topic: topic.count),

@@ -72,6 +72,7 @@ class HttpServer:
         # Bound once and shared: a connection then pays neither for the lookup nor for bound methods of its own.
         self.admit = app.admit
         self.handle = app.handle
+        self.abandon = app.abandon
         self.limits = limits or HttpLimits()
         self.heads = HeadCache()
         self.answers = AnswerHeads(time.time)

@@ -185,6 +185,7 @@ class RequestReader:
         self._quiet_bytes = 0
         self.phase = IN_BODY
         if head.content_length > bounds.max_body_bytes:
+            self.wanted = False
             self._fail(self._too_large())
             return
         self.wanted = self._taker.take_head(head)

@@ -183,8 +183,9 @@ def extend(columns: Columns, *, ts: int, sizes: Sequence[int], tags: Sequence[st
             if tags is not None or columns.tags is not None:
                 # The same as below without two calls: nearly every single write of a tagged record passes here.
                 ids = columns.tags if type(columns.tags) is array else _grown(columns.tags, at)
-                tag = None if tags is None else tags[0]
-                ids.append(0 if tag is None else columns.tag_names.ids.get(tag) or columns.tag_names.add(tag))
+                names, tag = columns.tag_names, None if tags is None else tags[0]
+                assert type(names) is GrowingNames
+                ids.append(0 if tag is None else names.ids.get(tag) or names.add(tag))
                 columns.tags = ids
             return
     else:

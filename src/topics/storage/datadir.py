@@ -6,6 +6,7 @@
     segments/<topic id>/<first seq>.seg
     snapshots/<number>.snap            metadata and watermarks
     snapshots/<number>.tails           the records that were in no segment yet when that snapshot was taken
+    .partial                           there instead of FORMAT while a backup is being copied for the first time
 
 Numbers and seqs are 20 digits, so that names sort as numbers do and every u64 fits; topic ids are plain decimals. A
 topic's name never becomes a path. A file that is being written has `.tmp` after its name until it is whole and synced;
@@ -20,6 +21,7 @@ from topics.storage.fs import Fs, Held, Lock
 
 FORMAT_VERSION = 1
 TEMP_SUFFIX = ".tmp"
+UNFINISHED = ".partial"  # marks a copy that is not complete yet
 
 _U64_MAX = (1 << 64) - 1
 _FORMAT = re.compile(rb"topics-data ([0-9]{1,9})\n")
@@ -84,6 +86,41 @@ class DataDir:
             raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
         except OSError as error:
             raise self._error(f"cannot be read: {error.strerror} ({error.filename or self.root})") from error
+
+    def begin(self) -> None:
+        """Take an empty directory, or go on with one begun before, without declaring it ours. Raises `DataDirError`.
+
+        Until `complete` there is no FORMAT file, and no server starts on what is in it. For copies.
+        """
+        assert self._lock is None, "the data directory is already open"
+        try:
+            self.fs.mkdir(self.root)
+            self._refuse_foreign()
+            begun = UNFINISHED in self.fs.listdir(self.root)
+            if not begun and self._holds_data():
+                raise self._error("holds data and has lost its FORMAT file; choose another directory")
+            self._lock = self.fs.lock(self._path("LOCK"))
+            self.fs.open(self._path(UNFINISHED), create=True).close()
+            for name in _SUBDIRS:
+                self.fs.mkdir(self._path(name))
+            self._sweep()
+        except Held as held:
+            raise self._error(f"is held by {held.owner or 'another process'}") from None
+        except OSError as error:
+            self.close()
+            raise self._error(f"cannot be used: {error.strerror} ({error.filename or self.root})") from error
+
+    def complete(self) -> None:
+        """Everything is in place and synced: declare the directory ours."""
+        self.write_format()
+        with suppress(FileNotFoundError):
+            self.fs.unlink(self._path(UNFINISHED))
+        self.fs.sync_dir(self.root)
+
+    @property
+    def declared(self) -> bool:
+        """Whether there is a FORMAT file."""
+        return self.fs.exists(self._path("FORMAT"))
 
     def check_format(self) -> None:
         """Raise `DataDirError` unless this program knows the format that FORMAT names."""
@@ -193,9 +230,12 @@ class DataDir:
                 "start the version that wrote it, or choose another TOPICS_DATA_DIR"
             )
 
+    def _holds_data(self) -> bool:
+        return any(self.fs.exists(self._path(name)) and self.fs.listdir(self._path(name)) for name in _SUBDIRS)
+
     def _create_format(self) -> None:
         """FORMAT is the first file and every directory above is synced before it: where it is, its directory lasts."""
-        if any(self.fs.exists(self._path(name)) and self.fs.listdir(self._path(name)) for name in _SUBDIRS):
+        if self._holds_data():
             raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
         at = self.root
         while (parent := posixpath.dirname(at)) not in (at, ""):

@@ -8,8 +8,10 @@
     29      n     body    see entry.py
     29+n    17    head    the same bytes again
     46+n    8     sum     u64 LE; XXH3-64 of everything from the length to here
+    54+n    1     last    0xE7
 
-The head stands at both ends so that a frame whose middle, beginning or end is damaged still tells which seqs it held.
+The head stands at both ends so that a frame whose middle, beginning or end is damaged still tells which seqs it held. The
+last byte is never zero, and no single bit makes it so: where zeros follow the frames, a frame that was cut short ends in one.
 """
 
 import struct
@@ -20,10 +22,11 @@ import xxhash
 MAGIC = b"TFR1"
 _START = struct.Struct("<4sII")
 _HEAD = struct.Struct("<BIQI")
-_SUM = struct.Struct("<Q")
+_SUM = struct.Struct("<QB")
 BODY_AT = _START.size + _HEAD.size
 OVERHEAD_BYTES = BODY_AT + _HEAD.size + _SUM.size
 MAX_BODY_BYTES = 1 << 30
+LAST = 0xE7
 
 _sum64 = xxhash.xxh3_64_intdigest
 _pack_head = _HEAD.pack
@@ -37,7 +40,7 @@ class Head(NamedTuple):
     kind: int
     topic_id: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody calls it here
 
 
 class Frame(NamedTuple):
@@ -49,7 +52,7 @@ def encode(kind: int, topic_id: int, first: int, count: int, body: bytes) -> byt
     head = _pack_head(kind, topic_id, first, count)
     length = _pack_length(len(body))
     guarded = b"%b%b%b%b%b" % (length, _pack_length(_sum64(length + head) & 0xFFFFFFFF), head, body, head)
-    return MAGIC + guarded + _pack_sum(_sum64(guarded))
+    return MAGIC + guarded + _pack_sum(_sum64(guarded), LAST)
 
 
 def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
@@ -58,9 +61,10 @@ def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
     if found is None:
         return None
     head, end = found
-    if end > len(buf) or _sum64(buf[at + 4 : end - 8]) != _SUM.unpack_from(buf, end - 8)[0]:
+    sum_at = end - _SUM.size
+    if end > len(buf) or (_sum64(buf[at + 4 : sum_at]), LAST) != _SUM.unpack_from(buf, sum_at):
         return None
-    return Frame(head, buf[at + BODY_AT : end - 8 - _HEAD.size]), end
+    return Frame(head, buf[at + BODY_AT : sum_at - _HEAD.size]), end
 
 
 def peek(buf: memoryview, at: int) -> tuple[Head, int] | None:
@@ -94,8 +98,8 @@ def head_by_end(buf: memoryview, at: int, end: int) -> Head | None:
         return None
     size = _pack_length(length)
     packed = bytes(buf[end - _SUM.size - _HEAD.size : end - _SUM.size])
-    check = _digest64(size + packed)[-1:-5:-1]
-    guarded = b"%b%b%b%b" % (size, check, packed, buf[at + BODY_AT : end - _SUM.size])
+    check = _pack_length(_sum64(size + packed) & 0xFFFFFFFF)
+    guarded = b"%b%b%b%b" % (size, check, packed, bytes(buf[at + BODY_AT : end - _SUM.size]))
     return Head(*_HEAD.unpack(packed)) if _sum64(guarded) == _SUM.unpack_from(buf, end - _SUM.size)[0] else None
 
 

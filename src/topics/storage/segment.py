@@ -44,7 +44,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -75,7 +75,7 @@ class Footer(NamedTuple):
     topic_id: int
     epoch: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody calls it here
     min_ts: int
     max_ts: int
     data_bytes: int
@@ -138,12 +138,13 @@ def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview
     n, at = footer.count, 8 * footer.chunks
     columns = Columns(footer.first)
 
-    def take(bit: int, size_bytes: int, item: str) -> Column | None:
+    def take(bit: int, size_bytes: int, item: Literal["I", "Q"]) -> Column | None:
         nonlocal at
         if not footer.sections >> bit & 1:
             return None
         start, at = at, at + _padded(size_bytes)
-        return memoryview(block)[start : start + size_bytes].cast(item)
+        view = memoryview(block)[start : start + size_bytes]
+        return view.cast("I") if item == "I" else view.cast("Q")
 
     columns.offsets = take(0, 4 * (n + 1), "I") or columns.offsets
     columns.ts = take(1, 8 * n, "Q") or columns.ts

@@ -16,7 +16,7 @@ from typing import NoReturn, Protocol
 from topics import logs
 from topics.clock import Clock
 from topics.storage import walfile
-from topics.storage.datadir import DataDir
+from topics.storage.datadir import TEMP_SUFFIX, DataDir
 from topics.storage.fs import File
 from topics.storage.stats import WalStats
 
@@ -69,9 +69,14 @@ class Wal:
         self._healing = False
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
-        """Opens the log's first file in this process. Blocks; raises OSError."""
-        self._file = self._create(number, walfile.Header(number, *resume))
-        self._fs.sync_dir(self._dir.wal_dir)
+        """Opens the log's first file in this process. Blocks. Where that fails the log begins broken, and heals later."""
+        try:
+            self._file = self._create(number, walfile.Header(number, *resume))
+        except OSError as error:
+            self.number, self._synced_to = number, resume
+            self.read_only = _reason(error)
+            log.error("log_failed", reason=self.read_only, file=number, offset=0)
+            return
         self.number, self.tail = number, walfile.HEADER_BYTES
         self._synced_to = (number, self.tail)
 
@@ -116,9 +121,8 @@ class Wal:
             number, file = self._spare
             self._spare = None
         else:
-            number = self.number + 1
+            number = self.number + (2 if self._preparing else 1)  # one that is being prepared is not ours to touch
             file = self._create(number, walfile.Header(number))
-            self._fs.sync_dir(self._dir.wal_dir)
         self._behind.append(self._file)
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES
         self.stats.rotations_total += 1
@@ -199,14 +203,9 @@ class Wal:
         made: list[tuple[File, int]] = []
 
         def work() -> None:
-            file = self._create(number, walfile.Header(number, *self._synced_to))
-            tail = walfile.HEADER_BYTES
             data = b"".join(frames)
-            if data:
-                file.pwrite(data, tail)
-            file.datasync()
-            self._fs.sync_dir(self._dir.wal_dir)
-            made.append((file, tail + len(data)))
+            file = self._create(number, walfile.Header(number, *self._synced_to), data)
+            made.append((file, walfile.HEADER_BYTES + len(data)))
 
         def finished(error: Exception | None) -> None:
             self._healing = False
@@ -215,6 +214,8 @@ class Wal:
                 return
             self._file, self.tail = made[0]
             self.number, self.read_only = number, None
+            for file in self._behind:
+                file.close()
             self._behind.clear()
             del self._unsynced[: len(frames)]
             self._synced_to = self.position
@@ -230,24 +231,29 @@ class Wal:
         """Everything written is synced, then the files are let go. Raises nothing: what failed was told before."""
         with suppress(LogFailed):
             self.sync_now()
-        for file in (self._file, self._spare and self._spare[1]):
+        for file in (*self._behind, self._file, self._spare and self._spare[1]):
             if file:
                 file.close()
         self._file = None
+        self._behind.clear()
 
-    def _create(self, number: int, header: walfile.Header) -> File:
+    def _create(self, number: int, header: walfile.Header, frames: bytes = b"") -> File:
+        """A new file, durable, with `frames` in it. It gets its name last: what it says is void until it is all there."""
         path = self._dir.wal_path(number)
-        file = self._fs.open(path, write=True, create=True)
+        temporary = path + TEMP_SUFFIX
+        file = self._fs.open(temporary, write=True, create=True)
         try:
             file.truncate(0)
             file.allocate(self._file_bytes)
-            file.pwrite(walfile.encode_header(header), 0)
+            file.pwrite(walfile.encode_header(header) + frames, 0)
             file.sync()
+            self._dir.publish(path)
         except OSError:
             file.close()
             with suppress(OSError):
-                self._fs.unlink(path)
+                self._fs.unlink(temporary)
             raise
+        file.path = path
         return file
 
     def _prepare(self) -> None:
@@ -257,7 +263,6 @@ class Wal:
 
         def work() -> None:
             made.append(self._create(number, walfile.Header(number)))
-            self._fs.sync_dir(self._dir.wal_dir)
 
         def finished(error: Exception | None) -> None:
             self._preparing = False
@@ -291,6 +296,9 @@ class Wal:
             log.error("log_failed", reason=reason, file=self.number, offset=self.tail)
         self.read_only = reason
         if broken and self._file is not None:
+            self._behind.append(self._file)  # a sync under way may still be busy with it: closed when the log has healed
+            if self._spare is not None:
+                self._spare[1].close()
             self._spare = None
             self._file = None
             if not self._unsynced:

@@ -114,15 +114,13 @@ def _damage(data: bytes, view: memoryview, at: int, written: int) -> Damage:
     known = frame.peek(view, at)
     if known is not None and known[1] <= limit:
         head, end = known
-        # A frame that was written to its last byte was not torn by a crash of the process: its bytes went bad.
-        complete = any(view[end - 8 : end])
-        return Damage(at, end, head, torn=following < 0 and not complete)
-    if following >= 0:
-        return Damage(at, following, _plausible(view, at, following), torn=False)
-    for end in range(written, min(written + 9, len(data) + 1)):  # the checksum itself may end in zeros
-        if (head := frame.head_by_end(view, at, end)) is not None:
-            return Damage(at, end, head, torn=False)
-    return Damage(at, written, None, torn=True)
+        # A frame that was written to its last byte was not cut short: its bytes went bad.
+        return Damage(at, end, head, torn=following < 0 and not view[end - 1])
+    end = written if following < 0 else following
+    whole = frame.head_by_end(view, at, end)
+    if whole is not None or following >= 0:
+        return Damage(at, end, whole or _plausible(view, at, end), torn=False)
+    return Damage(at, end, None, torn=True)
 
 
 def _plausible(view: memoryview, at: int, end: int) -> frame.Head | None:

@@ -70,8 +70,8 @@ class View(NamedTuple):
     head: int
     earliest: int
     evict_floor: int
-    count: int
-    bytes: int
+    live: int
+    size_bytes: int
     losses: tuple[tuple[int, int, str], ...]
     keys: tuple[tuple[str, int, int, int], ...]
     records: tuple[bytes, ...]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from topics import __version__
 from topics.errors import Code, TopicsError
 from topics.model.wire import Health, Ready
-from topics.server import metrics, openapi
+import topics.server.metrics as metrics
+import topics.server.openapi as openapi
 from topics.server.answer import json_answer, performance
 from topics.server.http import Answer, Response
 

@@ -39,6 +39,7 @@ _decode_diff = msgspec.json.Decoder(DiffRequest)
 _decode_delete = msgspec.json.Decoder(DeleteRequest)
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
+_MILLIS = [b"%.3f" % (us / 1000) for us in range(10_000)]
 
 
 def append(app: TopicsApp, call: Call) -> Answer:
@@ -67,14 +68,20 @@ def _appended(ticket: Ticket, request: Request, seqs: bytes) -> Response:
     first, last = done.first, done.last
     body = (
         b'{"topic":"%b","first_seq":%d,"last_seq":%d%b,"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
-        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,"throttle_wait_ms":0.0}}'
+        b'"performance":{"server_total_ms":%b,"wal_append_ms":%b,"fsync_ms":%b,"throttle_wait_ms":0.0}}'
         % (
             done.topic.wire_name, first, last, seqs, done.head, last - first + 1,
             b"true" if done.created else b"false", b"true" if done.deduped else b"false",
-            (_now_ns() - request.started_ns) / 1e6, ticket.wal_ns / 1e6, ticket.sync_ns / 1e6,
+            _ms(_now_ns() - request.started_ns), _ms(ticket.wal_ns), _ms(ticket.sync_ns),
         )
     )  # fmt: skip
     return Response(201 if done.created else 200, body)
+
+
+def _ms(ns: int) -> bytes:
+    """Milliseconds with three decimals, by look-up: formatting floats was a tenth of an append."""
+    us = ns // 1000
+    return _MILLIS[us] if us < len(_MILLIS) else b"%.3f" % (us / 1000)
 
 
 def diff(app: TopicsApp, call: Call) -> Answer:
@@ -122,10 +129,10 @@ def _diff_answer(topic: Topic, reading: Reading, request: Request) -> Response:
     start = b'{"topic":"%b","epoch":%d,"records":[' % (topic.wire_name, topic.epoch)
     end = (
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
-        b'"performance":{"server_total_ms":%.3f,"records_scanned":%d}}'
+        b'"performance":{"server_total_ms":%b,"records_scanned":%d}}'
         % (
             next_from, head, topic.earliest, b"true" if next_from == head else b"false", tombstone, head - next_from,
-            (_now_ns() - request.started_ns) / 1e6, reading.scanned,
+            _ms(_now_ns() - request.started_ns), reading.scanned,
         )
     )  # fmt: skip
     return Response(200, [start, *reading.body(), end])

@@ -1,0 +1,245 @@
+"""`topics verify`, `topics backup`, `topics restore`: what an operator does with a data directory, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from topics.engine.verify import Report
+    from topics.storage.backup import Copied
+
+EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
+TOPICS_SHOWN = 100
+NOTES_SHOWN = 20
+
+Execute = Callable[[argparse.Namespace], int]
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = _add(subparsers, "verify", run_verify, "check a data directory, changing nothing")
+    verify.add_argument("directory", metavar="DIR", help="data directory that no server has open, or a backup")
+    _add_cold_dir(verify)
+    backup = _add(subparsers, "backup", run_backup, "copy a data directory, while its server runs or not")
+    backup.add_argument("directory", metavar="DIR", help="data directory to copy")
+    backup.add_argument("target", metavar="TARGET", help="new directory, or an earlier backup to bring up to date")
+    _add_cold_dir(backup)
+    restore = _add(subparsers, "restore", run_restore, "bring a backup back")
+    restore.add_argument("source", metavar="SOURCE", help="a backup")
+    restore.add_argument("directory", metavar="DIR", help="data directory to make; empty or absent")
+    restore.add_argument("--force", action="store_true", help="move a data directory that is there out of the way")
+
+
+def _add(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, execute: Execute, text: str
+) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(name, help=text, description=text.capitalize() + ".", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.set_defaults(execute=lambda args: _guarded(execute, args))
+    return parser
+
+
+def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
+    default = os.environ.get("TOPICS_COLD_DIR") or None
+    parser.add_argument(
+        "--cold-dir",
+        metavar="DIRECTORY",
+        default=default,
+        help="where the server keeps cold segments [TOPICS_COLD_DIR]",
+    )
+
+
+def _guarded(execute: Execute, args: argparse.Namespace) -> int:
+    """Says in one line why something could not be done."""
+    from topics.storage.backup import CopyError
+    from topics.storage.datadir import DataDirError
+
+    logging.getLogger("topics").addHandler(logging.NullHandler())  # findings are reported, not logged
+    try:
+        return execute(args)
+    except DataDirError as error:
+        return _fail(str(error), EXIT_USAGE)
+    except CopyError as error:
+        return _fail(str(error), EXIT_DAMAGED)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(f"{error.strerror or error}{where}", EXIT_DAMAGED)
+
+
+def _fail(text: str, status: int) -> int:
+    print(f"topics: {text}", file=sys.stderr)
+    return status
+
+
+# --- verify
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    from topics.engine.verify import verify
+    from topics.storage.fs import RealFs
+
+    began = time.monotonic()
+    with Meter("checked") as meter:
+        report = verify(RealFs(), args.directory, cold_dir=args.cold_dir, progress=meter.show)
+    if args.json:
+        _print_json(report)
+    else:
+        _print_report(report, time.monotonic() - began)
+    return EXIT_CLEAN if report.clean else EXIT_DAMAGED
+
+
+def _print_report(report: Report, seconds: float) -> None:
+    snapshot = "no snapshot" if report.snapshot is None else f"snapshot {report.snapshot}"
+    log = f"{report.log_entries} entries in {report.log_files} log files"
+    print(f"{report.directory}: {report.files} files, {size(report.bytes)}, {snapshot}, {log}, {seconds:.1f} s")
+    _print_topics(report)
+    for note in report.notes[:NOTES_SHOWN]:
+        print(f"note: {note}")
+    if len(report.notes) > NOTES_SHOWN:
+        print(f"note: {len(report.notes) - NOTES_SHOWN} more notes; --json has them all")
+    for found in report.damage:
+        print(f"damaged: {found.file} at byte {found.offset}: {found.what}")
+        if found.topic is not None:
+            seqs = "" if found.first_seq is None else f", seqs {found.first_seq} to {found.last_seq}"
+            print(f"  topic {found.topic}{seqs}")
+        print(f"  next: {found.next}")
+    print("clean" if report.clean else f"{len(report.damage)} damaged")
+
+
+def _print_topics(report: Report) -> None:
+    if not report.topics:
+        return
+    rows = [("topic", "head", "live", "bytes", "deleted", "lost")]
+    for one in report.topics[:TOPICS_SHOWN]:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(one.lost.items()))
+        lost = f"{sum(one.lost.values())}" + (f" ({reasons})" if reasons else "")
+        rows.append((one.topic, str(one.head_seq), str(one.live), size(one.bytes), str(one.deleted), lost))
+    widths = [max(len(row[at]) for row in rows) for at in range(5)]
+    for row in rows:
+        figures = "  ".join(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:], strict=True))
+        print(f"  {row[0].ljust(widths[0])}  {figures}  {row[5]}")
+    if len(report.topics) > TOPICS_SHOWN:
+        print(f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all")
+
+
+# --- backup and restore
+
+
+def run_backup(args: argparse.Namespace) -> int:
+    from topics.storage.backup import copy
+    from topics.storage.fs import RealFs
+
+    if (problem := _overlap(args.directory, args.target)) is not None:
+        return _fail(problem, EXIT_USAGE)
+    if not os.path.isdir(args.directory):
+        return _fail(f"{args.directory} is no directory", EXIT_USAGE)
+    began = time.monotonic()
+    with Meter("copied") as meter:
+        done = copy(RealFs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
+    return _print_copied(done, time.monotonic() - began, as_json=args.json)
+
+
+def run_restore(args: argparse.Namespace) -> int:
+    from topics.storage.backup import restore
+    from topics.storage.fs import RealFs
+
+    if (problem := _overlap(args.source, args.directory)) is not None:
+        return _fail(problem, EXIT_USAGE)
+    aside = None
+    if args.force and os.path.isdir(args.directory):
+        aside = f"{os.path.normpath(args.directory)}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    began = time.monotonic()
+    with Meter("copied") as meter:
+        done = restore(RealFs(), args.source, args.directory, set_aside=aside, progress=meter.show)
+    status = _print_copied(done, time.monotonic() - began, as_json=args.json)
+    if not args.json:
+        if aside is not None and os.path.isdir(aside):
+            print(f"what was in {args.directory} is now {aside}")
+        print(f"next: topics serve --data-dir {args.directory}")
+    return status
+
+
+def _overlap(one: str, other: str) -> str | None:
+    first, second = os.path.realpath(one), os.path.realpath(other)
+    if first == second or first.startswith(second + os.sep) or second.startswith(first + os.sep):
+        return f"{one} and {other} lie in each other; choose two separate directories"
+    return None
+
+
+def _print_copied(done: Copied, seconds: float, *, as_json: bool) -> int:
+    if as_json:
+        _print_json(done)
+    else:
+        print(f"{done.topics} topics, {done.records} records in snapshot {done.snapshot}, {done.log_files} log files")
+        print(
+            f"copied {done.segments_copied} segments ({size(done.bytes_copied)} in all), "
+            f"reused {done.segments_reused} ({size(done.bytes_reused)}), {seconds:.1f} s"
+        )
+        for problem in done.problems:
+            print(f"damaged: {problem}")
+        if done.problems:
+            print("the copy was made, with the damage in it; run `topics verify` on it to see what is lost")
+    return EXIT_DAMAGED if done.problems else EXIT_CLEAN
+
+
+# --- telling
+
+
+def _print_json(what: object) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(what)).decode() + "\n")
+
+
+def size(count: int) -> str:
+    """A number of bytes for people."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+class Meter:
+    """Progress on standard error: a bar that redraws itself on a terminal, now and then a line elsewhere."""
+
+    WIDTH = 30
+    LINE_EVERY_S = 5.0
+    BAR_EVERY_S = 0.1
+
+    def __init__(self, verb: str, out: TextIO | None = None) -> None:
+        self._verb = verb
+        self._out = out or sys.stderr
+        self._bar = self._out.isatty()
+        self._last = time.monotonic()
+        self._drawn = False
+
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if self._drawn and self._bar:
+            with suppress(OSError):
+                print("\r\x1b[K", end="", file=self._out, flush=True)
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last < (self.BAR_EVERY_S if self._bar else self.LINE_EVERY_S):
+            return
+        self._last, self._drawn = now, True
+        share = min(done / total, 1.0) if total else 1.0
+        text = f"{self._verb} {size(done)} of {size(max(done, total))}"
+        if self._bar:
+            filled = round(share * self.WIDTH)
+            bar = "#" * filled + "." * (self.WIDTH - filled)
+            print(f"\r\x1b[K[{bar}] {share:4.0%}  {text}", end="", file=self._out, flush=True)
+        else:
+            print(f"{text} ({share:.0%})", file=self._out, flush=True)

@@ -1,0 +1,89 @@
+"""The door of a server with keys: who calls, whether they may, and how much of theirs is under way.
+
+The scope of a route is in the route table. Here it is checked, with the names in the path; names in a body are checked
+by the handler that reads them, through `Caller.check`. A path that does not exist is refused like any other to a caller
+without a key: what there is to call is not a stranger's business.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from urllib.parse import parse_qsl
+
+from topics.errors import Code, TopicsError
+from topics.server.auth import ANYONE, Caller
+from topics.server.http import Answer, Deferred, Request
+from topics.server.keys import KeyRing
+from topics.server.limits import Limits
+from topics.server.routes import Call, Route, Router
+
+BEARER = b"bearer "
+TOKEN = "token"
+NAME_PARTS = ("topic", "router")  # parts of a path that name something a prefix can rule out
+
+
+class Guard:
+    """What the application asks about every request when there are keys."""
+
+    __slots__ = ("_keys", "_limits", "_probe_auth", "_router")
+
+    def __init__(self, router: Router, keys: KeyRing, limits: Limits, *, probe_auth: bool) -> None:
+        self._router = router
+        self._keys = keys
+        self._limits = limits
+        self._probe_auth = probe_auth
+
+    def admit(self, request: Request) -> Call:
+        """The call with its caller; or the reason why not."""
+        try:
+            call = self._router.find(request)
+        except TopicsError:
+            self._authenticate(request, None)
+            raise
+        route = call.route
+        if route.probe and not self._probe_auth:
+            call.caller = ANYONE
+            return call
+        caller = self._authenticate(request, route)
+        caller.check(route.scope, *[name for part, name in call.params.items() if part in NAME_PARTS])
+        call.caller = caller
+        return call
+
+    def _authenticate(self, request: Request, route: Route | None) -> Caller:
+        secret = _secret(request, route)
+        caller = None if secret is None else self._keys.find(secret)
+        if caller is None:
+            what = "the key is not known" if secret else "a key is needed: Authorization: Bearer <key>"
+            raise TopicsError(Code.UNAUTHORIZED, what)
+        return caller
+
+    def begin(self, caller: Caller) -> None:
+        """One more request of the caller is under way; one of the two below follows, whatever becomes of it."""
+        if caller.counted:
+            self._limits.begin_request(caller)
+
+    def end(self, caller: Caller) -> None:
+        if caller.counted:
+            self._limits.end_request(caller)
+
+    def end_with(self, caller: Caller, answer: Answer) -> None:
+        """A late answer counts until it is there or nobody waits for it. A stream does not: it has a cap of its own."""
+        if isinstance(answer, Deferred):
+            answer.when_over(partial(self.end, caller))
+        else:
+            self.end(caller)
+
+
+def _secret(request: Request, route: Route | None) -> bytes | None:
+    """What the request presents as its key. A URL is written to logs and histories: it counts only where a browser
+    cannot send a header, and only if there is none."""
+    given = request.headers.get(b"authorization")
+    if given is not None:
+        return given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else b""
+    if route is None or not route.stream or not request.query:
+        return None
+    try:
+        pairs = parse_qsl(request.query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
+    except ValueError:
+        return None
+    return next((value.encode() for name, value in pairs if name == TOKEN), None)

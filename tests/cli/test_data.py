@@ -1,0 +1,526 @@
+"""`topics verify`, `backup` and `restore`, on directories that real servers made."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.data_world import World, append, client, contents, everything, records, serve, started_on, topics
+from topics.engine.verify import Report, verify
+from topics.storage import segment as codec
+from topics.storage import snapshot as snap
+from topics.storage.backup import CopyError, copy
+from topics.storage.fs import File, RealFs
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def late(world: World, tmp_path: Path) -> Path:
+    """A copy of a directory whose server was stopped in order."""
+    return shutil.copytree(world.late, tmp_path / "data")
+
+
+def check(directory: Path, **options: Any) -> Report:
+    return verify(RealFs(), str(directory), **options)
+
+
+def duplicate(source: Path, target: Path, **options: Any) -> Any:
+    return copy(RealFs(), str(source), str(target), **options)
+
+
+def flip(path: Path, at: int, mask: int = 0x10) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= mask
+    path.write_bytes(data)
+
+
+def segment_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("segments/*/*.seg"))
+
+
+# --- verify
+
+
+def test_a_directory_stopped_in_order_is_clean_and_every_seq_is_accounted_for(world: World):
+    done = topics("verify", world.late, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert (report["clean"], report["damage"]) == (True, [])
+    by_name = {topic["topic"]: topic for topic in report["topics"]}
+    assert set(by_name) == {"brief", "capped", "log", "safe"}
+    for name, topic in by_name.items():
+        assert topic["live"] + topic["deleted"] + sum(topic["lost"].values()) == topic["head_seq"]
+        assert name == "brief" or topic["live"] == len(world.late_records[name])
+    assert by_name["capped"]["lost"] == {"cap": 140}
+    assert by_name["brief"]["lost"] == {"restart": 170}
+    assert by_name["log"]["deleted"] > 0
+
+
+def test_a_directory_whose_server_was_killed_is_clean_too(world: World):
+    report = check(world.killed)
+    assert report.damage == []
+    assert report.log_entries > 0
+    live = {topic.topic: topic.live for topic in report.topics if topic.durability != "ephemeral"}
+    assert live == {name: len(world.killed_records[name]) for name in live}
+
+
+@pytest.mark.parametrize("state", ["late", "killed"])
+def test_verify_changes_nothing(world: World, tmp_path: Path, state: str):
+    directory = shutil.copytree(getattr(world, state), tmp_path / "data")
+    (directory / "wal" / "00000000000000000099.wal.tmp").write_bytes(b"unfinished")
+    before = contents(directory)
+    assert topics("verify", directory).returncode == 0
+    assert contents(directory) == before
+
+
+def test_verify_says_what_it_did_in_words(late: Path):
+    done = topics("verify", late)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "clean"
+    assert "capped" in done.stdout
+    assert "140 (cap 140)" in done.stdout
+
+
+def test_a_directory_that_a_server_has_open_is_refused_with_its_owner(tmp_path: Path):
+    server = serve(tmp_path / "server", tmp_path / "data")
+    done = topics("verify", tmp_path / "data")
+    server.stop()
+    assert done.returncode == 2
+    assert f"held by pid {server.process.pid}" in done.stderr
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("x")])
+def test_what_is_no_data_directory_is_refused_with_status_2(tmp_path: Path, make: Callable[[Path], None]):
+    make(tmp_path / "other")
+    for command in (["verify"], ["backup"], ["restore"]):
+        args = [*command, tmp_path / "other"] + ([] if command == ["verify"] else [tmp_path / "target"])
+        done = topics(*args)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "Traceback" not in done.stderr
+
+
+def test_bad_usage_ends_with_status_2():
+    assert topics("verify").returncode == 2
+    assert topics("backup", "only-one").returncode == 2
+
+
+def positions(size: int, count: int) -> Iterator[int]:
+    """Both ends, and a spread between."""
+    yield from sorted({0, size - 1, *(size * n // count for n in range(count))})
+
+
+def test_a_flipped_bit_anywhere_in_a_segment_is_found(late: Path):
+    path = segment_files(late)[1]
+    whole = path.read_bytes()
+    for at in positions(len(whole), 60):
+        flip(path, at, 1 << at % 8)
+        report = check(late)
+        assert [finding.file for finding in report.damage] == [str(path)], f"byte {at} of {len(whole)}"
+        for topic in report.topics:
+            assert topic.live + topic.deleted + sum(topic.lost.values()) == topic.head_seq
+        path.write_bytes(whole)
+    assert check(late).clean
+
+
+@pytest.mark.parametrize("pattern", ["snapshots/*.snap", "snapshots/*.tails", "FORMAT"])
+def test_a_flipped_bit_anywhere_in_the_other_files_is_found(late: Path, pattern: str):
+    [path] = late.glob(pattern)
+    whole = path.read_bytes()
+    for at in positions(len(whole), 60):
+        flip(path, at, 1 << at % 8)
+        report = check(late)
+        assert {finding.file for finding in report.damage} == {str(path)}, f"byte {at} of {len(whole)}"
+        path.write_bytes(whole)
+
+
+def test_a_flipped_bit_anywhere_in_the_log_is_found(world: World, tmp_path: Path):
+    directory = shutil.copytree(world.killed, tmp_path / "data")
+    [path] = [path for path in directory.glob("wal/*.wal") if len(path.read_bytes().rstrip(b"\0")) > 1000]
+    whole = path.read_bytes()
+    written = len(whole.rstrip(b"\0"))
+    for at in positions(written, 80):
+        flip(path, at, 1 << at % 8)
+        report = check(directory)
+        told = [finding.file for finding in report.damage] or [note.split(" at ")[0] for note in report.notes]
+        assert str(path) in told, f"byte {at} of {written}"
+        path.write_bytes(whole)
+
+
+def test_damage_is_told_with_file_offset_seqs_and_what_to_do(late: Path):
+    path = segment_files(late)[0]
+    flip(path, 100)
+    done = topics("verify", late)
+    assert done.returncode == 1
+    assert f"damaged: {path} at byte 8: a chunk of data does not match its checksum" in done.stdout
+    assert ", seqs " in done.stdout
+    assert "  next: if these records matter, restore them from a backup" in done.stdout
+    report = json.loads(topics("verify", late, "--json").stdout)
+    [finding] = report["damage"]
+    assert (finding["file"], finding["offset"]) == (str(path), 8)
+    assert finding["first_seq"] <= finding["last_seq"]
+    lost = {topic["topic"]: topic["lost"].get("corrupt", 0) for topic in report["topics"]}
+    assert lost[finding["topic"]] > 0
+
+
+def test_a_server_loses_exactly_what_verify_said(late: Path, tmp_path: Path):
+    flip(segment_files(late)[0], 100)
+    said = {topic.topic: topic.live for topic in check(late).topics}
+    served = started_on(tmp_path / "server", late)
+    assert {name: len(found) for name, found in served.items()} == said
+
+
+def test_a_missing_segment_is_damage_and_a_left_over_one_is_not(late: Path):
+    [first, *_, last] = segment_files(late)
+    shutil.copy(first, last.with_name("00000000000000099999.seg"))
+    report = check(late)
+    assert report.clean
+    assert any("99999.seg: nothing refers to this file" in note for note in report.notes)
+    first.unlink()
+    [finding] = check(late).damage
+    assert (finding.file, finding.what) == (str(first), "the file is missing")
+
+
+def test_progress_goes_to_standard_error_only():
+    from io import StringIO
+
+    from topics.cli.data import Meter
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    plain, terminal = StringIO(), Terminal()
+    for out in (plain, terminal):
+        with Meter("checked", out) as meter:
+            meter._last -= 10
+            meter.show(512, 1024)
+    assert plain.getvalue() == "checked 512 B of 1.0 KiB (50%)\n"
+    assert terminal.getvalue().startswith("\r\x1b[K[###############...............]  50%")
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+# --- backup and restore
+
+
+def test_a_backup_can_be_verified_restored_and_started(world: World, tmp_path: Path):
+    done = topics("backup", world.killed, tmp_path / "backup")
+    assert done.returncode == 0, done.stderr
+    assert "4 topics" in done.stdout
+    assert topics("verify", tmp_path / "backup").returncode == 0
+    done = topics("restore", tmp_path / "backup", tmp_path / "data")
+    assert done.returncode == 0, done.stderr
+    assert f"next: topics serve --data-dir {tmp_path / 'data'}" in done.stdout
+    assert topics("verify", tmp_path / "data").returncode == 0
+    served = started_on(tmp_path / "server", tmp_path / "data")
+    assert served == world.killed_records | {"brief": []}
+
+
+def test_a_second_backup_copies_what_is_new_and_takes_over_deletes(world: World, tmp_path: Path):
+    target = tmp_path / "backup"
+    first = duplicate(world.early, target)
+    assert started_on(tmp_path / "one", shutil.copytree(target, tmp_path / "copy")) == world.early_records | {"brief": []}
+    second = duplicate(world.late, target)
+    assert (first.segments_reused, second.segments_reused > 0) == (0, True)
+    third = duplicate(world.late, target)
+    assert (third.segments_copied, third.snapshot) == (0, second.snapshot)
+    assert check(target).damage == []
+    assert not [note for note in check(target).notes if "refers" in note]
+    assert started_on(tmp_path / "two", target) == world.late_records | {"brief": []}
+
+
+def test_backups_of_a_server_under_load_hold_all_that_was_acknowledged_before(tmp_path: Path):
+    server = serve(tmp_path / "server", tmp_path / "data")
+    acked: dict[str, int] = {}
+    deleted: list[int] = []
+    stop = threading.Event()
+
+    def write(topic: str) -> None:
+        with client(server) as http:
+            turn = 0
+            while not stop.is_set():
+                acked[topic] = append(http, topic, 7, tag=f"turn{turn}", first=turn)[-1]
+                if turn % 5 == 4:
+                    http.post(f"/v0/topics/{topic}/delete", json={"match": ["tag", "Eq", f"turn{turn - 3}"]})
+                    deleted.append(turn)
+                turn += 1
+
+    with client(server) as http:
+        http.put("/v0/topics/a", json={"durability": "fsync"})
+        http.put("/v0/topics/b", json={"durability": "disk"})
+    writers = [threading.Thread(target=write, args=(topic,)) for topic in "ab"]
+    for writer in writers:
+        writer.start()
+    results = []
+    for turn in range(3):
+        time.sleep(0.7)
+        before = dict(acked)
+        done = topics("backup", tmp_path / "data", tmp_path / "backup", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        results.append(json.loads(done.stdout))
+        assert topics("verify", tmp_path / "backup").returncode == 0
+        restored = tmp_path / f"restored{turn}"
+        assert topics("restore", tmp_path / "backup", restored).returncode == 0
+        results[-1] |= {"before": before, "restored": restored}
+    stop.set()
+    for writer in writers:
+        writer.join()
+    truth = everything(server)
+    server.stop()
+    assert results[1]["segments_reused"] > 0
+    assert deleted
+    for turn, result in enumerate(results):
+        served = started_on(tmp_path / f"check{turn}", result["restored"])
+        for topic in "ab":
+            found = {record["$seq"]: record for record in served[topic]}
+            assert max(found) >= result["before"][topic]
+            for record in truth[topic]:  # what was not deleted later must be there, and the same
+                if record["$seq"] <= result["before"][topic]:
+                    assert found[record["$seq"]] == record
+
+
+def test_a_backup_starts_over_when_the_server_takes_a_newer_snapshot(world: World, tmp_path: Path):
+    """The server's part is played by a hook that puts the later state in place in the middle of the copy."""
+    source = shutil.copytree(world.early, tmp_path / "data")
+    overtaken = False
+
+    def overtake(done: int, total: int) -> None:
+        nonlocal overtaken
+        if not overtaken:
+            overtaken = True
+            shutil.copytree(world.late, source, dirs_exist_ok=True)
+            for old in set(contents(source)) - set(contents(world.late)):
+                (source / old).unlink()
+
+    done = duplicate(source, tmp_path / "backup", progress=overtake, pause=lambda: None)
+    assert done.tries == 2
+    assert check(tmp_path / "backup").clean
+    assert started_on(tmp_path / "server", tmp_path / "backup") == world.late_records | {"brief": []}
+
+
+class Killed(BaseException):
+    pass
+
+
+class MortalFs(RealFs):
+    """Dies at the n-th call that changes something, and does nothing more from then on."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def _live(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> Any:
+        if not (write or create):
+            return super().open(path)
+        self._live()
+        return MortalFile(self, super().open(path, write=write, create=create))
+
+    def rename(self, src: str, dst: str) -> None:
+        self._live()
+        super().rename(src, dst)
+
+    def unlink(self, path: str) -> None:
+        self._live()
+        super().unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        self._live()
+        super().sync_dir(path)
+
+
+class MortalFile:
+    def __init__(self, fs: MortalFs, file: File) -> None:
+        self._fs, self._file = fs, file
+
+    def pwrite(self, data: bytes, at: int) -> None:
+        self._fs._live()
+        self._file.pwrite(data, at)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_backup_killed_at_any_call_leaves_a_usable_target(world: World, tmp_path: Path, first: bool):
+    """A first one leaves nothing a server would start on; a later one leaves the old state, or one a little newer."""
+    base = tmp_path / "base"
+    if not first:
+        duplicate(world.early, base)
+    everything_fs = MortalFs(10**9)
+    trial = tmp_path / "trial"
+    shutil.copytree(base, trial) if not first else None
+    copy(everything_fs, str(world.killed), str(trial))
+    calls = 10**9 - everything_fs.left
+    assert calls > 40
+    least = {} if first else {topic.topic: topic.head_seq for topic in check(base).topics}
+    for dies_at in range(0, calls, 3):
+        shutil.rmtree(trial)
+        if not first:
+            shutil.copytree(base, trial)
+        with pytest.raises(Killed):
+            copy(MortalFs(dies_at), str(world.killed), str(trial))
+        if (trial / "FORMAT").exists():
+            report = check(trial)
+            assert report.damage == [], f"killed at call {dies_at} of {calls}"
+            heads = {topic.topic: topic.head_seq for topic in report.topics}
+            assert all(heads[name] >= head for name, head in least.items())
+        else:
+            assert first
+    shutil.rmtree(trial / "wal")
+    shutil.copytree(world.killed / "wal", trial / "wal") if False else (trial / "wal").mkdir()
+
+
+def test_a_killed_backup_is_taken_up_again(world: World, tmp_path: Path):
+    target = tmp_path / "backup"
+    with pytest.raises(Killed):
+        copy(MortalFs(60), str(world.killed), str(target))
+    refused = topics("serve", "--data-dir", target, "--port", "0")
+    assert refused.returncode == 1
+    assert "lost its FORMAT file" in refused.stderr
+    assert topics("backup", world.killed, target).returncode == 0
+    assert started_on(tmp_path / "server", target) == world.killed_records | {"brief": []}
+
+
+def test_a_backup_process_killed_by_a_signal_leaves_the_old_backup_usable(world: World, tmp_path: Path):
+    duplicate(world.early, tmp_path / "base")
+    command = [sys.executable, "-m", "topics", "backup", str(world.killed)]
+    for delay_s in (0.15, 0.25, 0.3, 0.35, 0.4):
+        target = shutil.copytree(tmp_path / "base", tmp_path / f"target{delay_s}")
+        process = subprocess.Popen([*command, str(target)], stdout=subprocess.DEVNULL)
+        time.sleep(delay_s)
+        process.kill()
+        process.wait()
+        assert check(target).damage == []
+
+
+def test_damage_in_the_source_is_copied_and_told(late: Path, tmp_path: Path):
+    path = segment_files(late)[0]
+    flip(path, 100)
+    done = topics("backup", late, tmp_path / "backup")
+    assert done.returncode == 1
+    assert f"damaged: {path} at byte 8" in done.stdout
+    assert [finding.offset for finding in check(tmp_path / "backup").damage] == [8]
+    done = topics("restore", tmp_path / "backup", tmp_path / "data")
+    assert done.returncode == 1
+
+
+def test_a_good_copy_is_not_replaced_by_a_damaged_one(late: Path, tmp_path: Path):
+    duplicate(late, tmp_path / "backup")
+    flip(segment_files(late)[0], 100)
+    duplicate(late, tmp_path / "backup")
+    assert check(tmp_path / "backup").clean
+
+
+def test_a_damaged_file_of_a_backup_is_copied_anew_once_it_was_removed(late: Path, tmp_path: Path):
+    target = tmp_path / "backup"
+    duplicate(late, target)
+    segment_files(target)[0].unlink()
+    assert duplicate(late, target).segments_copied == 1
+    assert check(target).clean
+
+
+def test_a_target_with_another_history_is_refused_and_stays_as_it_was(world: World, tmp_path: Path):
+    server = serve(tmp_path / "server", tmp_path / "other")
+    with client(server) as http:
+        append(http, "elsewhere", 100)
+    server.stop()
+    for source, target in ((tmp_path / "other", world.late), (world.early, world.late)):
+        backup = shutil.copytree(target, tmp_path / "backup", dirs_exist_ok=True)
+        done = topics("backup", source, backup)
+        assert done.returncode == 1
+        assert "is no earlier backup of" in done.stderr
+        assert check(backup).clean
+        assert records_in(check(backup)) == records_in(check(target))
+
+
+def records_in(report: Report) -> dict[str, int]:
+    return {topic.topic: topic.live for topic in report.topics}
+
+
+def test_a_backup_that_was_written_to_by_a_server_is_not_written_over(world: World, tmp_path: Path):
+    duplicate(world.early, tmp_path / "backup")
+    server = serve(tmp_path / "server", tmp_path / "backup")
+    with client(server) as http:
+        append(http, "log", 500)
+    server.stop()
+    with pytest.raises(CopyError, match="is no earlier backup"):
+        duplicate(world.late, tmp_path / "backup")
+
+
+def test_directories_within_each_other_are_refused(late: Path):
+    for target in (late, late / "backup", late.parent):
+        assert topics("backup", late, target).returncode == 2
+
+
+def test_restore_refuses_what_is_there_and_force_moves_it_aside(world: World, late: Path, tmp_path: Path):
+    duplicate(world.early, tmp_path / "backup")
+    done = topics("restore", tmp_path / "backup", late)
+    assert (done.returncode, "is not empty" in done.stderr) == (1, True)
+    done = topics("restore", tmp_path / "backup", late, "--force")
+    assert done.returncode == 0, done.stderr
+    [aside] = tmp_path.glob("data.before-restore-*")
+    assert str(aside) in done.stdout
+    assert records_in(check(aside))["log"] == len(world.late_records["log"])
+    assert records_in(check(late))["log"] == len(world.early_records["log"])
+
+
+def test_restore_does_not_move_away_what_a_server_has_open(world: World, tmp_path: Path):
+    server = serve(tmp_path / "server", tmp_path / "data")
+    done = topics("restore", world.early, tmp_path / "data", "--force")
+    server.stop()
+    assert (done.returncode, "held by pid" in done.stderr) == (2, True)
+
+
+def test_cold_segments_become_ordinary_ones_in_a_backup(late: Path, tmp_path: Path):
+    cold = tmp_path / "cold"
+    [path] = late.glob("snapshots/*.snap")
+    snapshot = snap.decode(path.read_bytes(), path=str(path))
+    moved = 0
+    for topic in snapshot.topics:
+        for ref in topic.segments[:1]:
+            name = f"{topic.topic_id}/{ref.first:020d}.seg"
+            (cold / name).parent.mkdir(parents=True)
+            shutil.move(late / "segments" / name, cold / name)
+            ref.cold = True
+            moved += 1
+    path.write_bytes(snap.encode(snapshot))
+    assert moved > 0
+    done = topics("backup", late, tmp_path / "backup")
+    assert (done.returncode, "--cold-dir" in done.stderr) == (1, True)
+    assert topics("backup", late, tmp_path / "backup", "--cold-dir", cold).returncode == 0
+    assert check(tmp_path / "backup").clean
+    assert check(late, cold_dir=str(cold)).clean
+    assert len([note for note in check(late).notes if "--cold-dir" in note]) == moved
+
+
+def test_deletes_after_the_copy_of_a_segment_reach_the_backup_as_pending_marks(world: World, tmp_path: Path):
+    """They are in the snapshot before they are in the file, so that a kill in between forgets none of them."""
+    target = tmp_path / "backup"
+    duplicate(world.early, target)
+    flags = {path.name: _flags(path) for path in segment_files(target)}
+    duplicate(world.late, target)
+    [path] = target.glob("snapshots/*.snap")
+    pending = [ref.pending for topic in snap.decode(path.read_bytes(), path="").topics for ref in topic.segments]
+    changed = [path for path in segment_files(target) if path.name in flags and _flags(path) != flags[path.name]]
+    assert any(pending)
+    assert changed
+
+
+def _flags(path: Path) -> bytes:
+    data = path.read_bytes()
+    footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=str(path), file_bytes=len(data))
+    return data[footer.flags_at : footer.flags_at + footer.count]

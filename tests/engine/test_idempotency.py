@@ -1,0 +1,155 @@
+"""A key makes a retried write land once: remembered for a window, shared while under way."""
+
+import pytest
+
+from tests.engine.harness import FakeLog, append, delete, done, open_engine, put, read, record, seqs, write
+from topics.engine.apply import State
+from topics.engine.engine import Engine
+from topics.errors import Code, TopicsError
+from topics.model.topic import ConfigPatch
+from topics.testing.clock import SimClock
+
+DURABLE = ConfigPatch(durability="fsync")
+
+
+def test_a_retry_gets_the_seqs_of_the_first_write():
+    engine = open_engine()
+    first = append(engine, "a", record(), record(), idempotency_key="k")
+    append(engine, "a")
+    again = append(engine, "a", record("2"), idempotency_key="k")
+    assert (first.first, first.last, first.deduped) == (1, 2, False)
+    assert (again.first, again.last, again.head, again.deduped, again.created) == (1, 2, 3, True, False)
+    assert engine.topic("a").head == 3
+
+
+def test_a_retry_needs_no_flush():
+    engine = open_engine()
+    append(engine, "a", idempotency_key="k")
+    assert engine.append("a", write(idempotency_key="k")).done
+
+
+def test_keys_belong_to_their_topic():
+    engine = open_engine()
+    append(engine, "a", idempotency_key="k")
+    assert not append(engine, "b", idempotency_key="k").deduped
+
+
+def test_the_window_is_strict():
+    clock = SimClock()
+    engine = open_engine(clock)
+    put(engine, "a", idempotency_window_ms=100)
+    append(engine, "a", idempotency_key="k")
+    clock.advance(ms=100)
+    assert append(engine, "a", idempotency_key="k").deduped
+    clock.advance(ms=1)
+    anew = append(engine, "a", idempotency_key="k")
+    assert (anew.deduped, anew.first) == (False, 2)
+    clock.advance(ms=100)
+    assert append(engine, "a", idempotency_key="k").first == 2, "the later write is the one that is remembered"
+
+
+def test_a_key_survives_the_loss_of_its_records():
+    engine = open_engine()
+    put(engine, "a", cap_records=1)
+    append(engine, "a", idempotency_key="k")
+    append(engine, "a")
+    delete(engine, "a", before_seq=9)
+    assert append(engine, "a", idempotency_key="k").deduped
+
+
+def test_a_key_is_found_in_a_full_topic_that_rejects():
+    engine = open_engine()
+    put(engine, "a", cap_records=1, discard="reject")
+    append(engine, "a", idempotency_key="k")
+    assert append(engine, "a", idempotency_key="k").deduped
+
+
+def test_a_dropped_topic_forgets_its_keys():
+    engine = open_engine()
+    append(engine, "a", idempotency_key="k")
+    done(engine, engine.drop_topic("a"))
+    assert append(engine, "a", idempotency_key="k").created
+
+
+def test_forgotten_keys_take_no_memory():
+    clock = SimClock()
+    engine = open_engine(clock)
+    put(engine, "a", idempotency_window_ms=10)
+    for n in range(50):
+        append(engine, "a", idempotency_key=f"k{n}")
+        clock.advance(ms=1)
+    assert list(engine.topic("a").keys) == [f"k{n}" for n in range(39, 50)]
+
+
+def test_past_the_limit_the_oldest_keys_make_room():
+    engine = Engine(clock=SimClock(), state=State(max_keys=2))
+    for key in ("k1", "k2", "k3"):
+        append(engine, "a", idempotency_key=key)
+    assert not append(engine, "a", idempotency_key="k1").deduped
+    assert append(engine, "a", idempotency_key="k3").deduped
+
+
+def test_twins_in_one_turn_land_once():
+    engine = open_engine()
+    put(engine, "a")
+    tickets = [engine.append("a", write(idempotency_key="k")) for _ in range(3)]
+    engine.flush()
+    assert [(ticket.value().first, ticket.value().deduped) for ticket in tickets] == [(1, False), (1, True), (1, True)]
+    assert seqs(read(engine, "a")) == [1]
+
+
+def test_twins_that_create_the_topic_land_once():
+    engine = open_engine()
+    tickets = [engine.append("a", write(idempotency_key="k")) for _ in range(2)]
+    engine.flush()
+    assert [(done.value().created, done.value().deduped) for done in tickets] == [(True, False), (False, True)]
+    assert engine.topic("a").head == 1
+
+
+def test_the_leader_is_told_whoever_follows():
+    engine = open_engine()
+    put(engine, "a")
+    told = []
+    leader = engine.append("a", write(idempotency_key="k"))
+    follower = engine.append("a", write(idempotency_key="k"))
+    follower.on_done(lambda ticket: told.append("follower"))
+    leader.on_done(lambda ticket: told.append("leader"))
+    engine.flush()
+    assert sorted(told) == ["follower", "leader"]
+
+
+@pytest.mark.parametrize("failure", ["write", "sync"])
+def test_followers_share_the_fate_of_a_refused_leader_and_the_key_is_free_again(failure):
+    log = FakeLog()
+    engine = open_engine(log=log)
+    put_ticket = engine.put_topic("a", DURABLE)
+    engine.flush()
+    log.finish()
+    assert put_ticket.value().created
+    tickets = [engine.append("a", write(idempotency_key="k")) for _ in range(3)]
+    log.write_fails, log.sync_fails = failure == "write", failure == "sync"
+    engine.flush()
+    log.finish()
+    for ticket in tickets:
+        with pytest.raises(TopicsError) as caught:
+            ticket.value()
+        assert caught.value.code is Code.READ_ONLY
+    log.write_fails = log.sync_fails = False
+    retry = engine.append("a", write(idempotency_key="k"))
+    engine.flush()
+    log.finish()
+    assert (retry.value().first, retry.value().deduped) == (1, False)
+
+
+def test_a_follower_waits_for_the_sync_its_leader_waits_for():
+    log = FakeLog()
+    engine = open_engine(log=log)
+    engine.put_topic("a", DURABLE)
+    engine.flush()
+    log.finish()
+    engine.append("a", write(idempotency_key="k"))
+    engine.flush()
+    follower = engine.append("a", write(idempotency_key="k"))
+    assert not follower.done
+    log.finish()
+    assert follower.value().deduped

@@ -1,0 +1,224 @@
+"""Loss nobody asked for: exact to the record, never silent, and told apart from what was deleted."""
+
+import pytest
+
+from tests.engine.harness import Sealer, append, delete, open_engine, put, read, record, seqs
+from topics.engine import retention
+from topics.model.records import TagMatch
+from topics.testing.clock import SimClock
+
+
+def gap(page) -> tuple[int, int, str, int]:
+    told = page.tombstone
+    return told.gap_from, told.gap_to, told.reason, told.missed_estimate
+
+
+def test_a_record_cap_keeps_the_newest_and_says_what_went():
+    engine = open_engine()
+    put(engine, "a", cap_records=3)
+    for _ in range(10):
+        append(engine, "a")
+    topic = engine.topic("a")
+    assert (topic.count, topic.earliest, topic.evict_floor, topic.head) == (3, 8, 8, 10)
+    page = read(engine, "a", from_seq=2)
+    assert (gap(page), seqs(page)) == ((3, 7, "cap", 5), [8, 9, 10])
+
+
+def test_a_batch_larger_than_the_cap_keeps_its_own_end():
+    engine = open_engine()
+    append(engine, "a", *[record()] * 10, config=None)
+    put(engine, "b", cap_records=3)
+    append(engine, "b", *[record()] * 10)
+    assert seqs(read(engine, "b")) == [8, 9, 10]
+
+
+def test_a_byte_cap_lets_as_few_records_go_as_it_can():
+    engine = open_engine(SimClock(ms=5))
+    size_bytes = len(b'{"$seq":1,"$ts":5,"data":1},')
+    put(engine, "a", cap_bytes=3 * size_bytes)
+    append(engine, "a", record(), record(), record())
+    assert engine.topic("a").count == 3
+    append(engine, "a", record("10"))
+    assert (engine.topic("a").count, engine.topic("a").bytes) == (2, 2 * size_bytes + 1)
+
+
+@pytest.mark.parametrize("from_seq", [0, 5, 6, 7, 8])
+def test_a_tombstone_comes_exactly_where_the_next_seq_is_below_the_floor(from_seq):
+    engine = open_engine()
+    put(engine, "a", cap_records=3)
+    append(engine, "a", *[record()] * 10)
+    assert engine.topic("a").evict_floor == 8
+    page = read(engine, "a", from_seq=from_seq)
+    assert (page.tombstone is not None) == (from_seq + 1 < 8)
+
+
+def test_a_record_lives_through_the_last_millisecond_of_its_ttl():
+    clock = SimClock(ms=1000)
+    engine = open_engine(clock)
+    put(engine, "a", ttl_ms=50)
+    append(engine, "a")
+    clock.advance(ms=50)
+    assert seqs(read(engine, "a")) == [1]
+    clock.advance(ms=1)
+    page = read(engine, "a")
+    assert (gap(page), page.count, page.next_from_seq) == ((1, 1, "ttl", 1), 0, 1)
+    assert (engine.topic("a").earliest, engine.topic("a").evict_floor) == (2, 2)
+
+
+def test_expiry_shows_in_the_state_without_a_write_or_a_read():
+    clock = SimClock()
+    engine = open_engine(clock)
+    put(engine, "a", ttl_ms=50)
+    append(engine, "a", *[record()] * 6)
+    clock.advance(ms=30)
+    append(engine, "a")
+    clock.advance(ms=21)
+    topic = engine.look("a", touch=False)
+    assert (topic.count, topic.earliest, topic.evict_floor) == (1, 7, 7)
+    clock.advance(ms=1000)
+    [topic], _ = engine.list_topics(prefix="", after="", limit=9, allowed=lambda name: True)
+    assert (topic.count, topic.bytes, topic.earliest) == (0, 0, 8)
+
+
+def test_what_has_expired_stays_gone_when_the_wall_clock_steps_back():
+    clock = SimClock(ms=1000)
+    engine = open_engine(clock)
+    put(engine, "a", ttl_ms=50)
+    append(engine, "a")
+    clock.set(ms=1051)
+    assert read(engine, "a").count == 0
+    clock.set(ms=1000)
+    assert gap(read(engine, "a")) == (1, 1, "ttl", 1)
+
+
+def test_losses_of_both_kinds_are_mixed():
+    clock = SimClock()
+    engine = open_engine(clock)
+    put(engine, "a", cap_records=4, ttl_ms=50)
+    append(engine, "a", *[record()] * 5)
+    clock.advance(ms=51)
+    append(engine, "a")
+    assert gap(read(engine, "a")) == (1, 5, "mixed", 5)
+    assert gap(read(engine, "a", from_seq=1)) == (2, 5, "ttl", 4)
+
+
+def test_deleted_records_inside_a_gap_are_in_its_range_and_not_in_its_count():
+    engine = open_engine()
+    append(engine, "a", *[record(tag="x" if seq in (2, 3, 6) else None) for seq in range(1, 11)])
+    delete(engine, "a", match=TagMatch("Eq", "x"))
+    put(engine, "a", cap_records=2)
+    page = read(engine, "a")
+    assert (gap(page), seqs(page)) == ((1, 8, "cap", 5), [9, 10])
+    assert gap(read(engine, "a", from_seq=1)) == (2, 8, "cap", 4)
+
+
+def test_a_deleted_gap_above_the_floor_is_silent():
+    engine = open_engine()
+    put(engine, "a", cap_records=8)
+    append(engine, "a", *[record()] * 10)
+    delete(engine, "a", before_seq=7)
+    topic = engine.topic("a")
+    assert (topic.evict_floor, topic.earliest) == (3, 7)
+    page = read(engine, "a", from_seq=2)
+    assert (page.tombstone, seqs(page)) == (None, [7, 8, 9, 10])
+    assert gap(read(engine, "a", from_seq=1)) == (2, 6, "cap", 1)
+
+
+def test_deleted_records_at_the_front_make_room_without_any_loss():
+    engine = open_engine()
+    put(engine, "a", cap_records=3)
+    append(engine, "a", *[record()] * 3)
+    delete(engine, "a", before_seq=3)
+    append(engine, "a", record(), record())
+    assert (engine.topic("a").evict_floor, seqs(read(engine, "a"))) == (1, [3, 4, 5])
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_tightened_limits_apply_to_what_is_there(sealed):
+    clock = SimClock()
+    engine = open_engine(clock)
+    for _ in range(10):
+        append(engine, "a")
+        clock.advance(ms=10)
+    if sealed:
+        Sealer().seal(engine.topic("a"))
+    put(engine, "a", ttl_ms=85)
+    assert engine.topic("a").earliest == 3
+    put(engine, "a", ttl_ms=0, cap_records=4)
+    assert (engine.topic("a").earliest, engine.topic("a").count) == (7, 4)
+    page = read(engine, "a")
+    assert gap(page) == (1, 6, "mixed", 6)
+
+
+def test_a_reader_by_time_misses_only_what_is_not_older_than_that():
+    clock = SimClock(ms=100)
+    engine = open_engine(clock)
+    put(engine, "a", cap_records=3)
+    for _ in range(6):
+        append(engine, "a")
+        clock.advance(ms=1)
+    assert gap(read(engine, "a", from_ts=102)) == (1, 3, "cap", 3)
+    page = read(engine, "a", from_ts=103)
+    assert (page.tombstone, seqs(page)) == (None, [4, 5, 6])
+
+
+def test_a_deleted_record_at_the_end_of_an_evicted_segment_is_no_loss_to_a_reader_by_time():
+    clock = SimClock(ms=100)
+    engine = open_engine(clock)
+    for seq in range(1, 9):
+        append(engine, "a", record(tag="x" if seq == 4 else None))
+        clock.advance(ms=1)
+    delete(engine, "a", match=TagMatch("Eq", "x"))
+    put(engine, "a", cap_records=4)
+    assert engine.topic("a").evict_floor == 4
+    page = read(engine, "a", from_ts=103)
+    assert (page.tombstone, seqs(page)) == (None, [5, 6, 7, 8])
+
+
+def test_segments_in_which_nothing_is_live_are_let_go():
+    engine = open_engine()
+    put(engine, "a", cap_records=4)
+    for _ in range(100):
+        append(engine, "a")
+    assert len(engine.topic("a").segments) <= 2
+
+
+def test_an_open_segment_with_nothing_live_in_it_gives_its_memory_back():
+    engine = open_engine()
+    append(engine, "a", record(), record())
+    delete(engine, "a", before_seq=99)
+    topic = engine.topic("a")
+    assert ([(part.first, part.count) for part in topic.segments], len(topic.open.rendered)) == ([(3, 0)], 0)
+
+
+def test_skipped_seqs_are_a_hole_that_readers_are_told_of():
+    engine = open_engine()
+    append(engine, "a", record(), record())
+    retention.skip_to(engine.topic("a"), 6, "corrupt")
+    assert append(engine, "a").first == 6
+    first = read(engine, "a")
+    assert (seqs(first), first.tombstone, first.next_from_seq) == ([1, 2], None, 2)
+    second = read(engine, "a", from_seq=2)
+    assert (gap(second), seqs(second)) == ((3, 5, "corrupt", 3), [6])
+    assert gap(read(engine, "a", from_seq=3)) == (4, 5, "corrupt", 2)
+    topic = engine.topic("a")
+    assert (topic.earliest, topic.evict_floor) == (1, 1)
+
+
+def test_seqs_skipped_in_an_empty_topic_are_lost_at_the_front():
+    engine = open_engine()
+    put(engine, "a")
+    retention.skip_to(engine.topic("a"), 4, "corrupt")
+    topic = engine.topic("a")
+    assert (topic.head, topic.earliest, topic.evict_floor) == (3, 4, 4)
+    page = read(engine, "a")
+    assert (gap(page), page.next_from_seq) == ((1, 3, "corrupt", 3), 3)
+
+
+def test_a_hole_at_the_end_is_told_before_anything_follows_it():
+    engine = open_engine()
+    append(engine, "a")
+    retention.skip_to(engine.topic("a"), 4, "corrupt")
+    assert read(engine, "a").next_from_seq == 1
+    page = read(engine, "a", from_seq=1)
+    assert (gap(page), page.next_from_seq) == ((2, 3, "corrupt", 2), 3)

@@ -1,0 +1,153 @@
+"""Every file call of a workload fails, once or until somebody sees to the disk: nothing is half done, and it heals."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+
+import pytest
+
+from tests.faults.ledger import Client
+from tests.faults.workloads import STEPS, play, setup, some
+from topics.errors import Code, TopicsError
+from topics.storage.datadir import DataDirError
+from topics.testing.disk import FOREVER, SimDisk
+from topics.testing.harness import SimServer
+
+SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
+ERRORS = (errno.EIO, errno.ENOSPC)
+READS = frozenset("pread try_pread listdir exists size boot_id free_bytes close unlock".split())
+
+
+def calls_of(names: tuple[str, ...]) -> range:
+    """The numbers of the calls that a workload makes when nothing fails."""
+    client = ready()
+    before = len(client.server.disk.calls)
+    play(client, names)
+    return range(before, len(client.server.disk.calls))
+
+
+def ready() -> Client:
+    client = Client(SimServer.start(SimDisk(seed=SEED)))
+    setup(client)
+    return client
+
+
+def fails(names: tuple[str, ...], at: int, error: int, times: int, *, short: bool) -> bool:
+    """One failure. Whether it was one that a write could notice."""
+    client = ready()
+    server, disk, ledger = client.server, client.server.disk, client.ledger
+    disk.fail(at=at, error=error, times=times, short=short)
+    play(client, names)
+    if disk.calls[at].op in READS:
+        return False
+    disk.heal()
+    ledger.check(server, "none")
+    for mode in ("keep", "lose", "tear"):  # before it could heal
+        ledger.check(server.next(disk.clone().crash(mode)), mode)  # type: ignore[arg-type]
+    server.tick()
+    server.tick()
+    assert server.wal.read_only is None and not server.wal.broken, "it does not heal"
+    client.append("f", 1, durability="fsync")
+    client.append("d", 1)
+    assert client.ledger.lives["d"][-1].writes[-1].status == "acked"
+    ledger.check(server, "none")
+    for mode in ("keep", "lose", "tear"):
+        ledger.check(server.next(disk.clone().crash(mode)), mode, healed=True)  # type: ignore[arg-type]
+    server.checkpoint()
+    ledger.check(server.next(disk.clone().crash("lose")), "lose", healed=True)
+    ledger.check(server.stop(), "keep", healed=True)
+    return True
+
+
+def sweep(names: Iterable[tuple[str, ...]]) -> int:
+    points = 0
+    for workload in names:
+        for at in calls_of(workload):
+            for number, (error, times) in enumerate((error, times) for error in ERRORS for times in (1, FOREVER)):
+                try:
+                    points += fails(workload, at, error, times, short=bool((at + number) % 2))
+                except BaseException as failure:
+                    failure.add_note(f"seed {SEED}, workload {workload}, call {at} fails with {error} {times} times")
+                    raise
+    return points
+
+
+def test_every_single_operation_is_refused_or_done_when_a_call_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep((name,) for name in STEPS)
+    with capsys.disabled():
+        print(f"\n{points} failing calls in single operations (seed {SEED})")
+
+
+def test_some_pairs_of_operations_are_refused_or_done_when_a_call_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep(some(2, 12, SEED))
+    with capsys.disabled():
+        print(f"\n{points} failing calls in pairs of operations (seed {SEED})")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("first", STEPS)
+def test_every_pair_of_operations_is_refused_or_done_when_a_call_fails(first: str) -> None:
+    sweep((first, second) for second in STEPS)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_start_that_meets_an_error_changes_nothing_for_the_next(error: int) -> None:
+    client = ready()
+    crashed = client.server.disk.crash("keep")
+    calls = len(client.server.next(crashed.clone()).disk.calls)
+    for times in (1, FOREVER):
+        for at in range(calls):
+            disk = crashed.clone()
+            disk.fail(at=at, error=error, times=times)
+            server = SimServer(disk, clock=client.server.clock)
+            try:
+                server.open()
+            except (DataDirError, OSError):
+                pass
+            else:
+                disk.heal()
+                client.ledger.check(server, "keep")
+            disk.heal()
+            client.ledger.check(server.next(disk.crash("keep")), "keep")
+
+
+def test_a_full_disk_is_told_and_left_behind() -> None:
+    client = ready()
+    server, disk = client.server, client.server.disk
+    disk.capacity_bytes = disk.used_bytes()
+    with pytest.raises(TopicsError) as refused:
+        for number in range(100):
+            server.append("f", f'"{number:0100d}"')
+    assert refused.value.code is Code.READ_ONLY
+    assert refused.value.detail == {"reason": os.strerror(errno.ENOSPC)}
+    assert server.wal.read_only == os.strerror(errno.ENOSPC)
+    served = server.data("f")
+    with pytest.raises(TopicsError):
+        server.append("d", '"no"' * 1)
+        server.append("d", '"' + "no" * 2000 + '"')
+    assert server.data("f") == served, "reading goes on"
+
+    disk.capacity_bytes = None
+    server.tick()
+    assert server.wal.read_only is None
+    landed = server.append("f", '"yes"')
+    assert landed.first == server.engine.topic("f").head
+    assert server.crash("lose").data("f") == [*served, '"yes"']
+
+
+def test_a_server_on_a_full_disk_starts_read_only_and_heals() -> None:
+    client = ready()
+    disk = client.server.disk.crash("keep")
+    disk.capacity_bytes = disk.used_bytes()
+    server = client.server.next(disk)
+    client.ledger.check(server, "keep")
+    assert server.wal.broken and server.wal.read_only == os.strerror(errno.ENOSPC)
+    with pytest.raises(TopicsError) as refused:
+        server.append("f", '"no"')
+    assert refused.value.code is Code.READ_ONLY
+    disk.capacity_bytes = None
+    server.tick()
+    server.append("f", '"yes"')
+    assert server.crash("lose").data("f")[-1] == '"yes"'
