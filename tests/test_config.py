@@ -112,7 +112,8 @@ def test_a_bind_beyond_loopback_needs_a_key_or_an_explicit_yes(tmp_path: Path):
         assert load({"TOPICS_HOST": host, "TOPICS_ALLOW_INSECURE_NO_AUTH": "1"}).host == host
     keys = tmp_path / "keys"
     keys.write_text("# one a line\nk1:read\n")
-    assert load({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS_FILE": str(keys)}).key_entries() == ["k1:read"]
+    [rule] = load({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS_FILE": str(keys)}).key_rules()
+    assert rule.scopes == {"read"}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
@@ -120,15 +121,27 @@ def test_loopback_needs_no_key(host: str):
     assert load(host=host).is_loopback()
 
 
-def test_keys_that_are_only_commas_are_no_keys():
-    assert load(api_keys=" , ,").key_entries() == []
-    assert problems({"TOPICS_HOST": "0.0.0.0", "TOPICS_API_KEYS": ","})
+def test_keys_that_are_only_commas_do_not_mean_that_no_key_is_wanted():
+    assert problems(api_keys=" , ,") == ["--api-keys: it holds no key"]
 
 
 def test_keys_of_the_setting_and_of_the_file_add_up(tmp_path: Path):
     keys = tmp_path / "keys"
-    keys.write_text("\n# spare\n k2:read:a.+b. \n")
-    assert load(api_keys="k1, k3:w", api_keys_file=str(keys)).key_entries() == ["k1", "k3:w", "k2:read:a.+b."]
+    keys.write_text("\n# spare\n k2:read:a.|b. \n")
+    rules = load(api_keys="k1, k3:w", api_keys_file=str(keys)).key_rules()
+    assert [(sorted(rule.scopes), rule.prefixes) for rule in rules] == [
+        (["admin", "delete", "read", "write"], ()),
+        (["write"], ()),
+        (["read"], ("a.", "b.")),
+    ]
+
+
+def test_a_key_that_is_both_in_the_setting_and_in_the_file_is_refused(tmp_path: Path):
+    keys = tmp_path / "keys"
+    keys.write_text("s3cret:read\n")
+    [problem] = problems(api_keys="other,s3cret", api_keys_file=str(keys))
+    assert "key 2 and key 3 have the same secret" in problem
+    assert "s3cret" not in problem
 
 
 def test_a_key_file_must_be_readable_and_hold_a_key(tmp_path: Path):

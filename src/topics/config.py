@@ -299,6 +299,22 @@ class Settings:
     )
     body_timeout_ms: int = _millis(60_000, "From the end of the head to the end of the body.", group=CONNECTIONS)
     idle_timeout_ms: int = _millis(75_000, "Life of a connection between two requests.", group=CONNECTIONS)
+    buffer_grace_ms: int = _millis(
+        5_000, "How long a watcher's connection may be full before what it lost meanwhile is told as too old.",
+        group=CONNECTIONS, low=0,
+    )  # fmt: skip
+    slow_consumer_timeout_ms: int = _millis(
+        30_000, "How long a watcher's connection may be full before it is closed.", group=CONNECTIONS
+    )
+    ws_deflate: bool = _row(
+        FLAG, False, "Compress WebSocket messages for clients that offer it: less to send, more to do.", group=CONNECTIONS
+    )
+    pressure_lag_ms: int = _millis(
+        250,
+        "How late the server may run before it refuses requests with 429; it holds back pushes long before. 0 is never.",
+        group=CONNECTIONS,
+        low=0,
+    )
     drain_timeout_ms: int = _millis(
         10_000, "How long open requests may still take once the server was told to stop.", group=CONNECTIONS, low=0
     )

@@ -1,9 +1,10 @@
 """Data directories for tests of the operator's commands: made by real servers, then copied and harmed at will."""
 
 import shutil
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,24 @@ def client(server: ServerProcess) -> httpx.Client:
     return httpx.Client(base_url=server.url, trust_env=False, timeout=WAIT_S)
 
 
-def serve(directory: Path, data: Path, **settings: object) -> ServerProcess:
-    return ServerProcess(directory, SMALL | {"data_dir": data} | settings)
+@contextmanager
+def serving(directory: Path, data: Path, *, then: str = "stop", **settings: object) -> Iterator[ServerProcess]:
+    """A server on `data` that is stopped in order (and checked) at the end, or killed, which a failure does too."""
+    server = ServerProcess(directory, SMALL | {"data_dir": data} | settings)
+    try:
+        yield server
+        server.stop() if then == "stop" else server.kill()
+    finally:
+        if server.process.poll() is None:
+            server.kill()
 
 
 def append(http: httpx.Client, topic: str, count: int, *, tag: str | None = None, first: int = 0) -> list[int]:
-    records = [{"data": {"n": first + n, "pad": "é" * 30}, "tag": tag or f"t{n % 5}", "node": "a"} for n in range(count)]
+    records = [
+        {"data": {"n": first + n, "pad": "é" * 30}, "tag": tag or f"t{n % 5}", "node": "a"} for n in range(count)
+    ]
     answer = http.post(f"/v0/topics/{topic}", json={"records": records})
-    assert answer.status_code == 200, answer.text
+    assert answer.is_success, answer.text
     seqs: list[int] = answer.json()["seqs"]
     return seqs
 
@@ -76,28 +87,23 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root = root
         data = root / "data"
-        server = serve(root / "one", data)
-        with client(server) as http:
+        with serving(root / "one", data) as server, client(server) as http:
             fill(http)
-        self.early_records = everything(server)
-        server.stop()
+            self.early_records = everything(server)
         self.early = self._keep(data, "early")
-        server = serve(root / "two", data)
-        with client(server) as http:
+        with serving(root / "two", data) as server, client(server) as http:
             for turn in range(6):
                 append(http, "log", 20, first=1000 + 20 * turn)
                 append(http, "safe", 20, first=1000 + 20 * turn)
             http.post("/v0/topics/log/delete", json={"match": ["tag", "Eq", "t4"]})
-        self.late_records = everything(server)
-        server.stop()
+            self.late_records = everything(server)
         self.late = self._keep(data, "late")
-        server = serve(root / "three", data, checkpoint_interval_ms=60_000)
-        with client(server) as http:
+        slow = {"checkpoint_interval_ms": 60_000}
+        with serving(root / "three", data, then="kill", **slow) as server, client(server) as http:
             for turn in range(5):
                 append(http, "log", 9, first=2000 + 9 * turn)
             http.post("/v0/topics/safe/delete", json={"match": ["tag", "Eq", "t1"]})
-        self.killed_records = everything(server)
-        server.kill()
+            self.killed_records = everything(server)
         self.killed = self._keep(data, "killed")
 
     def _keep(self, data: Path, name: str) -> Path:
@@ -113,11 +119,11 @@ def topics(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def started_on(directory: Path, data: Path) -> dict[str, list[dict[str, Any]]]:
     """What a server that starts on `data` serves."""
-    server = serve(directory, data)
+    server = ServerProcess(directory, SMALL | {"data_dir": data})
     try:
         return everything(server)
     finally:
-        server.process.send_signal(signal.SIGTERM)
+        server.process.terminate()
         server.process.wait(WAIT_S)
 
 

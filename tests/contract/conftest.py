@@ -18,8 +18,19 @@ def session_api(live: ServerProcess) -> Iterator[Api]:
 
 @pytest.fixture
 def api(session_api: Api) -> Api:
-    """The shared server."""
+    """The shared servers, one after the other."""
     return session_api
+
+
+@pytest.fixture(scope="module")
+def disk_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """One server for tests of what does not depend on how records are kept."""
+    directory = tmp_path_factory.mktemp("module")
+    server = ServerProcess(directory, {"data_dir": directory / "data"})
+    client = Api(server.url)
+    yield client
+    client.close()
+    server.stop()
 
 
 @pytest.fixture

@@ -8,6 +8,12 @@ import pytest
 
 from tests.contract.api import Api, data, failed, succeeded
 
+
+@pytest.fixture
+def api(disk_api: Api) -> Api:
+    return disk_api
+
+
 # --- paths and methods
 
 

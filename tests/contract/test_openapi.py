@@ -14,6 +14,11 @@ from topics.server.table import ROUTES
 
 
 @pytest.fixture
+def api(disk_api: Api) -> Api:
+    return disk_api
+
+
+@pytest.fixture
 def document(api: Api) -> Any:
     return api.get("/v0/openapi.json")
 

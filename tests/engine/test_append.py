@@ -21,7 +21,9 @@ def test_a_record_is_stored_in_the_form_its_readers_get():
     assert b"".join(read(engine, "a").parts) == b'{"$seq":1,"$ts":77,"$node":"n","data":{"k": 1.50},"meta":{"h":1}},'
 
 
-@pytest.mark.parametrize("data", ["null", "0", "-1.0e+5", '""', '"\\u00e9\\/"', '{"a":1,"a":2}', "[]", "1.000000000000000001"])
+@pytest.mark.parametrize(
+    "data", ["null", "0", "-1.0e+5", '""', '"\\u00e9\\/"', '{"a":1,"a":2}', "[]", "1.000000000000000001"]
+)
 def test_data_is_kept_token_for_token(data):
     engine = open_engine(SimClock(ms=5))
     append(engine, "a", record(data))
@@ -104,13 +106,15 @@ def test_a_record_past_a_limit_is_refused_and_creates_nothing(request_, code):
 
 def test_sizes_at_the_limit_pass():
     limits = Limits(max_batch_records=3, max_record_bytes=64, max_meta_bytes=20, max_tag_bytes=8, max_node_bytes=8)
-    request = write(record('"' + "x" * 62 + '"', tag="éééé", node="n" * 8), record(meta='{"l":"' + "x" * 12 + '"}'), record())
+    request = write(
+        record('"' + "x" * 62 + '"', tag="éééé", node="n" * 8), record(meta='{"l":"' + "x" * 12 + '"}'), record()
+    )
     assert append(open_engine(limits=limits), "a", *request.records).last == 3
 
 
 def test_meta_may_have_64_keys_and_not_one_more():
     def meta(n: int) -> str:
-        return "{%s}" % ",".join(f'"{key}":0' for key in range(n))
+        return "{" + ",".join(f'"{key}":0' for key in range(n)) + "}"
 
     engine = open_engine()
     append(engine, "a", record(meta=meta(64)))

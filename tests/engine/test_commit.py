@@ -123,7 +123,14 @@ def test_a_log_that_cannot_write_refuses_the_turn_and_hands_the_seqs_out_again(d
     bench.turn()
     assert all(is_refused(ticket) for ticket in tickets)
     topic = bench.engine.topic("a")
-    assert (topic.head, topic.count, topic.next_seq, topic.staged_count, topic.staged_bytes, topic.pending) == (1, 1, 2, 0, 0, 0)
+    assert (topic.head, topic.count, topic.next_seq, topic.staged_count, topic.staged_bytes, topic.pending) == (
+        1,
+        1,
+        2,
+        0,
+        0,
+        0,
+    )
     assert "new" not in bench.engine.topics
     bench.log.write_fails = False
     ticket = bench.engine.append("a", write())

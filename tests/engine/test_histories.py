@@ -61,7 +61,7 @@ Verb = Append | Delete | Put | Drop
 
 @dataclass
 class Turn:
-    """What happens between two looks: the wall clock steps, verbs share a commit or fail to, files are written or reopened."""
+    """What happens between two looks: the wall clock steps, verbs share a commit, files are written or reopened."""
 
     clock_ms: int
     verbs: list[Verb]
@@ -75,7 +75,7 @@ maybe_tag = st.none() | st.sampled_from(TAGS)
 maybe_node = st.none() | st.sampled_from(NODES)
 records = st.builds(
     record,
-    st.sampled_from(["1", "null", '"a }, b"', '{"k": [1, 2.50, "\\u00e9"]}', '[\n1 ,\r\n2]', '"' + "w" * 90 + '"']),
+    st.sampled_from(["1", "null", '"a }, b"', '{"k": [1, 2.50, "\\u00e9"]}', "[\n1 ,\r\n2]", '"' + "w" * 90 + '"']),
     tag=maybe_tag,
     node=maybe_node,
     meta=st.sampled_from([None, None, None, "{}", '{"m":\n1}', "null"]),
@@ -104,7 +104,9 @@ requests = st.builds(
 cursors = st.integers(0, 40)
 deletes = st.builds(Delete, NAMES, cursors, st.none() | matches) | st.builds(Delete, NAMES, st.none(), matches)
 appends = st.builds(Append, NAMES, requests)
-verbs = st.one_of(appends, appends, appends, deletes, st.builds(Put, NAMES, patches), st.builds(Drop, NAMES, st.booleans()))
+verbs = st.one_of(
+    appends, appends, appends, deletes, st.builds(Put, NAMES, patches), st.builds(Drop, NAMES, st.booleans())
+)
 queries = st.fixed_dictionaries(
     {
         "from_seq": cursors,
@@ -160,7 +162,7 @@ class Pair:
         self.log.finish()
 
     def tell_model(self, turn: Turn, results: list[Any]) -> None:
-        """The model lives through what the log took; of the rest it never hears, and must still agree with the engine."""
+        """The model lives through what the log took. Of the rest it never hears, and must agree all the same."""
         refused = REFUSED in results
         assert not refused or turn.fault is not None
         for verb, result in zip(turn.verbs, results, strict=True):
@@ -168,7 +170,9 @@ class Pair:
                 continue  # an error may come from a write before it that was then refused
             want, got = outcome(lambda verb=verb: self.in_model(verb)), self.seen(result)
             if isinstance(want, Landed) and want.deduped and isinstance(got, Landed):
-                got.head = want.head  # the head when the twin was asked about, which writes of this turn may have passed
+                got.head = (
+                    want.head
+                )  # the head when the twin was asked about, which writes of this turn may have passed
             assert got == want, verb
 
     def in_model(self, verb: Verb) -> Any:
@@ -257,18 +261,23 @@ class Pair:
         query["nodes"] = frozenset(query.get("nodes", ())) or None
         got = read(self.engine, name, **query, epoch=None if other is None else epoch + other)
         assert b"".join(got.parts) == b"".join(want.records), query
-        assert (got.count, got.next_from_seq, got.scanned) == (len(want.records), want.next_from_seq, want.scanned), query
+        assert (got.count, got.next_from_seq, got.scanned) == (len(want.records), want.next_from_seq, want.scanned), (
+            query
+        )
         gap = got.tombstone
         if want.tombstone is None or gap is None:
             assert gap is want.tombstone, query
         else:
-            assert (gap.earliest_seq, gap.head_seq) == (self.oracle.topics[name].earliest, self.oracle.topics[name].head)
+            assert (gap.earliest_seq, gap.head_seq) == (
+                self.oracle.topics[name].earliest,
+                self.oracle.topics[name].head,
+            )
             seen = (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate)
             told = want.tombstone
             assert seen == (told.gap_from, told.gap_to, told.reason, told.missed_estimate), query
 
     def account(self, name: str) -> None:
-        """Page by page from 0 to the head: each seq is delivered, told to be missing, or was deleted. Nothing is left over."""
+        """Page by page from 0 to the head: each seq is delivered, told to be missing, or was deleted."""
         model = self.oracle.topic(name)
         for limit in (1, 3):
             cursor, delivered, told = 0, [], set()

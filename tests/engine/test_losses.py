@@ -49,7 +49,9 @@ def test_past_the_bound_the_oldest_two_become_one_that_covers_both():
     assert losses.covering(2) == losses.runs[0], "the seqs between them count as lost from then on"
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.sampled_from(["cap", "ttl"])), max_size=20), st.data())
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.sampled_from(["cap", "ttl"])), max_size=20), st.data()
+)
 def test_what_was_added_is_what_is_counted(steps, data):
     losses, lost, at = Losses(), {}, 1
     for skip, length, reason in steps:

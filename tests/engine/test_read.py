@@ -75,7 +75,13 @@ def test_a_filter_keeps_matching_tags_only(ten):
 
 @pytest.mark.parametrize(
     ("max_bytes", "expected"),
-    [(1, [1]), (RECORD_BYTES, [1]), (2 * RECORD_BYTES - 1, [1]), (2 * RECORD_BYTES, [1, 3]), (3 * RECORD_BYTES + 1, [1, 3, 5])],
+    [
+        (1, [1]),
+        (RECORD_BYTES, [1]),
+        (2 * RECORD_BYTES - 1, [1]),
+        (2 * RECORD_BYTES, [1, 3]),
+        (3 * RECORD_BYTES + 1, [1, 3, 5]),
+    ],
 )
 def test_the_byte_budget_ends_a_page_but_never_before_its_first_record(ten, max_bytes, expected):
     page = read(ten, "a", max_bytes=max_bytes, nodes=frozenset({"even"}))
@@ -150,7 +156,9 @@ def test_an_empty_topic_tells_a_cursor_of_an_earlier_life_to_begin_anew():
 
 def test_projections_put_tags_in_and_leave_meta_or_data_out():
     engine = open_engine(SimClock(ms=5))
-    append(engine, "a", record('{"data":1}', tag='t"é', node="n\n", meta='{"meta":{}}'), record(tag="x"), record(meta="{}"))
+    append(
+        engine, "a", record('{"data":1}', tag='t"é', node="n\n", meta='{"meta":{}}'), record(tag="x"), record(meta="{}")
+    )
     node = b'"$node":"n\\n"'
     assert b"".join(read(engine, "a", projection=Projection(tags=True)).parts) == (
         b'{"$seq":1,"$ts":5,%b,"$tag":"t\\"\xc3\xa9","data":{"data":1},"meta":{"meta":{}}},'

@@ -128,7 +128,9 @@ def test_topics_are_listed_by_name_a_page_at_a_time():
         put(engine, name)
 
     def page(**asked):
-        topics, more = engine.list_topics(**{"prefix": "", "after": "", "limit": 9, "allowed": lambda name: True} | asked)
+        topics, more = engine.list_topics(
+            **{"prefix": "", "after": "", "limit": 9, "allowed": lambda name: True} | asked
+        )
         return [topic.name for topic in topics], more
 
     assert page() == (["a", "b:1", "b:2", "b:3", "c"], False)

@@ -1,6 +1,7 @@
 """Columns: ids, positions and the parts of a rendered record, without looking into the record."""
 
 from array import array
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -32,7 +33,9 @@ def test_a_sealed_dictionary_finds_what_a_growing_one_finds(values, asked):
     for known in (growing, sealed):
         assert {known.name_of(known.id_of(value)) for value in values} == values
         assert (known.id_of(asked) > 0) == (asked in values)
-        assert {known.name_of(found) for found in known.ids_with_prefix(asked)} == {v for v in values if v.startswith(asked)}
+        assert {known.name_of(found) for found in known.ids_with_prefix(asked)} == {
+            v for v in values if v.startswith(asked)
+        }
 
 
 def test_a_name_keeps_the_id_it_got_first():
@@ -75,7 +78,9 @@ def test_matching_finds_the_positions_a_look_at_each_would(tags, op, text, data)
     high = data.draw(st.integers(low, len(tags)))
     match = TagMatch(op, text)
     assert columns.matching(match, low, high).tolist() == [at for at in range(low, high) if match.covers(tags[at])]
-    assert columns.from_nodes({text, "ab"}, low, high).tolist() == [at for at in range(low, high) if tags[at] in {text, "ab"}]
+    assert columns.from_nodes({text, "ab"}, low, high).tolist() == [
+        at for at in range(low, high) if tags[at] in {text, "ab"}
+    ]
 
 
 def test_without_a_column_nothing_matches():
@@ -88,7 +93,7 @@ def test_without_a_column_nothing_matches():
 def test_runs_cover_exactly_the_positions(positions):
     found = runs(np.array(sorted(positions), np.intp))
     assert [at for first, last in found for at in range(first, last + 1)] == sorted(positions)
-    assert all(later[0] > earlier[1] + 1 for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(found))
 
 
 def test_columns_that_were_sealed_can_grow_again():

@@ -60,7 +60,12 @@ appends = st.integers(1, 6).flatmap(
 def test_an_append_comes_back_as_it_went_in_and_its_frame_tells_its_seqs(entry):
     head, again = reread(entry)
     assert again == entry
-    assert (head.kind, head.topic_id, head.first, head.count) == (log.APPEND, entry.topic_id, entry.first, len(entry.sizes))
+    assert (head.kind, head.topic_id, head.first, head.count) == (
+        log.APPEND,
+        entry.topic_id,
+        entry.first,
+        len(entry.sizes),
+    )
     assert entry.last == entry.first + len(entry.sizes) - 1
 
 
@@ -68,7 +73,9 @@ def test_the_numbers_of_the_kinds_are_for_ever():
     assert (log.CREATE, log.CONFIGURE, log.DROP, log.APPEND, log.DELETE, log.CEILING) == (1, 2, 3, 4, 5, 6)
 
 
-@pytest.mark.parametrize(("kind", "body"), [(255, b""), (log.DROP, b"\xc1"), (log.APPEND, b"\x01"), (log.APPEND, b"\x09\0\0\0\x90")])
+@pytest.mark.parametrize(
+    ("kind", "body"), [(255, b""), (log.DROP, b"\xc1"), (log.APPEND, b"\x01"), (log.APPEND, b"\x09\0\0\0\x90")]
+)
 def test_a_whole_frame_that_is_no_entry_names_its_place(kind, body):
     found, _ = frame.decode(memoryview(frame.encode(kind, 1, 1, 1, body)), 0)
     with pytest.raises(Corrupt) as caught:

@@ -8,7 +8,9 @@ from topics.storage import frame
 HEAD = frame.Head(kind=4, topic_id=7, first=1_000, count=3)
 FRAME = frame.encode(*HEAD, b"the body")
 
-heads = st.builds(frame.Head, st.integers(0, 255), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+heads = st.builds(
+    frame.Head, st.integers(0, 255), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
+)
 
 
 @given(st.lists(st.tuples(heads, st.binary(max_size=200)), max_size=5))

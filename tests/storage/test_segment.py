@@ -10,7 +10,9 @@ from topics.storage import segment as codec
 from topics.storage.columns import Columns, extend
 
 maybe_name = st.none() | st.sampled_from(["", "a", "b", "é"])
-rows = st.lists(st.tuples(st.integers(1, 40), maybe_name, maybe_name, st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=20)
+rows = st.lists(
+    st.tuples(st.integers(1, 40), maybe_name, maybe_name, st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=20
+)
 
 
 def build(found, first: int = 50):
@@ -44,7 +46,11 @@ def test_what_is_written_is_what_is_read(found, with_extras):
     assert (footer.min_ts, footer.max_ts, footer.file_bytes) == (columns.ts[0], columns.ts[-1], len(data))
     assert data[codec.HEADER_BYTES : footer.sums_at] == rendered
     _, again = index_of(data, footer)
-    assert (list(again.offsets), list(again.ts), again.extras) == (list(columns.offsets), list(columns.ts), columns.extras)
+    assert (list(again.offsets), list(again.ts), again.extras) == (
+        list(columns.offsets),
+        list(columns.ts),
+        columns.extras,
+    )
     assert [again.tag_at(at) for at in range(len(found))] == [row[1] for row in found]
     assert [again.node_at(at) for at in range(len(found))] == [row[2] for row in found]
     assert list(again.metas) == [row[3] for row in found]
@@ -101,7 +107,9 @@ def is_noticed(data: bytes, good: codec.Footer) -> bool:
         return True
     assert footer == good
     chunk = data[codec.HEADER_BYTES : footer.sums_at]
-    return codec.sum64(chunk) != sums[0] or bool(codec.damaged_flags(data[footer.flags_at : footer.flags_at + footer.count]))
+    return codec.sum64(chunk) != sums[0] or bool(
+        codec.damaged_flags(data[footer.flags_at : footer.flags_at + footer.count])
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 8, codec.FOOTER_BYTES, codec.FOOTER_BYTES + 3])

@@ -9,6 +9,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import MAX_META_KEYS, Limits, NewRecord, WriteRequest, too_long
+from topics.engine.terms import job_terms
 from topics.storage.entry import Append
 
 _encode_json = msgspec.json.encode
@@ -23,7 +24,8 @@ def render(request: WriteRequest, *, topic_id: int, first: int, ts: int, limits:
         record = records[0]
         tag = record.tag
         short = tag is None or len(tag) * 4 <= limits.max_tag_bytes
-        if short and record.node is None and record.meta is UNSET and request.node is None:
+        plain = record.priority is None and record.delay_ms is None and record.deliver_at is None
+        if short and plain and record.node is None and record.meta is UNSET and request.node is None:
             row = b'{"$seq":%d,"$ts":%d,"data":%b},' % (first, ts, record.data)
             if b"\n" not in row and b"\r" not in row and len(row) <= limits.max_record_bytes:
                 tags = None if tag is None else (tag,)
@@ -53,7 +55,8 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
     if max(sizes) > limits.max_record_bytes:
         _check_sizes(records, limits)
     kept_tags = None if tags.count(None) == n else tags
-    return Append(topic_id, first, ts, sizes, blob, kept_tags, nodes, meta_sizes, request.idempotency_key)
+    extras = job_terms(records, ts)
+    return Append(topic_id, first, ts, sizes, blob, kept_tags, nodes, meta_sizes, request.idempotency_key, extras)
 
 
 def _render_each(
@@ -132,7 +135,9 @@ def _on_one_line(request: WriteRequest) -> WriteRequest:
     A stored record is one line, because that is how streams and line-oriented readers carry it.
     """
     records = [
-        NewRecord(_flat(record.data), record.tag, record.node, UNSET if record.meta is UNSET else _flat(record.meta))
+        msgspec.structs.replace(
+            record, data=_flat(record.data), meta=UNSET if record.meta is UNSET else _flat(record.meta)
+        )
         for record in request.records
     ]
     return msgspec.structs.replace(request, records=records)

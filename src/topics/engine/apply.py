@@ -37,6 +37,7 @@ class State:
         self.last_epoch = 0
         self.segment_limits = segments or SegmentLimits()
         self.max_keys = max_keys
+        self.created: list[Callable[[Topic], None]] = []  # told of every topic that comes into being
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
 
@@ -48,6 +49,8 @@ def create(state: State, entry: log.Create) -> Topic:
     state.by_id[entry.topic_id] = topic
     state.next_topic_id = max(state.next_topic_id, entry.topic_id + 1)
     state.last_epoch = max(state.last_epoch, entry.epoch)
+    for tell in state.created:
+        tell(topic)
     return topic
 
 
@@ -93,6 +96,8 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
     columns = segment.columns
     if entry.extras:
         columns.extras.update({segment.count + at: extra for at, extra in entry.extras.items()})
+        if topic.queue is not None:
+            topic.queue.arrived(first, ts, entry.extras)
     extend(columns, ts=ts, sizes=entry.sizes, tags=entry.tags, nodes=entry.nodes, metas=entry.metas)
     segment.grew(blob, n, ts)
     topic.head += n
@@ -136,6 +141,8 @@ def delete(topic: Topic, entry: log.Delete) -> int:
                 positions = segment.columns.matching(match, low, high)
                 if len(positions):
                     topic.removed(*segment.mark(positions.tolist(), DELETED))
+                    if topic.queue is not None:
+                        topic.queue.left((positions + segment.first).tolist())
     retention.advance(topic)
     return before - topic.count
 
@@ -154,6 +161,8 @@ def _delete_prefix(topic: Topic, before: int) -> None:
         segment.live -= n
         segment.live_bytes -= size_bytes
         topic.removed(n, size_bytes)
+    if topic.queue is not None:
+        topic.queue.left_range(topic.earliest, before)
     topic.earliest = max(topic.earliest, before)
 
 
@@ -172,6 +181,8 @@ def _delete_seqs(topic: Topic, seqs: list[int]) -> None:
             at += 1
         if run and retention.ready(topic, segment):  # no run: all of them in the hole before the segment
             topic.removed(*segment.mark(run, DELETED))
+    if topic.queue is not None:
+        topic.queue.left(seqs)
 
 
 def remember(state: State, topic: Topic, key: str, write: Remembered) -> None:

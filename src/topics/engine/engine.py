@@ -8,11 +8,12 @@ from typing import Any
 from msgspec import Struct
 
 from topics.clock import Clock
-from topics.engine import apply, retention
+from topics.engine import apply, retention, scheduler
 from topics.engine.append import render
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, read
 from topics.engine.state import Topic
+from topics.engine.terms import only_for_queues
 from topics.errors import Code, TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, Limits, TagMatch, WriteRequest
@@ -21,9 +22,6 @@ from topics.storage import entry as log
 from topics.storage.segments import Cold
 
 NO_PATCH = ConfigPatch()
-AUTO_PRIORITY = 500
-PRIORITY_HALF_LIFE_MS = 30_000
-PRIORITY_FORGOTTEN_MS = 300_000
 MAX_CEILING_STEP = 1 << 20
 
 
@@ -158,16 +156,8 @@ class Engine:
         return page, len(names) > limit
 
     def effective_priority(self, topic: Topic) -> int:
-        """Manual, or 500 halved every 30 s since the last read and 0 after 5 minutes."""
-        config = topic.config
-        if config.priority is not None:
-            return config.priority
-        if not config.auto_priority or topic.last_read_ts is None:
-            return 0
-        idle_ms = max(self.clock.now_ms() - topic.last_read_ts, 0)
-        if idle_ms >= PRIORITY_FORGOTTEN_MS:
-            return 0
-        return int(AUTO_PRIORITY * 0.5 ** (idle_ms / PRIORITY_HALF_LIFE_MS))
+        """What the scheduler goes by right now."""
+        return scheduler.effective_priority(topic, self.clock.now_ms())
 
     # --- records
 
@@ -188,6 +178,8 @@ class Engine:
         first = topic.next_seq
         entry = render(request, topic_id=topic.topic_id, first=first, ts=ts, limits=self.limits)
         config = topic.config
+        if entry.extras is not None:
+            _check_terms(config, entry)
         if config.cap_bytes or config.cap_records or self.limits.max_total_bytes:
             self._check_room(config, topic, entry, now)
         count, size_bytes = len(entry.sizes), len(entry.blob)
@@ -304,6 +296,8 @@ class Engine:
         now = self.clock.now_ms()
         if topic.config.ttl_ms:
             retention.expire(topic, now)
+        if topic.queue is not None:
+            topic.queue.settle(now)
         return now
 
     def _new_topic(self, name: str, config: TopicConfig) -> log.Create:
@@ -352,6 +346,7 @@ class Engine:
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
         entry = render(request, topic_id=0, first=1, ts=now, limits=self.limits)
+        _check_terms(config, entry)
         self._check_room(config, None, entry, now)
         create = self._new_topic(name, config)
         entry.topic_id = create.topic_id
@@ -432,6 +427,13 @@ def resource_cap(name: str, limit: int) -> TopicsError:
     return TopicsError(
         Code.THROTTLED, f"the server holds as much as {name} allows ({limit})", detail={"limit": name, "max": limit}, retry_after_ms=1000
     )
+
+
+def _check_terms(config: TopicConfig, entry: log.Append) -> None:
+    """Only a queue can keep what is asked for a job; a log that took it would seem to."""
+    if entry.extras is not None and config.type != "queue":
+        raise only_for_queues()
+    entry.extras = entry.extras or None
 
 
 def _warm(topic: Topic, before: int) -> None:

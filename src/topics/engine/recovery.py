@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from topics import logs
-from topics.engine import apply, checkpoint, retention
+from topics.engine import apply, checkpoint, queue, retention
 from topics.engine.apply import State
 from topics.engine.state import Topic
 from topics.errors import Corrupt
@@ -25,6 +25,7 @@ from topics.storage.segments import MemorySegment, SealedSegment, Shelf
 log = logs.Log("recovery")
 
 Progress = Callable[[float], None]
+REPLAYED_ELSEWHERE = (queue,)  # entries of theirs are read back here: the modules that know how must be loaded
 
 
 class Recovered(NamedTuple):
@@ -35,6 +36,7 @@ class Recovered(NamedTuple):
     next_number: int
     entries: int
     damage: list[str]
+    cut: list[str]  # unfinished writes at the end of the log
     settled: bool  # the snapshot says all of it: a start that goes on from here needs no new one
 
 
@@ -58,15 +60,19 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
     replayed = 0
     files = log_files(datadir, since, damage)
     resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
+    cut: list[str] = []
     total = sum(len(file.data) for file in files) or 1
     done = 0
     for file in files:
         for item in walfile.scan(file.data):
             if isinstance(item, walfile.Damage):
                 torn = item.torn and file.last
-                _note_damage(state, file, item, torn=torn, damage=damage)
                 if torn:
+                    size = item.end - item.at
+                    cut.append(f"{file.path} at byte {item.at}: {size} bytes of an unfinished write")
+                    log.warning("torn_tail_cut", file=file.path, offset=item.at, bytes=size)
                     break
+                _note_damage(state, file, item, damage)
             else:
                 replayed += _replay(state, item, file, damage)
                 progress((done + item.end) / total)
@@ -81,7 +87,8 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
     progress(1.0)
     if replayed or damage:
         log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
-    return Recovered(number, resume, next_number, replayed, damage, same_boot and not replayed and not damage)
+    settled = same_boot and not replayed and not damage and not cut
+    return Recovered(number, resume, next_number, replayed, damage, cut, settled)
 
 
 def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
@@ -126,7 +133,11 @@ def restore_topic(
         path = datadir.tails_path(found.tail.tails)
         try:
             data = read_part(datadir, path, found.tail.offset, found.tail.size)
-            tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms)
+            harmless: list[str] = []
+            tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
+            for what in harmless:
+                damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
+                log.warning("tail_flawed", file=path, offset=found.tail.offset, topic=found.name, what=what)
         except (Corrupt, FileNotFoundError) as error:  # any other error of the disk may pass, and nothing is lost by it
             failed = error
             damage.append(f"{path}: the last records of topic {found.name} cannot be read: {error}")
@@ -199,11 +210,8 @@ def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str])
     return 1
 
 
-def _note_damage(state: State, file: LogFile, item: walfile.Damage, *, torn: bool, damage: list[str]) -> None:
+def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list[str]) -> None:
     size = item.end - item.at
-    if torn:
-        log.warning("torn_tail_cut", file=file.path, offset=item.at, bytes=size)
-        return
     seqs = ""
     if item.head is not None:
         topic = state.by_id.get(item.head.topic_id)
@@ -230,6 +238,8 @@ def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> N
     sealed_end = max([ref.first + ref.count for ref in found.segments], default=1)
     first = max(sealed_end, topic.earliest)
     topic.removed(tail.live, tail.live_bytes)
+    if topic.queue is not None:
+        topic.queue.left_range(first, topic.head + 1)
     if tail.live:
         topic.losses.add(first, topic.head, "corrupt")
     log.error("tail_damaged", topic=topic.name, first_seq=first, last_seq=topic.head)

@@ -86,6 +86,8 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
                 topic.lost_ts = segment.columns.ts[last]
             _lose(topic, segment, n, size_bytes)
     topic.earliest = max(topic.earliest, min(upto, topic.head + 1))
+    if topic.queue is not None:
+        topic.queue.left_range(start, topic.earliest)
     advance(topic)
 
 
@@ -126,6 +128,8 @@ def lose_segment(topic: Topic, segment: Segment, damage: Exception) -> None:
     if segment.live:
         topic.losses.add(low, segment.end - 1, "corrupt")
         _lose(topic, segment, segment.live, segment.live_bytes)
+    if topic.queue is not None:
+        topic.queue.left_range(low, segment.end)
     topic.segments.remove(segment)
     if isinstance(segment, SealedSegment):
         segment.release()
@@ -153,6 +157,8 @@ def lose_range(topic: Topic, damage: Damaged) -> None:
     for first, last in _live_runs(segment, low, damage.high):
         topic.losses.add(segment.first + first, segment.first + last, "corrupt")
     topic.removed(*segment.mark(range(low, damage.high), LOST))
+    if topic.queue is not None:
+        topic.queue.left_range(segment.first + low, segment.first + damage.high)
     advance(topic)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from topics.engine.leases import Leases
 from topics.engine.losses import Losses
 from topics.model.topic import TopicConfig
 from topics.storage.segments import MemorySegment, Segment
@@ -44,8 +45,8 @@ class Topic:
 
     __slots__ = (
         "bytes", "ceiling", "ceiling_staged", "ceiling_step", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "gone", "head", "keys",
-        "last_read_ts", "last_ts", "last_write_ts", "listeners", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
-        "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters", "waiting",
+        "last_read_ts", "last_ts", "last_write_ts", "links", "listeners", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
+        "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters", "waiting", "waits_since_ms",
         "wire_name",
     )  # fmt: skip
 
@@ -82,8 +83,9 @@ class Topic:
         self.changing = False  # whether one of them changes the topic itself
         self.waiters: dict[int, Callable[[], None]] = {}  # long polls, called once when the topic grew or is gone
         self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone
+        self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
         self.gone = False  # dropped: whoever still holds it must let go
-        self.queue: Any = None
+        self.queue = Leases(self) if config.type == "queue" else None
 
     @property
     def open(self) -> MemorySegment:

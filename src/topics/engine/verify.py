@@ -35,7 +35,7 @@ RESTORE = (
 RESTORE_ALL = "restore the directory from a backup"
 FALLS_BACK = "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
 HARMLESS = "nothing is lost as long as the rest is whole: see to the disk, and take a backup to another one"
-NEXT_SNAPSHOT = "nothing is lost: the other copy is whole, and the next checkpoint of a running server writes both anew"
+NEXT_SNAPSHOT = "nothing is lost: the other copy is whole, and the next checkpoint of a running server leaves it behind"
 UNKNOWN_END = "restore from a backup if records are missing: where the log before this file ends is unknown"
 REPORT = "the files contradict each other: keep a copy of the directory, report this, and restore from a backup"
 
@@ -284,20 +284,20 @@ class _Verifier:
             self._log_header(file)
             for item in walfile.scan(file.data):
                 if isinstance(item, walfile.Damage):
-                    self._log_damage(file, item, torn=item.torn and file is files[-1])
+                    self._log_damage(file, item, torn=item.torn and file.last)
                 else:
                     self._log_entry(file, item)
             self._step(self.fs.size(file.path))
 
     def _log_header(self, file: recovery.LogFile) -> None:
+        damaged = walfile.damaged_headers(file.data)
         try:
             header = walfile.decode_header(file.data, path=file.path)
         except Corrupt as error:
-            if file.data.strip(b"\0"):
-                self._found(file.path, 0, error.what, UNKNOWN_END)
-            else:
-                self.report.notes.append(f"{file.path}: a log file that was never begun")
+            self._found(file.path, error.offset, error.what, UNKNOWN_END)
             return
+        if damaged:
+            self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
         if header.number != file.number:
             self._found(file.path, 0, f"the header says log file {header.number}", RESTORE_ALL)
 

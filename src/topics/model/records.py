@@ -15,6 +15,8 @@ DEFAULT_BATCH_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_EXAMINED = 10_000
 
+JobPriority = Annotated[int, Meta(ge=0, le=9, description="9 is served first")]
+
 
 class NewRecord(Struct, gc=False):
     """One record as a client writes it. `data` and `meta` stay the client's own bytes: checked, never rebuilt."""
@@ -23,6 +25,9 @@ class NewRecord(Struct, gc=False):
     tag: str | None = None
     node: str | None = None
     meta: Raw | UnsetType = UNSET
+    priority: JobPriority | None = None  # these three on queues only
+    delay_ms: U64 | None = None
+    deliver_at: U64 | None = None
 
 
 class WriteRequest(Struct, gc=False):

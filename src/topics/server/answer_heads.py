@@ -4,7 +4,7 @@ import http
 from collections.abc import Callable
 from email.utils import formatdate
 
-from topics.server.http import Response
+from topics.server.http import JSON, Response
 
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -15,6 +15,8 @@ KEEP_ALIVE = b"connection: keep-alive\r\n"
 UPGRADE = b"connection: upgrade\r\n"
 VARY = b"vary: accept-encoding\r\n"
 GZIPPED = b"content-encoding: gzip\r\n"
+NOSNIFF = b"x-content-type-options: nosniff\r\n"
+NO_STORE = b"cache-control: no-store\r\n"
 
 # A field that says how the answer is carried, not what it says; an application's own would contradict ours.
 _TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive"))
@@ -37,7 +39,9 @@ class AnswerHeads:
 
     def prefix(self, status: int, content_type: bytes) -> bytes:
         """Up to and with `content-length: `. The caller adds the number, further lines and the empty one."""
-        prefix = b"%b%bcontent-type: %b\r\ncontent-length: " % (_status_line(status), self._date, content_type)
+        prefix = b"%b%bcontent-type: %b\r\n%bcontent-length: " % (
+            _status_line(status), self._date, content_type, _safety(content_type),
+        )  # fmt: skip
         self.prefixes[status, content_type] = prefix
         return prefix
 
@@ -55,12 +59,20 @@ class AnswerHeads:
     def endless(self, response: Response) -> bytes:
         """The head of a body that ends with the connection."""
         line = _status_line(response.status)
-        # Closing ends the body either way; proxies that buffer what will be closed leave a connection alone that says so.
+        # Closing ends the body either way; a proxy passes an answer on sooner if it is not told that it will end.
         after = KEEP_ALIVE if (b"connection", b"keep-alive") in response.headers else CLOSE
         return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (line, self._date, response.content_type, _fields(response), after)
 
     def switching(self, response: Response) -> bytes:
         return b"%b%b%b%b\r\n" % (_status_line(response.status), self._date, _fields(response), UPGRADE)
+
+
+def _safety(content_type: bytes) -> bytes:
+    """No browser may take an answer for a page or a script, and nobody on the way may keep one that says who has what.
+
+    An application that says itself how long an answer of another type may be kept is not contradicted.
+    """
+    return NOSNIFF + NO_STORE if content_type == JSON else NOSNIFF
 
 
 def _status_line(status: int) -> bytes:

@@ -17,6 +17,7 @@ from topics.model.records import Limits
 from topics.server.answer import error_answer
 from topics.server.auth import ANYONE, Caller
 from topics.server.guard import Guard
+from topics.server.feeds import Hub
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
@@ -25,6 +26,8 @@ from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
 from topics.server.storage import Storage
 from topics.server.table import ROUTES
+from topics.server.throttle import Throttle
+from topics.server.watch import Sessions
 from topics.storage.segments import Cold
 from topics.storage.stats import WalStats
 
@@ -64,6 +67,10 @@ class TopicsApp:
             state=State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys),
             schedule=loop.call_soon,
         )
+        self.pressed = False  # whether the server runs late: the one thing that hot paths look at
+        self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
+        self.hub = Hub(self)
+        self.sessions = Sessions(self)
 
     @classmethod
     def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> TopicsApp:
@@ -77,6 +84,7 @@ class TopicsApp:
             self.engine.attach(self.storage.wal)
             self.storage.begin(self.engine.commits)
         self._recovered = True
+        self.throttle.begin()
 
     def begin_drain(self) -> None:
         self.draining = True
@@ -84,6 +92,7 @@ class TopicsApp:
             poll.end()
 
     async def stop(self) -> None:
+        self.throttle.end()
         self.engine.flush()
         if self.storage is not None:
             await self.storage.close()
@@ -176,7 +185,7 @@ class TopicsApp:
         return self.limits.open_stream(caller)
 
     def session_count(self) -> int:
-        return 0
+        return len(self.sessions)
 
     def call_later(self, delay_ms: int, callback: Callable[[], None]) -> asyncio.TimerHandle:
         return self.loop.call_later(delay_ms / 1000, callback)

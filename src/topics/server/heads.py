@@ -6,10 +6,14 @@ dictionary lookup instead of a parser run with a Python call a field. That is so
 Header blocks are kept apart from request lines too, so that a known client's first request for a new path is not a
 stranger's: neither means anything to the other as long as the version is 1.1 and the method has no rules of its own,
 and only such heads are kept.
+
+What a client proves itself with is never kept: an `Authorization` line is taken out before a block is remembered or
+looked up, and a request line that may carry a token in its query is composed anew each time.
 """
 
 import re
 import time
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -29,6 +33,9 @@ SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-
 # RFC 3986 section 3.2: what can stand in an authority, with user information left out.
 _HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")
 _LINE = re.compile(rb"(GET|POST|PUT|DELETE|PATCH) (/[!$-~]*) HTTP/1\.1")
+# The two ways clients write the field; whoever writes it otherwise is read by the parser each time.
+_CREDENTIALS = (b"\r\nauthorization: ", b"\r\nAuthorization: ")
+_VISIBLE = bytes(range(0x20, 0x7F))
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
@@ -99,8 +106,27 @@ def split_target(url: bytes) -> tuple[bytes, bytes]:
     return path, query
 
 
+def _part_credential(raw: bytes) -> tuple[bytes, bytes] | None:
+    """A head without its `Authorization` line, and the value of that line, if it is one that a parser would take.
+
+    What is left means what it meant beside the line: a second one like it would have been refused, and a line that
+    begins with a blank, which would now continue another field, is refused in any head.
+    """
+    for name in _CREDENTIALS:
+        at = raw.find(name)
+        if at > 0:
+            end = raw.find(b"\r\n", at + 2)
+            if end < 0:
+                end = len(raw)
+            value = raw[at + len(name) : end]
+            if value.translate(None, _VISIBLE) or value != value.strip(b" "):
+                return None
+            return raw[:at] + raw[end:], value
+    return None
+
+
 class HeadCache:
-    """Heads seen before, by their bytes. Holds what clients sent, credentials included, so it never leaves memory."""
+    """Heads seen before, by their bytes; without the credentials of those who sent them."""
 
     __slots__ = ("_blocks", "known")
 
@@ -113,16 +139,34 @@ class HeadCache:
         is of any other make."""
         first, _, fields = raw.partition(b"\r\n")
         block = self._blocks.get(fields)
-        match = _LINE.fullmatch(first) if block is not None else None
-        if block is None or match is None:
+        if block is None:
+            return self._compose_with_credential(raw)
+        match = _LINE.fullmatch(first)
+        if match is None:
             return None
         path, _, query = match[2].partition(b"?")
         known = (match[1].decode(), path, query, *block)
-        if len(raw) <= MAX_HEAD_BYTES:
+        if len(raw) <= MAX_HEAD_BYTES and b"token" not in unquote_to_bytes(query):
             if len(self.known) >= MAX_HEADS:
                 self.known.clear()
             self.known[raw] = known
         return known
+
+    def _compose_with_credential(self, raw: bytes) -> Known | None:
+        """The same for a head with an `Authorization` line: what is known of the rest, and the line's value."""
+        parted = _part_credential(raw)
+        if parted is None:
+            return None
+        bare, credential = parted
+        known = self.known.get(bare)
+        if known is None:
+            if bare.partition(b"\r\n")[2] not in self._blocks:
+                return None
+            known = self.compose(bare)
+            if known is None:
+                return None
+        method, path, query, headers, content_length, may_gzip = known
+        return method, path, query, headers | {b"authorization": credential}, content_length, may_gzip
 
     def learn(self, data: bytes, head: Head, *, fields: int) -> None:
         """Keep the header block of `data`, which the parser took as exactly one request with `fields` header fields.
@@ -137,6 +181,13 @@ class HeadCache:
             return
         if _LINE.fullmatch(first) is None or block.count(b"\n") != fields - 1 or len(body) != head.content_length:
             return
+        headers = head.request.headers
+        if b"authorization" in headers:
+            parted = _part_credential(raw)
+            if parted is None or parted[1] != headers[b"authorization"]:
+                return
+            block = parted[0].partition(b"\r\n")[2]
+            headers = {name: value for name, value in headers.items() if name != b"authorization"}
         if len(self._blocks) >= MAX_BLOCKS:
             self._blocks.clear()
-        self._blocks[block] = (head.request.headers, head.content_length, head.gzip)
+        self._blocks[block] = (headers, head.content_length, head.gzip)

@@ -16,6 +16,7 @@ from topics.server.answer_heads import AnswerHeads
 from topics.server.connection import Connection
 from topics.server.heads import HeadCache
 from topics.server.http import App
+from topics.server.pages import Pages
 
 if TYPE_CHECKING:
     from topics.config import Settings
@@ -37,6 +38,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     linger_timeout_ms: int = 2_000  # how long we read past a refused request, so that the refusal is not lost
     high_water_bytes: int = 1024 * 1024  # answers that wait for the client, above which nothing more is done for it
     max_pipelined: int = 64  # requests of one connection in the works
+    pages: Pages | None = None  # which requests of browsers are let in; None: all
     skip_body_bytes: int = 64 * 1024  # a refused request with a body up to this does not cost the connection
 
     @classmethod
@@ -48,6 +50,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
             header_timeout_ms=settings.header_timeout_ms,
             body_timeout_ms=settings.body_timeout_ms,
             idle_timeout_ms=settings.idle_timeout_ms,
+            pages=Pages.of(settings),
         )
 
     @property

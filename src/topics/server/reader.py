@@ -11,6 +11,7 @@ import httptools
 
 from topics.errors import Code, TopicsError, invalid
 from topics.server.heads import SINGLE, Head, check
+from topics.server.pages import Pages
 
 IDLE, IN_HEAD, IN_BODY = range(3)
 
@@ -35,6 +36,8 @@ class Bounds(Protocol):
     def max_headers(self) -> int: ...
     @property
     def max_body_bytes(self) -> int: ...
+    @property
+    def pages(self) -> Pages | None: ...
 
 
 class RequestReader:
@@ -193,6 +196,10 @@ class RequestReader:
     def _checked(self) -> Head:
         if self._repeated:
             raise invalid("a header field that can only come once was repeated")
+        pages = self._bounds.pages
+        if pages is not None:
+            # Here and not in the application: a head that was seen before has passed already, and costs nothing.
+            pages.check(self._headers)
         parser = self._parser
         return check(
             method=parser.get_method().decode(),

@@ -5,7 +5,7 @@
     open        `retry: 2000` and a first heartbeat, then `begin`
     heartbeat   `: hb <epoch ms>` whenever nothing else went out for `heartbeat_ms`
     backpressure  `send` says False (and `full` is set) once the connection holds its share: send no more until `resume`
-    slow client a connection that stays full for `SLOW_CONSUMER_MS` gets a last `error` frame and is closed
+    slow client a connection that stays full for `slow_consumer_timeout_ms` gets a last `error` frame and is closed
     end         the connection's slot is given back, and `ended` is called, exactly once whatever the reason
 
 A subclass says what to send: it overrides `begin`, `resume` and `ended`, and calls `send`, `fail` and `finish`:
@@ -32,16 +32,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from topics.errors import Code, TopicsError
+from topics.model.watch import DEFAULT_HEARTBEAT_MS
 from topics.server.http import Request, Response, Sink, Stream
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
 
 RETRY_MS = 2000
-HEARTBEAT_MS = 15_000
-HEARTBEAT_MS_RANGE = (1000, 60_000)
-BUFFER_GRACE_MS = 5_000  # a connection that was full for longer has fallen behind, and is told so
-SLOW_CONSUMER_MS = 30_000
 HIGH_WATER_BYTES = 64 << 10  # of one connection; one frame may go beyond it
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -90,7 +87,7 @@ class EventStream(Stream):
 
     high_water_bytes = HIGH_WATER_BYTES
 
-    def __init__(self, app: TopicsApp, *, release: Callable[[], None], heartbeat_ms: int = HEARTBEAT_MS) -> None:
+    def __init__(self, app: TopicsApp, *, release: Callable[[], None], heartbeat_ms: int = DEFAULT_HEARTBEAT_MS) -> None:
         super().__init__(Response(200, b"", EVENT_STREAM, HEADERS))
         self.app = app
         self.open = False
@@ -185,11 +182,10 @@ class EventStream(Stream):
         if not self.full:
             self.full = True
             self.full_since = self.app.loop.time()
-            self._slow = self.app.call_later(SLOW_CONSUMER_MS, self._too_slow)
+            self._slow = self.app.call_later(self.app.settings.slow_consumer_timeout_ms, self._too_slow)
 
     def _too_slow(self) -> None:
-        message = f"the client took nothing for {SLOW_CONSUMER_MS} ms; connect again to go on"
-        self.fail(Code.REQUEST_TIMEOUT.status, message)
+        self.fail(Code.REQUEST_TIMEOUT.status, "the client does not keep up; connect again to go on")
 
     def _stop(self) -> None:
         for timer in (self._pulse, self._slow):

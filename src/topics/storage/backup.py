@@ -144,6 +144,7 @@ class _Copier:
         self._pause = pause
         self._moved = self._total = 0
         self._fresh: set[str] = set()  # segments copied by this run, whichever try
+        self._unsynced: set[str] = set()  # folders with new names: synced together, before anything builds on them
 
     def run(self) -> None:
         """One try. Raises `_Overtaken` where the server went on to a newer snapshot."""
@@ -177,6 +178,8 @@ class _Copier:
 
     def _switch(self, number: int, snapshot: snap.Snapshot | None, staged: list[int]) -> None:
         """From here on the target is the new copy."""
+        for folder in self._unsynced:
+            self.fs.sync_dir(folder)
         if snapshot is not None:
             snapshot.boot_id = COPIED_BOOT_ID
             for topic in snapshot.topics:
@@ -276,7 +279,8 @@ class _Copier:
                 examined = examine(found.pread, found.size(), path=found.path, known=footer, taken=take)
         finally:
             found.close()
-        self.target.publish(path)
+        self.fs.rename(path + TEMP_SUFFIX, path)
+        self._unsynced.add(posixpath.dirname(path))
         self._fresh.add(path)
         for problem in examined.problems:
             seqs = f"; topic {topic.name}, seqs {ref.first + problem.low} to {ref.first + problem.high - 1}"
@@ -284,12 +288,13 @@ class _Copier:
             self.done.problems.append(text + (seqs if problem.low < problem.high else ""))
 
     def _open_segment(self, topic_id: int, ref: snap.SegmentRef) -> File:
-        hot = self.source.segment_path(topic_id, ref.first)
-        if not ref.cold or self.source.fs.exists(hot):
-            return self.source.fs.open(hot)
-        if self.cold_dir is None:
-            raise CopyError(f"{hot} is in the cold folder; name that folder with --cold-dir")
-        return self.source.fs.open(self.cold_dir + hot[len(self.source.segments_dir) :])
+        """Where the snapshot says it is: a second copy in the other folder may lack flags."""
+        path = self.source.segment_path(topic_id, ref.first)
+        if ref.cold and self.cold_dir is None:
+            raise CopyError(f"{path} is in the cold folder; name that folder with --cold-dir")
+        if ref.cold and self.cold_dir is not None:
+            path = self.cold_dir + path[len(self.source.segments_dir) :]
+        return self.source.fs.open(path)
 
     # --- flags
 
@@ -363,6 +368,8 @@ class _Copier:
         torn = bool(damaged) and damaged[-1].torn and damaged[-1] is items[-1]
         for item in damaged[:-1] if torn else damaged:
             self.done.problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
+        if bad := walfile.damaged_headers(data):
+            self.done.problems.append(f"{path} at byte {bad[0]}: the header of a log file is damaged")
         end = items[-1].at if torn else (items[-1].end if items else walfile.HEADER_BYTES)
         if end <= walfile.HEADER_BYTES and not _resumes(data, path):
             return False

@@ -8,7 +8,7 @@
     …           N     flags      one byte a record: 0xA5 live, 0x5A deleted, 0x3C lost; flipped in place
     …           104   footer     see below
 
-The three flag values differ from each other in four bits or more, so a flipped bit is never taken for another value.
+The three flag values differ from each other in four bits or more, so one flipped bit is not only seen but known.
 
 Footer, little-endian:
 
@@ -63,7 +63,9 @@ LIVE, DELETED, LOST = 0xA5, 0x5A, 0x3C
 _FOOTER = struct.Struct("<IIQQQQQQQQQ8sQ")
 FOOTER_BYTES = _FOOTER.size + 8
 _FLAG_TO_DISK = bytes([LIVE, DELETED, LOST])
-_FLAG_FROM_DISK = {LIVE: 0, DELETED: 1, LOST: 2}
+_FLAG_FROM_DISK = bytes(
+    next((mark for mark, flag in enumerate(_FLAG_TO_DISK) if (byte ^ flag).bit_count() <= 1), 2) for byte in range(256)
+)
 
 sum64 = xxhash.xxh3_64_intdigest
 
@@ -167,11 +169,11 @@ def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview
 def decode_flags(block: bytes) -> bytearray | None:
     """Delete marks as the engine keeps them (0 live, 1 deleted, 2 lost), or None if every record is live.
 
-    A byte that is none of the three says nothing certain about its record, so the record counts as lost.
+    A byte more than one bit away from all three says nothing certain about its record, so the record counts as lost.
     """
     if block.count(LIVE) == len(block):
         return None
-    return bytearray(block.translate(bytes(_FLAG_FROM_DISK.get(byte, 2) for byte in range(256))))
+    return bytearray(block.translate(_FLAG_FROM_DISK))
 
 
 def damaged_flags(block: bytes) -> list[int]:

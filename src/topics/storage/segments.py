@@ -14,6 +14,7 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
+from topics import logs
 from topics.errors import Corrupt
 from topics.storage import segment as codec
 from topics.storage.columns import Columns, growable, runs
@@ -21,6 +22,9 @@ from topics.storage.fs import File, Fs
 
 
 FETCHED_BYTES = 64 << 20
+
+
+log = logs.Log("segments")
 
 
 class Cold(Exception):
@@ -139,8 +143,11 @@ class MemorySegment(Segment):
         return bytes(memoryview(self.rendered)[offsets[low] : offsets[high]])
 
     @classmethod
-    def from_bytes(cls, data: bytes, *, path: str, opened_ms: int) -> MemorySegment:
-        """A segment as `segment.encode` wrote it, able to grow again. Raises `Corrupt`."""
+    def from_bytes(cls, data: bytes, *, path: str, opened_ms: int, harmless: list[str] | None = None) -> MemorySegment:
+        """A segment as `segment.encode` wrote it, able to grow again. Raises `Corrupt`.
+
+        Damage that costs no record is told in `harmless`.
+        """
         footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
         sums, columns = codec.decode_index(data[footer.sums_at : footer.flags_at], footer, path=path)
         rendered = data[codec.HEADER_BYTES : footer.sums_at]
@@ -149,6 +156,10 @@ class MemorySegment(Segment):
             if codec.sum64(rendered[at : at + codec.CHUNK_BYTES]) != expected:
                 raise Corrupt(path, codec.HEADER_BYTES + at, "a chunk of data does not match its checksum")
         flags = data[footer.flags_at : footer.flags_at + footer.count]
+        if harmless is not None and data[: codec.HEADER_BYTES] != codec.MAGIC:
+            harmless.append("the first bytes of a segment are damaged")
+        if harmless is not None and codec.damaged_flags(flags):
+            harmless.append("a flag byte is damaged")
         segment = cls(footer.first, opened_ms=opened_ms)
         segment._columns = growable(columns)
         segment.rendered = bytearray(rendered)
@@ -348,7 +359,9 @@ class SealedSegment(Segment):
             raise damage
         loaded = self._loaded or self._load(wait=False)
         start, stop = loaded.columns.offsets[low], loaded.columns.offsets[high]
-        found = self._shelf.fetched(self, start, stop) or self._data(loaded, start, stop, wait=False)
+        found = self._shelf.fetched(self, start, stop)
+        if found is None:
+            found = self._data(loaded, start, stop, wait=False)
         if found is None:
             raise Cold(lambda: self._fetch(low, high))
         return found
@@ -405,6 +418,8 @@ class SealedSegment(Segment):
             raise Damaged(self, 0, self.count, cause, whole=True) from cause
         if not self._marks_known:
             self._marks = codec.decode_flags(block[index_end:])
+            if self._marks is not None and (bad := codec.damaged_flags(block[index_end:])):
+                log.error("flags_damaged", file=self.path, offset=footer.flags_at + bad[0], seqs=[self.first + at for at in bad])
             if self._pending and self._marks is None:
                 self._marks = bytearray(self.count)
             for at, mark in self._pending:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn, Protocol
 
 from topics import logs
@@ -62,10 +63,11 @@ class Wal:
         self._spare: tuple[int, File] | None = None
         self._preparing = False
         self._unsynced: list[bytes] = []  # frames since the last good sync
+        self._forgotten = 0  # frames ever taken out of that list: several syncs may be under way, each counting from the start
         self._synced_to = (0, 0)  # file number and offset up to which all is durable
         self._behind: list[File] = []  # full files that still need a sync
         self._callbacks: list[Callable[[], None]] = []
-        self._syncing = False
+        self._syncing = 0  # syncs given to the worker and not reported back
         self._healing = False
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
@@ -131,9 +133,9 @@ class Wal:
         if self._file is None:
             done(LogFailed(self.read_only))
             return
-        files, position, covered = [*self._behind, self._file], self.position, len(self._unsynced)
+        files, position, covered = [*self._behind, self._file], self.position, self._forgotten + len(self._unsynced)
         callbacks, self._callbacks = self._callbacks, []
-        self._syncing = True
+        self._syncing += 1
         began = self._clock.monotonic_ns()
 
         def work() -> None:
@@ -141,7 +143,7 @@ class Wal:
                 file.datasync()
 
         def finished(error: Exception | None) -> None:
-            self._syncing = False
+            self._syncing -= 1
             if error is not None:
                 self._callbacks = callbacks + self._callbacks
                 if self._file is not None:
@@ -158,7 +160,7 @@ class Wal:
     def sync_now(self) -> None:
         if self._file is None:
             raise LogFailed(self.read_only)
-        files, position, covered = [*self._behind, self._file], self.position, len(self._unsynced)
+        files, position, covered = [*self._behind, self._file], self.position, self._forgotten + len(self._unsynced)
         began = self._clock.monotonic_ns()
         try:
             for file in files:
@@ -199,7 +201,7 @@ class Wal:
             return
         self._healing = True
         number = self.number + 2  # the one after the next: a spare may lie there half made
-        frames = list(self._unsynced)
+        frames, covered = list(self._unsynced), self._forgotten + len(self._unsynced)
         made: list[tuple[File, int]] = []
 
         def work() -> None:
@@ -215,9 +217,9 @@ class Wal:
             self._file, self.tail = made[0]
             self.number, self.read_only = number, None
             for file in self._behind:
-                file.close()
+                _let_go(file)
             self._behind.clear()
-            del self._unsynced[: len(frames)]
+            self._forget(covered)
             self._synced_to = self.position
             self.stats.rotations_total += 1
             log.info("log_healed", file=number)
@@ -233,7 +235,7 @@ class Wal:
             self.sync_now()
         for file in (*self._behind, self._file, self._spare and self._spare[1]):
             if file:
-                file.close()
+                _let_go(file)
         self._file = None
         self._behind.clear()
 
@@ -249,7 +251,7 @@ class Wal:
             file.sync()
             self._dir.publish(path)
         except OSError:
-            file.close()
+            _let_go(file)
             with suppress(OSError):
                 self._fs.unlink(temporary)
             raise
@@ -270,7 +272,7 @@ class Wal:
                 self._spare = number, made[0]
                 self.read_only = None
             elif error is None:
-                made[0].close()
+                _let_go(made[0])
 
         self._worker.submit(work, finished)
 
@@ -279,11 +281,18 @@ class Wal:
         for file in files[:-1]:
             if file in self._behind:
                 self._behind.remove(file)
-                file.close()
+                # Behind the syncs that the worker still has: one of them may have been told to sync this file too.
+                self._worker.submit(partial(_let_go, file), lambda error: None)
         if position > self._synced_to:
             self._synced_to = position
-            del self._unsynced[:covered]
+            self._forget(covered)
         self.stats.queue_depth = len(self._unsynced)
+
+    def _forget(self, upto: int) -> None:
+        """The first `upto` frames ever written are durable."""
+        if upto > self._forgotten:
+            del self._unsynced[: upto - self._forgotten]
+            self._forgotten = upto
 
     def _refuse(self, frames: list[bytes], error: OSError, *, broken: bool) -> NoReturn:
         self.stats.submit_full_total += len(frames)
@@ -298,7 +307,7 @@ class Wal:
         if broken and self._file is not None:
             self._behind.append(self._file)  # a sync under way may still be busy with it: closed when the log has healed
             if self._spare is not None:
-                self._spare[1].close()
+                _let_go(self._spare[1])
             self._spare = None
             self._file = None
             if not self._unsynced:
@@ -307,3 +316,9 @@ class Wal:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _let_go(file: File) -> None:
+    """Nothing depends on it any more: what had to be durable was synced, or will be written elsewhere."""
+    with suppress(OSError):
+        file.close()

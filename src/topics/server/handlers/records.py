@@ -26,6 +26,7 @@ from topics.model.records import (
 )
 from topics.model.wire import RecordsDeleted, check_u64, decode_body
 from topics.server import query as querystring
+from topics.server import throttle
 from topics.server.answer import error_answer, json_answer, performance, when_done
 from topics.server.http import Answer, Deferred, Request, Response
 
@@ -48,8 +49,10 @@ def append(app: TopicsApp, call: Call) -> Answer:
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")) is not None:
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or querystring.flag(querystring.parse(request.query), "return_seqs", default=True)
-    ticket = app.engine.append(call.params["topic"], write)
-    return when_done(ticket, request, _appended_listing if with_seqs else _appended_bounds)
+    encode = _appended_listing if with_seqs else _appended_bounds
+    if app.pressed:
+        return throttle.append(app, call.params["topic"], write, request, encode)
+    return when_done(app.engine.append(call.params["topic"], write), request, encode)
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:
@@ -89,6 +92,8 @@ def diff(app: TopicsApp, call: Call) -> Answer:
     wanted: DiffRequest = decode_body(_decode_diff, request.body)
     query = _query(app, wanted)
     name = call.params["topic"]
+    if app.pressed:
+        app.throttle.check(name)
     topic, reading = app.engine.read(name, query)
     wait_ms = min(wanted.wait_ms, MAX_WAIT_MS)
     if wait_ms and _nothing(topic, reading) and not app.draining:

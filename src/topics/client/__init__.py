@@ -1,0 +1,5 @@
+"""Clients. `Client` is the blocking one; what is sent and how answers are understood is in `request`, without any I/O."""
+
+from topics.client.sync import Client
+
+__all__ = ["Client"]

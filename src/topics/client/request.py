@@ -1,0 +1,269 @@
+"""Requests and answers of `/v0`, without a connection: what to send for a verb, and what an answer means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+from msgspec import Raw, Struct
+
+from topics.errors import BY_WIRE, Code, TopicsError
+from topics.model.topic import TopicConfig
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+
+
+class Call(Struct, frozen=True):
+    """One request. `safe` says that sending it twice does no more than sending it once."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    accept: str = JSON
+    safe: bool = True
+    timeout_ms: int = 0  # that the server may take beyond the usual, for a call that waits
+
+    def headers(self, token: str | None) -> dict[str, str]:
+        headers = {"accept": self.accept}
+        if self.body:
+            headers["content-type"] = JSON
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        return headers
+
+
+class Server(Struct, frozen=True):
+    """Where a server is."""
+
+    host: str
+    port: int
+    secure: bool
+    prefix: str  # of every path: for a server behind a proxy
+
+
+class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
+    """One event. `data` and `meta` are JSON text; `value` and `headers` decode them."""
+
+    seq: int
+    ts: int
+    data: Raw
+    node: str | None = None
+    tag: str | None = None
+    meta: Raw | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def value(self) -> Any:
+        return msgspec.json.decode(self.data)
+
+
+class Tombstone(Struct):
+    """A range that was lost without anybody asking for it; both ends inclusive."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int = 0
+    earliest_seq: int = 0
+    head_seq: int = 0
+
+
+class State(Struct):
+    topic: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    next_seq: int
+    count: int
+    bytes: int
+    config: TopicConfig
+    type: str = "log"
+    effective_priority: int = 0
+    last_write_ts: int | None = None
+    last_read_ts: int | None = None
+
+
+class Summary(Struct):
+    topic: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    durable: bool
+    type: str = "log"
+
+
+class Topics(Struct):
+    topics: list[Summary]
+    next_cursor: str | None = None
+
+
+class Put(Struct):
+    topic: str
+    created: bool
+    epoch: int
+    config: TopicConfig
+
+
+class Dropped(Struct):
+    topic: str
+    deleted: bool
+    routers_removed: list[str] = []
+
+
+class Written(Struct):
+    topic: str
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    count: int
+    created: bool
+    deduped: bool
+    seqs: list[int] | None = None
+
+
+class Diff(Struct):
+    topic: str
+    records: list[Record]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    lag: int
+    epoch: int = 0
+    tombstone: Tombstone | None = None
+
+
+class Deleted(Struct):
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+class _Error(Struct):
+    code: str
+    message: str = ""
+    detail: dict[str, Any] | None = None
+
+
+class _ErrorAnswer(Struct):
+    error: _Error
+
+
+def server_at(url: str) -> Server:
+    """The parts of a base URL such as `http://127.0.0.1:4000`."""
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is not an http(s) URL of a server")
+    secure = parts.scheme == "https"
+    return Server(parts.hostname, parts.port or (443 if secure else 80), secure, parts.path.rstrip("/"))
+
+
+# --- verbs
+
+
+def put_topic(topic: str, config: Mapping[str, Any]) -> Call:
+    return Call("PUT", _topic(topic), _json(dict(config)))
+
+
+def get_topic(topic: str, *, touch: bool = False) -> Call:
+    return Call("GET", _topic(topic) + _query(touch="true" if touch else "false"))
+
+
+def list_topics(*, prefix: str = "", cursor: str | None = None, page_size: int = 1000) -> Call:
+    return Call("GET", "/v0/topics" + _query(prefix=prefix, cursor=cursor, page_size=page_size))
+
+
+def drop_topic(topic: str, *, if_empty: bool = False) -> Call:
+    return Call("DELETE", _topic(topic) + _query(if_empty="true" if if_empty else None))
+
+
+def append(
+    topic: str,
+    records: Sequence[Mapping[str, Any] | Raw],
+    *,
+    node: str | None = None,
+    idempotency_key: str | None = None,
+    create: bool | None = None,
+    config: Mapping[str, Any] | None = None,
+    disable_backpressure: bool = False,
+    return_seqs: bool = False,
+) -> Call:
+    """Records as mappings with `data` and, where wanted, `tag`, `node`, `meta`; or as ready JSON objects."""
+    body: dict[str, Any] = {"records": records}
+    if node is not None:
+        body["node"] = node
+    if idempotency_key is not None:
+        body["idempotency_key"] = idempotency_key
+    if create is not None:
+        body["create"] = create
+    if config is not None:
+        body["config"] = dict(config)
+    if disable_backpressure:
+        body["disable_backpressure"] = True
+    query = "" if return_seqs else _query(return_seqs="false")
+    return Call("POST", _topic(topic) + query, _json(body), safe=idempotency_key is not None)
+
+
+def diff(topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> Call:
+    """`fields` are those of the request: limit, node, include_tags, include_meta, filter, from_ts, epoch …"""
+    body = {
+        "from_seq": from_seq,
+        "wait_ms": wait_ms,
+        **{key: value for key, value in fields.items() if value is not None},
+    }
+    return Call("POST", _topic(topic) + "/diff", _json(body), timeout_ms=wait_ms)
+
+
+def delete(topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None) -> Call:
+    body: dict[str, Any] = {}
+    if before_seq is not None:
+        body["before_seq"] = before_seq
+    if match is not None:
+        body["match"] = match
+    return Call("POST", _topic(topic) + "/delete", _json(body))
+
+
+def ready() -> Call:
+    return Call("GET", "/v0/ready")
+
+
+# --- answers
+
+
+def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
+    """What a non-2xx answer says. An answer that is not ours (a proxy's, say) is told by its status."""
+    try:
+        error = msgspec.json.decode(body, type=_ErrorAnswer).error
+        code, message, detail = BY_WIRE.get(error.code, Code.INTERNAL), error.message, error.detail
+    except msgspec.MsgspecError:
+        known = [code for code in Code if code.status == status]
+        code, message, detail = (known or [Code.INTERNAL])[0], f"the server answered {status}", None
+    return TopicsError(code, message, detail=detail, retry_after_ms=_retry_after(headers, detail))
+
+
+def _retry_after(headers: Mapping[str, str], detail: dict[str, Any] | None) -> int | None:
+    told = (detail or {}).get("retry_after_ms")
+    if isinstance(told, int):
+        return told
+    seconds = headers.get("retry-after", "")
+    return int(seconds) * 1000 if seconds.isdigit() else None
+
+
+def _topic(name: str) -> str:
+    return f"/v0/topics/{quote(name, safe='')}"
+
+
+def _query(**given: Any) -> str:
+    present = {key: value for key, value in given.items() if value not in (None, "")}
+    return f"?{urlencode(present)}" if present else ""
+
+
+def _json(body: Any) -> bytes:
+    return msgspec.json.encode(body)

@@ -1,0 +1,176 @@
+"""The blocking client: one connection, kept open, with retries where a retry can help and cannot harm."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from topics.client import request
+from topics.client.request import Call
+from topics.errors import Code, TopicsError
+
+Answer = TypeVar("Answer")
+
+CONNECT_TIMEOUT_S = 10.0
+FIRST_PAUSE_MS = 50
+LONGEST_PAUSE_MS = 5_000
+
+
+class Unreachable(TopicsError):
+    """No answer came: the server is not there, or went away in the middle."""
+
+    def __init__(self, url: str, cause: Exception) -> None:
+        super().__init__(Code.NOT_READY, f"no answer from {url}: {cause or type(cause).__name__}")
+
+
+class Client:
+    """A server's verbs as methods. Not for several threads at once: give each its own."""
+
+    def __init__(
+        self, url: str = "http://127.0.0.1:4000", *, token: str | None = None, timeout_s: float = 60.0, retries: int = 5
+    ) -> None:
+        self.url = url
+        self._server = request.server_at(url)
+        self._token = token
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._connection: http.client.HTTPConnection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # --- topics
+
+    def put_topic(self, topic: str, **config: Any) -> request.Put:
+        return self._call(request.put_topic(topic, config), request.Put)
+
+    def topic(self, topic: str, *, touch: bool = False) -> request.State:
+        return self._call(request.get_topic(topic, touch=touch), request.State)
+
+    def topics(self, prefix: str = "") -> Iterator[request.Summary]:
+        cursor = None
+        while True:
+            page = self._call(request.list_topics(prefix=prefix, cursor=cursor), request.Topics)
+            yield from page.topics
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def drop_topic(self, topic: str, *, if_empty: bool = False) -> request.Dropped:
+        return self._call(request.drop_topic(topic, if_empty=if_empty), request.Dropped)
+
+    # --- records
+
+    def append(self, topic: str, records: Sequence[Mapping[str, Any] | Raw], **options: Any) -> request.Written:
+        """See `request.append` for the options. Without an idempotency key a lost answer is not asked for again."""
+        return self._call(request.append(topic, records, **options), request.Written)
+
+    def diff(self, topic: str, **fields: Any) -> request.Diff:
+        return self._call(request.diff(topic, **fields), request.Diff)
+
+    def read(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[request.Record | request.Tombstone]:
+        """Everything behind the cursor up to the head as it is met, page by page; losses stand where they happened."""
+        while True:
+            page = self.diff(topic, from_seq=from_seq, **{"limit": 1000, **fields})
+            if page.tombstone is not None:
+                yield page.tombstone
+            yield from page.records
+            from_seq = page.next_from_seq
+            fields["epoch"] = page.epoch
+            fields.pop("from_ts", None)
+            if page.caught_up:
+                return
+
+    def delete(
+        self, topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None
+    ) -> request.Deleted:
+        return self._call(request.delete(topic, before_seq=before_seq, match=match), request.Deleted)
+
+    def is_ready(self) -> bool:
+        try:
+            self._send(request.ready())
+        except TopicsError:
+            return False
+        return True
+
+    # --- inside
+
+    def _call(self, call: Call, answer: type[Answer]) -> Answer:
+        return msgspec.json.decode(self._with_retries(call), type=answer)
+
+    def _with_retries(self, call: Call) -> bytes:
+        """Tries again what the server said may work later, and what broke underway if sending it twice is safe."""
+        attempt = 0
+        while True:
+            try:
+                return self._send(call)
+            except Unreachable:
+                if not call.safe or attempt >= self._retries:
+                    raise
+                pause_ms = None
+            except TopicsError as error:
+                if not error.code.retryable or error.code is Code.TOPIC_FULL or attempt >= self._retries:
+                    raise
+                pause_ms = error.retry_after_ms
+            time.sleep(_pause_s(attempt, pause_ms))
+            attempt += 1
+
+    def _send(self, call: Call) -> bytes:
+        response = self._open(call)
+        try:
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(self.url, error) from error
+        if not 200 <= response.status < 300:
+            headers = {name.lower(): value for name, value in response.getheaders()}
+            raise request.error_of(response.status, headers, body)
+        return body
+
+    def _open(self, call: Call) -> http.client.HTTPResponse:
+        """The answer's head. A connection that was kept open may have been closed by the other side: that is tried anew once."""
+        kept = self._connection is not None
+        while True:
+            try:
+                connection = self._connection or self._connect()
+                if connection.sock is not None:
+                    connection.sock.settimeout(self._timeout_s + call.timeout_ms / 1000)
+                connection.request(
+                    call.method, self._server.prefix + call.path, call.body or None, call.headers(self._token)
+                )
+                return connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if not kept or not call.safe:
+                    raise Unreachable(self.url, error) from error
+                kept = False
+
+    def _connect(self) -> http.client.HTTPConnection:
+        make = http.client.HTTPSConnection if self._server.secure else http.client.HTTPConnection
+        connection = make(self._server.host, self._server.port, timeout=CONNECT_TIMEOUT_S)
+        connection.connect()
+        self._connection = connection
+        return connection
+
+
+def _pause_s(attempt: int, told_ms: int | None) -> float:
+    """What the server asked for, or twice as long each time; with some chance in it, so that many do not come together."""
+    pause_ms = told_ms if told_ms is not None else min(FIRST_PAUSE_MS * 2**attempt, LONGEST_PAUSE_MS)
+    return pause_ms * random.uniform(0.8, 1.2) / 1000

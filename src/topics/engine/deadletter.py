@@ -1,0 +1,362 @@
+"""Jobs that change topics: to the dead-letter topic when they were delivered too often, and back again.
+
+A move is one entry of the log, so a crash finds a job in one topic or in the other, never in both and never in none. What
+cannot be moved (the other topic is full, or gone and may not be made) stays where it is, rests a moment, and the queue tells
+why: nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from topics import logs
+from topics.engine import apply, pick
+from topics.engine.apply import State
+from topics.engine.commit import Ticket
+from topics.engine.leases import Job, Leases, Terms, leases_of, pack_terms, terms_of
+from topics.engine.read import Query, read
+from topics.engine.state import Topic
+from topics.errors import TopicsError, invalid, topic_not_found
+from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagMatch
+from topics.model.topic import ConfigPatch, configure
+from topics.storage import entry as log
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
+
+logger = logs.Log("queue")
+
+RETRY_MS = 1000
+STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+_STAMPS = (STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ)
+
+_encode_json = msgspec.json.encode
+
+
+@log.known
+class Moved(Struct, array_like=True):
+    """Records leave one topic and enter another. `append` is None where the other one keeps nothing on disk."""
+
+    kind: ClassVar[int] = 24
+    topic_id: int  # the one they leave
+    seqs: list[int]
+    at_ms: int
+    dead: bool  # whether they count as dead letters of the queue that they leave
+    append: log.Append | None = None
+
+
+class Stored(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
+    """A record as it was rendered, its payload untouched."""
+
+    seq: int
+    data: Raw
+    node: str | None = None
+    tag: str | None = None
+    meta: Raw | UnsetType = UNSET
+
+
+class Copy(Struct):
+    """A record on its way to another topic."""
+
+    data: bytes
+    tag: str | None
+    node: str | None
+    meta: bytes | None
+    priority: int
+
+
+class Redriven(Struct):
+    """What a redrive moved, or would have."""
+
+    topic: Topic
+    dead_letter: str
+    seqs: list[int]  # in the dead-letter topic
+    next_from_seq: int
+    caught_up: bool
+
+
+_decode_stored = msgspec.json.Decoder(Stored).decode
+_decode_rows = msgspec.json.Decoder(list[Stored]).decode
+_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+# --- to the dead-letter topic
+
+
+def prepare(engine: Engine, topic: Topic) -> None:
+    """Lets everything that is under way with the dead-letter topic itself take effect, before a pass picks jobs."""
+    name = topic.config.dead_letter
+    if name is not None and topic.config.max_deliveries:
+        dest = engine.topics.get(name)
+        if name in engine.commits.creating or (dest is not None and dest.changing):
+            engine.commits.settle()
+
+
+def bury(engine: Engine, topic: Topic, jobs: list[Job], rendered: dict[int, bytes], now_ms: int) -> None:
+    """Moves jobs that are in no place of the queue any more; those that cannot be moved rest there for a while."""
+    queue = leases_of(topic)
+    copies = []
+    for job in jobs:
+        row = _decode_stored(rendered[job.seq][:-1])
+        meta = stamp(None if row.meta is UNSET else bytes(row.meta), topic.name, job)
+        copies.append(Copy(bytes(row.data), row.tag, row.node, meta, job.priority or 0))
+    for job in jobs:
+        queue.leaving[job.seq] = job
+    _bury(engine, topic, jobs, copies, now_ms)
+
+
+def _bury(engine: Engine, topic: Topic, jobs: list[Job], copies: list[Copy], now_ms: int) -> None:
+    """All of them together; where that is too much, one half after the other."""
+    queue = leases_of(topic)
+
+    def rest() -> None:
+        queue.release(jobs, due_ms=now_ms + RETRY_MS, now_ms=now_ms)
+
+    name = topic.config.dead_letter
+    assert name is not None
+    try:
+        ticket = _move(engine, topic, name, [job.seq for job in jobs], copies, now_ms, dead=True)
+    except TopicsError as error:
+        if len(jobs) > 1:
+            half = len(jobs) // 2
+            _bury(engine, topic, jobs[:half], copies[:half], now_ms)
+            _bury(engine, topic, jobs[half:], copies[half:], now_ms)
+            return
+        queue.dead_letter_error = error.code.wire
+        logger.warning(
+            "dead_letter_blocked", topic=topic.name, dead_letter=name, seq=jobs[0].seq, reason=error.code.wire
+        )
+        rest()
+    else:
+        queue.dead_letter_error = None
+        _undo_also(ticket, rest)
+
+
+def stamp(meta: bytes | None, source: str, job: Job) -> bytes:
+    """The meta of a dead letter: what it was, and where the job came from."""
+    stamps = b'"%b":%b,"%b":%d,"%b":%d' % (
+        STAMP_FROM.encode(), _encode_json(source), STAMP_DELIVERIES.encode(), job.deliveries, STAMP_SEQ.encode(), job.seq,
+    )  # fmt: skip
+    meta = unstamp(meta)
+    if meta is None or not meta[1:-1].strip():
+        return b"{%b}" % stamps
+    return b"%b,%b}" % (meta.rstrip()[:-1], stamps)
+
+
+def unstamp(meta: bytes | None) -> bytes | None:
+    """The meta without the stamps of a dead letter; None where nothing else was in it."""
+    if meta is None or b'"$dead_letter_' not in meta:
+        return meta
+    kept = {key: value for key, value in _decode_meta(meta).items() if key not in _STAMPS}
+    return _encode_json(kept) if kept else None
+
+
+# --- and back
+
+
+def redrive(
+    engine: Engine,
+    topic: Topic,
+    *,
+    dead_letter: str | None,
+    match: TagMatch | None,
+    seqs: list[int] | None,
+    from_seq: int,
+    limit: int,
+    dry_run: bool,
+) -> Ticket:
+    """Jobs that died in this queue return to it, with new seqs and as if never delivered. Ends with `Redriven`."""
+    name = topic.config.dead_letter if dead_letter is None else dead_letter
+    if name is None:
+        raise invalid(f'queue "{topic.name}" has no dead_letter topic', field="dead_letter")
+    if name == topic.name:
+        raise invalid("dead_letter must name another topic", field="dead_letter")
+    source = engine.topics.get(name)
+    if source is None or source.changing:
+        source = engine._settled(name)
+    if source is None:
+        raise topic_not_found(name)
+    now = engine.clock.now_ms()
+    found = _find(source, topic.name, match=match, seqs=seqs, from_seq=from_seq, limit=limit, now_ms=now)
+    rows, result = found[0], Redriven(topic, name, [row.seq for row in found[0]], found[1], found[2])
+    if dry_run or not rows:
+        return Ticket.of(result)
+    copies = [
+        Copy(bytes(row.data), row.tag, row.node, unstamp(bytes(row.meta)), _priority(source, row.seq))
+        for row in rows
+        if row.meta is not UNSET
+    ]
+    pick.warm(source, result.seqs)
+    ticket = _move(engine, source, topic.name, result.seqs, copies, now, dead=False, result=result)
+    if source.queue is not None:
+        _undo_also(ticket, _reserve(source.queue, result.seqs, now))
+    return ticket
+
+
+def _find(
+    source: Topic, origin: str, *, match: TagMatch | None, seqs: list[int] | None, from_seq: int, limit: int, now_ms: int
+) -> tuple[list[Stored], int, bool]:
+    """Dead letters of `origin` that nobody holds, the last seq looked at, and whether that was the end."""
+    found: list[Stored] = []
+    wanted = None if seqs is None else sorted(set(seqs))
+    at = from_seq if wanted is None else 0
+    examined = 0
+    while len(found) < limit and examined < 5 * MAX_EXAMINED:
+        if wanted is not None:
+            if not wanted:
+                break
+            at = wanted.pop(0) - 1
+        query = Query(
+            from_seq=at, limit=limit - len(found), max_bytes=MAX_BATCH_BYTES, match=match,
+            projection=Projection(tags=True), upto=None if wanted is None else at + 1,
+        )  # fmt: skip
+        if at > source.head:
+            continue
+        reading = read(source, query, now_ms)
+        rows = _decode_rows(b"[%b]" % b"".join(reading.body()))
+        found += [row for row in rows if _is_from(row, origin) and not _is_out(source, row.seq)]
+        examined += max(reading.scanned, 1)
+        at = reading.next_from_seq
+        if wanted is None and at >= source.head:
+            break
+    return found, at, wanted is not None or at >= source.head
+
+
+def _is_from(row: Stored, origin: str) -> bool:
+    if row.meta is UNSET or b'"$dead_letter_from"' not in bytes(row.meta):
+        return False
+    return bytes(_decode_meta(row.meta).get(STAMP_FROM, Raw(b"null"))) == _encode_json(origin)
+
+
+def _is_out(topic: Topic, seq: int) -> bool:
+    queue = topic.queue
+    return queue is not None and (seq in queue.leases or seq in queue.leaving)
+
+
+def _priority(topic: Topic, seq: int) -> int:
+    segment = topic.segments[topic.index_of(seq)]
+    extra = segment.columns.extras.get(seq - segment.first)
+    terms = None if extra is None else terms_of(extra)
+    return 0 if terms is None else terms.priority
+
+
+def _reserve(queue: Leases, seqs: list[int], now_ms: int) -> Any:
+    """Keeps workers of the dead-letter topic, which is a queue itself, off these jobs; the answer undoes that."""
+    jobs = [queue.find(seq) or Job(seq) for seq in seqs]
+    for seq in seqs:
+        queue.later.pop(seq, None)
+    queue.take_out(jobs)
+    queue.check_upto = max(queue.check_upto, *seqs)
+    return lambda: queue.release(jobs, due_ms=0, now_ms=now_ms)
+
+
+# --- the move itself
+
+
+def _move(
+    engine: Engine, source: Topic, name: str, seqs: list[int], copies: list[Copy], now_ms: int, *, dead: bool, result: Any = None
+) -> Ticket:
+    """Stages that `seqs` leave `source` and enter the topic `name` as `copies`, or raises why they cannot."""
+    dest = engine.topics.get(name)
+    create = None
+    if dest is None:
+        if not source.config.auto_create:
+            raise topic_not_found(name)
+        create = engine._new_topic(name, configure(name, ConfigPatch()))
+    config = create.config if create is not None else dest.config  # type: ignore[union-attr]
+    dest_id, first, ts = (create.topic_id, 1, now_ms) if dest is None else (dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))  # type: ignore[union-attr]
+    append = _render(copies, dest_id, first, ts)
+    engine._check_room(config, dest, append, now_ms)
+    move = Moved(source.topic_id, seqs, now_ms, dead, append)
+
+    def take_effect(_: Ticket) -> Any:
+        source.pending -= 1
+        engine._land(dest if create is None else apply.create(engine.state, create), append)  # type: ignore[arg-type]
+        _leave(source, move)
+        return result
+
+    def undo() -> None:
+        source.pending -= 1
+
+    frame = _frame(engine, source, config.durability, move)
+    gated = frame is not None and "fsync" in (source.config.durability, config.durability)
+    source.pending += 1
+    if create is not None:
+        ticket = engine._stage_create(create, take_effect, gated=gated, then=frame or b"")
+        _undo_also(ticket, undo)
+        return ticket
+    assert dest is not None
+    ticket = Ticket(dest, frame, take_effect, append, first, len(copies), len(append.blob), gated, undo)
+    _take_seqs(engine, dest, ticket)
+    engine.commits.stage(ticket)
+    return ticket
+
+
+def _take_seqs(engine: Engine, dest: Topic, ticket: Ticket) -> None:
+    """The seqs of a write are its own from here on, and never given out again once it was acknowledged."""
+    end, margin = ticket.first + ticket.count, dest.ceiling_step // 2
+    if ticket.frame is not None and dest.config.durability not in ("fsync", "ephemeral") and end > dest.ceiling - margin:
+        if end > dest.ceiling_staged - margin:
+            engine._raise_ceiling(dest, end)
+        ticket.gated = ticket.gated or end > dest.ceiling
+    dest.next_seq = end
+    dest.staged_count += ticket.count
+    dest.staged_bytes += ticket.size_bytes
+
+
+def _frame(engine: Engine, source: Topic, durability: str, move: Moved) -> bytes | None:
+    """What outlives the process of a move between topics that may keep nothing."""
+    if not engine.logged or (source.config.durability == durability == "ephemeral"):
+        return None
+    if durability == "ephemeral":
+        return log.encode(Moved(move.topic_id, move.seqs, move.at_ms, move.dead))
+    if source.config.durability == "ephemeral":
+        assert move.append is not None
+        return log.encode(move.append)
+    return log.encode(move)
+
+
+def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Append:
+    rows, metas = [], []
+    extras = {at: pack_terms(Terms(copy.priority)) for at, copy in enumerate(copies) if copy.priority}
+    for seq, copy in enumerate(copies, first):
+        node = b"" if copy.node is None else b',"$node":%b' % _encode_json(copy.node)
+        meta = b"" if copy.meta is None else b',"meta":%b' % copy.meta
+        rows.append(b'{"$seq":%d,"$ts":%d%b,"data":%b%b},' % (seq, ts, node, copy.data, meta))
+        metas.append(len(meta))
+    return log.Append(
+        topic_id, first, ts, [len(row) for row in rows], b"".join(rows),
+        tags=[copy.tag for copy in copies] if any(copy.tag is not None for copy in copies) else None,
+        nodes=[copy.node for copy in copies] if any(copy.node is not None for copy in copies) else None,
+        metas=metas if any(metas) else None,
+        extras=extras or None,
+    )  # fmt: skip
+
+
+def _leave(source: Topic, move: Moved) -> None:
+    apply.delete(source, log.Delete(source.topic_id, 0, None, "", move.at_ms, sorted(move.seqs)))
+    if move.dead and source.queue is not None:
+        source.queue.dead_lettered += len(move.seqs)
+
+
+def _undo_also(ticket: Ticket, more: Any) -> None:
+    """`more` happens too when the log refuses the ticket."""
+    before = ticket.undo
+
+    def undo() -> None:
+        if before is not None:
+            before()
+        more()
+
+    ticket.undo = undo
+
+
+@apply.replays(Moved)
+def _replay_moved(state: State, entry: Moved) -> None:
+    if entry.append is not None:
+        apply.replay(state, entry.append)
+    if (source := state.by_id.get(entry.topic_id)) is not None:
+        _leave(source, entry)

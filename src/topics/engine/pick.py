@@ -1,0 +1,259 @@
+"""Which jobs go out next, and what a worker gets to see of them.
+
+Reclaimed jobs first. Then jobs by priority, highest first, but of any `TURNS` jobs that go out while several priorities
+wait, one comes from below the highest, from the priority that has waited longest: so even the lowest moves. Within a
+priority in the order in which they became claimable. The work is in proportion to the jobs picked, however many wait.
+
+Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass that finds out that it needs the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from topics.engine.leases import PRIORITIES, Job, leases_of, terms_of
+from topics.engine.state import Topic
+from topics.storage.columns import render_without
+from topics.storage.segments import Cold, Segment
+
+TURNS = 8
+MOVES_MAX = 256  # jobs that one pass may move to the dead-letter topic
+EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would hold up everybody else
+LANE_AHEAD = 256  # seqs of a lane whose segments are fetched together
+LOAD_AHEAD = 8  # segments that are fetched together where the cursor comes to one that is not in memory
+
+
+class Pass:
+    """One look for up to `want` jobs."""
+
+    def __init__(self, topic: Topic, want: int, *, bury_after: int) -> None:
+        self.topic = topic
+        self.queue = queue = leases_of(topic)
+        self.jobs: list[Job] = []
+        self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
+        self._reclaimed: list[Job] = []
+        self._next_plain: int | None = None  # found in the log, not given to anybody yet
+        self._was = queue.cursor, [lane.at for lane in queue.lanes], queue.turn, list(queue.served)
+        try:
+            self._take_reclaimed(want, bury_after)
+            if any(queue.lanes):
+                self._take_by_priority(want)
+            elif len(self.jobs) < want:
+                self.jobs += [Job(seq) for seq in self._plain(want - len(self.jobs))]
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        queue = self.queue
+        queue.cursor, ats, queue.turn, queue.served = self._was
+        for lane, at in zip(queue.lanes, ats, strict=True):
+            lane.at = at
+        for job in reversed(self._reclaimed):
+            queue.reclaim[job.seq] = job
+            queue.reclaim.move_to_end(job.seq, last=False)
+
+    def keep(self) -> None:
+        """The jobs are the caller's."""
+        for lane in self.queue.lanes:
+            if lane.at:
+                lane.trim()
+
+    def _take_reclaimed(self, want: int, bury_after: int) -> None:
+        reclaim = self.queue.reclaim
+        while reclaim and len(self.jobs) < want and len(self.dead) < MOVES_MAX:
+            _, job = reclaim.popitem(last=False)
+            self._reclaimed.append(job)
+            if bury_after and job.deliveries >= bury_after:
+                self.dead.append(job)
+            else:
+                self.jobs.append(job)
+
+    def _take_by_priority(self, want: int) -> None:
+        queue, jobs = self.queue, self.jobs
+        while len(jobs) < want:
+            waiting = [priority for priority in range(PRIORITIES - 1, -1, -1) if self._front(priority) is not None]
+            if not waiting:
+                break
+            chosen = waiting[0]
+            if len(waiting) > 1:
+                queue.turn += 1
+                if queue.turn % TURNS == 0:
+                    chosen = min(waiting[1:], key=queue.served.__getitem__)
+            queue.served[chosen] = queue.turn
+            jobs.append(self._take(chosen))
+        if self._next_plain is not None:
+            queue.cursor = self._next_plain
+
+    def _front(self, priority: int) -> int | None:
+        """The seq that is next at this priority; drops those that are gone or were handed out on another way."""
+        lane = self.queue.lanes[priority]
+        while len(lane):
+            seq = lane.seqs[lane.at]
+            try:
+                if not self.queue.touched(seq) and _is_live(self.topic, seq):
+                    return seq
+            except Cold:
+                warm(self.topic, sorted(lane.seqs[lane.at : lane.at + LANE_AHEAD]))
+                raise
+            lane.at += 1
+        if priority:
+            return None
+        if self._next_plain is None:
+            self._next_plain = next(iter(self._plain(1)), None)
+        return self._next_plain
+
+    def _take(self, priority: int) -> Job:
+        lane = self.queue.lanes[priority]
+        if len(lane):
+            lane.at += 1
+            return Job(lane.seqs[lane.at - 1], priority)
+        assert self._next_plain is not None
+        seq, self._next_plain = self._next_plain, None
+        return Job(seq)
+
+    def _plain(self, want: int) -> list[int]:
+        """Jobs from the log itself, in its order; the cursor ends behind the last one."""
+        topic, queue = self.topic, self.queue
+        found: list[int] = []
+        seq = max(queue.cursor, topic.earliest)
+        segments, index, head = topic.segments, topic.index_of(seq), topic.head
+        examined = 0
+        while seq <= head and len(found) < want and (examined < EXAMINE_MAX or not self.jobs and not found):
+            segment = segments[index]
+            seq = max(seq, segment.first)
+            if segment.live and seq < segment.end:
+                began = seq
+                seq = self._plain_in(segment, index, seq, want, found)
+                examined += seq - began
+            if seq >= segment.end or not segment.live:
+                seq = max(seq, segment.end)
+                index += 1
+                if index == len(segments):
+                    break
+        queue.cursor = seq
+        return found
+
+    def _plain_in(self, segment: Segment, index: int, seq: int, want: int, found: list[int]) -> int:
+        """Adds what one segment has to give from `seq` on; where to go on."""
+        try:
+            marks, extras = segment.marks, segment.columns.extras
+        except Cold:
+            raise _load_all(self.topic.segments[index : index + LOAD_AHEAD], lambda one: (one.columns, one.marks)) from None
+        first, count = segment.first, segment.count
+        if not extras and seq > self.queue.check_upto:
+            if marks is None:
+                stop = min(first + count, seq + want - len(found))
+                found.extend(range(seq, stop))
+                return stop
+            at = seq - first
+            while len(found) < want:
+                at = marks.find(0, at, count)
+                if at < 0:
+                    return first + count
+                found.append(first + at)
+                at += 1
+            return first + at
+        return self._plain_among(segment, seq, want, found)
+
+    def _plain_among(self, segment: Segment, seq: int, want: int, found: list[int]) -> int:
+        """The same where some jobs are special: those have a place of their own."""
+        marks, extras, check_upto = segment.marks, segment.columns.extras, self.queue.check_upto
+        first, end = segment.first, min(segment.end, seq + EXAMINE_MAX)
+        while seq < end and len(found) < want:
+            at = seq - first
+            dead = marks is not None and marks[at]
+            special = at in extras and terms_of(extras[at]) is not None
+            if not dead and not special and not (seq <= check_upto and self.queue.touched(seq)):
+                found.append(seq)
+            seq += 1
+        return seq
+
+
+def _is_live(topic: Topic, seq: int) -> bool:
+    if not topic.earliest <= seq <= topic.head:
+        return False
+    segment = topic.segments[topic.index_of(seq)]
+    if seq < segment.first or not segment.live:
+        return False
+    marks = segment.marks
+    return marks is None or not marks[seq - segment.first]
+
+
+def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
+    """Ascending seqs of live records as unbroken runs within one segment: segment, first position, one past the last."""
+    at = 0
+    while at < len(seqs):
+        seq = seqs[at]
+        segment = topic.segments[topic.index_of(seq)]
+        stop = at + 1
+        while stop < len(seqs) and seqs[stop] == seqs[stop - 1] + 1 and seqs[stop] < segment.end:
+            stop += 1
+        yield segment, seq - segment.first, seq - segment.first + stop - at
+        at = stop
+
+
+def warm(topic: Topic, seqs: list[int]) -> None:
+    """Raises one `Cold` for everything that a delete of these seqs (ascending, live) would have to wait for."""
+    segments: dict[int, Segment] = {}
+    for seq in seqs:
+        if topic.earliest <= seq <= topic.head:
+            segment = topic.segments[topic.index_of(seq)]
+            segments[segment.first] = segment
+    try:
+        for segment in segments.values():
+            segment.columns, segment.marks  # noqa: B018 - loads them
+    except Cold:
+        raise _load_all(list(segments.values()), lambda one: (one.columns, one.marks)) from None
+
+
+def rows(topic: Topic, seqs: list[int]) -> list[bytes]:
+    """The records as stored, with their tags, in order. Raises one `Cold` for all that has to be fetched, or `Damaged`."""
+    found: list[bytes] = []
+    loads: list[Callable[[], None]] = []
+    for segment, low, high in runs(topic, seqs):
+        try:
+            columns = segment.columns
+            blob = segment.read(low, high)
+        except Cold as cold:
+            loads.append(cold.load)
+            continue
+        offsets, tags = columns.offsets, columns.tags
+        base = offsets[low]
+        for at in range(low, high):
+            row = blob[offsets[at] - base : offsets[at + 1] - base]
+            if tags is not None and tags[at]:
+                row = render_without(row, columns, at, tags=True, meta=True, data=True)
+            found.append(row)
+    if loads:
+        raise Cold(lambda: _run(loads))
+    return found
+
+
+def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
+    """How many of the seqs, in their order, fit into `max_bytes`; at least one."""
+    used = 0
+    for n, seq in enumerate(seqs):
+        segment = topic.segments[topic.index_of(seq)]
+        offsets, at = segment.columns.offsets, seq - segment.first
+        used += offsets[at + 1] - offsets[at]
+        if used > max_bytes:
+            return max(n, 1)
+    return len(seqs)
+
+
+def _load_all(segments: list[Segment], touch: Callable[[Segment], object]) -> Cold:
+    loads = []
+    for segment in segments:
+        if not segment.live:
+            continue
+        try:
+            touch(segment)
+        except Cold as cold:
+            loads.append(cold.load)
+    return Cold(lambda: _run(loads))
+
+
+def _run(loads: list[Callable[[], None]]) -> None:
+    for load in loads:
+        load()

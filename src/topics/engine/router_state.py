@@ -1,0 +1,221 @@
+"""What is known of routers: by name, by the topics they join, and how far each has come.
+
+A destination has one source, so the routers into it form one `Feed`, and walking from a topic to what feeds it is a walk
+along a single line. A `Links` hangs on every topic that a router touches; on all others the engine pays for one test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from topics.engine.state import Topic
+from topics.model.router import RouterConfig
+
+if TYPE_CHECKING:
+    from topics.engine.apply import State
+    from topics.engine.commit import Ticket
+
+
+class Router:
+    """One rule. Everything up to `cursor` of the source has been looked at."""
+
+    __slots__ = ("config", "cursor", "feed", "forwarded_total", "giving_up", "name", "present", "router_id")
+
+    def __init__(self, name: str, *, router_id: int, feed: Feed, config: RouterConfig, cursor: int) -> None:
+        self.name = name
+        self.router_id = router_id
+        self.feed = feed
+        self.config = config
+        self.cursor = cursor
+        self.giving_up = 0  # where the cursor will be once a staged `Trim` has landed
+        self.forwarded_total = 0
+        self.present: tuple[int, set[str]] | None = None  # stamps found in the destination, see `forward`
+
+    @property
+    def lag(self) -> int:
+        return max(self.feed.source.head - self.cursor, 0)
+
+    @property
+    def reached(self) -> int:
+        """The cursor with everything that is under way."""
+        return max(self.cursor, self.giving_up)
+
+
+class Feed:
+    """All routers into one destination, by id, and what they share."""
+
+    __slots__ = ("backoff_ms", "busy", "dest", "floor_ms", "held_until_ms", "last_error", "routers", "source", "starved_ns")
+
+    def __init__(self, source: Topic, dest: Topic) -> None:
+        self.source = source
+        self.dest = dest
+        self.routers: list[Router] = []
+        self.floor_ms = 0  # no copy is older than this
+        self.last_error: str | None = None  # why nothing is forwarded
+        self.held_until_ms = 0
+        self.backoff_ms = 0
+        self.busy = 0  # a `Trim` is on its way, or a copy under way
+        self.starved_ns = 0  # since when it could go on but for entries that wait for the log
+
+    def next(self, targets: dict[int, int] | None = None) -> tuple[Router, int] | None:
+        """Whose turn it is, and how far it may go in one piece; None if all are where they should be.
+
+        The router that is furthest behind goes first, the older of two; it stops where it would overtake. So the order of
+        copies in the destination depends on the cursors alone, never on how many were made at a time.
+        """
+        best: Router | None = None
+        for router in self.routers:
+            target = self.source.head if targets is None else targets.get(router.router_id, router.cursor)
+            if router.cursor < target and (best is None or router.cursor < best.cursor):
+                best = router
+        if best is None:
+            return None
+        upto = self.source.head if targets is None else targets[best.router_id]
+        for other in self.routers:
+            if other is not best and other.cursor >= best.cursor:
+                upto = min(upto, max(other.cursor + (best.router_id < other.router_id), best.cursor + 1))
+        return best, upto
+
+
+class Live(Protocol):
+    """What a running engine does where a replay acts on its own."""
+
+    def staging(self, links: Links, ticket: Ticket) -> None: ...
+
+    def losing(self, links: Links, upto: int) -> None: ...
+
+
+class Links:
+    """The routers around one topic."""
+
+    __slots__ = ("fed", "feeds", "frozen", "low", "table", "topic")
+
+    def __init__(self, table: Table, topic: Topic) -> None:
+        self.table = table
+        self.topic = topic
+        self.feeds: dict[int, Feed] = {}  # out of the topic, by the destination's id
+        self.fed: Feed | None = None  # into it
+        self.frozen = 0  # staged entries that say where the routers out of the topic stand: they must stay there
+        self.low = 0  # at most the cursor of the slowest router
+
+    def routers(self) -> Iterator[Router]:
+        """Those that read from the topic."""
+        for feed in self.feeds.values():
+            yield from feed.routers
+
+    def slowest(self) -> int:
+        """The lowest cursor; what is under way counts as done."""
+        self.low = min((router.reached for router in self.routers()), default=self.topic.head)
+        return self.low
+
+    def staging(self, ticket: Ticket) -> None:
+        """An entry about the topic is about to be logged."""
+        if self.table.live is not None:
+            self.table.live.staging(self, ticket)
+
+    def losing(self, upto: int) -> None:
+        """Records below `upto` are about to be lost."""
+        if self.feeds:
+            if self.table.live is not None:
+                self.table.live.losing(self, upto)
+            else:
+                self.table.replay_losing(self, upto)
+
+
+class Table:
+    """All routers."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.by_name: dict[str, Router] = {}
+        self.by_id: dict[int, Router] = {}
+        self.next_id = 1
+        self.live: Live | None = None
+        self.pinned: Topic | None = None  # while replaying: the entry that follows was marked, so nothing is forwarded for it
+        self.stamps: dict[int, dict[str, int]] = {}  # by destination: router and source life → highest seq stamped
+        self.moved = False  # whether recovery moved heads that no entry tells of
+
+    def replay_losing(self, links: Links, upto: int) -> None:
+        raise NotImplementedError  # `router_replay` has the one that works
+
+    def link(self, topic: Topic) -> Links:
+        if topic.links is None:
+            topic.links = Links(self, topic)
+        links: Links = topic.links
+        return links
+
+    def put(self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int) -> Router:
+        """Makes the router, or gives the one of that name another shape."""
+        router = self.by_name.get(name)
+        if router is not None and (router.feed.source is not source or router.feed.dest is not dest):
+            self.remove(router)
+            router = None
+        if router is not None:
+            router.config = config
+            return router
+        out, into = self.link(source), self.link(dest)
+        feed = into.fed
+        if feed is None:
+            feed = into.fed = out.feeds[dest.topic_id] = Feed(source, dest)
+        assert feed.source is source, "a destination has one source"
+        router = Router(name, router_id=router_id, feed=feed, config=config, cursor=cursor)
+        feed.routers.append(router)
+        self.by_name[name] = self.by_id[router_id] = router
+        self.next_id = max(self.next_id, router_id + 1)
+        out.low = min(out.low, cursor)
+        return router
+
+    def remove(self, router: Router) -> None:
+        feed = router.feed
+        feed.routers.remove(router)
+        del self.by_name[router.name], self.by_id[router.router_id]
+        if not feed.routers:
+            out, into = feed.source.links, feed.dest.links
+            del out.feeds[feed.dest.topic_id]
+            into.fed = None
+            self._unlink(feed.source)
+            self._unlink(feed.dest)
+
+    def around(self, topic: Topic) -> list[Router]:
+        """The routers that cannot be without the topic, by name."""
+        if topic.links is None:
+            return []
+        links: Links = topic.links
+        into = [] if links.fed is None else links.fed.routers
+        return sorted([*links.routers(), *into], key=lambda router: router.name)
+
+    def drop_topic(self, topic: Topic) -> None:
+        for router in self.around(topic):
+            self.remove(router)
+        self.stamps.pop(topic.topic_id, None)
+
+    def feeds(self) -> list[Feed]:
+        return list({id(router.feed): router.feed for router in self.by_id.values()}.values())
+
+    def _unlink(self, topic: Topic) -> None:
+        links: Links = topic.links
+        if not links.feeds and links.fed is None and not links.frozen:
+            topic.links = None
+
+
+def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
+    """The topic and what feeds it, and what feeds that; ends where a topic comes up again."""
+    line = [topic]
+    while (links := line[-1].links) is not None and (feed := links.fed) is not None:
+        if without is not None and feed.routers == [without]:
+            break
+        if feed.source in line:
+            break
+        line.append(feed.source)
+    return line
+
+
+def in_cycle(feed: Feed) -> bool:
+    """Whether what the feed forwards can come back to its source."""
+    return feed.dest in upstream(feed.source)
+
+
+def table_of(state: State) -> Table:
+    table: Table = state.routers
+    return table

@@ -1,0 +1,199 @@
+"""What a watcher asks for: sessions over SSE, and the commands of a WebSocket."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+from topics.errors import invalid
+from topics.model.names import check_topic
+from topics.model.records import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_LIMIT,
+    MAX_BATCH_BYTES,
+    MatchWire,
+    NewRecord,
+    Projection,
+    TagMatch,
+    WriteRequest,
+    parse_match,
+)
+from topics.model.topic import U64, U64_MAX, ConfigPatch, clamp
+from topics.model.wire import Performance, check_u64
+
+DEFAULT_FRAME_BYTES = 256 << 10
+DEFAULT_HEARTBEAT_MS = 15_000
+HEARTBEAT_MS_RANGE = (1000, 60_000)
+
+Consistency = Literal["eventual", "strong"]
+RequestId = str | int | None
+
+
+class TopicOptions(Struct, gc=False):
+    """Where to begin in one topic, and which of its records to deliver."""
+
+    from_seq: U64 = 0
+    tail: bool = False
+    filter: MatchWire = None
+    epoch: U64 | None = None  # the life of the topic that `from_seq` belongs to
+
+
+class ViewOptions(Struct, kw_only=True):
+    """How records are delivered: the same for every topic of one request."""
+
+    node: str | list[str] | None = None
+    limit: U64 = DEFAULT_LIMIT
+    max_batch_bytes: U64 = DEFAULT_FRAME_BYTES
+    include_meta: bool | UnsetType = UNSET
+    include_tags: bool = False
+    include_data: bool = True
+    consistency: Consistency = "eventual"
+
+
+class WatchRequest(ViewOptions, kw_only=True):
+    """Body of `POST /v0/watch`. A topic that ends in `*` stands for every name that begins so, now and later."""
+
+    topics: dict[str, TopicOptions]
+    heartbeat_ms: U64 = DEFAULT_HEARTBEAT_MS
+    cursor: str | None = None  # an event id: where an earlier session had got to
+
+
+class View(Struct, frozen=True):
+    """What decides the bytes of a frame beside the range: watchers with equal views share one rendering."""
+
+    limit: int
+    max_bytes: int
+    nodes: frozenset[str] | None
+    match: TagMatch | None
+    projection: Projection
+    strong: bool
+
+
+def make_view(options: ViewOptions, match: TagMatch | None, *, max_limit: int) -> View:
+    check_u64(options.limit, "limit")
+    check_u64(options.max_batch_bytes, "max_batch_bytes")
+    nodes = options.node
+    # Without its data a record is only as long as asked for: `meta` stays away too unless somebody wants it.
+    meta = options.include_data if options.include_meta is UNSET else options.include_meta
+    return View(
+        limit=min(options.limit or DEFAULT_LIMIT, max_limit),
+        max_bytes=min(options.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
+        nodes=frozenset((nodes,) if isinstance(nodes, str) else nodes) if nodes else None,
+        match=match,
+        projection=Projection(tags=options.include_tags, meta=meta, data=options.include_data),
+        strong=options.consistency == "strong",
+    )
+
+
+def heartbeat_ms(wanted_ms: int) -> int:
+    return clamp(check_u64(wanted_ms, "heartbeat_ms"), *HEARTBEAT_MS_RANGE)
+
+
+def is_pattern(name: str) -> bool:
+    return name.endswith("*")
+
+
+def check_watched(topics: dict[str, TopicOptions], *, max_topics: int) -> None:
+    """Everything that can be wrong with a map of topics but their absence."""
+    if not topics:
+        raise invalid("topics must name at least one topic", field="topics")
+    if len(topics) > max_topics:
+        raise invalid(f"topics names {len(topics)} topics; the limit is {max_topics}", field="topics")
+    for name, options in topics.items():
+        check_name(name)
+        if options.from_seq > U64_MAX:
+            raise invalid(f"topics.{name}.from_seq does not fit in 64 bits", field=f"topics.{name}.from_seq")
+
+
+def check_name(name: str) -> None:
+    """A topic's name, or the beginning of one followed by `*`."""
+    if not is_pattern(name):
+        check_topic(name, field="topics")
+    elif name != "*":
+        check_topic(name[:-1], field="topics")
+
+
+def match_of(name: str, options: TopicOptions) -> TagMatch | None:
+    return None if options.filter is None else parse_match(options.filter, field=f"topics.{name}.filter")
+
+
+# --- WebSocket commands
+
+
+class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
+    """`topic` with its options beside it, or `topics` as in a watch session."""
+
+    request_id: RequestId = None
+    topic: str | None = None
+    from_seq: U64 = 0
+    tail: bool = False
+    filter: MatchWire = None
+    epoch: U64 | None = None
+    topics: dict[str, TopicOptions] | None = None
+    lenient: bool = False
+
+    def watched(self) -> dict[str, TopicOptions]:
+        if (self.topic is None) == (self.topics is None):
+            raise invalid("a subscribe needs either topic or topics", field="topic")
+        if self.topic is None:
+            assert self.topics is not None
+            return self.topics
+        return {self.topic: TopicOptions(self.from_seq, self.tail, self.filter, self.epoch)}
+
+
+class Unsubscribe(Struct, kw_only=True, tag_field="op", tag="unsubscribe"):
+    topic: str
+    request_id: RequestId = None
+
+
+class Publish(Struct, kw_only=True, tag_field="op", tag="publish"):
+    """A write, with the fields of `POST /v0/topics/:topic` and of its query string."""
+
+    topic: str
+    records: list[NewRecord]
+    request_id: RequestId = None
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: ConfigPatch | None = None
+    disable_backpressure: bool = False
+    return_seqs: bool = True
+
+    def write(self) -> WriteRequest:
+        return WriteRequest(
+            self.records, self.node, self.idempotency_key, self.create, self.config, self.disable_backpressure
+        )
+
+
+class Ping(Struct, kw_only=True, tag_field="op", tag="ping"):
+    request_id: RequestId = None
+
+
+Command = Subscribe | Unsubscribe | Publish | Ping
+
+
+class Addressed(Struct):
+    """The little that is read of a command that is wrong, to say which one it was."""
+
+    request_id: Any = None
+
+
+# --- answers
+
+
+class WatchedTopic(Struct):
+    """Where a topic stood when it was subscribed to."""
+
+    from_seq: U64
+    head_seq: U64
+    earliest_seq: U64
+    epoch: U64
+
+
+class WatchCreated(Struct):
+    wid: str
+    stream_url: str
+    session_ttl_ms: U64
+    topics: dict[str, WatchedTopic]
+    performance: Performance

@@ -1,0 +1,65 @@
+"""Composite cursors: where a watcher is in each of its topics, as one event id.
+
+    up to 64 topics   base64url, without padding, of a JSON object: {"jobs":5210,"events":88130}
+    more              base64url of a JSON array of pairs, flat: [number of the topic in its session, seq, ...]
+
+The key of a topic is its name. One that a pattern picked up after the session began has `name@epoch`: the name alone
+would not tell the position in one life of a topic from that in the next. The second form exists because names can be
+long, and an id comes back as a request header, which has a limit. It means nothing outside its session.
+"""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+
+import msgspec
+
+from topics.errors import TopicsError, invalid
+from topics.model.topic import U64_MAX
+
+MAX_NAMED = 64
+
+_encode = msgspec.json.encode
+_decode = msgspec.json.Decoder(dict[str, int] | list[int]).decode
+
+
+class Position(msgspec.Struct, frozen=True):
+    """What an id says: seqs by key, or by number."""
+
+    by_key: dict[str, int]
+    by_number: dict[int, int]
+
+
+def encode(seqs: dict[str, int]) -> bytes:
+    return urlsafe_b64encode(_encode(seqs)).rstrip(b"=")
+
+
+def encode_numbered(pairs: list[int]) -> bytes:
+    return urlsafe_b64encode(_encode(pairs)).rstrip(b"=")
+
+
+def decode(text: str, *, field: str) -> Position:
+    """`invalid_request` for anything that this server cannot have sent."""
+    try:
+        raw = text.strip().encode("ascii").rstrip(b"=")
+        found = _decode(urlsafe_b64decode(raw + b"=" * (-len(raw) % 4)))
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        raise _not_ours(field) from None
+    seqs = list(found.values()) if isinstance(found, dict) else found
+    if any(not 0 <= seq <= U64_MAX for seq in seqs):
+        raise _not_ours(field)
+    if isinstance(found, dict):
+        return Position(found, {})
+    if len(found) % 2:
+        raise _not_ours(field)
+    return Position({}, dict(zip(found[::2], found[1::2], strict=True)))
+
+
+def _not_ours(field: str) -> TopicsError:
+    return invalid(f"{field} is not an event id of this server", field=field)
+
+
+def split_key(key: str) -> tuple[str, int | None]:
+    """The topic's name, and which life of it where that is said."""
+    name, at, epoch = key.partition("@")
+    return name, int(epoch) if at and epoch.isascii() and epoch.isdigit() and len(epoch) <= 20 else None

@@ -1,0 +1,553 @@
+"""The delivery loop: from a topic that grew to frames on its watchers' connections.
+
+A `Lane` is one topic as one watcher follows it. Lanes that want the same form of the same topic and have got equally far
+form the tail `Group` of their `Feed`: what is new is read and rendered once for all of them. A lane that is not there
+yet, or has fallen back, is `behind` with a cursor of its own and gets a frame a turn until it can join the tail.
+
+Nothing is polled. The engine tells a feed once a turn that its topic has grown, the hub serves all feeds that have
+something at the end of the turn, and a connection that is full is left alone until it has drained. Under pressure the
+hub serves feeds by effective priority, gathers for a few ms, and lets topics below zero wait; see `engine/scheduler.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import structs
+
+from topics import logs
+from topics.engine.read import Query, Tombstone, read
+from topics.engine.scheduler import effective_priority
+from topics.engine.state import Topic
+from topics.model.watch import View
+from topics.server import cursors, sse
+from topics.storage.segments import Cold
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+
+log = logs.Log("watch")
+
+TURN_S = 0.005  # of pushing, after which requests come first again
+FRAMES_A_TURN = 4  # for a tail that got more at once than a frame may hold
+SHARED_NODES = 64  # records whose nodes are looked at one by one, to share a rendering between readers of other nodes
+RELOAD_MS = 1000  # until a read from the disk that failed is tried again
+TOO_OLD = "from_seq_too_old"
+
+
+class Event(Enum):
+    """What a watcher can be told: the name of the event, and of the WebSocket frame."""
+
+    RECORD = b"record", b"record"
+    TOMBSTONE = b"tombstone", b"tombstone"
+    CAUGHT_UP = b"caught-up", b"caught_up"
+    TOPIC_DELETED = b"topic-deleted", b"topic_deleted"
+
+    def __init__(self, event: bytes, op: bytes) -> None:
+        self.event = event
+        self.op = op
+
+
+class Watcher(Protocol):
+    """One connection, as the loop sees it."""
+
+    full: bool  # takes nothing now; it calls `Hub.resume` when it does again
+
+    def push(self, lane: Lane, rendered: Rendered) -> None:
+        """Records. The lane has moved on past them."""
+
+    def tell(self, lane: Lane, event: Event, data: bytes) -> None:
+        """Anything else about one topic; `data` is a JSON object."""
+
+    def lost(self, lane: Lane) -> None:
+        """The lane's topic is gone, and the client has been told."""
+
+    def advise(self, names: list[str], retry_after_ms: int) -> None:
+        """These topics wait because the server is pressed."""
+
+
+class Rendered:
+    """One range of one topic in one form: the frame's payload, and the frames that many connections share."""
+
+    __slots__ = ("_single", "_socket", "count", "from_seq", "next_seq", "payload", "tombstone", "topic")
+
+    def __init__(self, topic: Topic, *, from_seq: int, next_seq: int, tombstone: Tombstone | None) -> None:
+        self.topic = topic
+        self.from_seq = from_seq  # after the gap, where there is one
+        self.next_seq = next_seq
+        self.tombstone = tombstone
+        self.count = 0
+        self.payload = b""
+        self._single: bytes | None = None
+        self._socket: bytes | None = None
+
+    def single(self) -> bytes:
+        """The event for a watcher of this topic alone: even its id is the same for all of them."""
+        if self._single is None:
+            cursor = cursors.encode({self.topic.name: self.next_seq})
+            self._single = sse.frame(Event.RECORD.event, self.payload, id=cursor)
+        return self._single
+
+    def socket(self, frame: Callable[[bytes], bytes]) -> bytes:
+        """The WebSocket frame, made by `frame` from a JSON text."""
+        if self._socket is None:
+            self._socket = frame(socket_payload(Event.RECORD, self.payload))
+        return self._socket
+
+
+def socket_payload(event: Event, data: bytes) -> bytes:
+    return b'{"op":"%b",%b' % (event.op, memoryview(data)[1:])
+
+
+class Lane:
+    """One topic of one watcher: between connections it only remembers how far its reader has got."""
+
+    __slots__ = (
+        "epoch", "fresh", "gone", "group", "key", "live", "number", "picked", "seq", "stale", "start", "topic", "view",
+        "watcher",
+    )  # fmt: skip
+
+    def __init__(self, topic: Topic, view: View, *, seq: int, epoch: int | None = None, key: str = "") -> None:
+        self.topic = topic
+        self.view = view
+        self.seq = seq  # the cursor, while the lane is not in a tail
+        self.start = seq  # where it began
+        self.epoch = epoch  # of the life that the first cursor belongs to, if the reader said
+        self.key = key or topic.name  # in event ids
+        self.number = 0
+        self.picked = False  # by a pattern, after the session began
+        self.group: Group | None = None
+        self.watcher: Watcher | None = None
+        self.fresh = True  # nothing was delivered yet on this connection
+        self.stale = False  # its connection was full for so long that it counts as fallen off
+        self.live = False  # told that it has caught up
+        self.gone = False
+
+    @property
+    def position(self) -> int:
+        """The last seq that its reader needs no more."""
+        group = self.group
+        return self.seq if group is None else group.seq
+
+
+class Group:
+    """The lanes of one view that are equally far."""
+
+    __slots__ = ("live", "seq", "tail", "view")
+
+    def __init__(self, view: View, seq: int) -> None:
+        self.view = view
+        self.seq = seq
+        self.tail: dict[Lane, None] = {}
+        self.live = True
+
+
+class Feed:
+    """Everybody who follows one topic."""
+
+    __slots__ = ("_advised", "_loading", "_syncing", "_unlisten", "behind", "groups", "hub", "lanes", "rendered", "topic")
+
+    def __init__(self, hub: Hub, topic: Topic) -> None:
+        self.hub = hub
+        self.topic = topic
+        self.lanes: dict[Lane, None] = {}  # all of them
+        self.behind: dict[Lane, None] = {}  # those that want a frame of their own; a full one is in neither place
+        self.groups: dict[View, Group] = {}
+        self.rendered: dict[tuple[View, int, int | None], Rendered] = {}  # of this turn
+        self._advised = False
+        self._loading = False
+        self._syncing = False
+        self._unlisten = hub.engine.listen(topic, hub.grew)
+
+    # --- who follows
+
+    def attach(self, lane: Lane) -> None:
+        self.lanes[lane] = self.behind[lane] = None
+        lane.fresh, lane.live, lane.group = True, False, None
+
+    def detach(self, lane: Lane) -> None:
+        """The lane keeps its position."""
+        self._leave_tail(lane)
+        self.lanes.pop(lane, None)
+        self.behind.pop(lane, None)
+        if not self.lanes:
+            self._unlisten()
+            self.hub.forget(self)
+
+    def _leave_tail(self, lane: Lane) -> None:
+        group = lane.group
+        if group is not None:
+            lane.seq = group.seq
+            lane.group = None
+            del group.tail[lane]
+            if not group.tail:
+                del self.groups[group.view]
+
+    def end(self) -> None:
+        """The topic is gone: the last thing that everybody here is told about it."""
+        topic = self.topic
+        data = b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.wire_name, topic.head)
+        for lane in list(self.lanes):
+            self.detach(lane)
+            tell_deleted(lane, data)
+
+    # --- delivery
+
+    def visible(self, view: View) -> int:
+        """The highest seq that may be shown: with `strong`, only what a crash of the machine cannot take back."""
+        topic, engine = self.topic, self.hub.engine
+        if not view.strong or not engine.logged or topic.config.durability in ("ephemeral", "fsync"):
+            return topic.head
+        if topic.synced < topic.head and not self._syncing:
+            self._syncing = True
+            engine.commits.log.after_sync(self._sync_noted(topic.head))
+        return topic.synced
+
+    def _sync_noted(self, head: int) -> Callable[[], None]:
+        def synced() -> None:
+            self._syncing = False
+            self.topic.synced = max(self.topic.synced, head)
+            self.hub.grew(self.topic)
+
+        return synced
+
+    def deliver(self, now_ms: int, deadline: float) -> bool:
+        """Everything there is for this topic's watchers, as far as the turn allows; whether there is more."""
+        self.topic.last_read_ts = now_ms
+        self._advised = False
+        more = False
+        try:
+            for group in list(self.groups.values()):
+                more |= self._serve_tail(group, now_ms)
+            if self.behind:
+                more |= self._serve_behind(now_ms, deadline)
+        finally:
+            self.rendered.clear()
+        return more
+
+    def _serve_tail(self, group: Group, now_ms: int) -> bool:
+        visible = self.visible(group.view)
+        for _ in range(FRAMES_A_TURN):
+            if group.seq >= visible or not group.tail:
+                break
+            rendered = self._render(group.view, group.seq, None, now_ms)
+            if rendered is None:
+                return False
+            self._push_tail(group, rendered)
+            group.live = group.live and group.seq >= visible
+        if group.seq < visible:
+            return bool(group.tail)
+        if not group.live:
+            group.live = True
+            data = self._caught_up(visible)
+            for lane in group.tail:
+                assert lane.watcher is not None
+                lane.watcher.tell(lane, Event.CAUGHT_UP, data)
+        return False
+
+    def _push_tail(self, group: Group, rendered: Rendered) -> None:
+        """To every lane of the tail that takes it; the others fall behind. Never stops in its middle: all share one cursor."""
+        gap = rendered.tombstone
+        if gap is not None:
+            self._part_with_full(group)
+            group.seq = rendered.from_seq
+            data = tombstone_data(self.topic, gap, gap.reason)
+            for lane in group.tail:
+                lane.watcher.tell(lane, Event.TOMBSTONE, data)  # type: ignore[union-attr]
+        if not rendered.count:
+            group.seq = rendered.next_seq
+            return
+        self._part_with_full(group)
+        group.seq = rendered.next_seq
+        for lane in group.tail:
+            lane.watcher.push(lane, rendered)  # type: ignore[union-attr]
+
+    def _part_with_full(self, group: Group) -> None:
+        for lane in [lane for lane in group.tail if lane.watcher.full]:  # type: ignore[union-attr]
+            self._leave_tail(lane)
+            lane.live = False
+
+    def _serve_behind(self, now_ms: int, deadline: float) -> bool:
+        more = False
+        behind, time = self.behind, self.hub.loop.time
+        for lane in list(behind):
+            if time() > deadline:
+                return True
+            if self._serve_one(lane, now_ms):
+                more = True
+                if lane in behind:  # to the end of the line
+                    del behind[lane]
+                    behind[lane] = None
+        return more
+
+    def _serve_one(self, lane: Lane, now_ms: int) -> bool:
+        watcher, view = lane.watcher, lane.view
+        assert watcher is not None
+        if watcher.full:
+            del self.behind[lane]
+            lane.live = False
+            return False
+        visible = self.visible(view)
+        if lane.seq < visible or lane.fresh:
+            rendered = self._render(view, lane.seq, lane.epoch, now_ms)
+            if rendered is None:
+                return False
+            gap = rendered.tombstone
+            if gap is not None:
+                lane.seq = rendered.from_seq
+                reason = TOO_OLD if (lane.fresh or lane.stale) and gap.reason != "recreated" else gap.reason
+                watcher.tell(lane, Event.TOMBSTONE, tombstone_data(self.topic, gap, reason))
+            lane.seq = rendered.next_seq
+            if rendered.count:
+                watcher.push(lane, rendered)
+            lane.fresh = lane.stale = False
+            lane.epoch = None
+        if lane.seq < visible:
+            lane.live = False
+            return True
+        self._join(lane, visible)
+        return False
+
+    def _join(self, lane: Lane, visible: int) -> None:
+        """The lane has got to the end: it goes with the tail, as soon as that is there too."""
+        assert lane.watcher is not None
+        if not lane.live:
+            lane.live = True
+            lane.watcher.tell(lane, Event.CAUGHT_UP, self._caught_up(visible))
+        group = self.groups.get(lane.view)
+        if group is None:
+            group = self.groups[lane.view] = Group(lane.view, lane.seq)
+        if group.seq == lane.seq:
+            del self.behind[lane]
+            lane.group = group
+            group.tail[lane] = None
+
+    def _caught_up(self, head: int) -> bytes:
+        return b'{"topic":"%b","head_seq":%d}' % (self.topic.wire_name, head)
+
+    def advise(self, retry_after_ms: int) -> None:
+        """Tells everybody who is kept waiting so, once each time."""
+        if not self._advised:
+            self._advised = True
+            for lane in self.lanes:
+                if lane.watcher is not None and not lane.watcher.full:
+                    lane.watcher.advise([self.topic.name], retry_after_ms)
+
+    # --- rendering
+
+    def _render(self, view: View, from_seq: int, epoch: int | None, now_ms: int) -> Rendered | None:
+        """What comes after `from_seq`; None if the disk has to be asked first, after which the feed is served again."""
+        key = (view, from_seq, epoch)
+        found = self.rendered.get(key)
+        if found is None:
+            try:
+                found = self._share(view, from_seq, epoch, now_ms) or self._read(view, from_seq, epoch, now_ms)
+            except Cold as cold:
+                self._load(cold)
+                return None
+            self.rendered[key] = found
+        return found
+
+    def _share(self, view: View, from_seq: int, epoch: int | None, now_ms: int) -> Rendered | None:
+        """The rendering for readers without a node, where it holds nothing that this reader must not get.
+
+        A thousand watchers with a node each would otherwise have every new record rendered a thousand times.
+        """
+        if view.nodes is None or self.topic.head - from_seq > SHARED_NODES:
+            return None
+        plain = self._render(structs.replace(view, nodes=None), from_seq, epoch, now_ms)
+        if plain is None:
+            return None
+        for segment, low, high in self.topic.spans(plain.from_seq + 1, plain.next_seq + 1):
+            columns = segment.columns
+            if columns.nodes is not None and any(columns.node_at(at) in view.nodes for at in range(low, high)):
+                return None
+        return plain
+
+    def _read(self, view: View, from_seq: int, epoch: int | None, now_ms: int) -> Rendered:
+        topic = self.topic
+        query = Query(
+            from_seq=from_seq, limit=view.limit, max_bytes=view.max_bytes, nodes=view.nodes, match=view.match,
+            projection=view.projection, upto=self.visible(view) if view.strong else None, epoch=epoch,
+        )  # fmt: skip
+        reading = read(topic, query, now_ms)
+        gap = reading.tombstone
+        rendered = Rendered(
+            topic,
+            from_seq=from_seq if gap is None else after_gap(gap),
+            next_seq=reading.next_from_seq,
+            tombstone=gap,
+        )
+        if reading.count:
+            rendered.count = reading.count
+            start = b'{"topic":"%b","records":[' % topic.wire_name
+            end = b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (rendered.from_seq, rendered.next_seq, topic.head)
+            rendered.payload = b"".join((start, *reading.body(), end))
+        return rendered
+
+    def _load(self, cold: Cold) -> None:
+        """Has the disk asked on another thread. One request a feed: its lanes mostly want the same."""
+        if not self._loading:
+            self._loading = True
+            self.hub.load(cold, self._loaded)
+
+    def _loaded(self, failure: BaseException | None) -> None:
+        if failure is not None:
+            log.failure("cannot_read", failure, topic=self.topic.name)
+            self.hub.app.call_later(RELOAD_MS, lambda: self._loaded(None))
+            return
+        self._loading = False
+        self.hub.grew(self.topic)
+
+
+def tombstone_data(topic: Topic, gap: Tombstone, reason: str) -> bytes:
+    return (
+        b'{"topic":"%b","reason":"%b","gap_from":%d,"gap_to":%d,"missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
+        % (
+            topic.wire_name, reason.encode(), gap.gap_from, gap.gap_to, gap.missed_estimate, gap.earliest_seq,
+            gap.head_seq,
+        )
+    )  # fmt: skip
+
+
+def after_gap(gap: Tombstone) -> int:
+    """The cursor once the gap is behind: a cursor from another life goes to the beginning of this one."""
+    return gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
+
+
+def tell_deleted(lane: Lane, data: bytes | None = None) -> None:
+    topic, watcher = lane.topic, lane.watcher
+    if data is None:
+        data = b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.wire_name, topic.head)
+    lane.seq = topic.head
+    lane.gone = True
+    if watcher is not None:
+        watcher.tell(lane, Event.TOPIC_DELETED, data)
+        watcher.lost(lane)
+
+
+class Hub:
+    """All feeds of a server, and the turn in which they are served."""
+
+    def __init__(self, app: TopicsApp) -> None:
+        self.app = app
+        self.engine = app.engine
+        self.loop: asyncio.AbstractEventLoop = app.loop
+        self.feeds: dict[Topic, Feed] = {}
+        self._ready: dict[Feed, None] = {}
+        self._scheduled = False
+
+    # --- for watchers
+
+    def attach(self, lane: Lane, watcher: Watcher) -> None:
+        """From now on the watcher gets what the lane has to give, beginning at the end of this turn."""
+        lane.watcher = watcher
+        topic = lane.topic
+        if topic.gone:
+            tell_deleted(lane)
+            return
+        feed = self.feeds.get(topic)
+        if feed is None:
+            feed = self.feeds[topic] = Feed(self, topic)
+        feed.attach(lane)
+        self.grew(topic)
+
+    def detach(self, lane: Lane) -> None:
+        lane.watcher = None
+        if (feed := self.feeds.get(lane.topic)) is not None:
+            feed.detach(lane)
+
+    def resume(self, lane: Lane) -> None:
+        """The lane's watcher takes more again."""
+        feed = self.feeds.get(lane.topic)
+        if feed is not None and lane.group is None and lane in feed.lanes:
+            feed.behind[lane] = None
+            self.grew(lane.topic)
+
+    # --- for feeds
+
+    def grew(self, topic: Topic) -> None:
+        """Marks the topic's feed; all that are marked are served together at the end of the turn."""
+        feed = self.feeds.get(topic)
+        if feed is None:
+            return
+        if topic.gone:
+            feed.end()
+            return
+        self._ready[feed] = None
+        if topic.waits_since_ms is None:
+            topic.waits_since_ms = self.app.clock.now_ms()
+        if not self._scheduled:
+            self._schedule()
+
+    def forget(self, feed: Feed) -> None:
+        self._ready.pop(feed, None)
+        self.feeds.pop(feed.topic, None)
+        feed.topic.waits_since_ms = None
+
+    def load(self, cold: Cold, done: Callable[[BaseException | None], None]) -> None:
+        loading = self.loop.run_in_executor(self.app.pool, cold.load)
+        loading.add_done_callback(lambda future: None if future.cancelled() else done(future.exception()))
+
+    def poke(self) -> None:
+        """The pressure has changed, or time has passed: what was kept waiting may go now."""
+        if self._ready and not self._scheduled:
+            self._schedule()
+
+    # --- inside
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        if not self.app.pressed:
+            self.loop.call_soon(self._turn)
+        else:
+            self.loop.call_later(self.app.throttle.pressure.gather_ms / 1000, self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        ready, self._ready = self._ready, {}
+        now_ms, deadline = self.app.clock.now_ms(), self.loop.time() + TURN_S
+        order = list(ready) if not self.app.pressed else self._by_priority(ready, now_ms)
+        for at, feed in enumerate(order):
+            if self.loop.time() > deadline:
+                # Those that had no turn come first in the next one.
+                self._ready = dict.fromkeys(order[at:]) | self._ready
+                break
+            if not feed.lanes:
+                continue
+            if self._serve(feed, now_ms, deadline):
+                self._ready[feed] = None
+                feed.topic.waits_since_ms = now_ms
+            elif feed not in self._ready:
+                feed.topic.waits_since_ms = None
+        if self._ready and not self._scheduled and not self._all_paused(now_ms):
+            self._schedule()
+
+    def _serve(self, feed: Feed, now_ms: int, deadline: float) -> bool:
+        try:
+            return feed.deliver(now_ms, deadline)
+        except Exception as error:  # a broken invariant of one topic must not keep the others waiting
+            log.failure("delivery_failed", error, topic=feed.topic.name)
+            return False
+
+    def _by_priority(self, ready: dict[Feed, None], now_ms: int) -> list[Feed]:
+        """Highest first; what is below zero under heavy pressure stays marked and is told to wait."""
+        pressure = self.app.throttle.pressure
+        served = []
+        for feed in sorted(ready, key=lambda feed: effective_priority(feed.topic, now_ms), reverse=True):
+            if pressure.pauses(feed.topic, now_ms):
+                self._ready[feed] = None
+                feed.advise(pressure.retry_after_ms(effective_priority(feed.topic, now_ms)))
+            else:
+                served.append(feed)
+        return served
+
+    def _all_paused(self, now_ms: int) -> bool:
+        """Then the next sample of the pressure calls again: `poke`."""
+        if not self.app.pressed:
+            return False
+        pressure = self.app.throttle.pressure
+        return all(pressure.pauses(feed.topic, now_ms) for feed in self._ready)

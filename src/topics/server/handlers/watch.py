@@ -1,0 +1,46 @@
+"""Watching: make a session, open its event stream, open a WebSocket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.model.watch import WatchCreated, WatchRequest
+from topics.model.wire import decode_body
+from topics.server import cursors, query
+from topics.server.answer import json_answer, performance
+from topics.server.http import Answer
+from topics.server.sse import check_accept
+from topics.server.watch import WatchStream
+from topics.server.websocket import accept
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+    from topics.server.routes import Call
+
+_decode_watch = msgspec.json.Decoder(WatchRequest)
+
+
+def create(app: TopicsApp, call: Call) -> Answer:
+    wanted: WatchRequest = decode_body(_decode_watch, call.request.body)
+    lenient = query.flag(query.parse(call.request.query), "lenient", default=False)
+    session, topics = app.sessions.create(wanted, call.caller, lenient=lenient)
+    url = f"/v0/watch/{session.wid}"
+    answer = WatchCreated(session.wid, url, app.settings.session_ttl_ms, topics, performance(call.request))
+    return json_answer(200, answer)
+
+
+def stream(app: TopicsApp, call: Call) -> Answer:
+    request = call.request
+    check_accept(request)
+    app.check_ready()
+    session = app.sessions.find(call.params["wid"], call.caller)
+    last = request.headers.get(b"last-event-id", b"").decode("latin-1").strip()
+    position = cursors.decode(last, field="Last-Event-ID") if last else None
+    return WatchStream(app, session, position=position, release=app.open_stream(session.caller))
+
+
+def socket(app: TopicsApp, call: Call) -> Answer:
+    app.check_ready()
+    return accept(app, call)

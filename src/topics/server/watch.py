@@ -1,0 +1,357 @@
+"""Watch sessions: what somebody watches and how far they have got, and the event stream that serves it.
+
+A session outlives its connections. Its cursors are those of its lanes, moved when a frame is written; a client that
+comes back with `Last-Event-ID` takes them back to what it has really processed, never forward. A session without a
+stream is forgotten after `session_ttl_ms`: whoever comes next, to make a session or to open one, clears those away.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from topics.engine.state import Topic
+from topics.errors import Code, TopicsError, invalid, topic_not_found
+from topics.model.watch import (
+    TopicOptions,
+    View,
+    ViewOptions,
+    WatchedTopic,
+    WatchRequest,
+    check_watched,
+    heartbeat_ms,
+    is_pattern,
+    make_view,
+    match_of,
+)
+from topics.server import cursors
+from topics.server.feeds import Event, Lane, Rendered
+from topics.server.routes import Scope
+from topics.server.sse import EventStream, error_frame, frame
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+    from topics.server.auth import Caller
+
+WID_BYTES = 16
+
+
+class Pattern:
+    """Every topic whose name begins so, now and later, as far as the one who asked may read it."""
+
+    __slots__ = ("caller", "prefix", "view")
+
+    def __init__(self, prefix: str, view: View, caller: Caller) -> None:
+        self.prefix = prefix
+        self.view = view
+        self.caller = caller
+
+    def covers(self, name: str) -> bool:
+        return name.startswith(self.prefix) and self.caller.may_use(name)
+
+
+class Wanted:
+    """What a request asked to watch, once it is known to be possible: lanes, and patterns for lanes to come."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane] = {}  # by topic
+        self.patterns: dict[str, Pattern] = {}
+
+    def answer(self) -> dict[str, WatchedTopic]:
+        return {
+            name: WatchedTopic(lane.seq, lane.topic.head, lane.topic.earliest, lane.topic.epoch)
+            for name, lane in self.lanes.items()
+        }
+
+
+def resolve(
+    app: TopicsApp, topics: dict[str, TopicOptions], options: ViewOptions, caller: Caller, *, lenient: bool
+) -> Wanted:
+    """Every error there can be, before anything is made."""
+    most = app.settings.max_watch_topics
+    check_watched(topics, max_topics=most)
+    caller.check(Scope.READ, *(name.rstrip("*") for name in topics))
+    wanted = Wanted()
+    for name, each in topics.items():
+        view = make_view(options, match_of(name, each), max_limit=app.engine.limits.max_limit)
+        if is_pattern(name):
+            pattern = wanted.patterns[name] = Pattern(name[:-1], view, caller)
+            found = [topic for topic in app.engine.topics if pattern.covers(topic) and topic not in topics]
+        else:
+            found = [name] if name in app.engine.topics else []
+            if not found and not lenient:
+                raise topic_not_found(name)
+        for topic_name in found:
+            if topic_name not in wanted.lanes:
+                wanted.lanes[topic_name] = _new_lane(app.engine.look(topic_name, touch=True), view, each)
+    if len(wanted.lanes) > most:
+        raise invalid(f"topics stands for {len(wanted.lanes)} topics; the limit is {most}", field="topics")
+    return wanted
+
+
+def _new_lane(topic: Topic, view: View, options: TopicOptions) -> Lane:
+    if options.tail:
+        return Lane(topic, view, seq=topic.head)
+    return Lane(topic, view, seq=options.from_seq, epoch=options.epoch)
+
+
+class Watched:
+    """Lanes by key and the patterns that bring more of them: what a session has, and what a WebSocket has."""
+
+    __slots__ = ("_next_number", "lanes", "patterns")
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.patterns: dict[str, Pattern] = {}
+        self._next_number = 0
+
+    def add(self, lane: Lane) -> None:
+        lane.number = self._next_number
+        self._next_number += 1
+        self.lanes[lane.key] = lane
+
+    def remove(self, lane: Lane) -> None:
+        if self.lanes.get(lane.key) is lane:
+            del self.lanes[lane.key]
+
+    def pick(self, topic: Topic) -> Lane | None:
+        """A lane for a topic that has come up, if a pattern wants it and it has none."""
+        pattern = next((one for one in self.patterns.values() if one.covers(topic.name)), None)
+        key = f"{topic.name}@{topic.epoch}"
+        first = self.lanes.get(topic.name)
+        if pattern is None or key in self.lanes or (first is not None and first.topic is topic):
+            return None
+        lane = Lane(topic, pattern.view, seq=0, key=key)
+        lane.picked = True
+        return lane
+
+    def cursor(self) -> bytes:
+        """Where all lanes are, as an event id."""
+        lanes = self.lanes
+        if len(lanes) <= cursors.MAX_NAMED:
+            return cursors.encode({key: lane.position for key, lane in lanes.items()})
+        pairs: list[int] = []
+        for lane in lanes.values():
+            pairs += (lane.number, lane.position)
+        return cursors.encode_numbered(pairs)
+
+    def rewind(self, at: cursors.Position) -> None:
+        """Back to what the client has processed. A lane it has never heard of begins anew; none moves forward."""
+        for key, lane in self.lanes.items():
+            seq = at.by_key.get(key) if at.by_key else at.by_number.get(lane.number)
+            if seq is None and lane.picked:
+                seq = lane.start
+            if seq is not None and not lane.gone:
+                lane.seq = min(lane.seq, seq)
+
+
+class Session(Watched):
+    """One `POST /v0/watch`."""
+
+    __slots__ = ("caller", "heartbeat_ms", "idle_since_ns", "stream", "wid")
+
+    def __init__(self, caller: Caller, *, heartbeat_ms: int) -> None:
+        super().__init__()
+        self.wid = "wid_" + secrets.token_urlsafe(WID_BYTES)
+        self.caller = caller
+        self.heartbeat_ms = heartbeat_ms
+        self.stream: WatchStream | None = None
+        self.idle_since_ns = 0
+
+
+class Sessions:
+    """All sessions by `wid`, and those without a stream by how long they have had none."""
+
+    def __init__(self, app: TopicsApp) -> None:
+        self._app = app
+        self._all: dict[str, Session] = {}
+        self._idle: OrderedDict[str, Session] = OrderedDict()  # the longest idle first
+        self._picking: dict[object, Callable[[Topic], None]] = {}  # connections with patterns
+        app.engine.state.created.append(self._created)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def create(self, request: WatchRequest, caller: Caller, *, lenient: bool) -> tuple[Session, dict[str, WatchedTopic]]:
+        self._clear_away()
+        topics = request.topics
+        if request.cursor:
+            topics = _resumed(topics, cursors.decode(request.cursor, field="cursor"))
+        wanted = resolve(self._app, topics, request, caller, lenient=lenient)
+        session = Session(caller, heartbeat_ms=heartbeat_ms(request.heartbeat_ms))
+        self._app.limits.check_session(len(self._all))
+        session.patterns = wanted.patterns
+        for lane in wanted.lanes.values():
+            session.add(lane)
+        self._all[session.wid] = session
+        self.rest(session)
+        return session, wanted.answer()
+
+    def find(self, wid: str, caller: Caller) -> Session:
+        """The session that this caller made; `not_found` once it has been forgotten."""
+        if not _is_wid(wid):
+            raise invalid("this is not the id of a watch session", field="wid")
+        self._clear_away()
+        session = self._all.get(wid)
+        if session is None:
+            raise TopicsError(Code.NOT_FOUND, "there is no such watch session (any more): make a new one")
+        if session.caller is not caller:
+            raise TopicsError(Code.UNAUTHORIZED, "the session belongs to another key")
+        return session
+
+    def rest(self, session: Session) -> None:
+        """The session has no stream now."""
+        session.idle_since_ns = self._app.clock.monotonic_ns()
+        self._idle[session.wid] = session
+        self._idle.move_to_end(session.wid)
+
+    def wake(self, session: Session) -> None:
+        self._idle.pop(session.wid, None)
+
+    def pick_for(self, watcher: object, watched: Watched, pick: Callable[[Topic], None]) -> None:
+        """Has `pick` called for every topic that comes up from now on, and for those that have since the last time."""
+        if not watched.patterns:
+            return
+        self._picking[watcher] = pick
+        for topic in list(self._app.engine.topics.values()):
+            pick(topic)
+
+    def pick_no_more(self, watcher: object) -> None:
+        self._picking.pop(watcher, None)
+
+    def _created(self, topic: Topic) -> None:
+        for pick in list(self._picking.values()):
+            pick(topic)
+
+    def _clear_away(self) -> None:
+        oldest_ns = self._app.clock.monotonic_ns() - self._app.settings.session_ttl_ms * 1_000_000
+        while self._idle:
+            wid, session = next(iter(self._idle.items()))
+            if session.idle_since_ns >= oldest_ns:
+                return
+            del self._idle[wid], self._all[wid]
+
+
+def _resumed(topics: dict[str, TopicOptions], at: cursors.Position) -> dict[str, TopicOptions]:
+    """The same topics, those that the cursor knows beginning where it says."""
+    if at.by_number:
+        raise invalid("this cursor means something only to the session it came from", field="cursor")
+    found = {}
+    for key, seq in at.by_key.items():
+        name, epoch = cursors.split_key(key)
+        wanted = topics.get(name) or next((topics[one] for one in topics if _stands_for(one, name)), None)
+        if wanted is not None:
+            found[name] = TopicOptions(seq, False, wanted.filter, epoch if epoch is not None else wanted.epoch)
+    return topics | found
+
+
+def _stands_for(pattern: str, name: str) -> bool:
+    return is_pattern(pattern) and name.startswith(pattern[:-1])
+
+
+def _is_wid(wid: str) -> bool:
+    return wid.startswith("wid_") and len(wid) <= 64 and wid[4:].replace("-", "").replace("_", "").isalnum()
+
+
+class WatchStream(EventStream):
+    """One connection of a session; the session has at most one."""
+
+    __slots__ = ("_position", "_session", "_single")
+
+    def __init__(
+        self, app: TopicsApp, session: Session, *, position: cursors.Position | None, release: Callable[[], None]
+    ) -> None:
+        super().__init__(app, release=release, heartbeat_ms=session.heartbeat_ms)
+        self._session = session
+        self._position = position
+        self._single = False
+
+    # --- the connection's life
+
+    def begin(self) -> None:
+        session = self._session
+        before, session.stream = session.stream, self
+        if before is not None:
+            before.hand_over()
+        self.app.sessions.wake(session)
+        if self._position is not None:
+            session.rewind(self._position)
+        self._note_lanes()
+        for lane in list(session.lanes.values()):
+            self.app.hub.attach(lane, self)
+        self.app.sessions.pick_for(self, session, self._pick)
+
+    def resume(self, full_ms: float) -> None:
+        stale = full_ms > self.app.settings.buffer_grace_ms
+        for lane in list(self._session.lanes.values()):
+            if lane.group is None:
+                lane.stale = stale
+                self.app.hub.resume(lane)
+
+    def ended(self) -> None:
+        if self._session.stream is self:
+            self._let_go()
+            self._session.stream = None
+            self.app.sessions.rest(self._session)
+
+    def finish(self) -> None:
+        """What the client is sent from here on is nothing: the cursors stay where they are."""
+        if self.open and self._session.stream is self:
+            self._let_go()
+        super().finish()
+
+    def hand_over(self) -> None:
+        """Another connection has taken the session: everything written here still arrives, nothing more is."""
+        self._let_go()
+        self.fail(409, "another connection has taken over this session")
+
+    def _let_go(self) -> None:
+        self.app.sessions.pick_no_more(self)
+        for lane in self._session.lanes.values():
+            if lane.watcher is self:
+                self.app.hub.detach(lane)
+
+    def _note_lanes(self) -> None:
+        """Whether every id is that of the one topic watched, and can be shared with others who watch it alone."""
+        lanes = self._session.lanes
+        self._single = len(lanes) == 1 and all(lane.key == lane.topic.name for lane in lanes.values())
+
+    def _pick(self, topic: Topic) -> None:
+        session = self._session
+        lane = session.pick(topic)
+        if lane is None:
+            return
+        most = self.app.settings.max_watch_topics
+        if len(session.lanes) >= most:
+            self.send(error_frame(400, f"more than {most} topics match; this one is not watched", topics=[topic.name]))
+            return
+        session.add(lane)
+        self._note_lanes()
+        self.app.hub.attach(lane, self)
+
+    # --- what the loop has for the client
+
+    def push(self, lane: Lane, rendered: Rendered) -> None:
+        if self._single:
+            self.send(rendered.single())
+        else:
+            self.send(frame(Event.RECORD.event, rendered.payload, id=self._session.cursor()))
+
+    def tell(self, lane: Lane, event: Event, data: bytes) -> None:
+        self.send(frame(event.event, data, id=self._session.cursor()))
+
+    def lost(self, lane: Lane) -> None:
+        """A topic that was named stays known as gone; one that a pattern found makes room for its next life."""
+        if self._session.patterns and any(one.covers(lane.topic.name) for one in self._session.patterns.values()):
+            self._session.remove(lane)
+            self._note_lanes()
+
+    def advise(self, names: list[str], retry_after_ms: int) -> None:
+        self.send(error_frame(429, "watch throttled under CPU pressure", retry_after_ms=retry_after_ms, topics=names))
+
+
+def lanes_of(watched: Watched, name: str) -> Iterator[Lane]:
+    """Every lane of a topic by that name, whatever its life."""
+    return (lane for lane in list(watched.lanes.values()) if lane.topic.name == name)

@@ -1,0 +1,176 @@
+"""A real server under load, killed without warning again and again: what it acknowledged is there, in order, once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.conftest import ServerProcess
+
+SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
+TOPICS = {"sure": "fsync", "quick": "disk", "light": "memory"}
+WRITERS = 4
+SETTINGS = {
+    # Small, so that within a life of half a second the log rotates, segments are sealed, and checkpoints come and go.
+    "wal_file_bytes": 1 << 20,
+    "checkpoint_wal_bytes": 1 << 20,
+    "checkpoint_interval_ms": 150,
+    "segment_max_events": 64,
+}
+
+
+@dataclass
+class Writer:
+    """One client: numbers its records, never sends the next before it knows what became of the last."""
+
+    name: str
+    topics: list[str]
+    acked: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → payload → seq
+    open: dict[str, set[str]] = field(default_factory=dict)  # sent, and never answered
+    answers: Counter[int] = field(default_factory=Counter)
+    _number: int = 0
+
+    def run(self, port: int, stop: threading.Event) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        rng = Random(f"{SEED} {self.name} {self._number}")
+        try:
+            while not stop.is_set():
+                self._write(connection, rng.choice(self.topics), rng.choice([1, 1, 3, 20]))
+        except (OSError, http.client.HTTPException):
+            pass  # the server is dead
+        finally:
+            connection.close()
+
+    def _write(self, connection: http.client.HTTPConnection, topic: str, n: int) -> None:
+        payloads = [f"{self.name}:{self._number + at:06d}" for at in range(n)]
+        self._number += n
+        unknown = self.open.setdefault(topic, set())
+        unknown.update(payloads)
+        body = {"records": [{"data": payload, "tag": self.name} for payload in payloads]}
+        status, answer = call(connection, f"/v0/topics/{topic}", body)
+        self.answers[status] += 1
+        if status == 200:
+            unknown.difference_update(payloads)
+            first = answer["first_seq"]
+            self.acked.setdefault(topic, {}).update((payload, first + at) for at, payload in enumerate(payloads))
+        elif status == 503:
+            unknown.difference_update(payloads)  # not ready yet: a refusal
+
+
+def call(connection: http.client.HTTPConnection, path: str, body: dict[str, Any], method: str = "POST") -> tuple[int, Any]:
+    connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def read_all(port: int, topic: str) -> tuple[dict[int, str], list[dict[str, Any]], int]:
+    """Every record by seq, every tombstone, and the head, by following the cursor."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    found: dict[int, str] = {}
+    gaps = []
+    at = 0
+    while True:
+        status, page = call(connection, f"/v0/topics/{topic}/diff", {"from_seq": at, "limit": 1000})
+        assert status == 200, page
+        if page.get("tombstone"):
+            gaps.append(page["tombstone"])
+        for row in page["records"]:
+            assert row["$seq"] > max(found, default=0), "out of order"
+            found[row["$seq"]] = row["data"]
+        at = page["next_from_seq"]
+        if at >= page["head_seq"]:
+            connection.close()
+            return found, gaps, page["head_seq"]
+
+
+def wait_until_ready(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/v0/ready")
+        status = connection.getresponse().status
+        connection.close()
+        if status == 200:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the server does not become ready")
+
+
+def one_life(directory: Path, writers: list[Writer], rng: Random) -> int:
+    """Starts a server, lets everybody write, kills it at a random moment; how many requests were answered."""
+    server = ServerProcess(directory, {"data_dir": directory / "data", **SETTINGS})
+    before = sum(writer.answers[200] for writer in writers)
+    stop = threading.Event()
+    threads = [threading.Thread(target=writer.run, args=(server.port, stop)) for writer in writers]
+    for thread in threads:
+        thread.start()
+    time.sleep(rng.uniform(0.0, 0.4))
+    server.kill()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return sum(writer.answers[200] for writer in writers) - before
+
+
+def judge(writers: list[Writer], topic: str, port: int) -> int:
+    found, gaps, head = read_all(port, topic)
+    assert gaps == [], f"{topic}: nothing was lost, and readers are told so: {gaps}"
+    assert sorted(found) == list(range(1, head + 1)), "every seq has its record"
+    by_payload = {payload: seq for seq, payload in found.items()}
+    assert len(by_payload) == len(found), "a record is there twice"
+    for writer in writers:
+        for payload, seq in writer.acked.get(topic, {}).items():
+            assert by_payload.get(payload) == seq, f"{topic}: {payload} was acknowledged as {seq}"
+        mine = [payload for payload in found.values() if payload.startswith(writer.name + ":")]
+        assert mine == sorted(mine), "a writer's records are out of order"
+        strangers = set(mine) - set(writer.acked.get(topic, {})) - writer.open.get(topic, set())
+        assert not strangers, f"{topic}: refused or never sent: {sorted(strangers)[:3]}"
+    return len(found)
+
+
+def torment(directory: Path, kills: int) -> str:
+    rng = Random(SEED)
+    writers = [Writer(f"w{number}", list(TOPICS)) for number in range(WRITERS)]
+    first = ServerProcess(directory, {"data_dir": directory / "data", **SETTINGS})
+    wait_until_ready(first.port)
+    connection = http.client.HTTPConnection("127.0.0.1", first.port, timeout=10)
+    for topic, durability in TOPICS.items():
+        status, answer = call(connection, f"/v0/topics/{topic}", {"durability": durability}, method="PUT")
+        assert status in (200, 201), answer
+    connection.close()
+    first.kill()
+    answered = sum(one_life(directory, writers, rng) for _ in range(kills))
+    last = ServerProcess(directory, {"data_dir": directory / "data", **SETTINGS})
+    try:
+        wait_until_ready(last.port)
+        kept = {topic: judge(writers, topic, last.port) for topic in TOPICS}
+        last.stop()
+    finally:
+        last.kill()
+    statuses = sum((writer.answers for writer in writers), Counter())
+    assert set(statuses) <= {200, 503}, statuses
+    assert answered > kills, "hardly anything was written"
+    return f"{kills} kills, {answered} acknowledged requests, records kept: {kept} (seed {SEED})"
+
+
+def test_fifty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = torment(tmp_path, 50)
+    with capsys.disabled():
+        print(f"\n{told}")
+
+
+@pytest.mark.torture
+def test_a_thousand_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = torment(tmp_path, 1000)
+    with capsys.disabled():
+        print(f"\n{told}")

@@ -1,0 +1,41 @@
+"""Names: one charset, byte-exact, and a clear error for everything else."""
+
+import pytest
+
+from topics.errors import Code, TopicsError
+from topics.model.names import check_router, check_topic
+
+GOOD = ["a", "0", "chat:general", "A.b_c-d:e", "x" * 255]
+BAD = ["", "-a", ".a", ":a", "_a", "a b", "a/b", "a\n", "a\0", "é", "a%20", "x" * 256]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_name_is_itself(name):
+    assert check_topic(name) == check_router(name) == name
+
+
+@pytest.mark.parametrize("name", [*BAD, "a>b"])
+def test_a_topic_name_outside_the_charset_is_refused(name):
+    with pytest.raises(TopicsError) as caught:
+        check_topic(name)
+    assert (caught.value.code, caught.value.detail) == (Code.INVALID_REQUEST, {"field": "topic"})
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_router_name_outside_the_charset_is_refused(name):
+    with pytest.raises(TopicsError) as caught:
+        check_router(name)
+    assert caught.value.code is Code.INVALID_REQUEST
+
+
+def test_a_router_may_be_named_after_its_way():
+    assert check_router("orders->audit") == "orders->audit"
+    with pytest.raises(TopicsError):
+        check_router(">a")
+
+
+def test_the_field_at_fault_is_the_one_that_was_asked_about():
+    with pytest.raises(TopicsError) as caught:
+        check_topic("", field="dead_letter")
+    assert caught.value.detail == {"field": "dead_letter"}

@@ -1,0 +1,95 @@
+"""Bodies from the wire: every way to be wrong ends as `invalid_request`, with the field where there is one."""
+
+import msgspec
+import pytest
+
+from topics.errors import Code, TopicsError
+from topics.model.records import DeleteRequest, DiffRequest, WriteRequest
+from topics.model.topic import ConfigPatch
+from topics.model.wire import check_u64, decode_body
+
+decoders = {kind: msgspec.json.Decoder(kind) for kind in (WriteRequest, DiffRequest, DeleteRequest, ConfigPatch)}
+
+
+def decode(kind, body: bytes):
+    return decode_body(decoders[kind], body)
+
+
+def field_at_fault(kind, body: bytes) -> str | None:
+    with pytest.raises(TopicsError) as caught:
+        decode(kind, body)
+    assert caught.value.code is Code.INVALID_REQUEST
+    return None if caught.value.detail is None else caught.value.detail["field"]
+
+
+def test_no_body_is_an_empty_object():
+    assert decode(DiffRequest, b"") == DiffRequest()
+    assert decode(ConfigPatch, b"") == ConfigPatch()
+
+
+def test_unknown_fields_are_ignored():
+    assert decode(DiffRequest, b'{"later":1,"from_seq":5}').from_seq == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field"),
+    [
+        (WriteRequest, b"{}", "records"),
+        (WriteRequest, b"", "records"),
+        (WriteRequest, b'{"records":5}', "records"),
+        (WriteRequest, b'{"records":[{"data":1},{}]}', "records[1].data"),
+        (WriteRequest, b'{"records":[{"data":1,"tag":5}]}', "records[0].tag"),
+        (WriteRequest, b'{"records":[{"data":1}],"create":"yes"}', "create"),
+        (WriteRequest, b'{"records":[{"data":1}],"config":{"ttl_ms":-1}}', "config.ttl_ms"),
+        (DiffRequest, b'{"from_seq":-1}', "from_seq"),
+        (DiffRequest, b'{"from_seq":1.5}', "from_seq"),
+        (DiffRequest, b'{"from_seq":"1"}', "from_seq"),
+        (DiffRequest, b'{"limit":null}', "limit"),
+        (DiffRequest, b'{"node":5}', "node"),
+        (DiffRequest, b'{"include_tags":1}', "include_tags"),
+        (DeleteRequest, b'{"before_seq":-5}', "before_seq"),
+        (ConfigPatch, b'{"discard":"new"}', "discard"),
+        (ConfigPatch, b'{"durability":"tape"}', "durability"),
+        (ConfigPatch, b"[]", None),
+        (ConfigPatch, b"null", None),
+    ],
+)
+def test_a_wrong_type_names_its_field(kind, body, field):
+    assert field_at_fault(kind, body) == field
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{", b"nonsense", b'{"records":[{"data":}]}', b'{"records":[{"data":1}]} x', b'{"records":[{"data":01}]}',
+        b'{"records":[{"data":"\xff"}]}', b'{"records":[{"data":"\xed\xa0\x80"}]}',
+        b'\xef\xbb\xbf{"records":[{"data":1}]}',
+        b'{"records":[{"data":1,"tag":"\\ud800"}]}', b'{"records":[{"data":1,"tag":"\\udc00 and more text"}]}',
+        b'{"records":[{"data":1,"node":"\\ud800\\u0041 and more"}]}', b'{"records":[{"data":"raw\nbreak"}]}',
+    ],
+)  # fmt: skip
+def test_what_is_no_json_in_utf8_is_refused(body):
+    assert field_at_fault(WriteRequest, body) is None
+
+
+def test_nesting_without_end_is_refused():
+    deep = b"[" * 200_000 + b"]" * 200_000
+    assert field_at_fault(WriteRequest, b'{"records":[{"data":%b}]}' % deep) is None
+
+
+def test_data_and_meta_stay_the_client_s_own_bytes():
+    request = decode(WriteRequest, b'{"records":[{"data": {"b":1.50 ,"a":"\\u00e9"} ,"meta":{"k" : 1e5}}]}')
+    [record] = request.records
+    assert (bytes(record.data), bytes(record.meta)) == (b'{"b":1.50 ,"a":"\\u00e9"}', b'{"k" : 1e5}')
+
+
+def test_data_may_be_null_but_not_missing():
+    [record] = decode(WriteRequest, b'{"records":[{"data":null}]}').records
+    assert bytes(record.data) == b"null"
+
+
+def test_u64_is_the_end_of_numbers():
+    assert check_u64(2**64 - 1, "from_seq") == 2**64 - 1
+    with pytest.raises(TopicsError) as caught:
+        check_u64(2**64, "from_seq")
+    assert caught.value.detail == {"field": "from_seq"}

@@ -1,0 +1,3 @@
+from tests import profile
+
+profile.load()
