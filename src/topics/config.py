@@ -307,11 +307,11 @@ class Settings:
         30_000, "How long a watcher's connection may be full before it is closed.", group=CONNECTIONS
     )
     ws_deflate: bool = _row(
-        FLAG, False, "Compress WebSocket messages for clients that offer it: less to send, more to do.", group=CONNECTIONS
+        FLAG, False, "Compress WebSocket messages for clients that offer it.", group=CONNECTIONS
     )
     pressure_lag_ms: int = _millis(
         250,
-        "How late the server may run before it refuses requests with 429; it holds back pushes long before. 0 is never.",
+        "How late the server may run before it refuses requests with 429; pushes wait before that. 0 is never.",
         group=CONNECTIONS,
         low=0,
     )

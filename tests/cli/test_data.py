@@ -564,3 +564,29 @@ def _flags(path: Path) -> bytes:
     data = path.read_bytes()
     footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=str(path), file_bytes=len(data))
     return data[footer.flags_at : footer.flags_at + footer.count]
+
+
+# --- documents
+
+
+def test_the_page_of_formats_is_what_the_codecs_say():
+    from topics.cli.formats import reference
+
+    page = Path(__file__).parents[2] / "docs" / "formats.md"
+    assert page.read_text(encoding="utf-8") == reference(), "run `make docs`"
+
+
+def test_the_operator_s_page_names_metrics_and_settings_that_exist():
+    import re
+
+    from topics.config import SETTINGS
+
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "operations.md").read_text() + (root / "docs" / "durability.md").read_text()
+    assert set(re.findall(r"TOPICS_[A-Z_]+", text)) <= {row.variable for row in SETTINGS}
+    source = (root / "src" / "topics" / "server" / "metrics.py").read_text()
+    for name in set(re.findall(r"`(topics_[a-z_]+)`", text)):
+        known = (
+            name in source or name.removeprefix("topics_wal_") in source or name.removeprefix("topics_topic_") in source
+        )
+        assert known, name

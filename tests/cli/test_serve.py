@@ -46,7 +46,7 @@ class Process:
     def get(self, path: str) -> socket.socket:
         """A request under way, for answers that come when the server drains."""
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
-        sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         return sock
 
 

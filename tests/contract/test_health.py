@@ -51,7 +51,7 @@ def test_a_server_that_is_stopping_says_so_to_whoever_still_asks(start_server, c
 
 def half_sent(server: ServerProcess, path: str) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n".encode())
+    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n".encode())
     return sock
 
 

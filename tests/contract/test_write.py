@@ -116,13 +116,28 @@ def test_data_that_is_not_json_is_invalid(api: Api, topic: str, token: bytes):
     assert api.state(topic)["head_seq"] == 0
 
 
-@pytest.mark.parametrize(
-    "token", [b'"\\ud800"', b'"\\udc00"', b'"\\ud800 and more"', b'["\\ud800\\ud800"]', b'{"\\udfff":1}'], ids=repr
-)
-def test_an_escape_that_is_half_a_character_is_invalid_like_any_text_that_no_reader_could_decode(
-    api: Api, topic: str, token: bytes
-):
-    api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", raw=b'{"records":[{"data":%b}]}' % token)
+HALVES = [
+    b'"\\ud800"',
+    b'"\\udc00"',
+    b'"\\ud800 and more"',
+    b'["\\ud800\\uD800\\ud83d\\ude00"]',
+    b'{"\\udfff":"\\\\ud800 \\ue000"}',
+]
+
+
+@pytest.mark.parametrize("token", HALVES, ids=repr)
+def test_an_escape_that_is_half_a_character_is_kept_as_it_came(api: Api, topic: str, token: bytes):
+    body = b'{"records":[{"data":%b,"meta":{"k":%b},"tag":"\\ud83d\\ude00"}]}' % (token, token)
+    assert api.call("POST", f"/v0/topics/{topic}", raw=body).is_success
+    answer = api.call("POST", f"/v0/topics/{topic}/diff", {"include_tags": True})
+    assert b'"data":%b,"meta":{"k":%b}}' % (token, token) in answer.content
+    assert json.loads(answer.content)["records"][0]["$tag"] == "\N{GRINNING FACE}"
+
+
+@pytest.mark.parametrize("field", ["tag", "node"])
+def test_a_name_that_is_half_a_character_is_refused(api: Api, topic: str, field: str):
+    raw = b'{"records":[{"data":1,"%b":"\\ud800"}]}' % field.encode()
+    api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", raw=raw)
 
 
 _json = st.recursive(

@@ -4,6 +4,7 @@ import pytest
 
 from tests.engine.harness import FakeLog, open_engine, read, record, seqs, write
 from topics.engine.engine import Engine
+from topics.engine.state import FIRST_CEILING
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
@@ -343,6 +344,16 @@ def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
             bench.log.finish()
     bench.log.finish()
     assert topic.head == 60 * 4 * 40
+
+
+def test_a_first_write_beyond_the_first_ceiling_waits_for_its_sync():
+    bench = Bench()
+    small = bench.engine.append("a", write(*[record()] * FIRST_CEILING, config=DISK))
+    large = bench.engine.append("b", write(*[record()] * (FIRST_CEILING + 1), config=DISK))
+    bench.engine.flush()
+    assert (small.done, large.done) == (True, False)
+    bench.log.finish()
+    assert large.value().last == FIRST_CEILING + 1
 
 
 def test_a_ceiling_that_the_log_refused_is_raised_again():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import msgspec
@@ -103,9 +104,16 @@ def _check_meta(meta: Raw, at: int, limits: Limits) -> bytes | None:
         raise invalid(f"{field} must be an object", field=field)
     if len(text) > limits.max_meta_bytes:
         raise too_long(field, len(text), limits.max_meta_bytes)
-    if (keys := len(_meta_keys(text))) > MAX_META_KEYS:
+    if (keys := _count_keys(text)) > MAX_META_KEYS:
         raise invalid(f"{field} has {keys} keys; the limit is {MAX_META_KEYS}", field=field)
     return text
+
+
+def _count_keys(text: bytes) -> int:
+    try:
+        return len(_meta_keys(text))
+    except msgspec.DecodeError:  # half a surrogate pair, which the standard library takes: the syntax was checked before
+        return len(json.loads(text))
 
 
 def _check_sizes(records: Sequence[NewRecord], limits: Limits) -> None:

@@ -40,6 +40,7 @@ class State:
         self.created: list[Callable[[Topic], None]] = []  # told of every topic that comes into being
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
+        self.routers: Any = None  # see `router_replay.table_of`
 
 
 def create(state: State, entry: log.Create) -> Topic:
@@ -66,6 +67,8 @@ def configure(state: State, topic: Topic, config: TopicConfig, at_ms: int) -> No
 
 
 def drop(state: State, topic: Topic) -> None:
+    if state.routers is not None:
+        state.routers.drop_topic(topic)
     topic.removed(topic.count, topic.bytes)
     del state.by_id[topic.topic_id]
     if state.topics.get(topic.name) is topic:
@@ -218,6 +221,8 @@ def replays(kind: type) -> Callable[[Replay], Replay]:
 def replay(state: State, entry: log.Entry) -> None:
     """One entry of the log, whatever its kind."""
     _REPLAY[type(entry)](state, entry)
+    if state.routers is not None and type(entry).kind != state.routers.MARK:
+        state.routers.pinned = None  # a mark speaks of the one entry behind it
 
 
 @replays(log.Create)
@@ -232,6 +237,8 @@ def _replay_append(state: State, entry: log.Append) -> None:
     if topic is None:
         return  # of a topic that is gone
     if entry.first > topic.head + 1:
+        if topic.links is not None:
+            state.routers.fill(topic, entry.first - 1)
         retention.skip_to(topic, entry.first, "corrupt")
     if entry.first == topic.head + 1:
         append(state, topic, entry)

@@ -197,7 +197,14 @@ def redrive(
 
 
 def _find(
-    source: Topic, origin: str, *, match: TagMatch | None, seqs: list[int] | None, from_seq: int, limit: int, now_ms: int
+    source: Topic,
+    origin: str,
+    *,
+    match: TagMatch | None,
+    seqs: list[int] | None,
+    from_seq: int,
+    limit: int,
+    now_ms: int,
 ) -> tuple[list[Stored], int, bool]:
     """Dead letters of `origin` that nobody holds, the last seq looked at, and whether that was the end."""
     found: list[Stored] = []
@@ -257,7 +264,15 @@ def _reserve(queue: Leases, seqs: list[int], now_ms: int) -> Any:
 
 
 def _move(
-    engine: Engine, source: Topic, name: str, seqs: list[int], copies: list[Copy], now_ms: int, *, dead: bool, result: Any = None
+    engine: Engine,
+    source: Topic,
+    name: str,
+    seqs: list[int],
+    copies: list[Copy],
+    now_ms: int,
+    *,
+    dead: bool,
+    result: Any = None,
 ) -> Ticket:
     """Stages that `seqs` leave `source` and enter the topic `name` as `copies`, or raises why they cannot."""
     dest = engine.topics.get(name)
@@ -267,7 +282,9 @@ def _move(
             raise topic_not_found(name)
         create = engine._new_topic(name, configure(name, ConfigPatch()))
     config = create.config if create is not None else dest.config  # type: ignore[union-attr]
-    dest_id, first, ts = (create.topic_id, 1, now_ms) if dest is None else (dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))  # type: ignore[union-attr]
+    dest_id, first, ts = (
+        (create.topic_id, 1, now_ms) if dest is None else (dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
+    )  # type: ignore[union-attr]
     append = _render(copies, dest_id, first, ts)
     engine._check_room(config, dest, append, now_ms)
     move = Moved(source.topic_id, seqs, now_ms, dead, append)
@@ -298,7 +315,11 @@ def _move(
 def _take_seqs(engine: Engine, dest: Topic, ticket: Ticket) -> None:
     """The seqs of a write are its own from here on, and never given out again once it was acknowledged."""
     end, margin = ticket.first + ticket.count, dest.ceiling_step // 2
-    if ticket.frame is not None and dest.config.durability not in ("fsync", "ephemeral") and end > dest.ceiling - margin:
+    if (
+        ticket.frame is not None
+        and dest.config.durability not in ("fsync", "ephemeral")
+        and end > dest.ceiling - margin
+    ):
         if end > dest.ceiling_staged - margin:
             engine._raise_ceiling(dest, end)
         ticket.gated = ticket.gated or end > dest.ceiling

@@ -12,7 +12,7 @@ from topics.engine import apply, retention, scheduler
 from topics.engine.append import render
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, read
-from topics.engine.state import Topic
+from topics.engine.state import FIRST_CEILING, Topic
 from topics.engine.terms import only_for_queues
 from topics.errors import Code, TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
@@ -357,9 +357,8 @@ class Engine:
             return appended
 
         kept = self.logged and config.durability != "ephemeral"
-        return self._stage_create(
-            create, take_effect, gated=config.durability == "fsync", then=log.encode(entry) if kept else b""
-        )
+        gated = config.durability == "fsync" or (kept and entry.last > FIRST_CEILING)
+        return self._stage_create(create, take_effect, gated=gated, then=log.encode(entry) if kept else b"")
 
     def _append_applied(self, ticket: Ticket) -> Appended:
         assert ticket.topic is not None

@@ -19,7 +19,9 @@ from topics.storage.segments import Damaged
 _encode_json = msgspec.json.encode
 
 
-def list_jobs(topic: Topic, *, state: JobState | None, after: int, limit: int, now_ms: int) -> tuple[list[bytes], int | None]:
+def list_jobs(
+    topic: Topic, *, state: JobState | None, after: int, limit: int, now_ms: int
+) -> tuple[list[bytes], int | None]:
     """Rendered jobs behind `after`, and the seq to go on behind if there are more. Raises `Cold` like any read."""
     queue = settle(topic, now_ms)
     while True:

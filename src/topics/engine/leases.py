@@ -236,7 +236,9 @@ class Leases:
 
     # --- leases
 
-    def grant(self, jobs: list[Job], node: str, first_lease: int, deadline_ms: int, holder: Holder | None = None) -> None:
+    def grant(
+        self, jobs: list[Job], node: str, first_lease: int, deadline_ms: int, holder: Holder | None = None
+    ) -> None:
         """Hands the jobs to a worker: one more delivery each."""
         leases = self.leases
         for lease, job in enumerate(jobs, first_lease):
@@ -362,7 +364,9 @@ class Leases:
     def _saved_job(self, job: Job) -> SavedJob:
         held = job.seq in self.leases or job.seq in self.leaving
         due_ms = job.due_ms if job.seq in self.resting else 0
-        return SavedJob(job.seq, job.priority, job.deliveries, due_ms, job.lease if held else 0, job.node, job.deadline_ms)
+        return SavedJob(
+            job.seq, job.priority, job.deliveries, due_ms, job.lease if held else 0, job.node, job.deadline_ms
+        )
 
     def load(self, saved: Saved) -> None:
         self.dead_lettered, self.last_lease = saved.dead_lettered, saved.last_lease

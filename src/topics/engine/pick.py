@@ -139,7 +139,9 @@ class Pass:
         try:
             marks, extras = segment.marks, segment.columns.extras
         except Cold:
-            raise _load_all(self.topic.segments[index : index + LOAD_AHEAD], lambda one: (one.columns, one.marks)) from None
+            raise _load_all(
+                self.topic.segments[index : index + LOAD_AHEAD], lambda one: (one.columns, one.marks)
+            ) from None
         first, count = segment.first, segment.count
         if not extras and seq > self.queue.check_upto:
             if marks is None:

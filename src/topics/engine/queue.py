@@ -156,7 +156,9 @@ def _take(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, bytes]]:
             fits = pick.within_bytes(topic, [job.seq for job in taken.jobs], MAX_BATCH_BYTES)
             if fits < len(taken.jobs):
                 taken.undo()
-                taken = pick.Pass(topic, fits, bury_after=config.max_deliveries if config.dead_letter is not None else 0)
+                taken = pick.Pass(
+                    topic, fits, bury_after=config.max_deliveries if config.dead_letter is not None else 0
+                )
             seqs = sorted(job.seq for jobs in (taken.jobs, taken.dead) for job in jobs)
             rendered = dict(zip(seqs, pick.rows(topic, seqs), strict=True))
         except Damaged as damage:
@@ -250,9 +252,7 @@ def release(engine: Engine, topic: Topic, holder: Holder) -> Ticket:
     return _release(engine, topic, jobs, [], due_ms=0, now_ms=engine.clock.now_ms())
 
 
-def _release(
-    engine: Engine, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int
-) -> Ticket:
+def _release(engine: Engine, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int) -> Ticket:
     queue = leases_of(topic)
 
     def take_effect(_: Ticket) -> Settled:

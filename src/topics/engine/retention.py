@@ -71,6 +71,8 @@ def enforce_caps(topic: Topic) -> None:
 
 def evict(topic: Topic, upto: int, reason: str) -> None:
     """Every live record below `upto` is lost for `reason`."""
+    if topic.links is not None:
+        topic.links.losing(upto)
     start = topic.earliest
     for segment, low, high in list(topic.spans(start, upto)):
         if not segment.live:

@@ -126,6 +126,8 @@ class Links:
 class Table:
     """All routers."""
 
+    MARK = 18  # the kind of entry that speaks of the one behind it
+
     def __init__(self, state: State) -> None:
         self.state = state
         self.by_name: dict[str, Router] = {}
@@ -137,7 +139,10 @@ class Table:
         self.moved = False  # whether recovery moved heads that no entry tells of
 
     def replay_losing(self, links: Links, upto: int) -> None:
-        raise NotImplementedError  # `router_replay` has the one that works
+        raise NotImplementedError  # this and the next: see `router_replay`
+
+    def fill(self, topic: Topic, head: int) -> None:
+        raise NotImplementedError
 
     def link(self, topic: Topic) -> Links:
         if topic.links is None:
@@ -215,7 +220,3 @@ def in_cycle(feed: Feed) -> bool:
     """Whether what the feed forwards can come back to its source."""
     return feed.dest in upstream(feed.source)
 
-
-def table_of(state: State) -> Table:
-    table: Table = state.routers
-    return table

@@ -85,6 +85,7 @@ class Topic:
         self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone
         self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
         self.gone = False  # dropped: whoever still holds it must let go
+        self.links: Any = None  # the routers around the topic, see `router_state`
         self.queue = Leases(self) if config.type == "queue" else None
 
     @property

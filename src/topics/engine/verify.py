@@ -7,12 +7,15 @@ that is applied with the same functions that a server's readers end in.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import posixpath
 from collections.abc import Callable
 
 import numpy as np
 from msgspec import Struct
 
+from topics import engine
 from topics.engine import recovery, retention
 from topics.engine.account import Account, account
 from topics.engine.apply import State
@@ -71,12 +74,19 @@ class Report(Struct, kw_only=True):
 
 def verify(fs: Fs, root: str, *, cold_dir: str | None = None, progress: Progress = lambda done, total: None) -> Report:
     """Blocks. Raises `DataDirError` if the directory is not there, not ours, or held by a server."""
+    learn_all_kinds()
     datadir = DataDir(ReadOnlyFs(fs), root)
     datadir.inspect()
     try:
         return _Verifier(datadir, cold_dir, progress).run()
     finally:
         datadir.close()
+
+
+def learn_all_kinds() -> None:
+    """Import the whole engine, as a server does: its modules make their kinds of log entry known when imported."""
+    for found in pkgutil.iter_modules(engine.__path__, "topics.engine."):
+        importlib.import_module(found.name)
 
 
 class _Verifier:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -66,10 +67,14 @@ class TopicPut(Struct):
     performance: Performance
 
 
-class QueueCounts(Struct):
+class QueueCounts(Struct, omit_defaults=True):
+    """`dead_letter_error` says why jobs wait to be moved to the dead-letter topic."""
+
     ready: U64
     in_flight: U64
     dead_lettered: U64
+    delayed: U64
+    dead_letter_error: str | None = None
 
 
 class TopicState(Struct, omit_defaults=True):
@@ -165,15 +170,24 @@ class Ready(Struct):
     performance: Performance
 
 
-def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+Rescue = Callable[[msgspec.json.Decoder[Any], bytes], Any]
+
+
+def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes, rescue: Rescue | None = None) -> Any:
     """A request body as its type, or `invalid_request` with the field at fault.
 
     The decoder checks the syntax of parts it keeps as raw bytes but not their encoding, so that is checked here.
+    `rescue` may know better than the decoder; it gives None where it does not.
     """
     try:
         if not body.isascii():
             body.decode()
-        return decoder.decode(body or b"{}")
+        try:
+            return decoder.decode(body or b"{}")
+        except msgspec.DecodeError:
+            if rescue is None or (rescued := rescue(decoder, body)) is None:
+                raise
+            return rescued
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
     except msgspec.ValidationError as error:

@@ -18,6 +18,7 @@ from topics.server.answer import error_answer
 from topics.server.auth import ANYONE, Caller
 from topics.server.guard import Guard
 from topics.server.feeds import Hub
+from topics.server.desk import Desks
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
@@ -71,6 +72,7 @@ class TopicsApp:
         self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
         self.hub = Hub(self)
         self.sessions = Sessions(self)
+        self.desks = Desks(self)
 
     @classmethod
     def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> TopicsApp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from topics.errors import Code, TopicsError
+from topics.model.topic import ConfigPatch
 from topics.server.routes import Scope
 
 ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
@@ -33,6 +34,11 @@ class Caller:
         for name in names:
             if not self.may_use(name):
                 raise TopicsError(Code.FORBIDDEN, "the key may not touch this name", detail={"name": name})
+
+    def check_config(self, patch: ConfigPatch) -> None:
+        """A queue writes to its dead-letter topic on behalf of whoever configured it: the name must be theirs to use."""
+        if isinstance(patch.dead_letter, str):
+            self.check(Scope.NONE, patch.dead_letter)
 
 
 ANYONE = Caller("")

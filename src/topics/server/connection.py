@@ -41,11 +41,12 @@ _perf_counter_ns = time.perf_counter_ns
 class ConnectionSink:
     """What a stream writes to."""
 
-    __slots__ = ("_connection", "closing")
+    __slots__ = ("_connection", "closing", "held")
 
     def __init__(self, connection: "Connection") -> None:
         self._connection = connection
         self.closing = False
+        self.held = False
 
     def write(self, data: bytes) -> bool:
         connection = self._connection
@@ -61,6 +62,10 @@ class ConnectionSink:
 
     def buffered(self) -> int:
         return self._connection.unsent_bytes()
+
+    def hold(self, held: bool, /) -> None:
+        self.held = held
+        self._connection.pace_input(held)
 
 
 class Connection(asyncio.Protocol):
@@ -638,6 +643,15 @@ class Connection(asyncio.Protocol):
             # What it would answer to more input has no room either.
             self.transport.pause_reading()
 
+    def pace_input(self, held: bool, /) -> None:
+        """Stop reading for an upgraded connection, or read on unless something else is in the way."""
+        if not self.is_open:
+            return
+        if held:
+            self.transport.pause_reading()
+        elif not self.paused and self._pending is None:
+            self.transport.resume_reading()
+
     def resume_writing(self) -> None:
         self.paused = False
         stream = self._stream
@@ -645,7 +659,8 @@ class Connection(asyncio.Protocol):
             self._wake()
             return
         self._guard(stream.drained)
-        if isinstance(stream, Upgrade) and not self.paused and self._pending is None:
+        held = self._sink is not None and self._sink.held
+        if isinstance(stream, Upgrade) and not (self.paused or held) and self._pending is None:
             self.transport.resume_reading()
 
     # --- deadlines and the end ---

@@ -99,7 +99,7 @@ class Rendered:
 
 
 def socket_payload(event: Event, data: bytes) -> bytes:
-    return b'{"op":"%b",%b' % (event.op, memoryview(data)[1:])
+    return b'{"op":"%b",%b' % (event.op, data[1:])
 
 
 class Lane:
@@ -148,7 +148,18 @@ class Group:
 class Feed:
     """Everybody who follows one topic."""
 
-    __slots__ = ("_advised", "_loading", "_syncing", "_unlisten", "behind", "groups", "hub", "lanes", "rendered", "topic")
+    __slots__ = (
+        "_advised",
+        "_loading",
+        "_syncing",
+        "_unlisten",
+        "behind",
+        "groups",
+        "hub",
+        "lanes",
+        "rendered",
+        "topic",
+    )
 
     def __init__(self, hub: Hub, topic: Topic) -> None:
         self.hub = hub

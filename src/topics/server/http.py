@@ -113,6 +113,9 @@ class Sink(Protocol):
     def buffered(self) -> int:
         """Bytes written that the operating system has not taken yet."""
 
+    def hold(self, held: bool, /) -> None:
+        """Whether to leave the client's bytes where they are; for an `Upgrade` that has enough to do."""
+
 
 class Stream:
     """An answer without end. `closed` is called exactly once whatever the reason, `opened` at most once before it."""

@@ -27,8 +27,9 @@ class Metric(Struct):
     samples: list[Sample]
 
 
-def collect(app: TopicsApp) -> list[Metric]:
-    return [*_process(app), *_wal(app), *_topics(app)]
+def collect(app: TopicsApp, may_see: Callable[[str], bool]) -> list[Metric]:
+    """Everything measured; of topics by name only those that `may_see` lets pass."""
+    return [*_process(app), *_wal(app), *_topics(app, may_see)]
 
 
 def _process(app: TopicsApp) -> Iterator[Metric]:
@@ -40,6 +41,7 @@ def _process(app: TopicsApp) -> Iterator[Metric]:
         by_class[topic.config.durability] += 1
         queues += topic.config.type == "queue"
         if topic.queue is not None:
+            topic.queue.settle(app.clock.now_ms())
             leases += topic.queue.in_flight
     yield _gauge("topics_topics", "Topics.", len(topics))
     yield Metric(
@@ -86,9 +88,9 @@ def _wal(app: TopicsApp) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def _topics(app: TopicsApp) -> Iterator[Metric]:
+def _topics(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
     engine, limit = app.engine, app.settings.metrics_max_topics
-    names = sorted(engine.topics)
+    names = sorted(filter(may_see, engine.topics))
     shown = [engine.look(name, touch=False) for name in names[:limit]]
     columns: list[tuple[str, str, Callable[[Topic], int]]] = [
         ("head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),

@@ -140,4 +140,4 @@ def _query_parameter(row: Parameter) -> dict[str, Any]:
         schema["minimum"] = 0
     if row.default is not None:
         schema["default"] = row.default
-    return {"name": row.name, "in": "query", "required": False, "description": row.help, "schema": schema}
+    return {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}

@@ -36,6 +36,7 @@ class Parameter(Struct, frozen=True):
     type: type
     help: str
     default: Any = None
+    required: bool = False
 
 
 class Route(Struct, frozen=True, kw_only=True, eq=False):

@@ -1,10 +1,11 @@
 """The rows of the route table."""
 
 from topics.errors import Code
-from topics.model import wire
+from topics.model import queue, wire
 from topics.model.records import DeleteRequest, DiffRequest, WriteRequest
 from topics.model.topic import ConfigPatch
-from topics.server.handlers import health, records, topics
+from topics.model.watch import WatchCreated, WatchRequest
+from topics.server.handlers import health, queues, records, topics, watch
 from topics.server.routes import Parameter, Route, Scope
 
 _TOUCH = "whether this counts as interest in the topic (auto-priority)"
@@ -12,6 +13,8 @@ _PAGE = (
     Parameter("page_size", int, "rows a page, at most 1000", 100),
     Parameter("cursor", str, "`next_cursor` of the page before"),
 )
+
+_QUEUE_ERRORS = (Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE, Code.READ_ONLY)
 
 ROUTES = [
     Route(
@@ -57,6 +60,64 @@ ROUTES = [
         method="POST", path="/v0/topics/{topic}/delete", handler=records.delete, scope=Scope.DELETE,
         summary="Remove records by seq, by tag, or both; for good and in silence",
         body=DeleteRequest, answers={200: wire.RecordsDeleted}, errors=(Code.TOPIC_NOT_FOUND, Code.READ_ONLY),
+    ),
+    Route(
+        method="POST", path="/v0/watch", handler=watch.create, scope=Scope.READ,
+        summary="Make a watch session over any number of topics",
+        body=WatchRequest, answers={200: WatchCreated}, errors=(Code.TOPIC_NOT_FOUND, Code.THROTTLED),
+        query=(Parameter("lenient", bool, "leave out topics that do not exist instead of failing", False),),
+    ),
+    Route(
+        method="GET", path="/v0/watch/{wid}", handler=watch.stream, stream=True,
+        summary="The event stream of a watch session; a second one takes over from the first",
+        answers={200: "text/event-stream"}, errors=(Code.NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED),
+    ),
+    Route(
+        method="GET", path="/v0/ws", handler=watch.socket, stream=True,
+        summary="A WebSocket: subscribe and publish as JSON messages",
+        answers={101: "application/json"}, errors=(Code.FORBIDDEN, Code.THROTTLED),
+    ),
+    Route(
+        method="POST", path="/v0/topics/{topic}/claim", handler=queues.claim, scope=Scope.READ | Scope.WRITE,
+        summary="Lease jobs to a worker",
+        body=queue.ClaimRequest, answers={200: queue.ClaimAnswer}, errors=(*_QUEUE_ERRORS, Code.THROTTLED),
+    ),
+    Route(
+        method="POST", path="/v0/topics/{topic}/ack", handler=queues.ack, scope=Scope.WRITE,
+        summary="Jobs are done: delete them",
+        body=queue.AckRequest, answers={200: queue.AckAnswer}, errors=(*_QUEUE_ERRORS, Code.BATCH_TOO_LARGE),
+    ),
+    Route(
+        method="POST", path="/v0/topics/{topic}/nack", handler=queues.nack, scope=Scope.WRITE,
+        summary="Give jobs back, to be claimed again at once or later",
+        body=queue.NackRequest, answers={200: queue.NackAnswer}, errors=(*_QUEUE_ERRORS, Code.BATCH_TOO_LARGE),
+    ),
+    Route(
+        method="POST", path="/v0/topics/{topic}/extend", handler=queues.extend, scope=Scope.WRITE,
+        summary="Hold jobs for longer",
+        body=queue.ExtendRequest, answers={200: queue.ExtendAnswer}, errors=(*_QUEUE_ERRORS, Code.BATCH_TOO_LARGE),
+    ),
+    Route(
+        method="GET", path="/v0/topics/{topic}/work", handler=queues.work, scope=Scope.READ | Scope.WRITE, stream=True,
+        summary="Jobs pushed to a worker as it has room for them",
+        answers={200: "text/event-stream"}, errors=(*_QUEUE_ERRORS, Code.NOT_ACCEPTABLE, Code.THROTTLED),
+        query=(
+            Parameter("node", str, "the worker's name", required=True),
+            Parameter("max", int, "jobs that it can hold at once", 1),
+            Parameter("lease_ms", int, "how long it may hold each; the topic's `lease_ms` if left out"),
+        ),
+    ),
+    Route(
+        method="GET", path="/v0/topics/{topic}/jobs", handler=queues.jobs, scope=Scope.READ,
+        summary="Jobs with their state, in the order of the log",
+        answers={200: queue.JobList}, errors=_QUEUE_ERRORS,
+        query=(Parameter("state", str, "`ready`, `in_flight` or `delayed`; all if left out"), *_PAGE),
+    ),
+    Route(
+        method="POST", path="/v0/topics/{topic}/redrive", handler=queues.redrive, scope=Scope.READ | Scope.WRITE,
+        summary="Move dead letters of this queue back into it",
+        body=queue.RedriveRequest, answers={200: queue.RedriveAnswer},
+        errors=(*_QUEUE_ERRORS, Code.TOPIC_FULL, Code.RECORD_TOO_LARGE, Code.THROTTLED),
     ),
     *(
         Route(

@@ -174,11 +174,13 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._all)
 
-    def create(self, request: WatchRequest, caller: Caller, *, lenient: bool) -> tuple[Session, dict[str, WatchedTopic]]:
+    def create(
+        self, request: WatchRequest, caller: Caller, *, lenient: bool
+    ) -> tuple[Session, dict[str, WatchedTopic]]:
         self._clear_away()
         topics = request.topics
         if request.cursor:
-            topics = _resumed(topics, cursors.decode(request.cursor, field="cursor"))
+            topics = self._resumed(topics, cursors.decode(request.cursor, field="cursor"))
         wanted = resolve(self._app, topics, request, caller, lenient=lenient)
         session = Session(caller, heartbeat_ms=heartbeat_ms(request.heartbeat_ms))
         self._app.limits.check_session(len(self._all))
@@ -225,6 +227,20 @@ class Sessions:
         for pick in list(self._picking.values()):
             pick(topic)
 
+    def _resumed(self, topics: dict[str, TopicOptions], at: cursors.Position) -> dict[str, TopicOptions]:
+        """The same topics, those that the cursor knows beginning where it says."""
+        if at.by_number:
+            raise invalid("this cursor means something only to the session it came from", field="cursor")
+        found = {}
+        for key, seq in at.by_key.items():
+            name, epoch = cursors.split_key(key)
+            wanted = topics.get(name)
+            if wanted is None and name in self._app.engine.topics:
+                wanted = next((topics[one] for one in topics if _stands_for(one, name)), None)
+            if wanted is not None:
+                found[name] = TopicOptions(seq, False, wanted.filter, wanted.epoch if epoch is None else epoch)
+        return topics | found
+
     def _clear_away(self) -> None:
         oldest_ns = self._app.clock.monotonic_ns() - self._app.settings.session_ttl_ms * 1_000_000
         while self._idle:
@@ -232,19 +248,6 @@ class Sessions:
             if session.idle_since_ns >= oldest_ns:
                 return
             del self._idle[wid], self._all[wid]
-
-
-def _resumed(topics: dict[str, TopicOptions], at: cursors.Position) -> dict[str, TopicOptions]:
-    """The same topics, those that the cursor knows beginning where it says."""
-    if at.by_number:
-        raise invalid("this cursor means something only to the session it came from", field="cursor")
-    found = {}
-    for key, seq in at.by_key.items():
-        name, epoch = cursors.split_key(key)
-        wanted = topics.get(name) or next((topics[one] for one in topics if _stands_for(one, name)), None)
-        if wanted is not None:
-            found[name] = TopicOptions(seq, False, wanted.filter, epoch if epoch is not None else wanted.epoch)
-    return topics | found
 
 
 def _stands_for(pattern: str, name: str) -> bool:

@@ -117,15 +117,13 @@ def _damage(data: bytes, view: memoryview, at: int, written: int) -> Damage:
         # A frame that was written to its last byte was not cut short: its bytes went bad.
         return Damage(at, end, head, torn=following < 0 and not view[end - 1])
     end = written if following < 0 else following
-    whole = frame.head_by_end(view, at, end)
-    if whole is not None or following >= 0:
-        return Damage(at, end, whole or _plausible(view, at, end), torn=False)
-    return Damage(at, end, None, torn=True)
+    head = frame.head_by_end(view, at, end) or _plausible(view, at, end)
+    return Damage(at, end, head, torn=following < 0 and head is None)
 
 
 def _plausible(view: memoryview, at: int, end: int) -> frame.Head | None:
-    """The trailing head, if the stretch can be exactly one frame."""
-    if end - at < frame.OVERHEAD_BYTES:
+    """The trailing head, if the stretch can end in a frame. A write that was cut short has no such end."""
+    if end - at < frame.OVERHEAD_BYTES or view[end - 1] != frame.LAST:
         return None
     head = frame.trailing_head(view, end)
     return head if head is not None and 0 < head.kind < 64 and head.topic_id else None

@@ -33,7 +33,7 @@ def ready(app: TopicsApp, call: Call) -> Answer:
 
 
 def get_metrics(app: TopicsApp, call: Call) -> Answer:
-    rows = metrics.collect(app)
+    rows = metrics.collect(app, call.caller.may_use)
     if b"application/json" in call.request.headers.get(b"accept", b""):
         return Response(200, metrics.as_json(rows, call.request))
     return Response(200, metrics.as_text(rows), PROMETHEUS)

@@ -12,6 +12,7 @@ from topics.engine.engine import Appended, Deleted
 from topics.engine.read import Query, Reading, Tombstone
 from topics.engine.state import Topic
 from topics.errors import TopicsError, invalid
+from topics.model import surrogates
 from topics.model.records import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
@@ -45,9 +46,11 @@ _MILLIS = [b"%.3f" % (us / 1000) for us in range(10_000)]
 
 def append(app: TopicsApp, call: Call) -> Answer:
     request = call.request
-    write: WriteRequest = decode_body(_decode_write, request.body)
+    write: WriteRequest = decode_body(_decode_write, request.body, surrogates.decode)
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")) is not None:
         write.idempotency_key = key.decode("latin-1")
+    if write.config is not None:
+        call.caller.check_config(write.config)
     with_seqs = not request.query or querystring.flag(querystring.parse(request.query), "return_seqs", default=True)
     encode = _appended_listing if with_seqs else _appended_bounds
     if app.pressed:

@@ -8,13 +8,14 @@ import msgspec
 
 from topics.engine.engine import Configured, Dropped
 from topics.model.topic import ConfigPatch
-from topics.model.wire import TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
+from topics.model.wire import QueueCounts, TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
 from topics.server import query
 from topics.server.answer import json_answer, performance, when_done
 from topics.server.http import Answer
 
 if TYPE_CHECKING:
     from topics.engine.commit import Ticket
+    from topics.engine.state import Topic
     from topics.server.app import TopicsApp
     from topics.server.http import Request, Response
     from topics.server.routes import Call
@@ -24,6 +25,7 @@ _decode_config = msgspec.json.Decoder(ConfigPatch)
 
 def put_topic(app: TopicsApp, call: Call) -> Answer:
     patch = decode_body(_decode_config, call.request.body)
+    call.caller.check_config(patch)
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: Configured = ticket.result
@@ -51,8 +53,16 @@ def get_topic(app: TopicsApp, call: Call) -> Answer:
         last_write_ts=topic.last_write_ts,
         last_read_ts=topic.last_read_ts,
         performance=performance(call.request),
+        queue=_queue_counts(topic),
     )
     return json_answer(200, answer)
+
+
+def _queue_counts(topic: Topic) -> QueueCounts | None:
+    queue = topic.queue
+    if queue is None:
+        return None
+    return QueueCounts(queue.ready, queue.in_flight, queue.dead_lettered, queue.delayed, queue.dead_letter_error)
 
 
 def list_topics(app: TopicsApp, call: Call) -> Answer:
@@ -88,8 +98,9 @@ def drop_topic(app: TopicsApp, call: Call) -> Answer:
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: Dropped = ticket.result
+        shown = [router for router in done.routers_removed if call.caller.may_use(router)]
         return json_answer(
-            200, TopicDropped(done.name, done.deleted, done.routers_removed, performance(request, ticket))
+            200, TopicDropped(done.name, done.deleted, shown, performance(request, ticket))
         )
 
     return when_done(app.engine.drop_topic(call.params["topic"], if_empty=if_empty), call.request, encode)

@@ -1,0 +1,316 @@
+"""Copies: from records of a source to records of a destination. Pure: told how far to go, and the same live and replayed.
+
+A copy is a consequence of the log, not an entry in it. The source's frame is the only thing written, however many routers
+there are, and a restart makes the copies again, with the same seqs and commit times. That holds because everything a copy is
+made of comes from the source's record, the router's cursor and the destination's state, and never from the moment at which
+it happens to be made: live it runs some time after the source's write, in pieces; in a replay when it is needed.
+
+What could come out differently depending on the moment is pinned in the log. Whenever an entry about a linked topic is logged
+that a copy could notice, or that could notice a copy (a direct write to a destination, a delete, a new configuration, a
+dropped topic, a changed router), a `Mark` before it says how far the routers around that topic had come, and until the entry
+has taken effect they do not move. A replay brings them to exactly there first. Plain appends to a source carry no mark: new
+records at the end change nothing about those before, and so the common case costs no byte. Where an append does take
+something away (a cap, a TTL) from a router that has not got there yet, a `Trim` before it says what the router gives up, and
+the destination's readers find a tombstone with reason `source_trim`. A replay forwards what is about to be evicted first,
+unless a `Trim` or a `Mark` told it otherwise, because live it had been forwarded by then.
+
+The commit time of a copy is that of the source's record, but never before the destination's last one, the creation of its
+router, or the moment a full destination took copies again (`Resume`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from topics.engine.router_state import Feed, Router, Table, in_cycle
+from topics.engine.state import Topic
+from topics.model.records import TagMatch
+from topics.model.router import MAX_HOPS, STAMP
+from topics.storage.columns import encode_json
+from topics.storage.entry import Append
+from topics.storage.segments import Segment
+
+BATCH_RECORDS = 1024
+BATCH_BYTES = 1 << 20
+PATH = b"r"  # begins the extras of a record that came through a cycle; the ids of the topics it has passed follow
+
+_encode = msgspec.msgpack.encode
+_decode_path = msgspec.msgpack.Decoder(list[int]).decode
+_decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class Stamp(Struct):
+    """Where an `exactly_once` copy comes from."""
+
+    router: str
+    source: str
+    epoch: int
+    seq: int
+    key: str
+
+
+_decode_stamp = msgspec.json.Decoder(Stamp).decode
+
+
+class Piece(Struct):
+    """Records of a source with one commit time, as they are stored there. Unbroken where `blob` is set."""
+
+    ts: int
+    seqs: Sequence[int]
+    rows: list[bytes]
+    tags: list[str | None] | None
+    nodes: list[str | None] | None
+    metas: list[int] | None
+    extras: list[bytes | None] | None
+    blob: bytes | None
+
+    def only(self, kept: list[int]) -> Piece:
+        def of(column: Sequence[object] | None) -> list[object] | None:
+            return None if column is None else [column[at] for at in kept]
+
+        picked = [of(column) for column in (self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras)]
+        return Piece(self.ts, *picked, None)  # type: ignore[arg-type]
+
+
+class Gathered(Struct):
+    """What a router finds between its cursor and `upto`."""
+
+    pieces: list[Piece]
+    upto: int
+
+
+def skippable(source: Topic, router: Router, upto: int) -> int:
+    """The last seq up to which, from the cursor on, there is nothing but deleted records."""
+    if router.cursor + 1 < source.earliest and source.losses.covering(router.cursor + 1) is None:
+        lost = source.losses.next_from(router.cursor + 1)
+        return min(source.earliest - 1, upto, upto if lost is None else lost - 1)
+    return router.cursor
+
+
+def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gathered:
+    """The live records in (cursor, upto] that match, up to the end of a batch. Nothing in the range may be lost.
+
+    Raises `Cold` and `Damaged` like a read.
+    """
+    for segment, low, high in source.spans(cursor + 1, upto + 1):
+        high = _enough(segment, low, high)
+        positions = eligible(segment, match, low, high)
+        if not len(positions):
+            return Gathered([], segment.first + high - 1)
+        return Gathered(list(_cut(segment, positions)), segment.first + high - 1)
+    return Gathered([], upto)
+
+
+def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> npt.NDArray[np.intp]:
+    """Positions in [low, high) that a router with this filter forwards."""
+    positions = segment.live_positions(low, high)
+    if match is not None:
+        positions = np.intersect1d(positions, segment.columns.matching(match, low, high), assume_unique=True)
+    return positions
+
+
+def count_eligible(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> int:
+    return sum(
+        len(eligible(segment, match, low, high)) for segment, low, high in source.spans(cursor + 1, upto + 1) if segment.live
+    )
+
+
+def _enough(segment: Segment, low: int, high: int) -> int:
+    high = min(high, low + BATCH_RECORDS)
+    offsets = segment.columns.offsets
+    while high - low > 1 and offsets[high] - offsets[low] > BATCH_BYTES:
+        high = low + (high - low) // 2
+    return high
+
+
+def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
+    """The records at `positions`, cut where the commit time changes."""
+    columns = segment.columns
+    ats: list[int] = positions.tolist()
+    start, stop = ats[0], ats[-1] + 1
+    offsets, base = columns.offsets, columns.offsets[start]
+    blob = segment.read(start, stop)
+    times = [columns.ts[at] for at in ats]
+    begin = 0
+    for end in range(1, len(ats) + 1):
+        if end < len(ats) and times[end] == times[begin]:
+            continue
+        part = ats[begin:end]
+        rows = [blob[offsets[at] - base : offsets[at + 1] - base] for at in part]
+        unbroken = part[-1] - part[0] == len(part) - 1
+        yield Piece(
+            times[begin],
+            [segment.first + at for at in part],
+            rows,
+            None if columns.tags is None else [columns.tag_at(at) for at in part],
+            None if columns.nodes is None else [columns.node_at(at) for at in part],
+            None if columns.metas is None else [columns.metas[at] for at in part],
+            [columns.extras.get(at) for at in part] if columns.extras else None,
+            blob[offsets[part[0]] - base : offsets[part[-1] + 1] - base] if unbroken else None,
+        )
+        begin = end
+
+
+class Copier:
+    """Turns gathered records into entries of one destination."""
+
+    def __init__(self, table: Table, feed: Feed, router: Router) -> None:
+        self._table = table
+        self._feed = feed
+        self._router = router
+        self._tracks = in_cycle(feed)
+        self._epoch = feed.source.epoch
+        self._known = self._stamped_before()
+
+    def entries(self, gathered: Gathered, next_seq: int) -> Iterator[tuple[Append, Piece]]:
+        """Each piece that has anything to copy, with the entry that it becomes."""
+        last_ts = max(self._feed.dest.last_ts, self._feed.floor_ms)
+        for piece in gathered.pieces:
+            wanted = self._wanted(piece)
+            if wanted is not None:
+                last_ts = max(last_ts, piece.ts)
+                entry = self._entry(wanted, next_seq, last_ts)
+                next_seq += len(entry.sizes)
+                yield entry, wanted
+
+    def copied(self, piece: Piece) -> None:
+        """The piece is in the destination now."""
+        self._router.forwarded_total += len(piece.seqs)
+        if self._router.config.guarantee == "exactly_once":
+            highest = self._table.stamps.setdefault(self._feed.dest.topic_id, {})
+            highest[self._space] = max(highest.get(self._space, 0), piece.seqs[-1])
+            if self._router.present is not None:
+                self._router.present[1].update(self._key(seq) for seq in piece.seqs)
+
+    # --- which
+
+    def _wanted(self, piece: Piece) -> Piece | None:
+        """Without what has been here before, by its path or by its stamp."""
+        kept = range(len(piece.seqs))
+        chosen = [at for at in kept if self._new_here(piece, at)] if piece.extras is not None else list(kept)
+        if self._known and piece.seqs[0] <= self._known:
+            present = self._present()
+            chosen = [at for at in chosen if self._key(piece.seqs[at]) not in present]
+        if len(chosen) == len(kept):
+            return piece
+        return piece.only(chosen) if chosen else None
+
+    def _new_here(self, piece: Piece, at: int) -> bool:
+        path = _path(piece, at)
+        return self._feed.dest.topic_id not in path and len(path) < MAX_HOPS
+
+    # --- how
+
+    def _entry(self, piece: Piece, first: int, ts: int) -> Append:
+        config, feed = self._router.config, self._feed
+        nodes = piece.nodes if config.preserve_node else None
+        stamped = config.guarantee == "exactly_once"
+        if piece.blob is not None and piece.seqs[0] == first and piece.ts == ts and nodes is piece.nodes and not stamped:
+            blob, sizes, metas = piece.blob, [len(row) for row in piece.rows], piece.metas
+        else:
+            rows, metas = self._render(piece, first, ts)
+            blob, sizes = b"".join(rows), [len(row) for row in rows]
+        extras = self._extras(piece)
+        return Append(
+            feed.dest.topic_id, first, ts, sizes, blob,
+            piece.tags if config.preserve_tag else None, nodes, metas, None, extras or None,
+        )  # fmt: skip
+
+    def _render(self, piece: Piece, first: int, ts: int) -> tuple[list[bytes], list[int] | None]:
+        """The stored form with other numbers in front; node left out and stamp put in where the router says so."""
+        rows, metas = [], []
+        was_ts = 15 + len(str(piece.ts))  # {"$seq":…,"$ts":T
+        drops_node = not self._router.config.preserve_node
+        stamped = self._router.config.guarantee == "exactly_once"
+        for at, row in enumerate(piece.rows):
+            head = was_ts + len(str(piece.seqs[at]))
+            if drops_node and piece.nodes is not None and (node := piece.nodes[at]) is not None:
+                head += 9 + len(encode_json(node))  # ,"$node":"…"
+            meta_size = 0 if piece.metas is None else piece.metas[at]
+            rest = row[head:]
+            if stamped:
+                rest, meta_size = self._stamp(rest, meta_size, piece.seqs[at])
+            rows.append(b'{"$seq":%d,"$ts":%d%b' % (first + at, ts, rest))
+            metas.append(meta_size)
+        return rows, metas if any(metas) else None
+
+    def _stamp(self, rest: bytes, meta_size: int, seq: int) -> tuple[bytes, int]:
+        end = len(rest) - 2  # the closing brace and the comma
+        meta = rest[end - meta_size + 8 : end] if meta_size else b"{}"  # 8: `,"meta":`
+        if b"_topics_router" in meta:
+            members = {name: value for name, value in _decode_meta(meta).items() if name != STAMP}
+            meta = msgspec.json.encode(members)
+        source = self._feed.source
+        stamp = encode_json(Stamp(self._router.name, source.name, self._epoch, seq, self._key(seq)))
+        others = meta[1:].lstrip()
+        added = b',"meta":{"%b":%b%b%b' % (STAMP.encode(), stamp, b"" if others == b"}" else b",", others)
+        return b"%b%b}," % (rest[: end - meta_size], added), len(added)
+
+    def _extras(self, piece: Piece) -> dict[int, bytes]:
+        """The path of every record that may come back here."""
+        if not self._tracks and piece.extras is None:
+            return {}
+        here = self._feed.source.topic_id
+        found = {}
+        for at in range(len(piece.seqs)):
+            path = _path(piece, at)
+            if self._tracks or path:
+                found[at] = PATH + _encode([*path, here])
+        return found
+
+    # --- exactly once
+
+    @property
+    def _space(self) -> str:
+        return f"{self._router.name} {self._feed.source.name} {self._epoch}"
+
+    def _key(self, seq: int) -> str:
+        return f"{self._router.name}/{self._feed.source.name}/{self._epoch}/{seq}"
+
+    def _stamped_before(self) -> int:
+        """The highest seq of the source that ever got a stamp here: beyond it nothing can be present."""
+        if self._router.config.guarantee != "exactly_once":
+            return 0
+        return self._table.stamps.get(self._feed.dest.topic_id, {}).get(self._space, 0)
+
+    def _present(self) -> set[str]:
+        """Keys that live records of the destination carry. Found by a look at all of them, and anew once one is gone."""
+        dest = self._feed.dest
+        gone = dest.head - dest.count
+        if self._router.present is None or self._router.present[0] != gone:
+            self._router.present = gone, set(_stamps(dest))
+        return self._router.present[1]
+
+
+def _path(piece: Piece, at: int) -> list[int]:
+    if piece.extras is None or (extra := piece.extras[at]) is None or not extra.startswith(PATH):
+        return []
+    return _decode_path(extra[1:])
+
+
+def _stamps(dest: Topic) -> Iterator[str]:
+    for segment, low, high in dest.spans(dest.earliest, dest.head + 1):
+        columns = segment.columns
+        if not segment.live or columns.metas is None:
+            continue
+        for at in segment.live_positions(low, high).tolist():
+            if size := columns.metas[at]:
+                row = segment.read(at, at + 1)
+                meta = row[len(row) - 2 - size + 8 : -2]
+                if b"_topics_router" in meta:
+                    yield from _key_in(meta)
+
+
+def _key_in(meta: bytes) -> Iterator[str]:
+    """A writer may put anything under that name: what is no stamp is none."""
+    raw = _decode_meta(meta).get(STAMP)
+    if raw is not None:
+        try:
+            yield _decode_stamp(raw).key
+        except msgspec.MsgspecError:
+            return

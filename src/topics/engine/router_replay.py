@@ -1,0 +1,319 @@
+"""Routers from the log and the snapshot. See `forward` for why this ends where the live server was.
+
+While entries are replayed, routers move only when something asks for it: a `Mark` or a `Trim` that says where they were, a
+direct write that begins further on than its topic's head, a record that is about to be evicted. At the end they all go as
+far as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from topics.engine import apply, checkpoint, forward, retention
+from topics.engine.apply import State
+from topics.engine.router_state import Feed, Links, Router, Table
+from topics.engine.state import Topic
+from topics.model.router import RouterConfig
+from topics.storage.router_entry import Mark, Resume, RouterDrop, RouterPut, Trim
+from topics.storage.segments import Cold, Damaged
+
+T = TypeVar("T")
+
+
+class ReplayTable(Table):
+    """The table of a state: it knows what to do where no live engine has taken over yet."""
+
+    def replay_losing(self, links: Links, upto: int) -> None:
+        """Live, all that is lost now had been forwarded, unless a mark said that it had not."""
+        if self.pinned is links.topic:
+            return
+        for feed in list(links.feeds.values()):
+            if not feed.busy:
+                targets = {router.router_id: upto - 1 for router in feed.routers if router.cursor < upto - 1}
+                if targets:
+                    bring(self.state, feed, targets)
+
+    def fill(self, topic: Topic, head: int) -> None:
+        fill(self.state, topic, head)
+
+
+def table_of(state: State) -> Table:
+    if state.routers is None:
+        state.routers = ReplayTable(state)
+    table: Table = state.routers
+    return table
+
+
+# --- moving
+
+
+def bring(state: State, feed: Feed, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False) -> None:
+    """Brings routers of a feed to the cursors in `targets`, with no more copies than take the destination to `max_head`.
+
+    `obeys_caps` lets a full destination stop them; otherwise it is known that it did not.
+    """
+    feed.busy += 1
+    try:
+        while (turn := feed.next(targets)) is not None:
+            router, upto = turn
+            if feed.source.head < upto:
+                fill(state, feed.source, upto)
+                upto = min(upto, feed.source.head)
+            if upto <= router.cursor or not _advance(state, router, upto, max_head, obeys_caps):
+                targets = {key: value for key, value in targets.items() if key != router.router_id}
+    finally:
+        feed.busy -= 1
+
+
+def fill(state: State, topic: Topic, head: int) -> None:
+    """Has a topic's feed make copies until the topic reaches `head`, if it can."""
+    feed = None if topic.links is None else topic.links.fed
+    if feed is None or feed.busy:
+        return
+    while topic.head < head:
+        before = topic.head, [router.cursor for router in feed.routers]
+        turn = feed.next()
+        if turn is None:
+            source = feed.source
+            fill(state, source, source.head + 1)
+            turn = feed.next()
+            if turn is None:
+                return
+        router, upto = turn
+        feed.busy += 1
+        try:
+            _advance(state, router, upto, head, False, stops=True)
+        finally:
+            feed.busy -= 1
+        if before == (topic.head, [router.cursor for router in feed.routers]):
+            return
+
+
+def _advance(
+    state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool = False
+) -> bool:
+    """One batch. False if the destination takes no more. `stops` ends right behind the copy that reaches `max_head`."""
+    feed, source, dest = router.feed, router.feed.source, router.feed.dest
+    upto = min(upto, source.head)
+    start = router.cursor + 1
+    if (run := source.losses.covering(start)) is not None:
+        last = min(run[1], upto)
+        _skip(dest, last - start + 1, max_head)
+        router.cursor = last
+        return True
+    lost = source.losses.next_from(start)
+    upto = upto if lost is None else min(upto, lost - 1)
+    if (passed := forward.skippable(source, router, upto)) > router.cursor:
+        router.cursor = passed
+        return True
+    gathered = present(source, lambda: forward.gather(source, router.config.filter, router.cursor, upto))
+    if gathered is None:
+        return True  # something turned out to be lost: look again
+    copier = forward.Copier(table_of(state), feed, router)
+    entries = present(dest, lambda: list(copier.entries(gathered, dest.head + 1)))
+    for entry, piece in entries or []:
+        fits = len(entry.sizes)
+        if obeys_caps:
+            fits = room(dest, entry.sizes)
+        if max_head is not None:
+            fits = min(fits, max_head - dest.head)
+        if fits < len(entry.sizes):
+            if fits > 0:
+                part = piece.only(list(range(fits)))
+                _land(state, copier, next(copier.entries(forward.Gathered([part], 0), dest.head + 1)))
+            if max_head is None or stops:
+                router.cursor = max(piece.seqs[max(fits, 0)] - 1, router.cursor)
+                return stops
+            continue  # it is known that no more copies were made: these had been there before
+        _land(state, copier, (entry, piece))
+    router.cursor = gathered.upto
+    return True
+
+
+def _land(state: State, copier: forward.Copier, made: tuple[forward.Append, forward.Piece]) -> None:
+    entry, piece = made
+    dest = state.by_id[entry.topic_id]
+    apply.append(state, dest, entry)
+    copier.copied(piece)
+
+
+def _skip(dest: Topic, n: int, max_head: int | None) -> None:
+    upto = dest.head + n if max_head is None else min(dest.head + n, max_head)
+    retention.skip_to(dest, upto + 1, "source_trim")
+
+
+def room(dest: Topic, sizes: list[int] | tuple[int, ...]) -> int:
+    """How many of these records, from the first on, the destination takes. Only one that rejects ever takes fewer."""
+    config = dest.config
+    if config.discard != "reject":
+        return len(sizes)
+    fits = len(sizes)
+    if config.cap_records:
+        fits = min(fits, max(config.cap_records - dest.count, 0))
+    if config.cap_bytes:
+        left = config.cap_bytes - dest.bytes
+        for at, size in enumerate(sizes[:fits]):
+            left -= size
+            if left < 0:
+                return at
+    return fits
+
+
+def present(topic: Topic, look: Callable[[], T]) -> T | None:
+    """What `look` finds, waiting for the disk where it must; None if that showed some of it to be lost."""
+    while True:
+        try:
+            return look()
+        except Cold as cold:
+            cold.load()
+        except Damaged as damage:
+            retention.lose_range(topic, damage)
+            return None
+
+
+def finish(state: State) -> None:
+    """The log has ended: all routers go as far as they can."""
+    table = table_of(state)
+    table.pinned = None
+    while True:
+        before = [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]
+        for feed in table.feeds():
+            bring(state, feed, {router.router_id: feed.source.head for router in feed.routers}, obeys_caps=True)
+        if before == [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]:
+            return
+
+
+# --- entries
+
+
+def put_router(state: State, entry: RouterPut) -> Router | None:
+    """Takes effect, live and replayed."""
+    source, dest = state.by_id.get(entry.topic_id), state.by_id.get(entry.dest_id)
+    if source is None or dest is None:
+        return None
+    table = table_of(state)
+    router = table.put(
+        entry.name, router_id=entry.router_id, source=source, dest=dest, config=entry.config, cursor=entry.cursor
+    )
+    router.feed.floor_ms = max(router.feed.floor_ms, entry.at_ms)
+    return router
+
+
+@apply.replays(RouterPut)
+def _replay_put(state: State, entry: RouterPut) -> None:
+    router = table_of(state).by_id.get(entry.router_id)
+    if router is not None and router.cursor < entry.cursor:
+        bring(state, router.feed, {entry.router_id: entry.cursor})
+    put_router(state, entry)
+
+
+def drop_router(state: State, entry: RouterDrop) -> None:
+    table = table_of(state)
+    if (router := table.by_id.get(entry.router_id)) is not None:
+        table.remove(router)
+
+
+apply.replays(RouterDrop)(drop_router)
+
+
+@apply.replays(Mark)
+def _replay_mark(state: State, entry: Mark) -> None:
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None or topic.links is None:
+        return
+    links: Links = topic.links
+    others = dict(entry.others)
+    if links.fed is not None:
+        into = {router.router_id: others.get(router.router_id, router.cursor) for router in links.fed.routers}
+        bring(state, links.fed, into, max_head=entry.head)
+        if topic.head < entry.head:
+            retention.skip_to(topic, entry.head + 1, "restart" if not entry.holds else "corrupt")
+    if entry.upto >= 0:
+        for feed in list(links.feeds.values()):
+            bring(state, feed, {router.router_id: others.get(router.router_id, entry.upto) for router in feed.routers})
+        if entry.holds:
+            table_of(state).pinned = topic
+
+
+def trim(state: State, entry: Trim) -> None:
+    """Takes effect, live and replayed."""
+    dest = state.by_id.get(entry.topic_id)
+    if dest is None:
+        return
+    router = table_of(state).by_id.get(entry.router_id)
+    if router is not None:
+        router.cursor = max(router.cursor, entry.upto)
+    if dest.head + 1 == entry.first:
+        retention.skip_to(dest, entry.first + entry.lost, "source_trim")
+
+
+apply.replays(Trim)(trim)
+
+
+def resume(state: State, entry: Resume) -> None:
+    """Takes effect, live and replayed."""
+    dest = state.by_id.get(entry.topic_id)
+    if dest is None or dest.links is None or dest.links.fed is None:
+        return
+    feed: Feed = dest.links.fed
+    feed.floor_ms = max(feed.floor_ms, entry.at_ms)
+    if dest.config.ttl_ms:
+        retention.expire(dest, entry.at_ms)
+
+
+apply.replays(Resume)(resume)
+
+
+# --- snapshot
+
+
+class SavedRouter(Struct, array_like=True):
+    router_id: int
+    name: str
+    source_id: int
+    dest_id: int
+    config: RouterConfig
+    cursor: int
+    forwarded_total: int
+    floor_ms: int
+
+
+class Saved(Struct, array_like=True):
+    next_id: int
+    routers: list[SavedRouter]
+    stamps: dict[int, dict[str, int]]
+
+
+def _save(state: State) -> Saved | None:
+    table = table_of(state)
+    if table.next_id == 1:
+        return None
+    routers = [
+        SavedRouter(
+            router.router_id, name, router.feed.source.topic_id, router.feed.dest.topic_id, router.config,
+            router.cursor, router.forwarded_total, router.feed.floor_ms,
+        )
+        for name, router in table.by_name.items()
+    ]  # fmt: skip
+    return Saved(table.next_id, sorted(routers, key=lambda router: router.router_id), table.stamps)
+
+
+def _load(state: State, raw: msgspec.Raw) -> None:
+    table = table_of(state)
+    saved = msgspec.msgpack.decode(raw, type=Saved)
+    for one in saved.routers:
+        source, dest = state.by_id[one.source_id], state.by_id[one.dest_id]
+        router = table.put(
+            one.name, router_id=one.router_id, source=source, dest=dest, config=one.config, cursor=one.cursor
+        )
+        router.forwarded_total = one.forwarded_total
+        router.feed.floor_ms = one.floor_ms
+    table.next_id = max(table.next_id, saved.next_id)
+    table.stamps = saved.stamps
+
+
+checkpoint.STATE_PARTS.append(checkpoint.StatePart("routers", _save, _load))

@@ -1,0 +1,442 @@
+"""`/v0/ws`: subscribe and publish over one connection, as JSON text messages (RFC 6455; frames by `wsproto`).
+
+The engine's verbs and the delivery loop are those of HTTP and of event streams. What is particular to a WebSocket: every
+command is checked against the key's rights by itself, and a client that sends faster than the disk takes it, or does
+not read what it is sent, is not read from until it has caught up.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from collections import deque
+from collections.abc import Callable
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from wsproto import events
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.extensions import Extension, PerMessageDeflate
+from wsproto.frame_protocol import CloseReason
+
+from topics import logs
+from topics.errors import Code, TopicsError, invalid
+from topics.model.watch import (
+    DEFAULT_HEARTBEAT_MS,
+    Addressed,
+    Command,
+    Ping,
+    Publish,
+    RequestId,
+    Subscribe,
+    Unsubscribe,
+    check_name,
+    is_pattern,
+)
+from topics.model.wire import decode_body
+from topics.server.feeds import Event, Lane, Rendered, socket_payload
+from topics.server.http import Header, Response, Upgrade
+from topics.server.live import LiveConnection
+from topics.server.routes import Scope
+from topics.server.watch import Watched, lanes_of, resolve
+from topics.storage.segments import Cold
+
+if TYPE_CHECKING:
+    from topics.engine.commit import Ticket
+    from topics.engine.state import Topic
+    from topics.server.app import TopicsApp
+    from topics.server.auth import Caller
+    from topics.server.http import Request
+    from topics.server.routes import Call
+
+log = logs.Log("websocket")
+
+ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
+MAX_UNACKED = 1024  # publishes under way, above which the client is not read from
+UNANSWERED_PINGS = 3
+
+_decode_command = msgspec.json.Decoder(Command)
+_decode_address = msgspec.json.Decoder(Addressed)
+_encode = msgspec.json.encode
+
+
+# --- the handshake
+
+
+def accept(app: TopicsApp, call: Call) -> WebSocket:
+    """The connection, if the request asks for one in the way it should and comes from a page that may."""
+    request = call.request
+    key = _check_handshake(request)
+    _check_origin(app, request)
+    fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", _accept_token(key))]
+    deflate = _negotiate(app, request, fields)
+    head = Response(101, headers=tuple(fields))
+    return WebSocket(app, head, call.caller, deflate=deflate, release=app.open_stream(call.caller))
+
+
+def _check_handshake(request: Request) -> bytes:
+    """RFC 6455 section 4.2.1."""
+    headers = request.headers
+    tokens = [token.strip() for token in headers.get(b"connection", b"").lower().split(b",")]
+    if b"upgrade" not in tokens or headers.get(b"upgrade", b"").strip().lower() != b"websocket":
+        raise invalid("this path speaks WebSocket: ask for an upgrade", field="Upgrade")
+    if headers.get(b"sec-websocket-version", b"").strip() != b"13":
+        raise invalid("the server speaks version 13 of the WebSocket protocol", field="Sec-WebSocket-Version")
+    key = headers.get(b"sec-websocket-key", b"").strip()
+    try:
+        if len(b64decode(key, validate=True)) != 16:
+            raise ValueError
+    except (binascii.Error, ValueError):
+        raise invalid("Sec-WebSocket-Key must be 16 bytes in base64", field="Sec-WebSocket-Key") from None
+    return key
+
+
+def _check_origin(app: TopicsApp, request: Request) -> None:
+    """A page may connect if it comes from this server or from an allowed origin.
+
+    Browsers let any page open a WebSocket anywhere: without this a page on the internet could use the server on its
+    reader's own machine. Programs send no `Origin`.
+    """
+    origin = request.headers.get(b"origin", b"").decode("latin-1")
+    if not origin or "*" in app.settings.cors_origins or origin in app.settings.cors_origins:
+        return
+    if urlsplit(origin).netloc != request.headers.get(b"host", b"").decode("latin-1"):
+        raise TopicsError(Code.FORBIDDEN, "pages of this origin may not connect", detail={"origin": origin[:256]})
+
+
+def _accept_token(key: bytes) -> bytes:
+    return b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
+
+
+def _negotiate(app: TopicsApp, request: Request, fields: list[Header]) -> BoundedDeflate | None:
+    """Compression, where the operator wants it and the client offers it. No window outlives a message, on either side."""
+    if not app.settings.ws_deflate:
+        return None
+    for offer in request.headers.get(b"sec-websocket-extensions", b"").decode("latin-1").split(","):
+        if offer.partition(";")[0].strip() != PerMessageDeflate.name:
+            continue
+        deflate = BoundedDeflate(app.settings.max_body_bytes)
+        try:
+            accepted = deflate.accept(offer.strip())
+        except ValueError:  # a window that is no number
+            continue
+        if isinstance(accepted, str):
+            fields.append((b"sec-websocket-extensions", f"{PerMessageDeflate.name}; {accepted}".encode()))
+            return deflate
+    return None
+
+
+class BoundedDeflate(PerMessageDeflate):
+    """permessage-deflate (RFC 7692) that refuses a message as soon as it unpacks to more than it may."""
+
+    def __init__(self, max_message_bytes: int) -> None:
+        super().__init__(client_no_context_takeover=True, server_no_context_takeover=True)
+        self._max_bytes = max_message_bytes
+        self._left_bytes = max_message_bytes
+
+    def frame_inbound_payload_data(self, proto: Any, data: bytes) -> bytes | CloseReason:
+        if not self._inbound_compressed or not self._inbound_is_compressible:
+            return data
+        assert self._decompressor is not None
+        try:
+            unpacked = self._decompressor.decompress(bytes(data), self._left_bytes + 1)
+        except Exception:
+            return CloseReason.INVALID_FRAME_PAYLOAD_DATA
+        self._left_bytes -= len(unpacked)
+        return CloseReason.MESSAGE_TOO_BIG if self._left_bytes < 0 else unpacked
+
+    def frame_inbound_complete(self, proto: Any, fin: bool) -> bytes | CloseReason | None:
+        if fin and self._inbound_is_compressible:
+            self._left_bytes = self._max_bytes
+        return super().frame_inbound_complete(proto, fin)
+
+
+# --- frames
+
+
+def text_frame(payload: bytes) -> bytes:
+    """One unmasked text message (RFC 6455 section 5.2). Here and not in the library, because all connections share it."""
+    size = len(payload)
+    if size < 126:
+        return b"\x81%c%b" % (size, payload)
+    if size < 1 << 16:
+        return b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), payload)
+    return b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload)
+
+
+class WebSocket(LiveConnection, Upgrade):
+    """One connection: its subscriptions, and the publishes that wait for the log."""
+
+    __slots__ = (
+        "_caller", "_commands", "_deflated", "_message", "_message_chars", "_pings", "_unacked", "_watched", "_ws",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        app: TopicsApp,
+        head: Response,
+        caller: Caller,
+        *,
+        deflate: BoundedDeflate | None,
+        release: Callable[[], None],
+    ) -> None:
+        super().__init__(app, head, release=release, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
+        self._caller = caller
+        self._watched = Watched()
+        extensions: list[Extension] = [] if deflate is None else [deflate]
+        self._ws = Connection(ConnectionType.SERVER, extensions)
+        self._deflated = deflate is not None
+        self._message: list[str] = []  # what has come of a message in parts
+        self._message_chars = 0
+        self._commands: deque[bytes] = deque()  # that wait until some publishes are done
+        self._unacked = 0
+        self._pings = 0  # sent since the client was last heard
+
+    # --- the connection's life
+
+    def received(self, data: bytes) -> None:
+        if not self.open:
+            return
+        self._pings = 0
+        self._ws.receive_data(data)
+        for event in self._ws.events():
+            self._take(event)
+            if not self.open:
+                return
+
+    def _take(self, event: events.Event) -> None:
+        if isinstance(event, events.TextMessage):
+            self._take_text(event)
+        elif isinstance(event, events.Ping):
+            self.send(self._ws.send(event.response()))
+        elif isinstance(event, events.CloseConnection):
+            # Asked for by the client, or by the library because of what the client sent.
+            if self._ws.state is ConnectionState.REMOTE_CLOSING:
+                self.send(self._ws.send(event.response()))
+                self.finish()
+            else:
+                self._close(event.code, event.reason or "")
+        elif isinstance(event, events.BytesMessage):
+            self._close(CloseReason.UNSUPPORTED_DATA, "commands are text messages")
+
+    def _take_text(self, event: events.TextMessage) -> None:
+        self._message_chars += len(event.data)
+        if self._message_chars > self.app.settings.max_body_bytes:
+            self._close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
+            return
+        self._message.append(event.data)
+        if event.message_finished:
+            text = "".join(self._message)
+            self._message, self._message_chars = [], 0
+            self._commands.append(text.encode())
+            self._work()
+
+    def beat(self) -> None:
+        if self._pings >= UNANSWERED_PINGS:
+            self.finish()
+        else:
+            self._pings += 1
+            self.send(self._ws.send(events.Ping()))
+
+    def resume(self, full_ms: float) -> None:
+        stale = full_ms > self.app.settings.buffer_grace_ms
+        for lane in list(self._watched.lanes.values()):
+            if lane.group is None:
+                lane.stale = stale
+                self.app.hub.resume(lane)
+
+    def ended(self) -> None:
+        self._let_go()
+        self._commands.clear()
+
+    def fail(self, code: int, message: str) -> None:
+        wire = next((one.wire for one in Code if one.status == code), "internal")
+        self._say({"op": "error", "code": wire, "message": message})
+        going = code == Code.SHUTTING_DOWN.status
+        self._close(CloseReason.GOING_AWAY if going else CloseReason.POLICY_VIOLATION, message)
+
+    def _close(self, code: int, reason: str) -> None:
+        if self.open and self._ws.state is ConnectionState.OPEN:
+            self.send(self._ws.send(events.CloseConnection(code=code, reason=reason[:120])))
+        self.finish()
+
+    def finish(self) -> None:
+        if self.open:
+            self._let_go()
+        super().finish()
+
+    def _let_go(self) -> None:
+        self.app.sessions.pick_no_more(self)
+        for lane in self._watched.lanes.values():
+            if lane.watcher is self:
+                self.app.hub.detach(lane)
+
+    # --- commands
+
+    def _work(self) -> None:
+        """Commands in order. A client that publishes faster than the log takes it is not read from meanwhile."""
+        commands = self._commands
+        while commands and self._unacked < MAX_UNACKED and self.open:
+            self._obey(commands.popleft())
+        if self._sink is not None and self.open:
+            self._sink.hold(bool(commands))
+
+    def _obey(self, text: bytes) -> None:
+        request_id: RequestId = None
+        try:
+            command = self._decode(text)
+            request_id = command.request_id
+            if isinstance(command, Publish):
+                self._publish(command)
+            elif isinstance(command, Subscribe):
+                self._subscribe(command)
+            elif isinstance(command, Unsubscribe):
+                self._unsubscribe(command)
+            elif isinstance(command, Ping):
+                self._answer({"op": "pong"}, request_id)
+        except TopicsError as error:
+            self._refuse(error, request_id if request_id is not None else _address(text))
+        except Cold as cold:
+            self.app.hub.load(cold, lambda failure: self._loaded(text, failure))
+
+    def _loaded(self, text: bytes, failure: BaseException | None) -> None:
+        if failure is not None:
+            log.failure("cannot_read", failure)
+            self._refuse(TopicsError(Code.INTERNAL, "stored records cannot be read"), _address(text))
+        elif self.open:
+            self._obey(text)
+
+    def _decode(self, text: bytes) -> Command:
+        command: Command = decode_body(_decode_command, text)
+        return command
+
+    def _subscribe(self, command: Subscribe) -> None:
+        wanted = resolve(self.app, command.watched(), command, self._caller, lenient=command.lenient)
+        watched, most = self._watched, self.app.settings.max_watch_topics
+        others = sum(1 for lane in watched.lanes.values() if lane.topic.name not in wanted.lanes)
+        if others + len(wanted.lanes) > most:
+            raise invalid(f"the connection would watch more than {most} topics", field="topics")
+        topics = wanted.answer()
+        self._answer({"op": "subscribed", "topics": topics}, command.request_id)
+        for name, lane in wanted.lanes.items():
+            self._forget(name)
+            watched.add(lane)
+            self.app.hub.attach(lane, self)
+        if wanted.patterns:
+            watched.patterns |= wanted.patterns
+            self.app.sessions.pick_for(self, watched, self._pick)
+
+    def _unsubscribe(self, command: Unsubscribe) -> None:
+        name = command.topic
+        check_name(name)
+        if is_pattern(name):
+            self._watched.patterns.pop(name, None)
+            for lane in list(self._watched.lanes.values()):
+                if lane.topic.name.startswith(name[:-1]):
+                    self._forget(lane.topic.name)
+            if not self._watched.patterns:
+                self.app.sessions.pick_no_more(self)
+        else:
+            self._forget(name)
+        self._answer({"op": "unsubscribed", "topic": name}, command.request_id)
+
+    def _forget(self, name: str) -> None:
+        for lane in lanes_of(self._watched, name):
+            self.app.hub.detach(lane)
+            self._watched.remove(lane)
+
+    def _pick(self, topic: Topic) -> None:
+        lane = self._watched.pick(topic)
+        if lane is None:
+            return
+        most = self.app.settings.max_watch_topics
+        if len(self._watched.lanes) >= most:
+            error = invalid(f"more than {most} topics match; this one is not watched")
+            self._refuse(error, None, topics=[topic.name])
+            return
+        self._watched.add(lane)
+        self.app.hub.attach(lane, self)
+
+    def _publish(self, command: Publish) -> None:
+        scope = Scope.WRITE if command.config is None else Scope.WRITE | Scope.ADMIN
+        self._caller.check(scope, command.topic)
+        write = command.write()
+        if self.app.pressed and not write.disable_backpressure:
+            self.app.throttle.check(command.topic)
+        ticket = self.app.engine.append(command.topic, write)
+        self._unacked += 1
+        with_seqs, request_id, name = command.return_seqs, command.request_id, command.topic
+        ticket.on_done(lambda done: self._published(done, request_id, name, with_seqs=with_seqs))
+
+    def _published(self, ticket: Ticket, request_id: RequestId, name: str, *, with_seqs: bool) -> None:
+        self._unacked -= 1
+        if ticket.error is not None:
+            self._refuse(ticket.error, request_id)
+        else:
+            done = ticket.result
+            ack = {
+                "op": "ack", "topic": name, "first_seq": done.first, "last_seq": done.last, "head_seq": done.head,
+                "created": done.created, "deduped": done.deduped,
+                "performance": {
+                    "wal_append_ms": round(ticket.wal_ns / 1e6, 3), "fsync_ms": round(ticket.sync_ns / 1e6, 3),
+                },
+            }  # fmt: skip
+            if with_seqs:
+                ack["seqs"] = list(range(done.first, done.last + 1))
+            self._answer(ack, request_id)
+        if self._commands:
+            self._work()
+
+    # --- what the client is told
+
+    def _answer(self, answer: dict[str, Any], request_id: RequestId) -> None:
+        if request_id is not None:
+            answer["request_id"] = request_id
+        self._say(answer)
+
+    def _refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
+        said: dict[str, Any] = {"op": "error", "code": error.code.wire, "message": error.message, **more}
+        if error.detail is not None:
+            said["detail"] = error.detail
+        if error.retry_after_ms is not None:
+            said["retry_after_ms"] = error.retry_after_ms
+        self._answer(said, request_id)
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        self._send_text(_encode(answer))
+
+    def _send_text(self, payload: bytes) -> None:
+        if not self._deflated:
+            self.send(text_frame(payload))
+        elif self.open and self._ws.state is ConnectionState.OPEN:
+            self.send(self._ws.send(events.TextMessage(data=payload.decode())))
+
+    # --- what the loop has for the client
+
+    def push(self, lane: Lane, rendered: Rendered) -> None:
+        if self._deflated:
+            self._send_text(socket_payload(Event.RECORD, rendered.payload))
+        else:
+            self.send(rendered.socket(text_frame))
+
+    def tell(self, lane: Lane, event: Event, data: bytes) -> None:
+        self._send_text(socket_payload(event, data))
+
+    def lost(self, lane: Lane) -> None:
+        """Over a WebSocket a topic that is gone is no longer subscribed to."""
+        self._watched.remove(lane)
+
+    def advise(self, names: list[str], retry_after_ms: int) -> None:
+        error = TopicsError(Code.THROTTLED, "watch throttled under CPU pressure", retry_after_ms=retry_after_ms)
+        self._refuse(error, None, topics=names)
+
+
+def _address(text: bytes) -> RequestId:
+    """The `request_id` of a command that could not be understood, if that much can be."""
+    try:
+        found = _decode_address.decode(text).request_id
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return found if isinstance(found, str | int) else None
