@@ -76,7 +76,7 @@ def _parse_entry(entry: str, number: int) -> KeyRule:
     secret, _, rest = entry.partition(":")
     scopes, _, prefixes = rest.partition(":")
     if _SECRET.fullmatch(secret) is None:
-        raise BadKeys(f"key {number}: the secret is empty, too long, or holds what an Authorization header cannot carry")
+        raise BadKeys(f"key {number}: the secret is empty, too long, or holds what a header cannot carry")
     return KeyRule(digest_of(secret.encode()), _parse_scopes(scopes, number), _parse_prefixes(prefixes, number))
 
 

@@ -130,6 +130,8 @@ def roll(state: State, topic: Topic, *, opened_ms: int) -> MemorySegment:
 
 def delete(topic: Topic, entry: log.Delete) -> int:
     """Takes the named records out for good, in silence; how many that were."""
+    if topic.links is not None:
+        topic.links.deleting()
     if topic.config.ttl_ms:
         retention.expire(topic, entry.at_ms)
     before = topic.count

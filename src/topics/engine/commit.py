@@ -120,6 +120,7 @@ class Commits:
         self.schedule = schedule
         self.tick_ns = tick_ns
         self.creating: dict[str, Ticket] = {}  # names that a staged entry brings into being
+        self.pending_bytes = 0  # of records that were accepted, for any topic, and have not taken effect yet
         self._staged: list[Ticket] = []
         self._written: list[Ticket] = []  # in the log, waiting for the next sync to begin
         self._syncing: list[Ticket] = []  # waiting for the sync under way
@@ -128,10 +129,13 @@ class Commits:
         self._generation = 0
 
     def stage(self, ticket: Ticket) -> None:
+        topic = ticket.topic
+        if topic is not None and topic.links is not None:
+            topic.links.staging(ticket)
         if not self._staged:
             self.schedule(self.flush)
         self._staged.append(ticket)
-        topic = ticket.topic
+        self.pending_bytes += ticket.size_bytes
         if topic is not None:
             topic.pending += 1
             if ticket.gated or topic.waiting:
@@ -240,6 +244,7 @@ class Commits:
             ticket.settle(result)
 
     def _leave(self, ticket: Ticket) -> None:
+        self.pending_bytes -= ticket.size_bytes
         topic = ticket.topic
         if topic is not None:
             topic.pending -= 1

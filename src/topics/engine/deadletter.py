@@ -1,8 +1,8 @@
 """Jobs that change topics: to the dead-letter topic when they were delivered too often, and back again.
 
-A move is one entry of the log, so a crash finds a job in one topic or in the other, never in both and never in none. What
-cannot be moved (the other topic is full, or gone and may not be made) stays where it is, rests a moment, and the queue tells
-why: nothing is lost.
+A move is one entry of the log, so a crash finds a job in one topic or in the other, never in both and never in none.
+What cannot be moved (the other topic is full, or gone and may not be made) stays where it is, rests a moment, and the
+queue tells why: nothing is lost.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def _bury(engine: Engine, topic: Topic, jobs: list[Job], copies: list[Copy], now
 def stamp(meta: bytes | None, source: str, job: Job) -> bytes:
     """The meta of a dead letter: what it was, and where the job came from."""
     stamps = b'"%b":%b,"%b":%d,"%b":%d' % (
-        STAMP_FROM.encode(), _encode_json(source), STAMP_DELIVERIES.encode(), job.deliveries, STAMP_SEQ.encode(), job.seq,
+        STAMP_FROM.encode(), _encode_json(source), STAMP_DELIVERIES.encode(), job.deliveries,
+        STAMP_SEQ.encode(), job.seq,
     )  # fmt: skip
     meta = unstamp(meta)
     if meta is None or not meta[1:-1].strip():

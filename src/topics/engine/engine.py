@@ -12,6 +12,7 @@ from topics.engine import apply, retention, scheduler
 from topics.engine.append import render
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, read
+from topics.engine.routers import Routers
 from topics.engine.state import FIRST_CEILING, Topic
 from topics.engine.terms import only_for_queues
 from topics.errors import Code, TopicsError, invalid, topic_not_found
@@ -77,11 +78,13 @@ class Engine:
         self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
         self.logged = log is not None
         self._grown: dict[Topic, None] = {}
+        self.routers = Routers(self)
 
     def attach(self, log: Log) -> None:
         """From now on changes are logged. For an engine whose state was recovered after it was made."""
         self.commits.log = log
         self.logged = True
+        self.routers.attach()
 
     def flush(self) -> None:
         """Ends the turn: what was staged goes to the log."""
@@ -129,9 +132,10 @@ class Engine:
 
         def take_effect(_: Ticket) -> Dropped:
             topic.changing = False
+            routers = [router.name for router in self.routers.table.around(topic)]
             apply.drop(self.state, topic)
             self.grew(topic)
-            return Dropped(name, True, [])
+            return Dropped(name, True, routers)
 
         return self._stage_change(topic, log.Drop(topic.topic_id), take_effect)
 
@@ -310,10 +314,12 @@ class Engine:
         state.next_topic_id += 1
         return log.Create(topic_id, name, state.last_epoch, config, now)
 
-    def _stage_create(self, create: log.Create, take_effect: Callable[[Ticket], Any], *, gated: bool, then: bytes = b"") -> Ticket:
-        """`then` is the frame of a first write that goes with the creation: both or neither."""
+    def _stage_create(
+        self, create: log.Create, take_effect: Callable[[Ticket], Any], *, gated: bool, then: bytes = b"", size_bytes: int = 0
+    ) -> Ticket:
+        """`then` is the frame of a first write that goes with the creation, of `size_bytes`: both or neither."""
         creating = self.commits.creating
-        ticket = Ticket()
+        ticket = Ticket(size_bytes=size_bytes)
         ticket.gated = gated and self.logged
         if self.logged:
             ticket.frame = log.encode(create) + then
@@ -358,7 +364,9 @@ class Engine:
 
         kept = self.logged and config.durability != "ephemeral"
         gated = config.durability == "fsync" or (kept and entry.last > FIRST_CEILING)
-        return self._stage_create(create, take_effect, gated=gated, then=log.encode(entry) if kept else b"")
+        return self._stage_create(
+            create, take_effect, gated=gated, then=log.encode(entry) if kept else b"", size_bytes=len(entry.blob)
+        )
 
     def _append_applied(self, ticket: Ticket) -> Appended:
         assert ticket.topic is not None
@@ -417,8 +425,13 @@ class Engine:
                     f"the topic is full: it rejects what would pass its {cap}",
                     detail={"limit": cap, "count": count, "bytes": used},
                 )
-        if quota and self.state.totals.bytes + (topic.staged_bytes if topic is not None else 0) + size_bytes > quota:
-            raise resource_cap("max_total_bytes", quota)
+        if quota:
+            total = self.state.totals.bytes + self.commits.pending_bytes + size_bytes
+            if total > quota and topic is not None and config.discard == "old":
+                # What the topic lets go of in return makes room, so that one which trims itself goes on in a full server.
+                total -= retention.would_free(topic, count + len(entry.sizes), used + size_bytes)
+            if total > quota:
+                raise resource_cap("max_total_bytes", quota)
 
 
 def resource_cap(name: str, limit: int) -> TopicsError:

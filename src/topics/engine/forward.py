@@ -116,7 +116,9 @@ def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> n
 
 def count_eligible(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> int:
     return sum(
-        len(eligible(segment, match, low, high)) for segment, low, high in source.spans(cursor + 1, upto + 1) if segment.live
+        len(eligible(segment, match, low, high))
+        for segment, low, high in source.spans(cursor + 1, upto + 1)
+        if segment.live
     )
 
 
@@ -210,7 +212,13 @@ class Copier:
         config, feed = self._router.config, self._feed
         nodes = piece.nodes if config.preserve_node else None
         stamped = config.guarantee == "exactly_once"
-        if piece.blob is not None and piece.seqs[0] == first and piece.ts == ts and nodes is piece.nodes and not stamped:
+        if (
+            piece.blob is not None
+            and piece.seqs[0] == first
+            and piece.ts == ts
+            and nodes is piece.nodes
+            and not stamped
+        ):
             blob, sizes, metas = piece.blob, [len(row) for row in piece.rows], piece.metas
         else:
             rows, metas = self._render(piece, first, ts)

@@ -9,7 +9,7 @@ priority. In which of these places a live job is, is its state:
     reclaim    was out, may go out again: served first, the one that waited longest before the others
     resting    was out and may go out again, but not before its time
     later      never went out, not before its time
-    lanes      never went out; has a priority, or had to wait for its time (a seq may stay behind that is elsewhere or gone)
+    lanes      never went out; has a priority, or had to wait for its time (a seq may stay that is elsewhere or gone)
     the log    all others, from `cursor` on
 
 Nothing here reads a clock or a file. Expiry is lazy: `settle` is told the time before anything is decided or counted.
@@ -73,7 +73,7 @@ class Holder:
 
 
 class Job:
-    """A job that was handed out at least once. The lease fields mean something only while it is in `leases` or `leaving`."""
+    """A job that was handed out at least once. The lease fields count only while it is in `leases` or `leaving`."""
 
     __slots__ = ("deadline_ms", "deliveries", "due_ms", "holder", "lease", "node", "priority", "seq")
 
@@ -106,7 +106,7 @@ class Lane:
 
     def trim(self) -> None:
         """Lets go of what was taken, seldom enough to cost nothing."""
-        if self.at > 1024 and self.at * 2 > len(self.seqs) or self.at == len(self.seqs):
+        if self.at == len(self.seqs) or (self.at > 1024 and self.at * 2 > len(self.seqs)):
             del self.seqs[: self.at]
             self.at = 0
 
@@ -115,8 +115,8 @@ class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_due", "_expiry", "_expiry_jobs", "_serial", "check_upto", "cursor", "dead_letter_error", "dead_lettered", "freed",
-        "lanes", "last_lease", "later", "leases", "leaving", "reclaim", "resting", "served", "topic", "turn",
+        "_due", "_expiry", "_expiry_jobs", "_serial", "check_upto", "cursor", "dead_letter_error", "dead_lettered",
+        "freed", "lanes", "last_lease", "later", "leases", "leaving", "reclaim", "resting", "served", "topic", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: Topic) -> None:

@@ -119,7 +119,7 @@ class Pass:
         seq = max(queue.cursor, topic.earliest)
         segments, index, head = topic.segments, topic.index_of(seq), topic.head
         examined = 0
-        while seq <= head and len(found) < want and (examined < EXAMINE_MAX or not self.jobs and not found):
+        while seq <= head and len(found) < want and (examined < EXAMINE_MAX or not (self.jobs or found)):
             segment = segments[index]
             seq = max(seq, segment.first)
             if segment.live and seq < segment.end:
@@ -183,7 +183,7 @@ def _is_live(topic: Topic, seq: int) -> bool:
 
 
 def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
-    """Ascending seqs of live records as unbroken runs within one segment: segment, first position, one past the last."""
+    """Ascending seqs of live records as unbroken runs within a segment: segment, first position, one past the last."""
     at = 0
     while at < len(seqs):
         seq = seqs[at]
@@ -210,7 +210,7 @@ def warm(topic: Topic, seqs: list[int]) -> None:
 
 
 def rows(topic: Topic, seqs: list[int]) -> list[bytes]:
-    """The records as stored, with their tags, in order. Raises one `Cold` for all that has to be fetched, or `Damaged`."""
+    """The records as stored, with their tags, in order. Raises one `Cold` for all there is to fetch, or `Damaged`."""
     found: list[bytes] = []
     loads: list[Callable[[], None]] = []
     for segment, low, high in runs(topic, seqs):

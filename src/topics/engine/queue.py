@@ -1,7 +1,7 @@
-"""The verbs of a queue: claim, ack, nack, extend, release. See `leases` for what is known of jobs, `pick` for their order.
+"""The verbs of a queue: claim, ack, nack, extend, release. `leases` is what is known of jobs, `pick` their order.
 
-An ack is a delete of the record, as durable as the topic. A lease is taken out of play the moment its ack is staged, so that
-nobody acks twice, and given back if the log refuses. Leases themselves are written down only where the topic says
+An ack is a delete of the record, as durable as the topic. A lease is taken out of play the moment its ack is staged, so
+that nobody acks twice, and given back if the log refuses. Leases themselves are written down only where the topic says
 `leases_durable`; elsewhere a restart makes every job that was out claimable again.
 """
 
@@ -173,7 +173,7 @@ def _take(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, bytes]]:
 
 
 def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
-    """Even shares: in proportion to what each wants, dealt out in turns, what cannot be split to those who came first."""
+    """Even shares: in proportion to what each wants, dealt out in turns; what cannot be split to who came first."""
     if len(wants) == 1:
         return [jobs]
     total = sum(wants)
@@ -272,7 +272,7 @@ def extend(
 ) -> Ticket:
     """The leases run for `lease_ms` from now. Ends with `Settled`.
 
-    The new deadline counts at once, also while its entry is on its way: a worker that acks meanwhile must find its lease.
+    The new deadline counts at once, also while its entry is on its way: who acks meanwhile must find the lease.
     """
     now = engine.clock.now_ms()
     queue = settle(topic, now)

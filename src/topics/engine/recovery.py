@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from topics import logs
-from topics.engine import apply, checkpoint, queue, retention
+from topics.engine import apply, checkpoint, queue, retention, router_replay
 from topics.engine.apply import State
 from topics.engine.state import Topic
 from topics.errors import Corrupt
@@ -50,6 +50,7 @@ class LogFile(NamedTuple):
 def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None, progress: Progress) -> Recovered:
     """Fills `state`. Blocks; meant for a thread of its own. Raises `Corrupt` only where nothing can be known at all."""
     damage: list[str] = []
+    routers = router_replay.begin(state)
     number, snapshot = load_snapshot(datadir, damage)
     if snapshot is not None:
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
@@ -82,7 +83,9 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
     next_number = max([*numbers, since, 0]) + 1
     clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
     same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id()
+    routers.catch_up()
     _close_gaps(state, after_power_loss=not clean and not same_boot and (snapshot is not None or bool(files)))
+    routers.end()
     _make_durable(datadir, files)
     progress(1.0)
     if replayed or damage:

@@ -6,6 +6,7 @@ Everything that shortens a topic from the front ends in `advance`, and everythin
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from topics import logs
 from topics.engine.state import Topic
@@ -36,6 +37,14 @@ def expire(topic: Topic, now_ms: int) -> None:
     cutoff = now_ms - topic.config.ttl_ms
     if topic.front_ts >= cutoff or not topic.count:
         return
+    upto = expired_before(topic, cutoff)
+    if upto > topic.earliest:
+        evict(topic, upto, "ttl")
+    refresh_front(topic)
+
+
+def expired_before(topic: Topic, cutoff: int) -> int:
+    """The seq below which every record is older than `cutoff`."""
     upto = topic.earliest
     for segment in list(topic.segments):
         if not segment.count or segment.max_ts < cutoff:
@@ -45,9 +54,7 @@ def expire(topic: Topic, now_ms: int) -> None:
             at = bisect_left(segment.columns.ts, cutoff)
             upto = max(upto, segment.first + at)
         break
-    if upto > topic.earliest:
-        evict(topic, upto, "ttl")
-    refresh_front(topic)
+    return upto
 
 
 def refresh_front(topic: Topic) -> None:
@@ -67,6 +74,45 @@ def enforce_caps(topic: Topic) -> None:
         evict(topic, _after_oldest(topic, topic.count - config.cap_records), "cap")
     if config.cap_bytes and topic.bytes > config.cap_bytes:
         evict(topic, _after_bytes(topic, topic.bytes - config.cap_bytes), "cap")
+
+
+def would_free(topic: Topic, count: int, used_bytes: int) -> int:
+    """Bytes of what the topic holds now that its caps would evict if it came to hold this much; never too many."""
+    config = topic.config
+    freed = 0
+    if config.cap_bytes and used_bytes > config.cap_bytes:
+        freed = min(used_bytes - config.cap_bytes, topic.bytes)
+    if config.cap_records and count > config.cap_records:
+        upto = _after_oldest(topic, min(count - config.cap_records, topic.count))
+        oldest = 0
+        for segment, low, high in topic.spans(topic.earliest, upto):
+            whole = high == segment.count  # nothing before the topic's first live record is live
+            oldest += segment.live_bytes if whole else segment.live_within(low, high)[1]
+        freed = max(freed, oldest)
+    return freed
+
+
+def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_bytes: int = 0) -> int:
+    """The seq below which all is lost once records of these sizes have come at `ts`, some of themselves included.
+
+    Those before them that are still under way have `before_bytes`; they count as the first to go.
+    """
+    config, upto = topic.config, topic.earliest
+    if config.ttl_ms and topic.front_ts < ts - config.ttl_ms:
+        upto = max(upto, expired_before(topic, ts - config.ttl_ms))
+    end = first + len(sizes)
+    if config.cap_records and (excess := topic.count + end - topic.head - 1 - config.cap_records) > 0:
+        upto = max(upto, _after_oldest(topic, excess) if excess <= topic.count else end - config.cap_records)
+    if config.cap_bytes and (excess := topic.bytes + before_bytes + sum(sizes) - config.cap_bytes) > 0:
+        if excess <= topic.bytes:
+            upto = max(upto, _after_bytes(topic, excess))
+        else:
+            rest, at = excess - topic.bytes - before_bytes, 0
+            while rest > 0:
+                rest -= sizes[at]
+                at += 1
+            upto = max(upto, first + at)
+    return upto
 
 
 def evict(topic: Topic, upto: int, reason: str) -> None:

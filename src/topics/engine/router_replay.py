@@ -7,7 +7,7 @@ far as they can.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +18,7 @@ from topics.engine.apply import State
 from topics.engine.router_state import Feed, Links, Router, Table
 from topics.engine.state import Topic
 from topics.model.router import RouterConfig
+from topics.storage.entry import Append
 from topics.storage.router_entry import Mark, Resume, RouterDrop, RouterPut, Trim
 from topics.storage.segments import Cold, Damaged
 
@@ -51,7 +52,9 @@ def table_of(state: State) -> Table:
 # --- moving
 
 
-def bring(state: State, feed: Feed, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False) -> None:
+def bring(
+    state: State, feed: Feed, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False
+) -> None:
     """Brings routers of a feed to the cursors in `targets`, with no more copies than take the destination to `max_head`.
 
     `obeys_caps` lets a full destination stop them; otherwise it is known that it did not.
@@ -134,7 +137,7 @@ def _advance(
     return True
 
 
-def _land(state: State, copier: forward.Copier, made: tuple[forward.Append, forward.Piece]) -> None:
+def _land(state: State, copier: forward.Copier, made: tuple[Append, forward.Piece]) -> None:
     entry, piece = made
     dest = state.by_id[entry.topic_id]
     apply.append(state, dest, entry)
@@ -146,7 +149,7 @@ def _skip(dest: Topic, n: int, max_head: int | None) -> None:
     retention.skip_to(dest, upto + 1, "source_trim")
 
 
-def room(dest: Topic, sizes: list[int] | tuple[int, ...]) -> int:
+def room(dest: Topic, sizes: Sequence[int]) -> int:
     """How many of these records, from the first on, the destination takes. Only one that rejects ever takes fewer."""
     config = dest.config
     if config.discard != "reject":
@@ -175,16 +178,36 @@ def present(topic: Topic, look: Callable[[], T]) -> T | None:
             return None
 
 
-def finish(state: State) -> None:
-    """The log has ended: all routers go as far as they can."""
-    table = table_of(state)
-    table.pinned = None
-    while True:
-        before = [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]
-        for feed in table.feeds():
-            bring(state, feed, {router.router_id: feed.source.head for router in feed.routers}, obeys_caps=True)
-        if before == [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]:
-            return
+class Recovering:
+    """Routers from the beginning of a recovery to its end."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._table = table_of(state)
+        self._live, self._table.live = self._table.live, None
+
+    def catch_up(self) -> None:
+        """The log has ended: all routers go as far as they can."""
+        table = self._table
+        table.pinned = None
+        while True:
+            before = [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]
+            for feed in table.feeds():
+                targets = {router.router_id: feed.source.head for router in feed.routers}
+                bring(self._state, feed, targets, obeys_caps=True)
+            if before == [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]:
+                return
+
+    def end(self) -> None:
+        """What was found lost after the end of the log is lost for routers as well; then the engine takes over."""
+        for router in self._table.by_id.values():
+            router.cursor = min(router.cursor, router.feed.source.head)  # an ephemeral source may have begun anew
+        self.catch_up()
+        self._table.live = self._live
+
+
+def begin(state: State) -> Recovering:
+    return Recovering(state)
 
 
 # --- entries

@@ -45,7 +45,17 @@ class Router:
 class Feed:
     """All routers into one destination, by id, and what they share."""
 
-    __slots__ = ("backoff_ms", "busy", "dest", "floor_ms", "held_until_ms", "last_error", "routers", "source", "starved_ns")
+    __slots__ = (
+        "backoff_ms",
+        "busy",
+        "dest",
+        "floor_ms",
+        "held_until_ms",
+        "last_error",
+        "routers",
+        "source",
+        "starved_ns",
+    )
 
     def __init__(self, source: Topic, dest: Topic) -> None:
         self.source = source
@@ -122,6 +132,11 @@ class Links:
             else:
                 self.table.replay_losing(self, upto)
 
+    def deleting(self) -> None:
+        """Records are about to be deleted. Live, the entry that does so was marked, or all had been forwarded by then."""
+        if self.feeds and self.table.live is None:
+            self.table.replay_losing(self, self.topic.head + 1)
+
 
 class Table:
     """All routers."""
@@ -134,9 +149,10 @@ class Table:
         self.by_id: dict[int, Router] = {}
         self.next_id = 1
         self.live: Live | None = None
-        self.pinned: Topic | None = None  # while replaying: the entry that follows was marked, so nothing is forwarded for it
+        self.pinned: Topic | None = (
+            None  # while replaying: the entry that follows was marked, so nothing is forwarded for it
+        )
         self.stamps: dict[int, dict[str, int]] = {}  # by destination: router and source life → highest seq stamped
-        self.moved = False  # whether recovery moved heads that no entry tells of
 
     def replay_losing(self, links: Links, upto: int) -> None:
         raise NotImplementedError  # this and the next: see `router_replay`
@@ -150,7 +166,9 @@ class Table:
         links: Links = topic.links
         return links
 
-    def put(self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int) -> Router:
+    def put(
+        self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int
+    ) -> Router:
         """Makes the router, or gives the one of that name another shape."""
         router = self.by_name.get(name)
         if router is not None and (router.feed.source is not source or router.feed.dest is not dest):
@@ -219,4 +237,3 @@ def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
 def in_cycle(feed: Feed) -> bool:
     """Whether what the feed forwards can come back to its source."""
     return feed.dest in upstream(feed.source)
-

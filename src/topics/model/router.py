@@ -100,7 +100,7 @@ class RouterDropped(Struct):
 
 
 class PreviewAnswer(Struct, kw_only=True):
-    """What a filter would forward of what the source still has. `scanned` counts the live records that were looked at."""
+    """What a filter would forward of what the source still has. `scanned` counts the live records looked at."""
 
     router: str
     source: str

@@ -36,7 +36,7 @@ class Caller:
                 raise TopicsError(Code.FORBIDDEN, "the key may not touch this name", detail={"name": name})
 
     def check_config(self, patch: ConfigPatch) -> None:
-        """A queue writes to its dead-letter topic on behalf of whoever configured it: the name must be theirs to use."""
+        """A queue writes to its dead-letter topic on behalf of whoever configured it, who must be allowed to."""
         if isinstance(patch.dead_letter, str):
             self.check(Scope.NONE, patch.dead_letter)
 

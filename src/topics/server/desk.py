@@ -1,8 +1,8 @@
 """Where workers wait for jobs: long polls, streams, and everybody while a queue gathers its claims.
 
-A desk exists only while somebody waits at it. It is told when there may be something to hand out (the queue grew, a job came
-back, a worker has room) and knows the next moment at which time itself brings something; then one pass of the engine serves
-all who wait, each with an even share. Nobody polls, and no job has a timer.
+A desk exists only while somebody waits at it. It is told when there may be something to hand out (the queue grew, a job
+came back, a worker has room) and knows the next moment at which time itself brings something; then one pass of the
+engine serves all who wait, each with an even share. Nobody polls, and no job has a timer.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The delivery loop: from a topic that grew to frames on its watchers' connections.
 
-A `Lane` is one topic as one watcher follows it. Lanes that want the same form of the same topic and have got equally far
+A `Lane` is one topic as one watcher follows it. Lanes that want the same form of the same topic and are equally far
 form the tail `Group` of their `Feed`: what is new is read and rendered once for all of them. A lane that is not there
 yet, or has fallen back, is `behind` with a cursor of its own and gets a frame a turn until it can join the tail.
 
 Nothing is polled. The engine tells a feed once a turn that its topic has grown, the hub serves all feeds that have
 something at the end of the turn, and a connection that is full is left alone until it has drained. Under pressure the
-hub serves feeds by effective priority, gathers for a few ms, and lets topics below zero wait; see `engine/scheduler.py`.
+hub serves feeds by effective priority, gathers for a few ms, and lets topics below zero wait: `engine/scheduler.py`.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class Feed:
         return False
 
     def _push_tail(self, group: Group, rendered: Rendered) -> None:
-        """To every lane of the tail that takes it; the others fall behind. Never stops in its middle: all share one cursor."""
+        """To every lane of the tail that takes it; the others fall behind. Never stops in between: all share one cursor"""
         gap = rendered.tombstone
         if gap is not None:
             self._part_with_full(group)

@@ -80,7 +80,7 @@ def _secret(request: Request, route: Route | None) -> bytes | None:
     given = request.headers.get(b"authorization")
     if given is not None:
         return given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else b""
-    if route is None or not route.stream or not request.query:
+    if route is None or not route.query_token or not request.query:
         return None
     try:
         pairs = parse_qsl(request.query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)

@@ -53,7 +53,8 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     query: tuple[Parameter, ...] = ()
     waits_for_recovery: bool = True
     probe: bool = False  # answered without a key unless the operator says otherwise
-    stream: bool = False  # takes `?token=`, counts as a long-lived connection
+    stream: bool = False  # counts as a long-lived connection
+    query_token: bool = False  # takes its key as `?token=` too, for browsers that cannot send a header there
 
 
 class Call(Struct, gc=False):

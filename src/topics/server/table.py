@@ -68,7 +68,7 @@ ROUTES = [
         query=(Parameter("lenient", bool, "leave out topics that do not exist instead of failing", False),),
     ),
     Route(
-        method="GET", path="/v0/watch/{wid}", handler=watch.stream, stream=True,
+        method="GET", path="/v0/watch/{wid}", handler=watch.stream, stream=True, query_token=True,
         summary="The event stream of a watch session; a second one takes over from the first",
         answers={200: "text/event-stream"}, errors=(Code.NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED),
     ),
@@ -99,6 +99,7 @@ ROUTES = [
     ),
     Route(
         method="GET", path="/v0/topics/{topic}/work", handler=queues.work, scope=Scope.READ | Scope.WRITE, stream=True,
+        query_token=True,
         summary="Jobs pushed to a worker as it has room for them",
         answers={200: "text/event-stream"}, errors=(*_QUEUE_ERRORS, Code.NOT_ACCEPTABLE, Code.THROTTLED),
         query=(

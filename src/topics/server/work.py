@@ -1,7 +1,7 @@
 """`GET /v0/topics/:topic/work`: jobs pushed to one worker, never more at once than it said it can hold.
 
-What the worker acks, nacks or loses makes room for more. When the connection ends, everything that was pushed on it and is
-still held goes back to the queue at once; what the same worker claimed on other ways stays with it.
+What the worker acks, nacks or loses makes room for more. When the connection ends, everything that was pushed on it and
+is still held goes back to the queue at once; what the same worker claimed on other ways stays with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Log entries of routers. Copies are not among them: see `engine.forward` for how they come back without.
 
-What is logged is what a replay could not work out from the records alone: which routers there are, how far they had come
-when something else happened to one of their topics (`Mark`), and what they gave up (`Trim`).
+What is logged is what a replay could not work out from the records alone: which routers there are, how far they had
+come when something else happened to one of their topics (`Mark`), and what they gave up (`Trim`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Mark(Struct, array_like=True):
 
 @known
 class Trim(Struct, array_like=True):
-    """A router passes source records that are lost, or are about to be. In the destination they are `lost` seqs from `first` on."""
+    """A router passes source records that are lost or about to be: in the destination, `lost` seqs from `first` on."""
 
     kind: ClassVar[int] = 19
     topic_id: int  # the destination

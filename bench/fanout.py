@@ -1,0 +1,206 @@
+"""Many subscribers of one thing on one thread: our event streams, or Redis's channels, read as bytes and counted.
+
+A subscriber that parsed what it gets would be what is measured. When a record arrived is taken from the kernel, which
+stamps a segment as it enters the socket: a thousand subscribers share one thread here, and the last of them would else
+be charged for the time it takes to read all the others.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import resp
+from api import Api
+from payload import DATA, TAG, post
+
+SO_TIMESTAMPNS = 35  # linux/socket.h; the constant is not in Python's socket module
+STAMP = struct.Struct("qq")
+RECORD = b'"$seq":'
+MESSAGE = b"$7\r\nmessage\r\n"
+CHANNEL = b"c"
+READ_BYTES = 1 << 18
+OPEN_LIMIT_S = 60.0
+
+
+@dataclass
+class Heard:
+    """What all subscribers got: how many records, and when those that carry a time of writing arrived."""
+
+    records: int = 0
+    latencies_ms: list[float] = field(default_factory=list)
+
+
+class Subscribers:
+    """Open connections in one poll set. `mark` is what every record on the wire has exactly once."""
+
+    def __init__(self, links: list[socket.socket], mark: bytes) -> None:
+        self.links = {link.fileno(): link for link in links}
+        self._mark = mark
+        self._cut = dict.fromkeys(self.links, b"")  # the end of the last read: a mark may be in two pieces
+        self._poll = select.epoll()
+        for number in self.links:
+            self._poll.register(number, select.EPOLLIN)
+
+    def read(self, heard: Heard, *, wait_s: float) -> bool:
+        """One look at everybody; whether there was anything."""
+        ready = self._poll.poll(wait_s)
+        keep = len(self._mark) - 1
+        for number, _ in ready:
+            data = self.links[number].recv(READ_BYTES)
+            if not data:
+                raise RuntimeError("a subscriber was cut off")
+            heard.records += (self._cut[number] + data).count(self._mark)
+            self._cut[number] = data[-keep:]
+        return bool(ready)
+
+    def read_stamped(self, heard: Heard, *, wait_s: float) -> None:
+        """The same for records that say when they were written: `"at":<ns>`. One write is one read here."""
+        for number, _ in self._poll.poll(wait_s):
+            data, ancillary, _, _ = self.links[number].recvmsg(READ_BYTES, 64)
+            arrived_ns = _stamp(ancillary) or time.time_ns()
+            for piece in data.split(b'"at":')[1:]:
+                written_ns = int(piece[: piece.index(b"}")])
+                heard.records += 1
+                heard.latencies_ms.append((arrived_ns - written_ns) / 1e6)
+
+    def settle(self, heard: Heard, quiet_s: float = 0.5) -> None:
+        """Reads until nothing more comes."""
+        while self.read(heard, wait_s=quiet_s):
+            pass
+
+    def close(self) -> None:
+        self._poll.close()
+        for link in self.links.values():
+            link.close()
+
+
+def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) >= STAMP.size:
+            seconds, nanos = STAMP.unpack_from(data)
+            return int(seconds) * 1_000_000_000 + int(nanos)
+    return None
+
+
+def watch(port: int, topic: str, count: int) -> Subscribers:
+    """Event streams on sessions of their own, all of them caught up."""
+    api, links = Api(port), []
+    for _ in range(count):
+        url = api.call("POST", "/v0/watch", {"topics": {topic: {"tail": True}}})["stream_url"]
+        link = socket.create_connection(("127.0.0.1", port), timeout=OPEN_LIMIT_S)
+        link.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        link.sendall(b"GET %b HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: text/event-stream\r\n\r\n" % url.encode())
+        links.append(link)
+    for link in links:
+        _read_until(link, b"event: caught-up")
+    return Subscribers(links, RECORD)
+
+
+def subscribe(port: int, count: int) -> Subscribers:
+    """Subscribers of Redis, which would cut off those that fall behind if it were not told to wait for them."""
+    resp.ask(port, b"CONFIG", b"SET", b"client-output-buffer-limit", b"pubsub 0 0 0")
+    links = []
+    for _ in range(count):
+        link = resp.connect(port)
+        link.sendall(resp.command(b"SUBSCRIBE", CHANNEL))
+        links.append(link)
+    for link in links:
+        _read_until(link, b":1\r\n")
+    return Subscribers(links, MESSAGE)
+
+
+def _read_until(link: socket.socket, end: bytes) -> None:
+    got = b""
+    while end not in got:
+        piece = link.recv(4096)
+        if not piece:
+            raise RuntimeError(f"a subscriber was refused: {got[:200]!r}")
+        got += piece
+
+
+# --- writers
+
+
+def append_request(topic: str) -> bytes:
+    body = b'{"records":[{"data":%b,"tag":"%b"}]}' % (DATA, TAG)
+    return post(f"/v0/topics/{topic}?return_seqs=false", body)
+
+
+def publish_request() -> bytes:
+    return resp.command(b"PUBLISH", CHANNEL, DATA)
+
+
+class Writer:
+    """One connection that keeps `depth` writes on their way. `answer` is what every answer has exactly once."""
+
+    def __init__(self, port: int, request: bytes, answer: bytes, *, depth: int) -> None:
+        self._link = resp.connect(port)
+        self._link.setblocking(False)
+        self._request = request
+        self._answer = answer
+        self._depth = depth
+        self._due = 0
+        self.sent = 0
+
+    def step(self) -> None:
+        """Takes the answers that are there, and fills up what they leave room for."""
+        try:
+            data = self._link.recv(READ_BYTES) if self._due else b""
+            self._due -= data.count(self._answer)
+        except BlockingIOError:
+            return
+        if not self._due:
+            self._link.send(self._request * self._depth)
+            self._due = self._depth
+            self.sent += self._depth
+
+    def finish(self) -> None:
+        self._link.setblocking(True)
+        while self._due > 0:
+            self._due -= self._link.recv(READ_BYTES).count(self._answer)
+        self._link.close()
+
+
+def flood(open_all: Callable[[], Subscribers], writer: Callable[[], Writer], seconds: float) -> float:
+    """Records delivered a second while one writer writes as fast as it goes; nobody may miss one."""
+    subscribers, writing, heard = open_all(), writer(), Heard()
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        writing.step()
+        subscribers.read(heard, wait_s=0.001)
+    writing.finish()
+    subscribers.settle(heard)
+    elapsed = time.perf_counter() - started - 0.5  # the last look found nothing
+    wanted = writing.sent * len(subscribers.links)
+    subscribers.close()
+    if heard.records != wanted:
+        raise RuntimeError(f"{heard.records:,} records arrived of {wanted:,}")
+    return heard.records / elapsed
+
+
+def paced(port: int, topic: str, watchers: int, *, per_s: int, seconds: float) -> Heard:
+    """Appends at an even pace, and when each arrived at each watcher."""
+    subscribers, heard = watch(port, topic, watchers), Heard()
+    link = resp.connect(port)
+    path = f"/v0/topics/{topic}?return_seqs=false"
+    writes = int(per_s * seconds)
+    begun = time.perf_counter()
+    for number in range(writes):
+        due = begun + number / per_s
+        while (left_s := due - time.perf_counter()) > 0:
+            subscribers.read_stamped(heard, wait_s=left_s)
+        link.sendall(post(path, b'{"records":[{"data":{"sku":"AEROPRESS-GO","at":%d}}]}' % time.time_ns()))
+        link.recv(4096)
+    deadline = time.perf_counter() + 5
+    while heard.records < writes * watchers and time.perf_counter() < deadline:
+        subscribers.read_stamped(heard, wait_s=0.1)
+    subscribers.close()
+    link.close()
+    if heard.records != writes * watchers:
+        raise RuntimeError(f"{heard.records:,} records arrived of {writes * watchers:,}")
+    return heard

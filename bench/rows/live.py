@@ -1,0 +1,116 @@
+"""w6, w7: one writer and many watchers of one topic, at an even pace and as fast as it goes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from statistics import median
+
+from api import Api
+from fanout import Heard, Writer, append_request, flood, paced, publish_request, subscribe, watch
+from peers import Server, resident_bytes, running, start_redis, start_topics
+from plan import Plan, installed
+from row import Ask, Outcome, Reading, Row, Side, at_least, at_most
+from turns import Contender, ratio, take_turns
+
+FEW, MANY = 100, 1_000
+PER_S = 100
+PIPELINE = 16
+TOPIC = "t"
+
+
+def _server(plan: Plan) -> Server:
+    server = start_topics(plan, plan.fresh_dir("topics"))
+    Api(server.port).create(TOPIC, durability="disk")
+    return server
+
+
+def measure_latency(plan: Plan) -> Outcome:
+    sides, readings = [], []
+    with running(_server(plan)) as ours:
+        for watchers in (FEW, MANY):
+            rounds = [
+                paced(ours.port, TOPIC, watchers, per_s=PER_S, seconds=plan.scale.round_s)
+                for _ in range(plan.scale.rounds)
+            ]
+            p99 = [percentile(heard, 99) for heard in rounds]
+            p50 = median(percentile(heard, 50) for heard in rounds)
+            name = f"{watchers} watchers"
+            sides.append(
+                Side(name=name, unit="ms p99", rounds=tuple(p99), median=median(p99), p50_ms=p50, p99_ms=median(p99))
+            )
+            readings.append(Reading(key=f"p99, {name}", value=median(p99), note=f"p50 {p50:.2f} ms"))
+        readings.append(_idle_memory(ours))
+    return Outcome(readings, sides)
+
+
+def percentile(heard: Heard, percent: int) -> float:
+    ordered = sorted(heard.latencies_ms)
+    return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
+
+
+def _idle_memory(ours: Server) -> Reading:
+    """Growth of the process's own memory by a thousand watchers that only wait, sessions included."""
+    watch(ours.port, TOPIC, MANY).close()  # whatever the first of them cost for good is paid
+    before = resident_bytes(ours.pid)[1]
+    waiting = watch(ours.port, TOPIC, MANY)
+    grown = resident_bytes(ours.pid)[1] - before
+    waiting.close()
+    return Reading(key="idle watcher", value=grown / MANY / 1024)
+
+
+def measure_flood(plan: Plan) -> Outcome:
+    seconds, rounds = plan.scale.round_s, plan.scale.rounds
+    with ExitStack() as stack:
+        ours = stack.enter_context(running(_server(plan)))
+        contenders = [
+            Contender(
+                name="topics, event streams",
+                unit="deliveries/s",
+                run=lambda: flood(
+                    lambda: watch(ours.port, TOPIC, MANY),
+                    lambda: Writer(ours.port, append_request(TOPIC), b"HTTP/1.1 200", depth=PIPELINE),
+                    seconds,
+                ),
+                pid=lambda: ours.pid,
+            )
+        ]
+        if installed("redis-server"):
+            redis = stack.enter_context(running(start_redis(plan, plan.fresh_dir("redis"), appendfsync=None)))
+            contenders.append(
+                Contender(
+                    name="Redis pub/sub",
+                    unit="deliveries/s",
+                    run=lambda: flood(
+                        lambda: subscribe(redis.port, MANY),
+                        lambda: Writer(redis.port, publish_request(), b"\r\n", depth=PIPELINE),
+                        seconds,
+                    ),
+                    pid=lambda: redis.pid,
+                )
+            )
+        sides = take_turns(contenders, rounds=rounds)
+    return Outcome([ratio("pub/sub", sides[0], sides[1] if len(sides) > 1 else None)], sides)
+
+
+ROWS = (
+    Row(
+        id="w6",
+        title="one writer, 100 and 1000 SSE watchers of one topic, 100 appends a second: write to delivery",
+        peer="none",
+        asks=(
+            Ask(key=f"p99, {FEW} watchers", unit="ms", bar=at_most(5)),
+            Ask(key=f"p99, {MANY} watchers", unit="ms", goal=at_most(5)),
+            Ask(key="idle watcher", unit="KiB"),
+        ),
+        measure=measure_latency,
+        needs=(),
+    ),
+    Row(
+        id="w7",
+        title="the same fan-out as fast as it goes: records delivered a second to 1000 watchers",
+        peer="Redis pub/sub, 1000 subscribers, publisher pipelined by 16",
+        asks=(Ask(key="pub/sub", bar=at_least(0.5), goal=at_least(1)),),
+        measure=measure_flood,
+        needs=(),
+    ),
+)

@@ -1,0 +1,249 @@
+"""Random histories with crashes and restarts in them, beside the reference model.
+
+Between two crashes every verb is answered, so the model knows the state exactly. A crash in the middle of a turn leaves its
+verbs half done: the restart must then show the model's state after some first part of that turn's verbs, at least as many
+as were answered.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from topics.engine.commit import Ticket
+from topics.errors import TopicsError
+from topics.model.records import TagMatch
+from topics.model.topic import ConfigPatch
+from topics.testing.clock import SimClock
+from topics.testing.disk import Crashed, SimDisk
+from topics.testing.harness import SimServer, request
+from topics.testing.inode import CrashMode
+from topics.testing.oracle import Oracle
+
+NAMES = ["a", "b"]
+Verb = tuple[Any, ...]
+
+names = st.sampled_from(NAMES)
+tags = st.none() | st.sampled_from(["x", "x:1", "y"])
+patches = st.fixed_dictionaries(
+    {},
+    optional={
+        "ttl_ms": st.sampled_from([0, 40, 100]),
+        "cap_records": st.sampled_from([0, 1, 3, 9]),
+        "cap_bytes": st.sampled_from([0, 100, 250]),
+        "discard": st.sampled_from(["old", "reject"]),
+        "idempotency_window_ms": st.sampled_from([0, 50, 1000]),
+    },
+)
+appends = st.tuples(
+    st.just("append"), names, st.integers(1, 5), tags, st.sampled_from([None, None, "k1", "k2"]), st.sampled_from([0, 0, 900])
+)
+deletes = st.tuples(st.just("delete"), names, st.none() | st.integers(0, 30), st.none() | st.sampled_from(["x", "y"]))
+puts = st.tuples(st.just("put"), names, patches)
+drops = st.tuples(st.just("drop"), names)
+verbs = st.one_of(appends, appends, appends, deletes, puts, drops)
+
+
+@dataclass
+class Turn:
+    clock_ms: int
+    verbs: list[Verb]
+    checkpoint: bool
+    tick: bool
+    end: str  # "on", "stop", or a crash mode
+    crash_call: int | None  # the crash comes at this call of the turn, if it makes so many
+
+
+turns = st.builds(
+    Turn,
+    st.sampled_from([0, 1, 40, 41, 101]),
+    st.lists(verbs, max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["on", "on", "on", "stop", "keep", "lose", "tear"]),
+    st.none() | st.integers(0, 30),
+)
+
+
+class Pair:
+    """The engine on its disk, and the model. `durability` is that of all topics."""
+
+    def __init__(self, durability: str, seed: int) -> None:
+        self.durability = durability
+        self.clock = SimClock()
+        self.server = SimServer.start(SimDisk(seed=seed), clock=self.clock)
+        self.oracle = Oracle(self.clock)
+        self.number = 0
+        self.deleted: set[str] = set()
+
+    def play(self, turn: Turn) -> None:
+        self.clock.advance(ms=turn.clock_ms)
+        self.deleted.clear()
+        crash = turn.end if turn.end in ("keep", "lose", "tear") else None
+        if crash is not None and turn.crash_call is not None:
+            disk = self.server.disk
+            when = ("before", "during", "after")[turn.crash_call % 3]
+            disk.crash_at(len(disk.calls) + turn.crash_call, when=when)  # type: ignore[arg-type]
+        states = [(0, copy.deepcopy(self.oracle))]
+        tickets: list[Ticket] = []
+        died = False
+        try:
+            for verb in turn.verbs:
+                self.apart(verb, states, tickets)
+            self.server.engine.flush()
+            if turn.tick:
+                self.server.tick()
+            if turn.checkpoint:
+                self.server.checkpoint()
+        except Crashed:
+            died = True
+        # A verb that had nothing to change is answered at once, whatever becomes of those before it.
+        answered = max((at for at, ticket in enumerate(tickets, 1) if ticket.done and ticket.apply is not None), default=0)
+        assert died or all(ticket.done for ticket in tickets)
+        self.end(turn, states, answered, died=died)
+
+    def apart(self, verb: Verb, states: list[tuple[int, Oracle]], tickets: list[Ticket]) -> None:
+        """One verb in the model and in the engine, in the same turn as the others. What is refused leaves no trace."""
+        in_model, in_engine = self.both(verb)
+        before = copy.deepcopy(self.oracle)
+        refused = _code(in_model)
+        if refused is None:
+            if verb[0] == "append" and verb[1] not in before.topics:  # cut between the creation and its first write
+                before.put(verb[1], ConfigPatch(durability=self.durability))  # type: ignore[arg-type]
+                states.append((states[-1][0], before))
+            states.append((states[-1][0] + 1, copy.deepcopy(self.oracle)))
+        if verb[0] == "append" and verb[1] in self.deleted:
+            self.server.engine.flush()  # what a full topic rejects is decided before a delete of the same turn took effect
+        if verb[0] == "delete":
+            self.deleted.add(verb[1])
+        try:
+            ticket = in_engine()
+        except TopicsError as error:
+            assert error.code is refused, f"{verb}: {error}"
+        else:
+            assert refused is None, verb
+            tickets.append(ticket)
+
+    def both(self, verb: Verb) -> tuple[Callable[[], object], Callable[[], Ticket]]:
+        engine, oracle = self.server.engine, self.oracle
+        match verb:
+            case ("append", name, n, tag, key, size):
+                data = []
+                for _ in range(n):
+                    self.number += 1
+                    data.append(f'"{self.number}{"x" * size}"')
+                write = request(*data, tag=tag, key=key, durability=self.durability)
+                return lambda: oracle.append(name, write), lambda: engine.append(name, write)
+            case ("delete", name, before, tag):
+                match = None if tag is None else TagMatch("Eq", tag)
+                return (
+                    lambda: oracle.delete(name, before_seq=before, match=match),
+                    lambda: engine.delete_records(name, before_seq=before, match=match),
+                )
+            case ("put", name, config):
+                patch = ConfigPatch(durability=self.durability, **config)  # type: ignore[arg-type]
+                return lambda: oracle.put(name, patch), lambda: engine.put_topic(name, patch)
+            case _:
+                return lambda: oracle.drop(verb[1]), lambda: engine.drop_topic(verb[1])
+
+    def end(self, turn: Turn, states: list[tuple[int, Oracle]], answered: int, *, died: bool) -> None:
+        if turn.end == "on":
+            self.compare([self.oracle])
+            return
+        self.clock.advance(ms=1)
+        if turn.end == "stop":
+            self.server.close()
+            disk = self.server.disk
+        else:
+            mode: CrashMode = turn.end  # type: ignore[assignment]
+            disk = self.server.disk.crash(mode)
+        self.server = SimServer.start(disk, clock=self.clock)
+        assert self.server.recovered is not None and self.server.recovered.damage == []
+        possible = [state for done, state in states if done >= answered]
+        for state in possible:
+            state.clock = self.clock
+        self.oracle = self.compare(possible if died else [self.oracle])
+
+    def compare(self, candidates: list[Oracle]) -> Oracle:
+        """The first state that the engine's is."""
+        shown = {name: self.in_engine(name) for name in sorted(self.server.engine.topics)}
+        states = [{name: self.in_model(oracle, name) for name in sorted(oracle.topics)} for oracle in candidates]
+        assert shown in states, f"{shown}\nis none of\n" + "\n".join(map(str, states))
+        return candidates[states.index(shown)]
+
+    def in_engine(self, name: str) -> tuple[Any, ...]:
+        topic = self.server.engine.look(name, touch=False)
+        rows, gaps = self.server.walk(name)
+        topic = self.server.engine.topic(name)
+        window_ms, now = topic.config.idempotency_window_ms, self.clock.now_ms()
+        keys = {key: (seen.first, seen.last) for key, seen in topic.keys.items() if now - seen.at_ms <= window_ms}
+        return topic.config, topic.head, topic.earliest, topic.evict_floor, topic.count, rows, gaps, keys
+
+    def in_model(self, oracle: Oracle, name: str) -> tuple[Any, ...]:
+        life = oracle.topic(name)
+        rows, gaps, at = [], [], 0
+        while at < life.head:
+            page = oracle.read(name, from_seq=at, limit=1000, max_bytes=1 << 20, examine=10_000)
+            if page.tombstone is not None:
+                gaps.append((page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason))
+            rows += [row[:-1] for row in page.records]
+            at = page.next_from_seq
+        window_ms, now = life.config.idempotency_window_ms, self.clock.now_ms()
+        keys = {key: (seen.first, seen.last) for key, seen in life.keys.items() if now - seen.at_ms <= window_ms}
+        return life.config, life.head, life.earliest, life.evict_floor, life.count, rows, gaps, keys
+
+
+def _code(verb: Callable[[], object]) -> Any:
+    try:
+        verb()
+    except TopicsError as error:
+        return error.code
+    return None
+
+
+def check(history: list[Turn], durability: str, seed: int) -> None:
+    pair = Pair(durability, seed)
+    for turn in history:
+        if durability != "fsync" and turn.end in ("lose", "tear"):
+            turn.end = "keep"  # a power loss may cost what only the operating system has: see the crash matrix
+        pair.play(turn)
+
+
+def examples(number: int) -> settings:
+    return settings(
+        max_examples=number,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        print_blob=True,
+    )
+
+
+histories = st.lists(turns, max_size=12)
+seeds = st.integers(0, 1 << 16)
+
+
+@examples(250)
+@given(histories, seeds)
+def test_an_fsync_history_with_crashes_ends_where_the_model_does(history: list[Turn], seed: int) -> None:
+    check(history, "fsync", seed)
+
+
+@examples(150)
+@given(histories, seeds, st.sampled_from(["disk", "memory"]))
+def test_a_history_with_killed_processes_ends_where_the_model_does(
+    history: list[Turn], seed: int, durability: str
+) -> None:
+    check(history, durability, seed)
+
+
+@pytest.mark.torture
+@examples(3000)
+@given(histories, seeds, st.sampled_from(["fsync", "disk"]))
+def test_many_histories_with_crashes_end_where_the_model_does(history: list[Turn], seed: int, durability: str) -> None:
+    check(history, durability, seed)

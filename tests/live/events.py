@@ -1,0 +1,169 @@
+"""A strict reader of event streams: what it does not understand fails the test."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One event. `seqs` are those of its records."""
+
+    event: str
+    data: Any
+    id: str | None
+
+    @property
+    def seqs(self) -> list[int]:
+        return [record["$seq"] for record in self.data["records"]]
+
+    @property
+    def cursor(self) -> Any:
+        assert self.id is not None
+        return decode_id(self.id)
+
+
+def decode_id(text: str) -> Any:
+    assert "=" not in text
+    return json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+
+
+def encode_id(cursor: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(cursor).encode()).rstrip(b"=").decode()
+
+
+class Events:
+    """One connection to a stream. The head is read at once, so that a refusal shows as `status` and `body`."""
+
+    def __init__(
+        self, url: str, path: str, *, last_id: str | None = None, receive_bytes: int = 0, **headers: str
+    ) -> None:
+        address = urlsplit(url)
+        self.sock = socket.socket()
+        if receive_bytes:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.sock.settimeout(WAIT_S)
+        self.sock.connect((address.hostname, address.port))
+        lines = [f"GET {path} HTTP/1.1", "host: 127.0.0.1", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
+        if "accept" not in headers:
+            lines.append("accept: text/event-stream")
+        if last_id is not None:
+            lines.append(f"last-event-id: {last_id}")
+        self.sock.sendall("\r\n".join([*lines, "", ""]).encode())
+        self.comments: list[str] = []
+        self.retries: list[int] = []
+        self._buffer = b""
+        head = self._until(b"\r\n\r\n").decode()
+        self.status = int(head.split()[1])
+        self.headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in head.split("\r\n")[1:] if line)}
+        self.last_id: str | None = last_id
+
+    def body(self) -> Any:
+        """The JSON of a refusal."""
+        size = int(self.headers["content-length"])
+        while len(self._buffer) < size:
+            self._buffer += self.sock.recv(65536)
+        return json.loads(self._buffer[:size])
+
+    def _until(self, end: bytes) -> bytes:
+        while end not in self._buffer:
+            piece = self.sock.recv(1 << 20)
+            if not piece:
+                raise EOFError(self._buffer)
+            self._buffer += piece
+        found, _, self._buffer = self._buffer.partition(end)
+        return found
+
+    def next(self) -> Frame:
+        """The next event; comments and `retry` are noted on the way."""
+        while True:
+            block = self._until(b"\n\n").decode()
+            fields: dict[str, str] = {}
+            for line in block.split("\n"):
+                name, _, value = line.partition(": ")
+                if name == "":
+                    self.comments.append(line)
+                elif line.startswith(":"):
+                    self.comments.append(line.removeprefix(": "))
+                elif name == "retry":
+                    self.retries.append(int(value))
+                else:
+                    assert name in ("id", "event", "data"), line
+                    assert name not in fields, block
+                    fields[name] = value
+            if fields:
+                self.last_id = fields.get("id", self.last_id)
+                return Frame(fields["event"], json.loads(fields["data"]), fields.get("id"))
+
+    def expect(self, *events: str) -> list[Frame]:
+        frames = [self.next() for _ in events]
+        assert [frame.event for frame in frames] == list(events), frames
+        return frames
+
+    def until(self, event: str) -> list[Frame]:
+        """Everything up to an event of that name, with it."""
+        frames = [self.next()]
+        while frames[-1].event != event:
+            frames.append(self.next())
+        return frames
+
+    def comment(self) -> str:
+        """The next comment, with nothing else before it."""
+        known = len(self.comments)
+        while len(self.comments) == known:
+            block = self._until(b"\n\n").decode()
+            assert block.startswith(": "), block
+            self.comments.append(block.removeprefix(": "))
+        return self.comments[-1]
+
+    def rest(self) -> list[Frame]:
+        """Everything up to the server's end of the stream."""
+        frames = []
+        try:
+            while True:
+                frames.append(self.next())
+        except EOFError as end:
+            assert end.args == (b"",), end
+        return frames
+
+    def quiet(self, seconds: float) -> bool:
+        """Whether nothing comes for so long."""
+        self.sock.settimeout(seconds)
+        try:
+            return not self._buffer and not self.sock.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self.sock.settimeout(WAIT_S)
+
+    def drop(self) -> None:
+        """Leaves without a word: the other side gets a reset."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+
+def wait_for(look: Any, *, within_s: float = WAIT_S) -> Any:
+    """What `look` answers once it is true."""
+    deadline = time.monotonic() + within_s
+    while not (seen := look()):
+        assert time.monotonic() < deadline, "waited for nothing"
+        time.sleep(0.005)
+    return seen

@@ -1,0 +1,177 @@
+"""`POST /v0/watch`: what a session is made of, and every way in which it is refused."""
+
+import re
+
+import pytest
+
+from tests.live.events import encode_id, wait_for
+
+
+def refused(live, status, code, body, path="/v0/watch"):
+    return live.api.refused(status, code, "POST", path, body)
+
+
+def test_a_session_tells_where_each_topic_stands(live, topic):
+    live.api.write(topic, 1, 2, 3)
+    live.api.delete(topic, before_seq=2)
+    live.api.write(f"{topic}.b", 1)
+    session = live.session({topic: {"from_seq": 1}, f"{topic}.b": {"tail": True}})
+    assert re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", session["wid"])
+    assert session["stream_url"] == f"/v0/watch/{session['wid']}"
+    assert session["session_ttl_ms"] == 300_000
+    epoch = live.api.state(topic)["epoch"]
+    assert session["topics"][topic] == {"from_seq": 1, "head_seq": 3, "earliest_seq": 2, "epoch": epoch}
+    assert session["topics"][f"{topic}.b"]["from_seq"] == 1
+
+
+def test_no_two_sessions_have_the_same_wid(live, topic):
+    live.api.put(topic)
+    assert len({live.session(topic)["wid"] for _ in range(50)}) == 50
+
+
+def test_an_unknown_topic_is_refused_unless_the_request_is_lenient(live, topic):
+    live.api.put(topic)
+    error = refused(live, 404, "topic_not_found", {"topics": {topic: {}, "nobody": {}}})
+    assert error["detail"] == {"topic": "nobody"}
+    assert list(live.session(f"{topic} nobody", lenient=True)["topics"]) == [topic]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"topics": {}},
+        {"topics": []},
+        {"topics": {"a": 1}},
+        {"topics": {"a": {"from_seq": -1}}},
+        {"topics": {"a": {"from_seq": 1.5}}},
+        {"topics": {"a": {"from_seq": 2**64}}},
+        {"topics": {"a": {"tail": 1}}},
+        {"topics": {"a": {"filter": ["tag", "Like", "x"]}}},
+        {"topics": {"no/slash": {}}},
+        {"topics": {"a*b": {}}},
+        {"topics": {".*": {}}},
+        {"topics": {"a": {}}, "limit": "9"},
+        {"topics": {"a": {}}, "limit": 2**64},
+        {"topics": {"a": {}}, "consistency": "weak"},
+        {"topics": {"a": {}}, "heartbeat_ms": None},
+        {"topics": {"a": {}}, "node": 7},
+        {"topics": {"a": {}}, "cursor": "%%%"},
+        {"topics": {"a": {}}, "cursor": encode_id([1])},
+        {"topics": {"a": {}}, "cursor": encode_id({"a": -1})},
+        {"topics": {f"t{n}": {} for n in range(257)}},
+    ],
+)
+def test_a_malformed_request_is_refused_before_any_stream_opens(live, body):
+    live.api.put("a")
+    refused(live, 400, "invalid_request", body)
+
+
+def test_a_session_begins_where_the_cursor_of_an_earlier_one_says(live, topic):
+    live.api.write(topic, *range(5))
+    live.api.put(f"{topic}.b")
+    events = live.watch({topic: {}, f"{topic}.b": {"tail": True}}, cursor=encode_id({topic: 3, "stranger": 9}))
+    frame = events.next()
+    assert (frame.event, frame.seqs) == ("record", [4, 5])
+
+
+def test_a_pattern_stands_for_the_topics_that_begin_like_it(live, topic):
+    for name in ("a", "b"):
+        live.api.put(f"{topic}.{name}")
+    live.api.put(f"{topic}x")
+    assert sorted(live.session(f"{topic}.*")["topics"]) == [f"{topic}.a", f"{topic}.b"]
+    assert live.session("nothing-like-this.*")["topics"] == {}
+
+
+def test_a_session_that_nobody_opens_is_forgotten_and_gives_its_place_back(start_live):
+    live = start_live(max_watch_sessions=2, session_ttl_ms=300)
+    live.api.put("a")
+    first, second = live.session("a"), live.session("a")
+    error = refused(live, 429, "throttled", {"topics": {"a": {}}})
+    assert error["detail"]["limit"] == "max_watch_sessions"
+    events = live.open(first)
+    events.expect("caught-up")
+    wait_for(lambda: live.api.call("POST", "/v0/watch", {"topics": {"a": {}}}).status_code == 200)
+    assert live.open(second).status == 404
+    live.api.write("a", 1)
+    events.expect("record")
+    assert live.metric("topics_watch_sessions") == 2
+
+
+def test_a_stream_keeps_its_session_and_the_time_runs_from_its_end(start_live):
+    live = start_live(session_ttl_ms=400)
+    live.api.put("a")
+    session = live.session("a")
+    with live.open(session) as events:
+        events.expect("caught-up")
+        assert events.quiet(0.6)
+    wait_for(lambda: live.metric("topics_sse_connections") == 0)
+    assert live.open(session).status == 200
+
+
+def test_a_wid_is_checked_before_it_is_looked_for(live, topic):
+    assert live.open("/v0/watch/wid_" + "A" * 22).body()["error"]["code"] == "not_found"
+    for wid in ("nonsense", "wid_", "wid_%2F%2F"):
+        events = live.open(f"/v0/watch/{wid}")
+        assert events.status == 400
+        assert events.body()["error"]["detail"] == {"field": "wid"}
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream;q=0", "text/html, image/*"])
+def test_a_client_that_takes_no_event_stream_gets_none(live, topic, accept):
+    live.api.put(topic)
+    events = live.open(live.session(topic), accept=accept)
+    assert (events.status, events.body()["error"]["code"]) == (406, "not_acceptable")
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "*/*", "text/html, text/*;q=0.1"])
+def test_a_client_that_takes_anything_gets_the_stream(live, topic, accept):
+    live.api.put(topic)
+    assert live.open(live.session(topic), accept=accept).status == 200
+
+
+def test_a_last_event_id_that_no_server_sent_is_refused(live, topic):
+    live.api.put(topic)
+    events = live.open(live.session(topic), last_id="!!!")
+    assert (events.status, events.body()["error"]["detail"]) == (400, {"field": "Last-Event-ID"})
+
+
+def test_a_head_request_opens_nothing(live, topic):
+    live.api.put(topic)
+    session = live.session(topic)
+    events = live.open(session)
+    events.expect("caught-up")
+    answer = live.api.call("HEAD", session["stream_url"])
+    assert answer.status_code == 200
+    live.api.write(topic, 1)
+    events.expect("record")
+
+
+def test_the_server_opens_only_so_many_streams(start_live):
+    live = start_live(max_sse_connections=1)
+    live.api.put("a")
+    first = live.watch("a")
+    first.expect("caught-up")
+    second = live.watch("a")
+    assert (second.status, second.body()["error"]["detail"]["limit"]) == (429, "max_sse_connections")
+    first.close()
+    wait_for(lambda: live.metric("topics_sse_connections") == 0)
+    live.watch("a").expect("caught-up")
+
+
+def test_only_the_key_that_made_a_session_opens_it(start_live):
+    live = start_live(api_keys="admin-key,reader:read:a,other:read:a")
+    admin, reader = {"authorization": "Bearer admin-key"}, {"authorization": "Bearer reader"}
+    live.api.call("PUT", "/v0/topics/a", {}, headers=admin)
+    live.api.call("PUT", "/v0/topics/b", {}, headers=admin)
+    made = live.api.call("POST", "/v0/watch", {"topics": {"a": {}}}, headers=reader)
+    path = made.json()["stream_url"]
+    assert live.open(path).status == 401
+    assert live.open(path, authorization="Bearer other").status == 401
+    assert live.open(path, authorization="Bearer admin-key").status == 401
+    live.open(path, authorization="Bearer reader").expect("caught-up")
+    live.open(path + "?token=reader").expect("caught-up")
+    for name in ("b", "b*", "*"):
+        live.api.refused(403, "forbidden", "POST", "/v0/watch", {"topics": {name: {}}}, headers=reader)
+    found = live.api.call("POST", "/v0/watch", {"topics": {"a*": {}}}, headers=reader)
+    assert list(found.json()["topics"]) == ["a"]

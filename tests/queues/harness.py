@@ -1,0 +1,156 @@
+"""Workers at a queue of a simulated server: verbs that end their turn at once and answer with plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from topics.engine import deadletter, joblist
+from topics.engine import queue as verbs
+from topics.engine.commit import Ticket
+from topics.engine.deadletter import Redriven
+from topics.engine.leases import Holder, Leases, leases_of
+from topics.engine.queue import Settled, Want
+from topics.engine.state import Topic
+from topics.model.records import NewRecord, WriteRequest
+from topics.storage.segments import Cold
+from topics.testing.clock import SimClock
+from topics.testing.disk import SimDisk
+from topics.testing.harness import SimServer
+from topics.testing.oracle_queue import Delivery
+
+T = TypeVar("T")
+QUEUE = "jobs"
+
+
+def waiting(act: Callable[[], T]) -> T:
+    """Fetches from the disk what it asks for, as a server does."""
+    for _ in range(16):
+        try:
+            return act()
+        except Cold as cold:
+            cold.load()
+    raise AssertionError("loads again and again what it has already loaded")
+
+
+class Workshop:
+    """A server with one queue."""
+
+    def __init__(self, server: SimServer | None = None, **config: Any) -> None:
+        self.server = server or SimServer.start(SimDisk())
+        if server is None or config:
+            self.server.put(QUEUE, type="queue", **config)
+
+    @property
+    def clock(self) -> SimClock:
+        return self.server.clock
+
+    @property
+    def topic(self) -> Topic:
+        return self.server.engine.look(QUEUE, touch=False)
+
+    @property
+    def queue(self) -> Leases:
+        return leases_of(self.topic)
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Ready, in flight, delayed."""
+        queue = self.queue
+        return queue.ready, queue.in_flight, queue.delayed
+
+    def done(self, ticket: Ticket) -> Any:
+        return self.server.done(ticket)
+
+    # --- producers
+
+    def write(self, *jobs: NewRecord | str) -> list[int]:
+        """The seqs they got. A plain text is the job's data."""
+        records = [job(one) if isinstance(one, str) else one for one in jobs]
+        landed = self.done(self.server.engine.append(QUEUE, WriteRequest(records)))
+        return list(range(landed.first, landed.last + 1))
+
+    # --- workers
+
+    def claim(self, node: str = "w", max: int = 1, lease_ms: int = 1000, holder: Holder | None = None) -> list[Any]:
+        [rows] = self.claims(Want(node=node, max=max, lease_ms=lease_ms, holder=holder))
+        return rows
+
+    def claims(self, *wants: Want) -> list[list[Any]]:
+        """All in one pass."""
+        found, ticket = waiting(lambda: verbs.claim(self.server.engine, self._queue(), list(wants)))
+        self.server.engine.flush()
+        if ticket is not None:
+            ticket.value()
+        return [[msgspec.json.decode(row) for row in claimed.rows] for claimed in found]
+
+    def ack(self, node: str, *seqs: int, lease_ids: list[str] | None = None) -> Settled:
+        done: Settled = self.done(
+            waiting(lambda: verbs.ack(self.server.engine, self._queue(), node, list(seqs), lease_ids))
+        )
+        return done
+
+    def nack(self, node: str, *seqs: int, delay_ms: int = 0, lease_ids: list[str] | None = None) -> Settled:
+        done: Settled = self.done(
+            verbs.nack(self.server.engine, self._queue(), node, list(seqs), lease_ids, delay_ms=delay_ms)
+        )
+        return done
+
+    def extend(self, node: str, *seqs: int, lease_ms: int, lease_ids: list[str] | None = None) -> Settled:
+        done: Settled = self.done(
+            verbs.extend(self.server.engine, self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms)
+        )
+        return done
+
+    def redrive(self, **wanted: Any) -> Redriven:
+        asked = {
+            "dead_letter": None,
+            "match": None,
+            "seqs": None,
+            "from_seq": 0,
+            "limit": 1000,
+            "dry_run": False,
+        } | wanted
+        done: Redriven = self.done(waiting(lambda: deadletter.redrive(self.server.engine, self._queue(), **asked)))
+        return done
+
+    def jobs(self, state: Any = None, after: int = 0, limit: int = 100) -> tuple[list[Any], int | None]:
+        rows, more = waiting(
+            lambda: joblist.list_jobs(self._queue(), state=state, after=after, limit=limit, now_ms=self.clock.now_ms())
+        )
+        return [msgspec.json.decode(row) for row in rows], more
+
+    # --- lives
+
+    def restart(self, how: str = "keep") -> Workshop:
+        """`stop` in order, or a crash in one of the disk's ways."""
+        return Workshop(self.server.stop() if how == "stop" else self.server.crash(how))  # type: ignore[arg-type]
+
+    def _queue(self) -> Topic:
+        return verbs.queue_of(self.server.engine, QUEUE)
+
+
+def job(
+    data: str = "1",
+    *,
+    tag: str | None = None,
+    meta: str | None = None,
+    priority: int | None = None,
+    delay_ms: int | None = None,
+    deliver_at: int | None = None,
+) -> NewRecord:
+    """`data` and `meta` are JSON text."""
+    return NewRecord(
+        Raw(data.encode()), tag, None, UNSET if meta is None else Raw(meta.encode()), priority, delay_ms, deliver_at
+    )
+
+
+def seqs(jobs: list[Any]) -> list[int]:
+    return [one["$seq"] for one in jobs]
+
+
+def deliveries(jobs: list[Any]) -> list[Delivery]:
+    return [Delivery(one["$seq"], one["lease_id"], one["deadline"], one["deliveries"]) for one in jobs]

@@ -1,0 +1,203 @@
+"""Random days of a queue, beside the reference model: workers crash, stall, ack late and twice; the server restarts.
+
+No job is lost, none is acked twice, none is held by two live leases; all figures are exact at every moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.queues.harness import QUEUE, Workshop, deliveries, job, seqs
+from topics.model.records import TagMatch
+from topics.testing.disk import SimDisk
+from topics.testing.harness import SimServer
+from topics.testing.oracle_queue import QueueOracle
+
+NODES = ["a", "b", "c"]
+DEAD = "jobs.dead"
+
+
+@dataclass
+class Step:
+    verb: str
+    args: dict[str, Any]
+
+
+nodes = st.sampled_from(NODES)
+picks = st.lists(st.integers(0, 30), min_size=1, max_size=5)
+
+
+def step(verb: str, **args: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    return st.builds(Step, st.just(verb), st.fixed_dictionaries(args))
+
+
+terms = st.fixed_dictionaries(
+    {
+        "tag": st.sampled_from([None, None, "x", "y"]),
+        "priority": st.sampled_from([None, None, None, 0, 3, 9]),
+        "delay_ms": st.sampled_from([None, None, None, 0, 50, 400]),
+    }
+)
+write = step("write", jobs=st.lists(terms, min_size=1, max_size=6))
+claim = step("claim", node=nodes, max=st.sampled_from([1, 2, 5, 50]), lease_ms=st.sampled_from([100, 300, 1000]))
+ack = step("ack", node=nodes, picks=picks, fenced=st.booleans())
+nack = step("nack", node=nodes, picks=picks, fenced=st.booleans(), delay_ms=st.sampled_from([0, 0, 60, 500]))
+extend = step("extend", node=nodes, picks=picks, fenced=st.booleans(), lease_ms=st.sampled_from([100, 700]))
+time = step("time", ms=st.sampled_from([0, 1, 50, 99, 100, 101, 301, 1001]))
+trim = step("trim", before=st.integers(0, 40)) | step("untag", tag=st.sampled_from(["x", "y"]))
+restart = step("restart", how=st.sampled_from(["stop", "keep", "lose", "tear", "reorder"])) | step("checkpoint")
+steps = st.lists(
+    st.one_of(write, write, claim, claim, claim, ack, ack, ack, nack, extend, time, time, trim, restart),
+    min_size=1,
+    max_size=35,
+)
+configs = st.fixed_dictionaries(
+    {
+        "leases_durable": st.booleans(),
+        "max_deliveries": st.sampled_from([0, 0, 1, 3]),
+        "dead_letter": st.sampled_from([None, DEAD]),
+        "cap_records": st.sampled_from([0, 0, 0, 12]),
+        "ttl_ms": st.sampled_from([0, 0, 0, 700]),
+    }
+)
+
+
+class Day:
+    """The engine and its model, one step after the other."""
+
+    def __init__(self, config: dict[str, Any], *, cold: bool) -> None:
+        self.config = config
+        self.shop = Workshop(SimServer.start(SimDisk(cold=cold)), durability="fsync", **config)
+        self.model = self.new_model()
+        self.got: list[tuple[int, str]] = []  # every delivery there ever was: seq and lease id
+
+    def new_model(self) -> QueueOracle:
+        dead_letter = self.config["dead_letter"] is not None
+        return QueueOracle(self.shop.clock, max_deliveries=self.config["max_deliveries"], dead_letter=dead_letter)
+
+    def play(self, one: Step) -> None:
+        getattr(self, one.verb)(**one.args)
+        self.compare()
+
+    # --- steps
+
+    def write(self, jobs: list[dict[str, Any]]) -> None:
+        now = self.shop.clock.now_ms()
+        for seq, asked in zip(self.shop.write(*(job(**asked) for asked in jobs)), jobs, strict=True):
+            self.model.written(seq, priority=asked["priority"] or 0, not_before_ms=now + (asked["delay_ms"] or 0))
+
+    def claim(self, node: str, max: int, lease_ms: int) -> None:
+        self.sync()
+        buried_before = self.buried()
+        got = deliveries(self.shop.claim(node, max, lease_ms))
+        now = self.shop.clock.now_ms()
+        assert all(one.deadline_ms == now + lease_ms for one in got)
+        self.model.claimed(node, max, got, self.buried() - buried_before)
+        self.got += [(one.seq, one.lease_id) for one in got]
+
+    def ack(self, node: str, picks: list[int], fenced: bool) -> None:
+        named, lease_ids = self.named(picks, fenced)
+        answer = self.shop.ack(node, *named, lease_ids=lease_ids)
+        self.agree(answer.done, answer.skipped, named, self.model.ack(node, named, lease_ids))
+
+    def nack(self, node: str, picks: list[int], fenced: bool, delay_ms: int) -> None:
+        named, lease_ids = self.named(picks, fenced)
+        answer = self.shop.nack(node, *named, delay_ms=delay_ms, lease_ids=lease_ids)
+        self.agree(answer.done, answer.skipped, named, self.model.nack(node, named, lease_ids, delay_ms))
+
+    def extend(self, node: str, picks: list[int], fenced: bool, lease_ms: int) -> None:
+        named, lease_ids = self.named(picks, fenced)
+        answer = self.shop.extend(node, *named, lease_ms=lease_ms, lease_ids=lease_ids)
+        self.agree(answer.done, answer.skipped, named, self.model.extend(node, named, lease_ids, lease_ms))
+
+    def time(self, ms: int) -> None:
+        self.shop.clock.advance(ms=ms)
+
+    def trim(self, before: int) -> None:
+        self.shop.server.delete(QUEUE, before_seq=before)
+
+    def untag(self, tag: str) -> None:
+        self.shop.server.delete(QUEUE, match=TagMatch("Eq", tag))
+
+    def checkpoint(self) -> None:
+        self.shop.server.checkpoint()
+
+    def restart(self, how: str) -> None:
+        self.sync()
+        self.shop = self.shop.restart(how)
+        self.model.clock = self.shop.clock
+        self.model.restarted(leases_durable=self.config["leases_durable"])
+
+    # --- looking
+
+    def named(self, picks: list[int], fenced: bool) -> tuple[list[int], list[str] | None]:
+        """Some of what was ever handed out, the latest first: done, lost, held by others, and sometimes never seen."""
+        latest = self.got[::-1]
+        chosen = [latest[at] if at < len(latest) else (at + 1, "lease_0") for at in picks]
+        return [seq for seq, _ in chosen], [lease_id for _, lease_id in chosen] if fenced else None
+
+    def agree(self, done: int, skipped: list[int], named: list[int], expected: list[int]) -> None:
+        left = list(named)
+        for seq in expected:
+            left.remove(seq)
+        assert (done, sorted(skipped)) == (len(expected), sorted(left))
+
+    def live(self) -> set[int]:
+        topic = self.shop.topic
+        return {
+            segment.first + at
+            for segment, low, high in topic.spans(topic.earliest, topic.head + 1)
+            if segment.live
+            for at in segment.live_positions(low, high).tolist()
+        }
+
+    def buried(self) -> set[int]:
+        if DEAD not in self.shop.server.engine.topics:
+            return set()
+        rows = self.shop.server.walk(DEAD)[0]
+        return {int(row.partition(b'"$dead_letter_src_seq":')[2].rstrip(b"},")) for row in rows}
+
+    def sync(self) -> None:
+        """Records that caps, TTL and deletes took: the model is told, and must know the rest."""
+        live = self.live()
+        self.model.removed(set(self.model.jobs) - live)
+        assert set(self.model.jobs) == live
+
+    def compare(self) -> None:
+        self.sync()
+        model = self.model
+        assert self.shop.counts == (model.ready, model.in_flight, model.delayed)
+        assert self.shop.topic.count == len(model.jobs)
+        assert self.shop.queue.dead_lettered == len(model.dead)
+        for state, seqs_of in (("in_flight", self.shop.queue.leases), ("delayed", None), ("ready", None)):
+            listed = seqs(self.shop.jobs(state, limit=1000)[0])
+            assert len(listed) == getattr(model, state)
+            assert seqs_of is None or listed == sorted(seqs_of)
+
+    def finish(self) -> None:
+        """Everybody stalls; a last worker then gets every job that is left, and only those."""
+        for _ in range(100):
+            self.shop.clock.advance(ms=1001)
+            self.compare()
+            if not self.model.jobs:
+                break
+            self.claim("last", 1000, 1000)
+            held = [seq for seq, work in self.model.jobs.items() if work.hold and work.hold.node == "last"]
+            if held:
+                answer = self.shop.ack("last", *held)
+                self.agree(answer.done, answer.skipped, held, self.model.ack("last", held, None))
+        assert not self.model.jobs
+        assert self.shop.counts == (0, 0, 0)
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
+@given(configs, steps, st.booleans())
+def test_whatever_workers_do_the_queue_does_what_the_model_allows(config: dict[str, Any], day: list[Step], cold: bool):
+    played = Day(config, cold=cold)
+    for one in day:
+        played.play(one)
+    played.finish()
