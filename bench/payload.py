@@ -20,7 +20,7 @@ def batch(count: int) -> bytes:
 
 def post(path: str, body: bytes) -> bytes:
     """One whole request, ready for a socket."""
-    head = "POST %s HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    head = "POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return (head % (path, len(body))).encode() + body
 
 

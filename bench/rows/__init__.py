@@ -1,12 +1,13 @@
 """The table: every row, in the order they are run and printed. A new row is a new file and one line here."""
 
 from row import Row
-from rows import append, features, growth, live, memory, read, recovery, topics
+from rows import append, features, growth, live, memory, queue, read, recovery, topics
 
 ROWS: tuple[Row, ...] = (
     *append.ROWS,
     *read.ROWS,
     *live.ROWS,
+    queue.ROW,
     recovery.ROW,
     memory.ROW,
     topics.ROW,

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from api import Api
-from fanout import Heard, Writer, append_request, flood, paced, publish_request, subscribe, watch
+from fanout import Flood, Heard, Writer, append_request, paced, publish_request, subscribe, watch
 from peers import Server, resident_bytes, running, start_redis, start_topics
 from plan import Plan, installed
 from row import Ask, Outcome, Reading, Row, Side, at_least, at_most
@@ -59,37 +59,28 @@ def _idle_memory(ours: Server) -> Reading:
 
 
 def measure_flood(plan: Plan) -> Outcome:
-    seconds, rounds = plan.scale.round_s, plan.scale.rounds
     with ExitStack() as stack:
         ours = stack.enter_context(running(_server(plan)))
-        contenders = [
-            Contender(
-                name="topics, event streams",
-                unit="deliveries/s",
-                run=lambda: flood(
-                    lambda: watch(ours.port, TOPIC, MANY),
-                    lambda: Writer(ours.port, append_request(TOPIC), b"HTTP/1.1 200", depth=PIPELINE),
-                    seconds,
-                ),
-                pid=lambda: ours.pid,
-            )
-        ]
+        streams = Flood(
+            lambda: watch(ours.port, TOPIC, MANY),
+            lambda: Writer(ours.port, append_request(TOPIC), b"HTTP/1.1 200", depth=PIPELINE),
+            plan.scale.round_s,
+        )
+        contenders = [_contender("topics, event streams", streams, ours)]
         if installed("redis-server"):
             redis = stack.enter_context(running(start_redis(plan, plan.fresh_dir("redis"), appendfsync=None)))
-            contenders.append(
-                Contender(
-                    name="Redis pub/sub",
-                    unit="deliveries/s",
-                    run=lambda: flood(
-                        lambda: subscribe(redis.port, MANY),
-                        lambda: Writer(redis.port, publish_request(), b"\r\n", depth=PIPELINE),
-                        seconds,
-                    ),
-                    pid=lambda: redis.pid,
-                )
+            channel = Flood(
+                lambda: subscribe(redis.port, MANY),
+                lambda: Writer(redis.port, publish_request(), b"\r\n", depth=PIPELINE),
+                plan.scale.round_s,
             )
-        sides = take_turns(contenders, rounds=rounds)
+            contenders.append(_contender("Redis pub/sub", channel, redis))
+        sides = take_turns(contenders, rounds=plan.scale.rounds)
     return Outcome([ratio("pub/sub", sides[0], sides[1] if len(sides) > 1 else None)], sides)
+
+
+def _contender(name: str, flood: Flood, server: Server) -> Contender:
+    return Contender(name=name, unit="deliveries/s", run=flood.run, before=flood.open, pid=lambda: server.pid)
 
 
 ROWS = (

@@ -44,9 +44,18 @@ def test_past_the_bound_the_oldest_two_become_one_that_covers_both():
     losses = Losses()
     for seq in range(1, 2 * MAX_RUNS + 20, 2):
         losses.add(seq, seq, "cap")
+    losses.compact(floor=2 * MAX_RUNS + 20)
     assert len(losses.runs) == MAX_RUNS
     assert losses.runs[0][0] == 1
     assert losses.covering(2) == losses.runs[0], "the seqs between them count as lost from then on"
+
+
+def test_holes_between_live_records_are_never_merged():
+    losses = Losses()
+    for seq in range(1, 2 * MAX_RUNS + 20, 2):
+        losses.add(seq, seq, "corrupt")
+    losses.compact(floor=2)
+    assert losses.covering(2) is None
 
 
 @given(

@@ -243,7 +243,7 @@ def test_a_history_with_killed_processes_ends_where_the_model_does(
 
 
 @pytest.mark.torture
-@examples(3000)
+@examples(20_000)
 @given(histories, seeds, st.sampled_from(["fsync", "disk"]))
 def test_many_histories_with_crashes_end_where_the_model_does(history: list[Turn], seed: int, durability: str) -> None:
     check(history, durability, seed)

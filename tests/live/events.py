@@ -90,9 +90,7 @@ class Events:
             fields: dict[str, str] = {}
             for line in block.split("\n"):
                 name, _, value = line.partition(": ")
-                if name == "":
-                    self.comments.append(line)
-                elif line.startswith(":"):
+                if line.startswith(": "):
                     self.comments.append(line.removeprefix(": "))
                 elif name == "retry":
                     self.retries.append(int(value))

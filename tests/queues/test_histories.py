@@ -147,13 +147,7 @@ class Day:
         assert (done, sorted(skipped)) == (len(expected), sorted(left))
 
     def live(self) -> set[int]:
-        topic = self.shop.topic
-        return {
-            segment.first + at
-            for segment, low, high in topic.spans(topic.earliest, topic.head + 1)
-            if segment.live
-            for at in segment.live_positions(low, high).tolist()
-        }
+        return set(self.shop.server.by_seq(QUEUE))
 
     def buried(self) -> set[int]:
         if DEAD not in self.shop.server.engine.topics:

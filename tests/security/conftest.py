@@ -11,6 +11,7 @@ from tests.conftest import ServerProcess
 from tests.security.keys import keys_setting
 
 WAIT_S = 10
+STREAMS_END_S = 2  # by then a stream whose client has shut its side has ended
 
 
 class Reply:

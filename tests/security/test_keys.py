@@ -175,7 +175,7 @@ def test_a_key_on_the_command_line_is_taken_out_of_the_arguments(tmp_path: Path)
     code = (
         "import sys; from topics.cli.main import build_parser; from topics.cli import secrets\n"
         "args = build_parser().parse_args(sys.argv[1:]); secrets.forget(args)\n"
-        "assert 's3cret' not in repr((sys.argv, sys.orig_argv, args)), (sys.argv, sys.orig_argv, args)\n"
+        "assert 's3' + 'cret' not in repr((sys.argv, sys.orig_argv, args)), (sys.argv, sys.orig_argv, args)\n"
     )
     for flags in (["--api-keys", "s3cret"], ["--api-keys=s3cret"]):
         subprocess.run([sys.executable, "-c", code, "serve", *flags], check=True, timeout=30)

@@ -14,6 +14,7 @@ from topics.model.topic import TopicConfig
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
+SEGMENTS = "application/vnd.topics.segments"
 
 
 class Call(Struct, frozen=True):
@@ -68,6 +69,7 @@ class Tombstone(Struct):
     missed_estimate: int = 0
     earliest_seq: int = 0
     head_seq: int = 0
+    epoch: int = 0  # of the life that the reader goes on with, where it is told
 
 
 class State(Struct):
@@ -135,6 +137,15 @@ class Diff(Struct):
     lag: int
     epoch: int = 0
     tombstone: Tombstone | None = None
+
+
+class End(Struct):
+    """How a bulk read ended: everything up to `next_from_seq` was delivered, told as lost, or rightly skipped."""
+
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    epoch: int
 
 
 class Deleted(Struct):
@@ -219,6 +230,12 @@ def diff(topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> C
         **{key: value for key, value in fields.items() if value is not None},
     }
     return Call("POST", _topic(topic) + "/diff", _json(body), timeout_ms=wait_ms)
+
+
+def scan(topic: str, *, from_seq: int = 0, accept: str = SEGMENTS, **fields: Any) -> Call:
+    """A bulk read. `fields`: upto_seq, node, filter, from_ts, epoch, include_meta; include_tags for JSON lines."""
+    body = {"from_seq": from_seq, **{key: value for key, value in fields.items() if value is not None}}
+    return Call("POST", _topic(topic) + "/scan", _json(body), accept=accept)
 
 
 def delete(topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None) -> Call:

@@ -98,6 +98,32 @@ class Client:
             if page.caught_up:
                 return
 
+    def scan(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[Run | request.Tombstone | request.End]:
+        """A range in bulk: runs of records, losses where they happened, and an `End` as the last thing.
+
+        `fields` as for `request.scan`. A connection that breaks is made anew and goes on behind the last whole piece,
+        so that nothing comes twice and nothing is left out.
+        """
+        attempt = 0
+        while True:
+            try:
+                for piece in self._pieces(request.scan(topic, from_seq=from_seq, **fields)):
+                    attempt = 0
+                    if isinstance(piece, request.End):
+                        yield piece
+                        return
+                    from_seq, epoch = pieces.resume_at(piece)
+                    if epoch is not None:
+                        fields["epoch"] = epoch
+                    if not isinstance(piece, pieces.At):
+                        yield piece
+            except TopicsError as error:
+                if not error.code.retryable or attempt >= self._retries:
+                    raise
+                pause_ms = error.retry_after_ms
+            time.sleep(_pause_s(attempt, pause_ms))
+            attempt += 1
+
     def delete(
         self, topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None
     ) -> request.Deleted:
@@ -111,6 +137,20 @@ class Client:
         return True
 
     # --- inside
+
+    def _pieces(self, call: Call) -> Iterator[pieces.Piece]:
+        """One attempt, on a connection of its own: it ends with the answer, and other calls may come in between."""
+        connection = self._connect()
+        try:
+            response = self._exchange(connection, call)
+            if response.status != 200:
+                headers = {name.lower(): value for name, value in response.getheaders()}
+                raise request.error_of(response.status, headers, response.read())
+            yield from pieces.read(response.read, source=f"{self.url}{call.path}")
+        except (OSError, http.client.HTTPException, pieces.CutOff) as error:
+            raise Unreachable(self.url, error) from error
+        finally:
+            connection.close()
 
     def _call(self, call: Call, answer: type[Answer]) -> Answer:
         return msgspec.json.decode(self._with_retries(call), type=answer)

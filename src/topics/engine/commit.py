@@ -154,8 +154,8 @@ class Commits:
             try:
                 self.log.write(frames)
             except LogFailed as failure:
-                self.refuse(batch, failure)
-                return
+                self.refuse([ticket for ticket in batch if ticket.frame is not None or ticket.gated], failure)
+                batch = [ticket for ticket in batch if not ticket.done]  # what is kept in memory alone needs no log
         took = self.tick_ns() - began
         for ticket in batch:
             ticket.wal_ns = took

@@ -383,7 +383,8 @@ class Engine:
     def _seen(self, topic: Topic, key: str, now: int) -> Ticket | None:
         """The outcome of an earlier write under the same key, if it is remembered or still under way."""
         write = topic.keys.get(key)
-        if write is not None and now - write.at_ms <= topic.config.idempotency_window_ms:
+        window_ms = topic.config.idempotency_window_ms
+        if write is not None and window_ms and now - write.at_ms <= window_ms:
             return Ticket.of(Appended(topic, write.first, write.last, topic.head, deduped=True))
         leader: Ticket | None = topic.staged_keys.get(key)
         if leader is None:
@@ -450,6 +451,9 @@ def _check_terms(config: TopicConfig, entry: log.Append) -> None:
 
 def _warm(topic: Topic, before: int) -> None:
     """Raises `Cold` for every segment that a delete by tag would have to wait for, all in one."""
+    if topic.warmed:
+        topic.warmed = False  # once is enough: what was given up again meanwhile is waited for
+        return
     loads = []
     for segment, _, _ in topic.spans(topic.earliest, before):
         try:
@@ -460,6 +464,7 @@ def _warm(topic: Topic, before: int) -> None:
     def load_all() -> None:
         for load in loads:
             load()
+        topic.warmed = True
 
     if loads:
         raise Cold(load_all)

@@ -21,6 +21,7 @@ router, or the moment a full destination took copies again (`Resume`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -73,8 +74,9 @@ class Piece(Struct):
         def of(column: Sequence[object] | None) -> list[object] | None:
             return None if column is None else [column[at] for at in kept]
 
-        picked = [of(column) for column in (self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras)]
-        return Piece(self.ts, *picked, None)  # type: ignore[arg-type]
+        picked: Any = [of(column) for column in (self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras)]
+        seqs, rows, tags, nodes, metas, extras = picked
+        return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
 
 
 class Gathered(Struct):

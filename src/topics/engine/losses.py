@@ -10,7 +10,7 @@ MAX_RUNS = 4096
 
 
 class Losses:
-    """Runs in seq order, disjoint. Bounded: past `MAX_RUNS` the two oldest become one that covers both."""
+    """Runs in seq order, disjoint. `compact` bounds them."""
 
     __slots__ = ("runs",)
 
@@ -27,7 +27,14 @@ class Losses:
             insort(runs, (low, high, reason))
         else:
             runs.append((low, high, reason))
-        if len(runs) > MAX_RUNS:
+
+    def compact(self, floor: int) -> None:
+        """Keeps at most `MAX_RUNS` runs below `floor`: the oldest two become one that covers both and what lies between.
+
+        Runs above are holes between live records and stay as they are.
+        """
+        runs = self.runs
+        while len(runs) > MAX_RUNS and runs[1][1] < floor:
             (first, _, why), (_, last, other) = runs[0], runs[1]
             runs[:2] = [(first, last, why if why == other else "mixed")]
 

@@ -32,6 +32,7 @@ class Pass:
         self.jobs: list[Job] = []
         self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
         self._reclaimed: list[Job] = []
+        self._taken: set[int] = set()
         self._next_plain: int | None = None  # found in the log, not given to anybody yet
         self._was = queue.cursor, [lane.at for lane in queue.lanes], queue.turn, list(queue.served)
         try:
@@ -59,11 +60,16 @@ class Pass:
             if lane.at:
                 lane.trim()
 
+    def _elsewhere(self, seq: int) -> bool:
+        """Whether a job that the log or a lane comes to has a place of its own, or had one until this pass took it."""
+        return seq in self._taken or self.queue.touched(seq)
+
     def _take_reclaimed(self, want: int, bury_after: int) -> None:
         reclaim = self.queue.reclaim
         while reclaim and len(self.jobs) < want and len(self.dead) < MOVES_MAX:
             _, job = reclaim.popitem(last=False)
             self._reclaimed.append(job)
+            self._taken.add(job.seq)
             if bury_after and job.deliveries >= bury_after:
                 self.dead.append(job)
             else:
@@ -91,7 +97,7 @@ class Pass:
         while len(lane):
             seq = lane.seqs[lane.at]
             try:
-                if not self.queue.touched(seq) and _is_live(self.topic, seq):
+                if not self._elsewhere(seq) and _is_live(self.topic, seq):
                     return seq
             except Cold:
                 warm(self.topic, sorted(lane.seqs[lane.at : lane.at + LANE_AHEAD]))
@@ -166,7 +172,7 @@ class Pass:
             at = seq - first
             dead = marks is not None and marks[at]
             special = at in extras and terms_of(extras[at]) is not None
-            if not dead and not special and not (seq <= check_upto and self.queue.touched(seq)):
+            if not dead and not special and not (seq <= check_upto and self._elsewhere(seq)):
                 found.append(seq)
             seq += 1
         return seq

@@ -21,6 +21,8 @@ from topics.storage.columns import render_without, runs
 from topics.storage.segments import Damaged, Segment
 
 
+Span = tuple[Segment, int, int]  # first position, position after the last
+
 STRETCH = 256  # seqs looked at in one go where some are skipped
 
 
@@ -37,6 +39,7 @@ class Query(Struct, kw_only=True, gc=False):
     epoch: int | None = None
     upto: int | None = None  # highest seq this reader may see; None for the head
     examine: int = MAX_EXAMINED
+    spans: bool = False  # whether to tell where each part comes from, for a reader that goes on with the columns
 
 
 class Tombstone(Struct, gc=False):
@@ -58,6 +61,7 @@ class Reading(Struct, gc=False):
     next_from_seq: int
     scanned: int
     tombstone: Tombstone | None = None
+    spans: list[Span] | None = None  # of each part, where asked for
 
     def body(self) -> list[bytes | memoryview]:
         """The parts without the last comma: what stands between the brackets of a JSON array."""
@@ -80,7 +84,7 @@ def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
         retention.expire(topic, now_ms)
     start, tombstone = _gate(topic, query)
     head = topic.head if query.upto is None else min(topic.head, query.upto)
-    reading = Reading([], 0, start - 1, 0, tombstone)
+    reading = Reading([], 0, start - 1, 0, tombstone, [] if query.spans else None)
     if start > head:
         return reading
     stop = min(head + 1, start + query.examine)
@@ -113,7 +117,8 @@ def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
             start = max(earliest, _first_at(topic, query.from_ts))
         else:
             start = earliest
-        return start, Tombstone(1, head, "recreated", head, earliest, head)
+        missed = topic.count + topic.losses.within(1, head)[0]
+        return start, Tombstone(1, head, "recreated", missed, earliest, head)
     if query.from_ts is not None and query.from_ts > topic.lost_ts:
         start = max(start, _first_at(topic, query.from_ts))
     if start < topic.evict_floor:
@@ -164,6 +169,8 @@ def _take(
     if query.projection is not STORED_FORM and not query.projection.is_stored_form:
         blob = _project(segment, blob, range(low, stop), query.projection)
     reading.parts.append(blob)
+    if reading.spans is not None:
+        reading.spans.append((segment, low, stop))
     reading.count += stop - low
     reading.next_from_seq = segment.first + stop - 1
     return 0 if spent else budget_bytes - (offsets[stop] - start_at)
@@ -233,6 +240,8 @@ def _take_some(
         if not query.projection.is_stored_form:
             blob = _project(segment, blob, range(first, last + 1), query.projection)
         reading.parts.append(blob)
+        if reading.spans is not None:
+            reading.spans.append((segment, first, last + 1))
     reading.count += len(chosen)
     reading.next_from_seq = segment.first + stop_at
     return left

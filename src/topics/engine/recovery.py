@@ -82,7 +82,8 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
     numbers = datadir.wal_numbers()
     next_number = max([*numbers, since, 0]) + 1
     clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
-    same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id()
+    boot_id = datadir.fs.boot_id()
+    same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
     routers.catch_up()
     _close_gaps(state, after_power_loss=not clean and not same_boot and (snapshot is not None or bool(files)))
     routers.end()
@@ -209,8 +210,20 @@ def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str])
         log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
         _lose_head(state, item.frame.head, item.end - item.at)
         return 0
+    if isinstance(entry, entries.Append):
+        _note_gap(state, entry, item, file, damage)
     apply.replay(state, entry)
     return 1
+
+
+def _note_gap(state: State, entry: entries.Append, item: walfile.Found, file: LogFile, damage: list[str]) -> None:
+    """Seqs that are missing before an entry, though every entry in the log can be read: a part of it was never written."""
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None or entry.first <= topic.head + 1:
+        return
+    first, last = topic.head + 1, entry.first - 1
+    damage.append(f"{file.path} at byte {item.at}: before this, topic {topic.name}, seqs {first} to {last} are missing")
+    log.error("seqs_missing", file=file.path, offset=item.at, topic=topic.name, first_seq=first, last_seq=last)
 
 
 def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list[str]) -> None:

@@ -68,8 +68,10 @@ def refresh_front(topic: Topic) -> None:
 
 
 def enforce_caps(topic: Topic) -> None:
-    """Evicts the oldest live records until both caps hold."""
+    """Evicts the oldest live records until both caps hold. A topic that rejects never evicts: it takes nothing more."""
     config = topic.config
+    if config.discard == "reject":
+        return
     if config.cap_records and topic.count > config.cap_records:
         evict(topic, _after_oldest(topic, topic.count - config.cap_records), "cap")
     if config.cap_bytes and topic.bytes > config.cap_bytes:
@@ -233,6 +235,7 @@ def _raise_floor(topic: Topic) -> None:
         if last < topic.earliest:
             topic.evict_floor = max(topic.evict_floor, last + 1)
             break
+    topic.losses.compact(topic.evict_floor)
 
 
 def _lose(topic: Topic, segment: Segment, n: int, size_bytes: int) -> None:

@@ -46,7 +46,7 @@ class Topic:
     __slots__ = (
         "bytes", "ceiling", "ceiling_staged", "ceiling_step", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "gone", "head", "keys",
         "last_read_ts", "last_ts", "last_write_ts", "links", "listeners", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
-        "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters", "waiting", "waits_since_ms",
+        "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters", "waiting", "warmed", "waits_since_ms",
         "wire_name",
     )  # fmt: skip
 
@@ -80,6 +80,7 @@ class Topic:
         self.staged_bytes = 0
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # those of them that take effect only once synced
+        self.warmed = False  # whether its columns were just loaded for a verb that comes again
         self.changing = False  # whether one of them changes the topic itself
         self.waiters: dict[int, Callable[[], None]] = {}  # long polls, called once when the topic grew or is gone
         self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone

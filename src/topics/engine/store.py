@@ -55,6 +55,7 @@ class Store:
         self._jobs = 0  # given to the worker and not reported back
         self._waiting: list[Callable[[], None]] = []
         self._tails: dict[int, tuple[snap.TailRef, checkpoint.Look]] = {}  # topic id → its tail in the last snapshot
+        self._topic_dirs: set[int] = set()  # those whose names are durable
         state.rolled = self._seal
         state.dropped = self._forget
 
@@ -128,14 +129,16 @@ class Store:
             self._write(self.dir.snapshot_path(number), [snap.encode(snapshot)])
 
         def finished(error: Exception | None) -> None:
+            # Also when the rest failed: a snapshot whose sync failed may be there all the same, and a file that it names
+            # must not be written again with marks that it does not know.
+            for topic_id, segment, path, footer in sealed:
+                self._adopt(topic_id, segment, path, footer)
             if error is not None:
                 self._snapshotting = False
                 self.shelf.retired += retired
                 log.error("checkpoint_failed", reason=str(error))
                 done(error)
                 return
-            for topic_id, segment, path, footer in sealed:
-                self._adopt(topic_id, segment, path, footer)
             self._tails = {
                 one.snapshot.topic_id: (one.snapshot.tail, one.looks) for one in captured if one.snapshot.tail is not None
             }
@@ -208,7 +211,10 @@ class Store:
 
     def _write_segment(self, topic_id: int, epoch: int, frozen: Frozen) -> tuple[str, codec.Footer]:
         parts = frozen.encode(topic_id, epoch)
-        self.dir.make_topic_dir(topic_id)
+        if topic_id not in self._topic_dirs:
+            self.dir.make_topic_dir(topic_id)
+            self.fs.sync_dir(self.dir.segments_dir)  # one that is already there may be so in memory only
+            self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
         self._write(path, parts)
         self.shelf.forget(path)  # an open handle may belong to a file that this one has just replaced

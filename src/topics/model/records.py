@@ -93,6 +93,19 @@ class DiffRequest(Struct, gc=False):
     epoch: U64 | None = None
 
 
+class ScanRequest(Struct, gc=False):
+    """Body of `POST /v0/topics/:topic/scan`: as for diff, and where to stop."""
+
+    from_seq: U64 = 0
+    upto_seq: U64 | None = None
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    filter: MatchWire = None
+    from_ts: U64 | None = None
+    epoch: U64 | None = None
+
+
 class DeleteRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic/delete`."""
 

@@ -221,7 +221,7 @@ class TopicsApp:
                 log.failure("handler_failed", error, route=call.route.path)
                 answer = error_answer(TopicsError(Code.INTERNAL, "internal error"), call.request)
             if isinstance(answer, Deferred):
-                deferred.on_cancel = answer.cancel
+                deferred.on_cancel, deferred.on_hurry = answer.cancel, answer.hurry
                 answer.then(deferred.resolve)
             else:
                 assert isinstance(answer, Response)

@@ -328,6 +328,10 @@ class Connection(asyncio.Protocol):
         self._ready = self._lone = False
         if self._stream is not None or self._lingering:
             return False
+        for exchange in tuple(self._queue):
+            if exchange.deferred is not None:
+                # It may wait for minutes, and a client that is gone for good looks no different from here.
+                self._guard(exchange.deferred.hurry)
         return bool(self._queue) or self._pending is not None
 
     # --- what the reader finds ---
@@ -450,6 +454,8 @@ class Connection(asyncio.Protocol):
         elif isinstance(answer, Deferred):
             exchange.deferred = answer
             answer.then(partial(self._resolved, exchange))
+            if self._eof:
+                answer.hurry()
         else:
             self._long = True
             exchange.answer = answer

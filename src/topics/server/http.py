@@ -55,6 +55,7 @@ class Deferred(msgspec.Struct, eq=False):
     _response: Response | None = None
     cancelled: bool = False
     _over: Callable[[], None] | None = None
+    on_hurry: Callable[[], None] | None = None  # of an answer that waits for something: answers with what there is
 
     def resolve(self, response: Response) -> None:
         if self.cancelled:
@@ -75,6 +76,12 @@ class Deferred(msgspec.Struct, eq=False):
             callback(self._response)
         elif not self.cancelled:
             self._callback = callback
+
+    def hurry(self) -> None:
+        """The client has shut its side and may be gone for good: whoever waits on its behalf should wait no longer."""
+        hook, self.on_hurry = self.on_hurry, None
+        if hook is not None and not self.cancelled and self._response is None:
+            hook()
 
     def when_over(self, hook: Callable[[], None]) -> None:
         """Call `hook` once, when the answer is there or nobody waits for it any more: at once if that is so already."""

@@ -25,6 +25,7 @@ from topics.errors import Corrupt, TopicsError
 from topics.server.cors import CorsApp
 from topics.server.http import App
 from topics.server.protocol import HttpLimits, HttpServer
+from topics.storage.datadir import DataDirError
 
 log = logs.Log("server")
 
@@ -34,7 +35,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 # For what is open besides event streams: connections of ordinary requests, segment and log files, the loop's own.
 SPARE_DESCRIPTORS = 4096
 # A start that fails with one of these fails for this machine's disk, not for a request: the message may be told.
-MACHINE_ERRORS = (OSError, Corrupt, TopicsError)
+MACHINE_ERRORS = (OSError, Corrupt, DataDirError, TopicsError)
 
 
 class ServedApp(App, Protocol):

@@ -2,10 +2,10 @@
 
 from topics.errors import Code
 from topics.model import queue, wire
-from topics.model.records import DeleteRequest, DiffRequest, WriteRequest
+from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
-from topics.server.handlers import health, queues, records, topics, watch
+from topics.server.handlers import health, queues, records, scan, topics, watch
 from topics.server.routes import Parameter, Route, Scope
 
 _TOUCH = "whether this counts as interest in the topic (auto-priority)"
@@ -55,6 +55,12 @@ ROUTES = [
         method="POST", path="/v0/topics/{topic}/diff", handler=records.diff, scope=Scope.READ,
         summary="Records behind a cursor, with a tombstone where some were lost",
         body=DiffRequest, answers={200: wire.Diff}, errors=(Code.TOPIC_NOT_FOUND, Code.THROTTLED),
+    ),
+    Route(
+        method="POST", path="/v0/topics/{topic}/scan", handler=scan.scan, scope=Scope.READ,
+        summary="A range of records in one long answer: JSON lines, segments, or Arrow, by `Accept`",
+        body=ScanRequest, answers={200: "application/x-ndjson"},
+        errors=(Code.TOPIC_NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED),
     ),
     Route(
         method="POST", path="/v0/topics/{topic}/delete", handler=records.delete, scope=Scope.DELETE,

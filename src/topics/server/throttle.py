@@ -50,8 +50,7 @@ class Throttle:
         self.pressure.check(engine.topics.get(name), engine.clock.now_ms())
 
     def _sample(self) -> None:
-        lag_ms = (self._app.loop.time() - self._due) * 1000
-        self.take(lag_ms)
+        self.take(max(self._app.loop.time() - self._due, 0.0) * 1000)
         self.begin()
 
     def take(self, lag_ms: float) -> None:

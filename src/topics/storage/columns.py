@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -189,9 +190,7 @@ def extend(columns: Columns, *, ts: int, sizes: Sequence[int], tags: Sequence[st
                 columns.tags = ids
             return
     else:
-        for size in sizes:
-            end += size
-            offsets.append(end)
+        offsets.extend(islice(accumulate(sizes, initial=end), 1, None))
         columns.ts.extend([ts] * n)
     if tags is not None or columns.tags is not None:
         columns.tags = _extend_ids(columns.tags, columns.tag_names, tags, at, n)
@@ -229,8 +228,8 @@ def _extend_ids(column: Column | None, names: GrowingNames | SortedNames,
     elif isinstance(values, str):
         ids.extend([names.add(values)] * n)
     else:
-        add = names.add
-        ids.extend([0 if value is None else add(value) for value in values])
+        known, add = names.ids.get, names.add
+        ids.extend([0 if value is None else known(value) or add(value) for value in values])
     return ids
 
 

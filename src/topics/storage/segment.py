@@ -202,6 +202,9 @@ def _sorted_ids(column: Column | None, names: GrowingNames | SortedNames) -> tup
     """The id column and the dictionary, renumbered so that ids follow the order of the names' bytes."""
     if column is None:
         return b"", b""
+    if isinstance(names, SortedNames):
+        head = struct.pack("<II", len(names), len(names.blob))
+        return column.tobytes(), head + names.ends.tobytes() + names.blob
     encoded = [names.name_of(name_id).encode() for name_id in range(1, len(names) + 1)]
     order = sorted(range(len(encoded)), key=encoded.__getitem__)
     renumber = np.zeros(len(encoded) + 1, np.uint32)

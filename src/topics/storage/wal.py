@@ -189,7 +189,8 @@ class Wal:
         if self._file is None:
             self.heal()
             return
-        if (self._unsynced or self._behind) and not self._syncing:
+        # Who asked while a sync was under way may be all that is left to do.
+        if (self._unsynced or self._behind or self._callbacks) and not self._syncing:
             self.sync(lambda failure: None)
         wanted = self.tail > self._file_bytes // 2 or self.read_only is not None
         if wanted and self._spare is None and not self._preparing:

@@ -138,6 +138,8 @@ class Life:
     def enforce_caps(self) -> None:
         """The oldest live record goes for as long as there are too many, or too many bytes."""
         cap_records, cap_bytes = self.config.cap_records, self.config.cap_bytes
+        if self.config.discard == "reject":
+            return  # it takes nothing more instead
         while (cap_records and self.count > cap_records) or (cap_bytes and self.bytes > cap_bytes):
             self.live[0].fate = "cap"
 
@@ -195,7 +197,7 @@ class Oracle:
         now = self.clock.now_ms()
         key = request.idempotency_key
         if key is not None and (seen := topic.keys.get(key)) is not None:
-            if now - seen.at_ms <= topic.config.idempotency_window_ms:
+            if topic.config.idempotency_window_ms and now - seen.at_ms <= topic.config.idempotency_window_ms:
                 return Landed(seen.first, seen.last, topic.head, deduped=True)
         topic.expire(now)
         ts = max([now, *(fact.ts for fact in topic.facts[-1:])])
@@ -269,7 +271,7 @@ def _start(topic: Life, from_seq: int, from_ts: int | None, other_epoch: bool) -
         )
 
     if other_epoch or from_seq > topic.head:
-        return first_since(topic.earliest), Gap(1, topic.head, "recreated", topic.head)
+        return first_since(topic.earliest), Gap(1, topic.head, "recreated", sum(fact.fate != DELETED for fact in topic.facts))
     lost = [fact for fact in topic.facts[from_seq:] if fact.lost]
     # Who asks for a time on does not miss what is older than that.
     if not any(from_ts is None or fact.ts >= from_ts for fact in lost):

@@ -107,7 +107,7 @@ class WaitingClaim:
         self._topic = topic
         self._want = want
         self._request = request
-        self._deferred = Deferred(self._leave)
+        self._deferred = Deferred(self._leave, on_hurry=self.end)
         self._timer: Any = None
         self._patient = False
 

@@ -166,7 +166,7 @@ class LongPoll:
         self._scanned = 0
 
     def start(self, topic: Topic, reading: Reading, wait_ms: int) -> Deferred:
-        self._deferred = Deferred(self._stop)
+        self._deferred = Deferred(self._stop, on_hurry=self.end)
         self._timer = self._app.call_later(wait_ms, self._answer)
         self._app.polls.add(self)
         self._wait(topic, reading)

@@ -1,0 +1,192 @@
+"""Runs of records as Arrow columns, without a Python step a record and without parsing `data`.
+
+The string offsets of an Arrow array must be contiguous, and the values in a run's bytes are not: between two of them
+lie the rendered `{"$seq":…` and `},`. So starts and ends are laid alternately into one offsets array over the raw bytes;
+its even slots are the wanted values, its odd ones what lies between, and `take` keeps the even ones.
+
+Needs pyarrow, which the server does without: only who was asked for Arrow imports this.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from topics.storage.columns import GrowingNames, SortedNames, encode_json
+from topics.storage.run import Run
+
+RECORD, GAP = "record", "gap"
+UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("topic", pa.string()),
+        ("seq", pa.int64()),
+        ("ts", UTC_TIMESTAMP),
+        ("node", pa.string()),
+        ("tag", pa.string()),
+        ("meta", pa.string()),
+        ("data", pa.string()),
+        ("gap_to", pa.int64()),
+        ("reason", pa.string()),
+    ]
+)
+
+_SEQ_AND_TS = len('{"$seq":,"$ts":')
+_NODE = len(',"$node":')
+_DATA = len(',"data":')
+_META = len(',"meta":')
+_END = len("},")
+
+Positions = npt.NDArray[np.int64]
+
+
+class Cells(NamedTuple):
+    """The columns of a run's records, in the order of their seqs; a value that a record has not is null."""
+
+    seq: pa.Array
+    ts: pa.Array
+    node: pa.Array
+    tag: pa.Array
+    meta: pa.Array
+    data: pa.Array
+
+
+def cells(run: Run, *, meta: bool = True) -> Cells:
+    columns = run.columns
+    n = len(columns)
+    at = None if run.marks is None else np.flatnonzero(np.frombuffer(run.marks, np.uint8) == 0)
+    seq = np.arange(columns.first, columns.first + n, dtype=np.int64)
+    ts = np.frombuffer(columns.ts, np.uint64).astype(np.int64)
+    offsets = np.frombuffer(columns.offsets, np.uint32).astype(np.int64)
+    data_at: Positions = offsets[:-1] + (_SEQ_AND_TS + _DATA + _digits(seq) + _digits(ts)) + _node_sizes(run)
+    data_end: Positions = offsets[1:] - _END
+    meta_text = pa.nulls(n if at is None else len(at), pa.string())
+    if columns.metas is not None:
+        sizes = np.frombuffer(columns.metas, np.uint32).astype(np.int64)
+        if meta:
+            meta_text = _slices(run.data, data_end - sizes + _META, data_end, at, absent=sizes == 0)
+        data_end = data_end - sizes
+    if at is not None:
+        seq, ts = seq[at], ts[at]
+    return Cells(
+        _integers(seq, pa.int64()),
+        _integers(ts * 1000, UTC_TIMESTAMP),
+        _named(columns.nodes, columns.node_names, n, at),
+        _named(columns.tags, columns.tag_names, n, at),
+        meta_text,
+        _slices(run.data, data_at, data_end, at),
+    )
+
+
+def record_batch(run: Run, topic: str, *, meta: bool = True) -> pa.RecordBatch:
+    found = cells(run, meta=meta)
+    n = len(found.seq)
+    none = pa.nulls(n, pa.int64()), pa.nulls(n, pa.string())
+    return pa.RecordBatch.from_arrays([pa.repeat(RECORD, n), pa.repeat(topic, n), *found, *none], schema=SCHEMA)
+
+
+def gap_batch(topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
+    row = {"kind": GAP, "topic": topic, "seq": gap_from, "gap_to": gap_to, "reason": reason}
+    return pa.RecordBatch.from_pylist([row], schema=SCHEMA)
+
+
+class StreamEncoder:
+    """Batches as an Arrow IPC stream, piece by piece."""
+
+    def __init__(self) -> None:
+        self._buffer = io.BytesIO()
+        self._writer = pa.ipc.new_stream(pa.PythonFile(self._buffer, "w"), SCHEMA)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def note(self, name: str, value: Any) -> None:
+        """A batch without rows whose metadata says something, as JSON."""
+        batch = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+        self._writer.write_batch(batch, custom_metadata={name: msgspec.json.encode(value)})
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def take(self) -> bytes:
+        """What was written since the last time."""
+        data = self._buffer.getvalue()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        return data
+
+
+def _digits(values: Positions) -> Positions | int:
+    """How many decimal digits each value has. They ascend, so mostly it is one number for all."""
+    first, last = len(str(values[0])), len(str(values[-1]))
+    if first == last:
+        return first
+    powers = np.array([10**exponent for exponent in range(1, 19)], np.int64)
+    return 1 + np.searchsorted(powers, values, "right")
+
+
+def _node_sizes(run: Run) -> Positions | int:
+    """Bytes of `,"$node":"…"` in each record."""
+    ids, names = run.columns.nodes, run.columns.node_names
+    if ids is None:
+        return 0
+    ends, blob = _dictionary(names)
+    raw = np.frombuffer(blob, np.uint8)
+    if np.any((raw < 0x20) | (raw == ord('"')) | (raw == ord("\\"))):  # some have escapes: measured one by one
+        sizes = np.array(
+            [0, *(_NODE + len(encode_json(names.name_of(at + 1))) for at in range(len(ends) - 1))], np.int64
+        )
+    else:
+        sizes = np.concatenate((np.zeros(1, np.int64), np.diff(ends) + (_NODE + len('""'))))
+    return sizes[np.frombuffer(ids, np.uint32)]
+
+
+def _named(ids: Any, names: GrowingNames | SortedNames, n: int, at: npt.NDArray[np.intp] | None) -> pa.Array:
+    """An id column as strings; null for id 0."""
+    if ids is None:
+        return pa.nulls(n if at is None else len(at), pa.string())
+    ends, blob = _dictionary(names)
+    values = pa.StringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(blob))
+    wanted = np.frombuffer(ids, np.uint32)
+    if at is not None:
+        wanted = wanted[at]
+    # Unsigned arithmetic would turn "none" into a huge index, so it goes through a signed one.
+    return values.take(pa.array(wanted.astype(np.int64) - 1, mask=wanted == 0))
+
+
+def _dictionary(names: GrowingNames | SortedNames) -> tuple[Positions, bytes]:
+    """Offsets, one more than names, and the blob they cut."""
+    if isinstance(names, SortedNames):
+        return np.concatenate((np.zeros(1, np.int64), np.frombuffer(names.ends, np.uint32))), names.blob
+    encoded = [name.encode() for name in names.names]
+    sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))), b"".join(encoded)
+
+
+def _slices(
+    data: bytes, start: Positions, stop: Positions, at: npt.NDArray[np.intp] | None,
+    absent: npt.NDArray[np.bool_] | None = None,
+) -> pa.Array:  # fmt: skip
+    """The values data[start[i]:stop[i]] at the positions `at`, or at all. That they are UTF-8 the server has checked."""
+    if at is not None:
+        start, stop = start[at], stop[at]
+        absent = None if absent is None else absent[at]
+    if absent is not None:  # nothing may run backwards, not even what is not looked at
+        start = np.where(absent, stop, start)
+    n = len(start)
+    offsets = np.empty(2 * n + 1, np.int32)
+    offsets[0 : 2 * n : 2] = start
+    offsets[1 : 2 * n : 2] = stop
+    offsets[2 * n] = offsets[2 * n - 1]
+    both = pa.StringArray.from_buffers(2 * n, pa.py_buffer(offsets), pa.py_buffer(data))
+    return both.take(pa.array(np.arange(0, 2 * n, 2, dtype=np.int32), mask=absent))
+
+
+def _integers(values: Positions, kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])

@@ -1,0 +1,339 @@
+"""The options of the data source: one row each, checked as a whole before anything is asked of a server.
+
+An option nobody knows is an error that names the nearest one: a misspelt `failOnDataLoss` must not be a silent default.
+Names follow Spark's Kafka source where the ideas match. Their case does not matter, as everywhere in Spark.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from topics.errors import TopicsError
+from topics.model.names import check_topic
+from topics.model.records import TagMatch
+
+DEFAULT_URL = "http://127.0.0.1:4000"
+DEFAULT_PARTITION_BYTES = 64 << 20
+DEFAULT_TIMEOUT_MS = 60_000
+DEFAULT_RETRIES = 5
+
+Edge = Literal["earliest", "latest"]
+EDGES: dict[Any, Edge] = {"earliest": "earliest", "latest": "latest", -2: "earliest", -1: "latest"}
+Offset = int | Edge
+
+
+class BadOption(ValueError):
+    """An option that cannot be meant: which one, and what would be right."""
+
+
+class Option(NamedTuple):
+    """One row: the name as it is written, and what it does."""
+
+    name: str
+    help: str
+
+
+CONNECTION = (
+    Option("url", f"server, or several with commas between; {DEFAULT_URL} if not given"),
+    Option("token", "API key; prefer tokenFile, which does not show in plans"),
+    Option("tokenFile", "file with the API key, readable on the driver and on every executor"),
+    Option("timeoutMs", f"how long a server may keep silent; {DEFAULT_TIMEOUT_MS}"),
+    Option("retries", f"attempts after the first where a retry can help; {DEFAULT_RETRIES}"),
+)
+
+READ = (
+    *CONNECTION,
+    Option("path", "data directory or backup to read instead of a server"),
+    Option("coldPath", "the cold folder of that directory, if it has one"),
+    Option("subscribe", "topics, with commas between"),
+    Option("subscribePrefix", "every topic whose name begins like this"),
+    Option("subscribePattern", "every topic whose whole name matches this regular expression"),
+    Option("startingOffsets", 'first seq to read: "earliest", "latest", or JSON {"topic": seq}'),
+    Option("endingOffsets", 'seq to stop before: "latest", or JSON {"topic": seq}; batch reads only'),
+    Option("startingTimestamp", "from the first record at or after this time: epoch ms or ISO 8601"),
+    Option("endingTimestamp", "before the first record at or after this time; batch reads only"),
+    Option("maxOffsetsPerTrigger", "seqs a micro-batch may cover; streams only"),
+    Option("minPartitions", "at least so many partitions, where the data allows it"),
+    Option("maxPartitionBytes", f"bytes a partition should hold at most; {DEFAULT_PARTITION_BYTES}"),
+    Option("node", "leave out what these nodes wrote (commas between), as diff's node does"),
+    Option("tag", "only records with this tag; with a star at its end, with tags that begin like this"),
+    Option("failOnDataLoss", "true (default): a lost range fails the query; false: it is a row of kind gap"),
+    Option("kafkaColumns", "true: columns under the names that Spark's Kafka source gives them"),
+)
+
+
+class Offsets(Struct, frozen=True):
+    """Positions by topic, with one for all topics that are not named.
+
+    `by_server` holds those for one of several servers; they go before `by_topic`.
+    """
+
+    otherwise: Offset
+    by_topic: dict[str, Offset] = {}
+    by_server: dict[str, dict[str, Offset]] = {}
+
+    def of(self, server: str, topic: str) -> Offset:
+        return self.by_server.get(server, {}).get(topic, self.by_topic.get(topic, self.otherwise))
+
+    def names(self) -> set[str]:
+        return set(self.by_topic).union(*self.by_server.values())
+
+
+class Connection(Struct, frozen=True, kw_only=True):
+    """How servers are reached. Travels to executors, so a key that lives in a file is read where it is used."""
+
+    servers: tuple[str, ...] = (DEFAULT_URL,)
+    token: str | None = None
+    token_file: str | None = None
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    retries: int = DEFAULT_RETRIES
+
+    def read_token(self) -> str | None:
+        if self.token_file is None:
+            return self.token
+        try:
+            with open(self.token_file, encoding="utf-8") as file:
+                return file.read().strip()
+        except OSError as error:
+            raise BadOption(f"tokenFile: {self.token_file} cannot be read: {error.strerror}") from None
+
+
+class ReadOptions(Struct, frozen=True, kw_only=True):
+    """Everything a reader was told, checked."""
+
+    connection: Connection = Connection()
+    path: str | None = None
+    cold_path: str | None = None
+    topics: tuple[str, ...] = ()
+    prefix: str | None = None
+    pattern: str | None = None
+    starting: Offsets | None = None  # None: earliest for a batch, latest for a stream
+    ending: Offsets | None = None
+    starting_ts: int | None = None
+    ending_ts: int | None = None
+    max_offsets: int | None = None
+    min_partitions: int = 1
+    partition_bytes: int = DEFAULT_PARTITION_BYTES
+    nodes: tuple[str, ...] = ()
+    tag: TagMatch | None = None
+    fail_on_data_loss: bool = True
+    kafka_columns: bool = False
+
+    @property
+    def several_servers(self) -> bool:
+        """Whether rows say which server they came from."""
+        return len(self.connection.servers) > 1
+
+    def wants(self, topic: str) -> bool:
+        """Whether a topic of this name was subscribed to."""
+        if self.topics:
+            return topic in self.topics
+        if self.prefix is not None:
+            return topic.startswith(self.prefix)
+        return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
+
+    def subscription(self) -> str:
+        if self.topics:
+            return f"subscribe={','.join(self.topics)}"
+        return f"subscribePattern={self.pattern}" if self.prefix is None else f"subscribePrefix={self.prefix}"
+
+
+def known(given: Mapping[str, str], rows: Iterable[Option]) -> dict[str, str]:
+    """The options by the names of their rows. Raises `BadOption` for one that has no row."""
+    names = {row.name.lower(): row.name for row in rows}
+    found: dict[str, str] = {}
+    for key in given:
+        name = names.get(key.lower())
+        if name is None:
+            near = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.0)
+            raise BadOption(f"there is no option {key!r}; did you mean {names[near[0]]!r}?")
+        found[name] = given[key]
+    return found
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """The options of a reader. Raises `BadOption`."""
+    found = known(given, READ)
+    starting_ts, ending_ts = _timestamp(found, "startingTimestamp"), _timestamp(found, "endingTimestamp")
+    options = ReadOptions(
+        connection=connection(found),
+        path=found.get("path"),
+        cold_path=found.get("coldPath"),
+        topics=_names(found),
+        prefix=found.get("subscribePrefix"),
+        pattern=_pattern(found),
+        starting=_offsets(found, "startingOffsets", otherwise="earliest"),
+        ending=_offsets(found, "endingOffsets", otherwise="latest"),
+        starting_ts=starting_ts,
+        ending_ts=ending_ts,
+        max_offsets=number(found, "maxOffsetsPerTrigger", None, least=1),
+        min_partitions=number(found, "minPartitions", 1, least=1) or 1,
+        partition_bytes=number(found, "maxPartitionBytes", DEFAULT_PARTITION_BYTES, least=1) or DEFAULT_PARTITION_BYTES,
+        nodes=tuple(listed(found.get("node", ""))),
+        tag=_tag(found.get("tag")),
+        fail_on_data_loss=flag(found, "failOnDataLoss", default=True),
+        kafka_columns=flag(found, "kafkaColumns", default=False),
+    )
+    _check_together(found, options)
+    return options
+
+
+def connection(found: Mapping[str, str]) -> Connection:
+    """The part that every reader and writer has; `found` as `known` gives it."""
+    servers = tuple(dict.fromkeys(url.rstrip("/") for url in listed(found.get("url", DEFAULT_URL))))
+    if not servers:
+        raise BadOption("url: at least one server is needed")
+    for url in servers:
+        if not re.match(r"https?://[^/]", url):
+            raise BadOption(f"url: {url!r} is not the URL of a server, such as {DEFAULT_URL}")
+    if "token" in found and "tokenFile" in found:
+        raise BadOption("token and tokenFile: give one of them")
+    token_file = found.get("tokenFile")
+    return Connection(
+        servers=servers,
+        token=found.get("token"),
+        token_file=None if token_file is None else os.path.abspath(token_file),
+        timeout_ms=number(found, "timeoutMs", DEFAULT_TIMEOUT_MS, least=1) or DEFAULT_TIMEOUT_MS,
+        retries=number(found, "retries", DEFAULT_RETRIES, least=0) or 0,
+    )
+
+
+def flag(found: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = found.get(name, "").lower()
+    if value not in ("", "true", "false"):
+        raise BadOption(f"{name}: {found[name]!r} is neither true nor false")
+    return default if not value else value == "true"
+
+
+def number(found: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
+    text = found.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise BadOption(f"{name}: {text!r} is not a whole number of at least {least}")
+    return int(text)
+
+
+def listed(text: str) -> list[str]:
+    return [part for part in (piece.strip() for piece in text.split(",")) if part]
+
+
+def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
+    ways = [name for name in ("subscribe", "subscribePrefix", "subscribePattern") if name in found]
+    if len(ways) != 1:
+        said = " and ".join(ways) or "nothing"
+        raise BadOption(f"say which topics with one of subscribe, subscribePrefix and subscribePattern; given: {said}")
+    for one, other in (
+        ("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp"), ("path", "url"),
+        ("path", "token"), ("path", "tokenFile"),
+    ):  # fmt: skip
+        if one in found and other in found:
+            raise BadOption(f"{one} and {other}: give one of them")
+    if "coldPath" in found and "path" not in found:
+        raise BadOption("coldPath: only a data directory (path) has a cold folder")
+    if options.ending is not None and "earliest" in (options.ending.otherwise, *options.ending.by_topic.values()):
+        raise BadOption('endingOffsets: "earliest" (-2) is where a topic begins; a read cannot end there')
+    for offsets, name in ((options.starting, "startingOffsets"), (options.ending, "endingOffsets")):
+        if offsets is None:
+            continue
+        if strange := sorted(topic for topic in offsets.names() if not options.wants(topic)):
+            raise BadOption(f"{name}: topic {strange[0]!r} is not one of {options.subscription()}")
+        if strange := sorted(set(offsets.by_server) - set(options.connection.servers)):
+            raise BadOption(f"{name}: {strange[0]!r} is not one of the servers in url")
+
+
+def _names(found: Mapping[str, str]) -> tuple[str, ...]:
+    if "subscribe" not in found:
+        return ()
+    names = tuple(dict.fromkeys(listed(found["subscribe"])))
+    if not names:
+        raise BadOption("subscribe: at least one topic is needed")
+    for name in names:
+        try:
+            check_topic(name)
+        except TopicsError as error:
+            raise BadOption(f"subscribe: {error.message}") from None
+    return names
+
+
+def _pattern(found: Mapping[str, str]) -> str | None:
+    pattern = found.get("subscribePattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BadOption(f"subscribePattern: {pattern!r} is no regular expression: {error}") from None
+    return pattern
+
+
+def _offsets(found: Mapping[str, str], name: str, *, otherwise: Edge) -> Offsets | None:
+    text = found.get(name)
+    if text is None:
+        return None
+    if text.lower() in ("earliest", "latest"):
+        return Offsets(EDGES[text.lower()])
+    wrong = BadOption(
+        f'{name}: {text[:200]!r} is neither "earliest" nor "latest" nor JSON such as {{"orders": 1}}; '
+        'with several servers {"http://…": {"orders": 1}} goes, too'
+    )
+    try:
+        decoded: Any = msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        raise wrong from None
+    if not isinstance(decoded, dict):
+        raise wrong
+    nested = {key: value for key, value in decoded.items() if isinstance(value, dict)}
+    flat = {key: value for key, value in decoded.items() if key not in nested}
+    return Offsets(
+        otherwise,
+        {topic: _offset(value, wrong) for topic, value in flat.items()},
+        {
+            server.rstrip("/"): {topic: _offset(value, wrong) for topic, value in topics.items()}
+            for server, topics in nested.items()
+        },
+    )
+
+
+def _offset(value: Any, wrong: BadOption) -> Offset:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise wrong
+    if value in EDGES:
+        return EDGES[value]
+    if isinstance(value, str) or not 1 <= value < 1 << 63:
+        raise wrong  # seqs begin at 1
+    return value
+
+
+def _timestamp(found: Mapping[str, str], name: str) -> int | None:
+    text = found.get(name)
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        example = "2025-05-28T17:00:00Z"
+        raise BadOption(f"{name}: {text!r} is neither epoch milliseconds nor a time such as {example}") from None
+    return ms_of(at)
+
+
+def ms_of(at: datetime) -> int:
+    """Epoch ms, rounded up: from this millisecond on everything is at or after `at`. A time without a zone is UTC."""
+    since = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return max(-(-micros // 1000), 0)
+
+
+def _tag(text: str | None) -> TagMatch | None:
+    if text is None:
+        return None
+    return TagMatch("Glob", text[:-1]) if text.endswith("*") else TagMatch("Eq", text)

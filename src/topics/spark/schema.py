@@ -1,0 +1,67 @@
+"""The columns of the data source, as Spark and as Arrow see them. Needs neither a session nor a server."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from msgspec import Struct
+
+from topics.spark.options import ReadOptions
+
+UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
+HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+SERVER = ("server", "STRING", pa.string())
+
+PLAIN = (
+    ("kind", "STRING", pa.string()),  # record, or gap: a range that was lost
+    ("topic", "STRING", pa.string()),
+    ("seq", "BIGINT", pa.int64()),  # of a gap: its first seq
+    ("ts", "TIMESTAMP", UTC_TIMESTAMP),
+    ("node", "STRING", pa.string()),
+    ("tag", "STRING", pa.string()),
+    ("meta", "STRING", pa.string()),  # JSON text
+    ("data", "STRING", pa.string()),  # JSON text, token for token as it was written
+    ("gap_to", "BIGINT", pa.int64()),  # last seq of a gap
+    ("reason", "STRING", pa.string()),  # why it was lost
+)
+
+# What Kafka's source calls the same things, and behind them what it has no word for: a loss must show here, too.
+KAFKA = (
+    ("key", "BINARY", pa.binary()),
+    ("value", "BINARY", pa.binary()),
+    ("topic", "STRING", pa.string()),
+    ("partition", "INT", pa.int32()),
+    ("offset", "BIGINT", pa.int64()),
+    ("timestamp", "TIMESTAMP", UTC_TIMESTAMP),
+    ("timestampType", "INT", pa.int32()),
+    ("headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>", HEADERS),
+    ("kind", "STRING", pa.string()),
+    ("node", "STRING", pa.string()),
+    ("gap_to", "BIGINT", pa.int64()),
+    ("reason", "STRING", pa.string()),
+)
+
+# Where a filter on one of our columns, or on Kafka's name for it, is looked for.
+MEANING = {"topic": "topic", "seq": "seq", "offset": "seq", "ts": "ts", "timestamp": "ts", "tag": "tag"}
+
+
+class Shape(Struct, frozen=True):
+    """Which columns rows have."""
+
+    kafka: bool = False
+    server: bool = False
+
+    @property
+    def rows(self) -> tuple[tuple[str, str, pa.DataType], ...]:
+        columns = KAFKA if self.kafka else PLAIN
+        return (*columns, SERVER) if self.server else columns
+
+    def ddl(self) -> str:
+        return ", ".join(f"`{name}` {kind}" for name, kind, _ in self.rows)
+
+    def arrow(self) -> pa.Schema:
+        return pa.schema([pa.field(name, kind) for name, _, kind in self.rows])
+
+
+def shape_of(options: ReadOptions) -> Shape:
+    return Shape(kafka=options.kafka_columns, server=options.several_servers)

@@ -1,0 +1,119 @@
+"""The log's thread and the store's thread, as fast or slow as they may be against the loop and each other.
+
+Work that a server hands to a thread is kept back and done at a random later moment; calls fail at random; then the machine
+dies. Whatever the order was, the ledger must agree with what the restart finds.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from random import Random
+
+import pytest
+
+from tests.faults.ledger import Client
+from topics.testing.disk import SimDisk
+from topics.testing.harness import DeferredWorker, SimServer
+
+SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
+# Two files of the log may be unsynced at once. Torn apart, they leave a hole between them, as reordered sectors do in one.
+MODES = {"keep": "keep", "lose": "lose", "tear": "reorder"}
+TOPICS = {"f": "fsync", "g": "fsync", "d": "disk", "m": "memory"}
+
+
+class Race:
+    """One random schedule."""
+
+    def __init__(self, seed: int, *, faults: bool) -> None:
+        self.rng = Random(seed)
+        self.faults = faults
+        self.sync, self.store = DeferredWorker(), DeferredWorker()
+        self.server = SimServer.start(SimDisk(seed=seed), sync_worker=self.sync, store_worker=self.store)
+        self.client = Client(self.server)
+
+    def run(self, steps: int) -> None:
+        for name, durability in TOPICS.items():
+            self.client.put(name, durability=durability)
+            self.sync.run_all()
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> None:
+        rng, client, server = self.rng, self.client, self.server
+        name = rng.choice(list(TOPICS))
+        roll = rng.random()
+        if roll < 0.40:
+            large = rng.choice([0, 0, 0, 1_500])
+            client.append(name, rng.choice([1, 2, 5]), size=large, tag=rng.choice([None, "t"]), flush=rng.random() < 0.5,
+                          durability=TOPICS[name])  # fmt: skip
+        elif roll < 0.60:
+            self.sync.run(rng.choice([1, 1, 2]))
+        elif roll < 0.72:
+            self.store.run()
+        elif roll < 0.80:
+            server.tick()
+        elif roll < 0.85:
+            client.checkpoint()
+        elif roll < 0.90 and name in server.engine.topics:
+            client.delete(name, tag="t")
+        elif roll < 0.92 and client.ledger.life(name) is not None:
+            client.drop(name)
+        elif roll < 0.94:
+            client.put(name, cap_records=rng.choice([3, 50]), durability=TOPICS[name])
+        elif self.faults:
+            self.break_something()
+        server.engine.flush()
+
+    def break_something(self) -> None:
+        disk = self.server.disk
+        if self.rng.random() < 0.5:
+            disk.heal()
+            return
+        op = self.rng.choice(["pwrite", "datasync", "sync", "allocate", "rename", "sync_dir", "open", "unlink"])
+        error = self.rng.choice([errno.EIO, errno.ENOSPC])
+        disk.fail(at=len(disk.calls), op=op, error=error, times=self.rng.choice([1, 3]), short=self.rng.random() < 0.5)
+
+    def come_to_rest(self) -> None:
+        self.server.disk.heal()
+        self.server.engine.flush()
+        for _ in range(4):
+            self.sync.run_all()
+            self.store.run_all()
+            self.server.tick()
+        self.sync.run_all()
+
+    def crash(self, mode: str) -> SimServer:
+        return self.server.next(self.server.disk.clone().crash(mode))  # type: ignore[arg-type]
+
+
+def try_schedules(seeds: range, *, faults: bool, steps: int) -> int:
+    for seed in seeds:
+        try:
+            race = Race(seed, faults=faults)
+            race.run(steps)
+            for mode in MODES:
+                race.client.ledger.check(race.crash(mode), MODES[mode])
+            race.come_to_rest()
+            assert not race.server.wal.broken and race.server.wal.read_only is None
+            race.client.ledger.check(race.server, "none", healed=True)
+            for mode in MODES:
+                race.client.ledger.check(race.crash(mode), MODES[mode], healed=True)
+        except BaseException as error:
+            error.add_note(f"schedule {seed}, faults={faults}, {steps} steps")
+            raise
+    return len(seeds)
+
+
+def test_slow_threads_break_no_promise() -> None:
+    try_schedules(range(SEED * 1000, SEED * 1000 + 80), faults=False, steps=60)
+
+
+def test_slow_threads_and_failing_calls_break_no_promise() -> None:
+    try_schedules(range(SEED * 1000, SEED * 1000 + 120), faults=True, steps=60)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("block", range(20))
+def test_many_schedules_break_no_promise(block: int) -> None:
+    try_schedules(range(10_000 * block, 10_000 * block + 500), faults=bool(block % 2), steps=120)
