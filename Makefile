@@ -59,6 +59,7 @@ bench: $(READY_DEV) ## the workload table against its peers; ONLY=w4 runs one ro
 docs: $(READY) ## write the generated pages anew
 	$(VENV)/bin/topics config --markdown > docs/configuration.md
 	$(PYTHON) -m topics.cli.formats > docs/formats.md
+	$(PYTHON) -m topics.cli.error_page > docs/guide/errors.md
 
 clean: ## remove the environment and caches; ./data stays
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,7 +1,7 @@
 """Workers at a queue, all in one process: claim, ack what came, claim again, until nothing comes any more.
 
-The same loop drives our server and Redis, so that what the client costs is on both sides of the ratio. Only what a worker
-has to know of an answer is looked at: the seqs, and where it ends.
+The same loop drives our server and Redis, so that what the client costs is on both sides of the ratio. Only what a
+worker has to know of an answer is looked at: the seqs, and where it ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs of records as Arrow columns, without a Python step a record and without parsing `data`.
 
 The string offsets of an Arrow array must be contiguous, and the values in a run's bytes are not: between two of them
-lie the rendered `{"$seq":…` and `},`. So starts and ends are laid alternately into one offsets array over the raw bytes;
-its even slots are the wanted values, its odd ones what lies between, and `take` keeps the even ones.
+lie the rendered `{"$seq":…` and `},`. So starts and ends are laid alternately into one offsets array over the raw
+bytes; its even slots are the wanted values, its odd ones what lies between, and `take` keeps the even ones.
 
 Needs pyarrow, which the server does without: only who was asked for Arrow imports this.
 """
@@ -64,7 +64,7 @@ def cells(run: Run, *, meta: bool = True) -> Cells:
     seq = np.arange(columns.first, columns.first + n, dtype=np.int64)
     ts = np.frombuffer(columns.ts, np.uint64).astype(np.int64)
     offsets = np.frombuffer(columns.offsets, np.uint32).astype(np.int64)
-    data_at: Positions = offsets[:-1] + (_SEQ_AND_TS + _DATA + _digits(seq) + _digits(ts)) + _node_sizes(run)
+    data_at = offsets[:-1] + (_SEQ_AND_TS + _DATA + _digits(seq) + _digits(ts) + _node_sizes(run))
     data_end: Positions = offsets[1:] - _END
     meta_text = pa.nulls(n if at is None else len(at), pa.string())
     if columns.metas is not None:
@@ -173,7 +173,7 @@ def _slices(
     data: bytes, start: Positions, stop: Positions, at: npt.NDArray[np.intp] | None,
     absent: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Array:  # fmt: skip
-    """The values data[start[i]:stop[i]] at the positions `at`, or at all. That they are UTF-8 the server has checked."""
+    """The values data[start[i]:stop[i]] at the positions `at`, or at all. That they are UTF-8 was checked on entry."""
     if at is not None:
         start, stop = start[at], stop[at]
         absent = None if absent is None else absent[at]

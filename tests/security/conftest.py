@@ -53,9 +53,7 @@ class Caller:
             self._kept = None
 
 
-def request(
-    method: str, path: str, body: Any = None, *, key: str | None = None, fields: tuple[str, ...] = ()
-) -> bytes:
+def request(method: str, path: str, body: Any = None, *, key: str | None = None, fields: tuple[str, ...] = ()) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/1.1", *fields]
     if not any(field.lower().startswith("host:") for field in fields):

@@ -15,13 +15,11 @@ PATH = "/v0/topics"
 
 
 def lets_in(pages: Pages | None, **headers: str) -> bool:
-    if pages is None:
-        return True
-    try:
-        pages.check({name.encode(): value.encode("latin-1") for name, value in headers.items()})
-    except TopicsError as error:
-        assert error.code.status == 403
-        return False
+    if pages is not None:
+        try:
+            pages.check({name.encode(): value.encode("latin-1") for name, value in headers.items()})
+        except TopicsError:
+            return False
     return True
 
 

@@ -25,6 +25,7 @@ INSIDE = ("in.plain", "in.queue")
 HIDDEN = ("hushhush.plain", "hushhush.queue", "hushhush.dead")
 EXAMPLES = 12
 RAW_REQUESTS = 1_500
+INSERTED = (b"\r\n", b"\n", b"\0", b" ", b":", b"%00", b"..", b"/", b"?token=x", b"\xff")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def mutated(rolls: random.Random, data: bytes) -> bytes:
             case 2:
                 broken[at:at] = broken[at : at + length]
             case 3:
-                broken[at:at] = rolls.choice([b"\r\n", b"\n", b"\0", b" ", b":", b"%00", b"..", b"/", b"?token=x", b"\xff"])
+                broken[at:at] = rolls.choice(INSERTED)
             case 4:
                 other = rolls.randrange(len(broken))
                 broken[at : at + length], broken[other : other + length] = (

@@ -85,9 +85,8 @@ def test_a_malformed_key_means_no_start_and_is_not_printed(tmp_path: Path):
         assert caught.value.problems[0].startswith(variable)
         assert "list of scopes" in caught.value.problems[0]
         env = {"PATH": os.environ["PATH"], variable: text}
-        done = subprocess.run(
-            [sys.executable, "-m", "topics", "serve", "--port", "0"], env=env, capture_output=True, text=True, timeout=30
-        )
+        command = [sys.executable, "-m", "topics", "serve", "--port", "0"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
         assert done.returncode == 2
         assert not re.search("s3cret|s3cond", done.stdout + done.stderr)
 

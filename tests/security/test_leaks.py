@@ -80,6 +80,7 @@ BAD_ENDS: dict[str, bytes] = {
     "a stream behind a poll": POLL + get("/v0/topics/q/work?node=w", *STREAM),
     "requests behind a stream": get("/v0/topics/q/work?node=w", *STREAM) + POLL + post("/v0/topics/t", RECORDS)[:-3],
     "a stream asked for with HEAD": get("/v0/topics/q/work?node=w", *STREAM, method="HEAD"),
+    "a scan": post("/v0/topics/t/scan", b"{}"),
     "a WebSocket": get("/v0/ws", *SOCKET),
     "a watch": b"WATCH",
     "an unknown path": get("/v0/nothing"),
@@ -96,8 +97,9 @@ class World:
     """A server without sockets, and the key whose counts are watched."""
 
     def __init__(self) -> None:
-        settings = Settings.load({}, {"api_keys": f"{KEY}::t|q", "max_body_bytes": "4096", "max_record_bytes": "1k",
-                                      "max_meta_bytes": "1k", "max_inflight_per_key": "0", "pressure_lag_ms": "0"})  # fmt: skip
+        flags = {"api_keys": f"{KEY}::t|q", "max_inflight_per_key": "0", "pressure_lag_ms": "0"}
+        sizes = {"max_body_bytes": "4096", "max_record_bytes": "1k", "max_meta_bytes": "1k"}
+        settings = Settings.load({}, flags | sizes)
         self.app = TopicsApp(settings, SystemClock(), asyncio.get_running_loop())
         self.http = HttpServer(self.app, HttpLimits.of(settings))
         guard = self.app._guard

@@ -92,12 +92,10 @@ def test_streams_have_caps_of_their_own_and_do_not_count_as_requests(call: Start
     assert status(server, "a") == 200
     held.append(opened(server, "/v0/ws", key="b", fields=SOCKET))
     throttled(server.send("GET", work, key="c", fields=STREAM), "max_sse_connections", 3)
-    assert 'topics_sse_connections 3' in server.send("GET", "/v0/metrics", key="c").text
+    assert "topics_sse_connections 3" in server.send("GET", "/v0/metrics", key="c").text
     for sock in held:
         sock.close()
-    eventually(
-        lambda: server.send("GET", "/v0/metrics", key="c").text, lambda told: "topics_sse_connections 0" in told
-    )
+    eventually(lambda: server.send("GET", "/v0/metrics", key="c").text, lambda told: "topics_sse_connections 0" in told)
     for _ in range(2):
         opened(server, work, key="a").close()
 
@@ -155,9 +153,7 @@ def test_connections_that_are_reset_leave_nothing_behind(call: Start, wait: bool
             assert server.send("GET", "/v0/topics/t", key="b").status == 200
         for sock in socks:
             sock.close()
-    eventually(
-        lambda: server.send("GET", "/v0/metrics", key="b").text, lambda told: "topics_sse_connections 0" in told
-    )
+    eventually(lambda: server.send("GET", "/v0/metrics", key="b").text, lambda told: "topics_sse_connections 0" in told)
     held = [poll(server, "a") for _ in range(49)]
     eventually(lambda: status(server, "a"), lambda seen: seen == 200)
     for sock in held:

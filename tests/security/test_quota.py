@@ -122,9 +122,9 @@ def test_the_total_is_the_sum_of_what_is_there_after_any_history():
                 done(engine, engine.drop_topic(name))
                 put(engine, name, **configs[name])
             case _:
+                sizes = [rolls.randrange(60) for _ in range(rolls.randrange(1, 4))]
                 try:
-                    records = [record('"%s"' % ("x" * rolls.randrange(60)), tag="t") for _ in range(rolls.randrange(1, 4))]
-                    append(engine, name, *records)
+                    append(engine, name, *(record('"%s"' % ("x" * size), tag="t") for size in sizes))
                 except TopicsError as error:
                     refused += error.code is Code.THROTTLED
         assert engine.state.totals.bytes == sum(topic.bytes for topic in engine.topics.values()) <= quota

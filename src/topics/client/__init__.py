@@ -1,4 +1,4 @@
-"""Clients. `Client` is the blocking one; what is sent and how answers are understood is in `request`, without any I/O."""
+"""Clients. `Client` is the blocking one; what is sent and what answers mean is in `request`, without any I/O."""
 
 from topics.client.sync import Client
 

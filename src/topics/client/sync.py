@@ -12,9 +12,10 @@ from typing import Any, Self, TypeVar
 import msgspec
 from msgspec import Raw
 
-from topics.client import request
+from topics.client import pieces, request
 from topics.client.request import Call
-from topics.errors import Code, TopicsError
+from topics.errors import Code, Corrupt, TopicsError
+from topics.storage.run import Run
 
 Answer = TypeVar("Answer")
 
@@ -140,17 +141,19 @@ class Client:
 
     def _pieces(self, call: Call) -> Iterator[pieces.Piece]:
         """One attempt, on a connection of its own: it ends with the answer, and other calls may come in between."""
-        connection = self._connect()
+        connection = None
         try:
+            connection = self._connect()
             response = self._exchange(connection, call)
             if response.status != 200:
                 headers = {name.lower(): value for name, value in response.getheaders()}
                 raise request.error_of(response.status, headers, response.read())
             yield from pieces.read(response.read, source=f"{self.url}{call.path}")
-        except (OSError, http.client.HTTPException, pieces.CutOff) as error:
+        except (OSError, http.client.HTTPException, pieces.CutOff, Corrupt) as error:
             raise Unreachable(self.url, error) from error
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
 
     def _call(self, call: Call, answer: type[Answer]) -> Answer:
         return msgspec.json.decode(self._with_retries(call), type=answer)
@@ -185,17 +188,13 @@ class Client:
         return body
 
     def _open(self, call: Call) -> http.client.HTTPResponse:
-        """The answer's head. A connection that was kept open may have been closed by the other side: that is tried anew once."""
+        """The answer's head. A connection kept open may have been closed by the other side: once more, then."""
         kept = self._connection is not None
         while True:
             try:
-                connection = self._connection or self._connect()
-                if connection.sock is not None:
-                    connection.sock.settimeout(self._timeout_s + call.timeout_ms / 1000)
-                connection.request(
-                    call.method, self._server.prefix + call.path, call.body or None, call.headers(self._token)
-                )
-                return connection.getresponse()
+                if self._connection is None:
+                    self._connection = self._connect()
+                return self._exchange(self._connection, call)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if not kept or not call.safe:
@@ -206,11 +205,16 @@ class Client:
         make = http.client.HTTPSConnection if self._server.secure else http.client.HTTPConnection
         connection = make(self._server.host, self._server.port, timeout=CONNECT_TIMEOUT_S)
         connection.connect()
-        self._connection = connection
         return connection
+
+    def _exchange(self, connection: http.client.HTTPConnection, call: Call) -> http.client.HTTPResponse:
+        if connection.sock is not None:
+            connection.sock.settimeout(self._timeout_s + call.timeout_ms / 1000)
+        connection.request(call.method, self._server.prefix + call.path, call.body or None, call.headers(self._token))
+        return connection.getresponse()
 
 
 def _pause_s(attempt: int, told_ms: int | None) -> float:
-    """What the server asked for, or twice as long each time; with some chance in it, so that many do not come together."""
+    """What the server asked for, or twice as long each time; with some chance in it, so that not all come together."""
     pause_ms = told_ms if told_ms is not None else min(FIRST_PAUSE_MS * 2**attempt, LONGEST_PAUSE_MS)
     return pause_ms * random.uniform(0.8, 1.2) / 1000

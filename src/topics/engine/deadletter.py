@@ -48,7 +48,7 @@ class Moved(Struct, array_like=True):
     append: log.Append | None = None
 
 
-class Stored(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
+class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
     """A record as it was rendered, its payload untouched."""
 
     seq: int
@@ -78,8 +78,8 @@ class Redriven(Struct):
     caught_up: bool
 
 
-_decode_stored = msgspec.json.Decoder(Stored).decode
-_decode_rows = msgspec.json.Decoder(list[Stored]).decode
+_decode_letter = msgspec.json.Decoder(Letter).decode
+_decode_rows = msgspec.json.Decoder(list[Letter]).decode
 _decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
@@ -95,12 +95,12 @@ def prepare(engine: Engine, topic: Topic) -> None:
             engine.commits.settle()
 
 
-def bury(engine: Engine, topic: Topic, jobs: list[Job], rendered: dict[int, bytes], now_ms: int) -> None:
+def bury(engine: Engine, topic: Topic, jobs: list[Job], rendered: dict[int, pick.Stored], now_ms: int) -> None:
     """Moves jobs that are in no place of the queue any more; those that cannot be moved rest there for a while."""
     queue = leases_of(topic)
     copies = []
     for job in jobs:
-        row = _decode_stored(rendered[job.seq][:-1])
+        row = _decode_letter(rendered[job.seq].whole())
         meta = stamp(None if row.meta is UNSET else bytes(row.meta), topic.name, job)
         copies.append(Copy(bytes(row.data), row.tag, row.node, meta, job.priority or 0))
     for job in jobs:
@@ -206,9 +206,9 @@ def _find(
     from_seq: int,
     limit: int,
     now_ms: int,
-) -> tuple[list[Stored], int, bool]:
+) -> tuple[list[Letter], int, bool]:
     """Dead letters of `origin` that nobody holds, the last seq looked at, and whether that was the end."""
-    found: list[Stored] = []
+    found: list[Letter] = []
     wanted = None if seqs is None else sorted(set(seqs))
     at = from_seq if wanted is None else 0
     examined = 0
@@ -233,7 +233,7 @@ def _find(
     return found, at, wanted is not None or at >= source.head
 
 
-def _is_from(row: Stored, origin: str) -> bool:
+def _is_from(row: Letter, origin: str) -> bool:
     if row.meta is UNSET or b'"$dead_letter_from"' not in bytes(row.meta):
         return False
     return bytes(_decode_meta(row.meta).get(STAMP_FROM, Raw(b"null"))) == _encode_json(origin)
@@ -254,9 +254,8 @@ def _priority(topic: Topic, seq: int) -> int:
 def _reserve(queue: Leases, seqs: list[int], now_ms: int) -> Any:
     """Keeps workers of the dead-letter topic, which is a queue itself, off these jobs; the answer undoes that."""
     jobs = [queue.find(seq) or Job(seq) for seq in seqs]
-    for seq in seqs:
-        queue.later.pop(seq, None)
-    queue.take_out(jobs)
+    queue.left(seqs)
+    queue.leaving.update({job.seq: job for job in jobs})
     queue.check_upto = max(queue.check_upto, *seqs)
     return lambda: queue.release(jobs, due_ms=0, now_ms=now_ms)
 
@@ -277,39 +276,71 @@ def _move(
 ) -> Ticket:
     """Stages that `seqs` leave `source` and enter the topic `name` as `copies`, or raises why they cannot."""
     dest = engine.topics.get(name)
-    create = None
     if dest is None:
-        if not source.config.auto_create:
-            raise topic_not_found(name)
-        create = engine._new_topic(name, configure(name, ConfigPatch()))
-    config = create.config if create is not None else dest.config  # type: ignore[union-attr]
-    dest_id, first, ts = (
-        (create.topic_id, 1, now_ms) if dest is None else (dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
-    )  # type: ignore[union-attr]
-    append = _render(copies, dest_id, first, ts)
-    engine._check_room(config, dest, append, now_ms)
+        return _move_creating(engine, source, name, seqs, copies, now_ms, dead=dead, result=result)
+    append = _render(copies, dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
+    engine._check_room(dest.config, dest, append, now_ms)
     move = Moved(source.topic_id, seqs, now_ms, dead, append)
 
     def take_effect(_: Ticket) -> Any:
-        source.pending -= 1
-        engine._land(dest if create is None else apply.create(engine.state, create), append)  # type: ignore[arg-type]
         _leave(source, move)
+        engine._land(dest, append)
         return result
 
-    def undo() -> None:
-        source.pending -= 1
+    frame = _frame(engine, source, dest.config.durability, move)
+    ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), len(append.blob))
+    ticket.gated = frame is not None and "fsync" in (source.config.durability, dest.config.durability)
+    _take_seqs(engine, dest, ticket)
+    engine.commits.stage(ticket)
+    return _hold(source, ticket)
+
+
+def _move_creating(
+    engine: Engine,
+    source: Topic,
+    name: str,
+    seqs: list[int],
+    copies: list[Copy],
+    now_ms: int,
+    *,
+    dead: bool,
+    result: Any,
+) -> Ticket:
+    """The same where the other topic has to be made first: its first records come with it."""
+    if not source.config.auto_create:
+        raise topic_not_found(name)
+    config = configure(name, ConfigPatch())
+    append = _render(copies, 0, 1, now_ms)
+    engine._check_room(config, None, append, now_ms)
+    create = engine._new_topic(name, config)
+    append.topic_id = create.topic_id
+    move = Moved(source.topic_id, seqs, now_ms, dead, append)
+
+    def take_effect(_: Ticket) -> Any:
+        _leave(source, move)
+        engine._land(apply.create(engine.state, create), append)
+        return result
 
     frame = _frame(engine, source, config.durability, move)
     gated = frame is not None and "fsync" in (source.config.durability, config.durability)
+    return _hold(source, engine._stage_create(create, take_effect, gated=gated, then=frame or b""))
+
+
+def _hold(source: Topic, ticket: Ticket) -> Ticket:
+    """While the move is under way, so is something with the topic that is left."""
+    take_effect = ticket.apply
+    assert take_effect is not None
+
+    def over() -> None:
+        source.pending -= 1
+
+    def end(done: Ticket) -> Any:
+        over()
+        return take_effect(done)
+
     source.pending += 1
-    if create is not None:
-        ticket = engine._stage_create(create, take_effect, gated=gated, then=frame or b"")
-        _undo_also(ticket, undo)
-        return ticket
-    assert dest is not None
-    ticket = Ticket(dest, frame, take_effect, append, first, len(copies), len(append.blob), gated, undo)
-    _take_seqs(engine, dest, ticket)
-    engine.commits.stage(ticket)
+    ticket.apply = end
+    _undo_also(ticket, over)
     return ticket
 
 

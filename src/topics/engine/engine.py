@@ -10,6 +10,7 @@ from msgspec import Struct
 from topics.clock import Clock
 from topics.engine import apply, retention, scheduler
 from topics.engine.append import render
+from topics.engine.backlog import Backlog
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, read
 from topics.engine.routers import Routers
@@ -78,12 +79,15 @@ class Engine:
         self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
         self.logged = log is not None
         self._grown: dict[Topic, None] = {}
+        self.backlog = Backlog()
         self.routers = Routers(self)
 
-    def attach(self, log: Log) -> None:
+    def attach(self, log: Log, backlog: Backlog | None = None) -> None:
         """From now on changes are logged. For an engine whose state was recovered after it was made."""
         self.commits.log = log
         self.logged = True
+        self.backlog = backlog or self.backlog
+        self.backlog.hold(self.state)
         self.routers.attach()
 
     def flush(self) -> None:
@@ -98,6 +102,8 @@ class Engine:
         if topic is None:
             check_topic(name)
             raise topic_not_found(name)
+        if topic.changing:
+            self._settled(name)
         return topic
 
     def put_topic(self, name: str, patch: ConfigPatch) -> Ticket:
@@ -209,7 +215,7 @@ class Engine:
     def read(self, name: str, query: Query) -> tuple[Topic, Reading]:
         """See `read.read`; counts as somebody's interest in the topic."""
         topic = self.topics.get(name)
-        if topic is None:
+        if topic is None or topic.changing:
             topic = self.topic(name)
         topic.last_read_ts = now = self.clock.now_ms()
         return topic, read(topic, query, now)
@@ -291,6 +297,8 @@ class Engine:
     def _settled(self, name: str) -> Topic | None:
         """The topic, once nothing that is under way can change what a verb decides about it."""
         topic = self.topics.get(name)
+        if topic is not None and topic.changing and topic in self.backlog:
+            self.backlog.take_up(self, topic)
         if name in self.commits.creating or (topic is not None and topic.pending):
             self.commits.settle()
             topic = self.topics.get(name)

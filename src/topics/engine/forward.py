@@ -86,6 +86,11 @@ class Gathered(Struct):
     upto: int
 
 
+def comes_back(feed: Feed, reason: str) -> bool:
+    """Whether a loss is itself the echo of a loss, which would be told around a cycle for ever."""
+    return reason == "source_trim" and in_cycle(feed)
+
+
 def skippable(source: Topic, router: Router, upto: int) -> int:
     """The last seq up to which, from the cursor on, there is nothing but deleted records."""
     if router.cursor + 1 < source.earliest and source.losses.covering(router.cursor + 1) is None:

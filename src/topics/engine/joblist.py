@@ -57,15 +57,14 @@ def state_of(queue: Leases, seq: int) -> JobState:
     return "delayed" if seq in queue.resting or seq in queue.later else "ready"
 
 
-def _row(topic: Topic, queue: Leases, seq: int, row: bytes) -> bytes:
+def _row(topic: Topic, queue: Leases, seq: int, stored: pick.Stored) -> bytes:
     segment = topic.segments[topic.index_of(seq)]
     extra = segment.columns.extras.get(seq - segment.first)
     terms = None if extra is None else terms_of(extra)
     job = queue.find(seq) or Job(seq)
     state = state_of(queue, seq)
-    start = b'{"$seq":%d,' % seq
-    shown = b'%b"state":"%b","deliveries":%d,"priority":%d,' % (
-        start, state.encode(), job.deliveries, 0 if terms is None else terms.priority,
+    shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (
+        state.encode(), job.deliveries, 0 if terms is None else terms.priority,
     )  # fmt: skip
     if state == "delayed":
         shown += b'"deliver_at":%d,' % (job.due_ms or (0 if terms is None else terms.due_ms))
@@ -73,4 +72,4 @@ def _row(topic: Topic, queue: Leases, seq: int, row: bytes) -> bytes:
         shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % (
             _encode_json(job.node), job.lease_id.encode(), job.deadline_ms,
         )  # fmt: skip
-    return shown + row[len(start) : -1]
+    return stored.with_fields(seq, shown)

@@ -267,10 +267,9 @@ class Leases:
         self._expire_at(deadline_ms, extended)
 
     def take_out(self, jobs: Iterable[Job]) -> None:
-        """Nobody else can do anything with them until their fate is in the log."""
+        """Held jobs: nobody else can do anything with them until their fate is in the log."""
         for job in jobs:
-            for place in (self.leases, self.reclaim, self.resting):
-                place.pop(job.seq, None)
+            del self.leases[job.seq]
             self.leaving[job.seq] = job
 
     def put_back(self, jobs: Iterable[Job]) -> None:

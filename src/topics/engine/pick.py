@@ -10,10 +10,11 @@ Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from topics.engine.leases import PRIORITIES, Job, leases_of, terms_of
 from topics.engine.state import Topic
-from topics.storage.columns import render_without
+from topics.storage.columns import encode_json
 from topics.storage.segments import Cold, Segment
 
 TURNS = 8
@@ -34,10 +35,13 @@ class Pass:
         self._reclaimed: list[Job] = []
         self._taken: set[int] = set()
         self._next_plain: int | None = None  # found in the log, not given to anybody yet
-        self._was = queue.cursor, [lane.at for lane in queue.lanes], queue.turn, list(queue.served)
+        self._cursor_was = queue.cursor
+        self._lanes_were: tuple[list[int], int, list[int]] | None = None  # kept only where lanes are in use
         try:
-            self._take_reclaimed(want, bury_after)
+            if queue.reclaim:
+                self._take_reclaimed(want, bury_after)
             if any(queue.lanes):
+                self._lanes_were = [lane.at for lane in queue.lanes], queue.turn, list(queue.served)
                 self._take_by_priority(want)
             elif len(self.jobs) < want:
                 self.jobs += [Job(seq) for seq in self._plain(want - len(self.jobs))]
@@ -47,17 +51,19 @@ class Pass:
 
     def undo(self) -> None:
         queue = self.queue
-        queue.cursor, ats, queue.turn, queue.served = self._was
-        for lane, at in zip(queue.lanes, ats, strict=True):
-            lane.at = at
+        queue.cursor = self._cursor_was
+        if self._lanes_were is not None:
+            ats, queue.turn, queue.served = self._lanes_were
+            for lane, at in zip(queue.lanes, ats, strict=True):
+                lane.at = at
         for job in reversed(self._reclaimed):
             queue.reclaim[job.seq] = job
             queue.reclaim.move_to_end(job.seq, last=False)
 
     def keep(self) -> None:
         """The jobs are the caller's."""
-        for lane in self.queue.lanes:
-            if lane.at:
+        if self._lanes_were is not None:
+            for lane in self.queue.lanes:
                 lane.trim()
 
     def _elsewhere(self, seq: int) -> bool:
@@ -203,36 +209,60 @@ def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
 
 def warm(topic: Topic, seqs: list[int]) -> None:
     """Raises one `Cold` for everything that a delete of these seqs (ascending, live) would have to wait for."""
-    segments: dict[int, Segment] = {}
+    segments: list[Segment] = []
+    end = topic.earliest
     for seq in seqs:
-        if topic.earliest <= seq <= topic.head:
-            segment = topic.segments[topic.index_of(seq)]
-            segments[segment.first] = segment
+        if end <= seq <= topic.head:
+            segments.append(topic.segments[topic.index_of(seq)])
+            end = segments[-1].end
     try:
-        for segment in segments.values():
+        for segment in segments:
             segment.columns, segment.marks  # noqa: B018 - loads them
     except Cold:
-        raise _load_all(list(segments.values()), lambda one: (one.columns, one.marks)) from None
+        raise _load_all(segments, lambda one: (one.columns, one.marks)) from None
 
 
-def rows(topic: Topic, seqs: list[int]) -> list[bytes]:
-    """The records as stored, with their tags, in order. Raises one `Cold` for all there is to fetch, or `Damaged`."""
-    found: list[bytes] = []
+class Stored(NamedTuple):
+    """A record as it is kept, and what has to be said of its tag, which is kept beside it."""
+
+    row: bytes  # {"$seq":7,"$ts":…},
+    tag: bytes  # `"$tag":"x",`, or nothing
+
+    def whole(self) -> bytes:
+        """The record as a JSON object."""
+        return b"{%b%b" % (self.tag, self.row[1:-1])
+
+    def with_fields(self, seq: int, fields: bytes) -> bytes:
+        """The record as a JSON object with more fields behind its seq."""
+        return b'{"$seq":%d,%b%b%b' % (seq, fields, self.tag, self.row[9 + len(str(seq)) : -1])
+
+
+class TooMuch(Exception):
+    """The records together pass the bytes that one answer may have."""
+
+
+def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[Stored]:
+    """The records, in order. Raises one `Cold` for all there is to fetch, or `Damaged`, or `TooMuch`."""
+    found: list[Stored] = []
     loads: list[Callable[[], None]] = []
+    used_bytes = 0
     for segment, low, high in runs(topic, seqs):
         try:
             columns = segment.columns
+            offsets, tags = columns.offsets, columns.tags
+            base = offsets[low]
+            used_bytes += offsets[high] - base
+            if max_bytes is not None and used_bytes > max_bytes and len(seqs) > 1:
+                raise TooMuch
             blob = segment.read(low, high)
         except Cold as cold:
             loads.append(cold.load)
             continue
-        offsets, tags = columns.offsets, columns.tags
-        base = offsets[low]
         for at in range(low, high):
-            row = blob[offsets[at] - base : offsets[at + 1] - base]
+            tag = b""
             if tags is not None and tags[at]:
-                row = render_without(row, columns, at, tags=True, meta=True, data=True)
-            found.append(row)
+                tag = b'"$tag":%b,' % encode_json(columns.tag_names.name_of(tags[at]))
+            found.append(Stored(blob[offsets[at] - base : offsets[at + 1] - base], tag))
     if loads:
         raise Cold(lambda: _run(loads))
     return found

@@ -137,7 +137,7 @@ def claim(engine: Engine, topic: Topic, wants: list[Want]) -> tuple[list[Claimed
         if config.leases_durable:
             entries.append(_leased(topic, want.node, first, deadline, jobs))
         queue.grant(jobs, want.node, first, deadline, want.holder)
-        claims.append(Claimed(topic, [_job_row(job, rendered[job.seq]) for job in jobs], jobs, 0))
+        claims.append(Claimed(topic, [_row(job, rendered[job.seq]) for job in jobs], jobs, 0))
     ready = queue.ready
     for done in claims:
         done.ready = ready
@@ -147,20 +147,21 @@ def claim(engine: Engine, topic: Topic, wants: list[Want]) -> tuple[list[Claimed
     return claims, _stage(engine, topic, entries, lambda _: None, lambda: _free(queue, granted))
 
 
-def _take(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, bytes]]:
+def _take(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, pick.Stored]]:
     """Jobs and their records by seq. Where the disk is needed, nothing has happened yet."""
+    config = topic.config
+    bury_after = config.max_deliveries if config.dead_letter is not None else 0
     while True:
-        config = topic.config
-        taken = pick.Pass(topic, want, bury_after=config.max_deliveries if config.dead_letter is not None else 0)
+        taken = pick.Pass(topic, want, bury_after=bury_after)
         try:
+            seqs = [job.seq for job in taken.jobs]
+            seqs += [job.seq for job in taken.dead]
+            seqs.sort()
+            rendered = dict(zip(seqs, pick.rows(topic, seqs, max_bytes=MAX_BATCH_BYTES), strict=True))
+        except pick.TooMuch:
             fits = pick.within_bytes(topic, [job.seq for job in taken.jobs], MAX_BATCH_BYTES)
-            if fits < len(taken.jobs):
-                taken.undo()
-                taken = pick.Pass(
-                    topic, fits, bury_after=config.max_deliveries if config.dead_letter is not None else 0
-                )
-            seqs = sorted(job.seq for jobs in (taken.jobs, taken.dead) for job in jobs)
-            rendered = dict(zip(seqs, pick.rows(topic, seqs), strict=True))
+            taken.undo()
+            want = fits if fits < want else want // 2
         except Damaged as damage:
             taken.undo()
             retention.lose_range(topic, damage)
@@ -194,12 +195,9 @@ def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
     return shares
 
 
-def _job_row(job: Job, row: bytes) -> bytes:
-    """The record as stored, with the fields of its lease behind its seq."""
-    start = b'{"$seq":%d,' % job.seq
-    return b'%b"lease_id":"lease_%x","deadline":%d,"deliveries":%d,%b' % (
-        start, job.lease, job.deadline_ms, job.deliveries, row[len(start) : -1],
-    )  # fmt: skip
+def _row(job: Job, stored: pick.Stored) -> bytes:
+    fields = b'"lease_id":"lease_%x","deadline":%d,"deliveries":%d,' % (job.lease, job.deadline_ms, job.deliveries)
+    return stored.with_fields(job.seq, fields)
 
 
 def _leased(topic: Topic, node: str, first: int, deadline_ms: int, jobs: list[Job]) -> Leased:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from topics import logs
 from topics.engine import apply, checkpoint, queue, retention, router_replay
 from topics.engine.apply import State
+from topics.engine.backlog import Backlog
 from topics.engine.state import Topic
 from topics.errors import Corrupt
 from topics.storage import entry as entries
@@ -38,6 +39,7 @@ class Recovered(NamedTuple):
     damage: list[str]
     cut: list[str]  # unfinished writes at the end of the log
     settled: bool  # the snapshot says all of it: a start that goes on from here needs no new one
+    backlog: Backlog  # records of `memory` topics, to be taken up once the server serves
 
 
 class LogFile(NamedTuple):
@@ -47,9 +49,15 @@ class LogFile(NamedTuple):
     last: bool = False  # nothing was written into a later one: a write cut short at its end is the log's own end
 
 
-def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None, progress: Progress) -> Recovered:
-    """Fills `state`. Blocks; meant for a thread of its own. Raises `Corrupt` only where nothing can be known at all."""
+def recover(
+    datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None, progress: Progress, defer_memory: bool = False
+) -> Recovered:
+    """Fills `state`. Blocks; meant for a thread of its own. Raises `Corrupt` only where nothing can be known at all.
+
+    With `defer_memory` the records of `memory` topics are left in the backlog, for a server that wants to be ready first.
+    """
     damage: list[str] = []
+    backlog = Backlog()
     routers = router_replay.begin(state)
     number, snapshot = load_snapshot(datadir, damage)
     if snapshot is not None:
@@ -75,7 +83,9 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
                     break
                 _note_damage(state, file, item, damage)
             else:
-                replayed += _replay(state, item, file, damage)
+                replayed += 1
+                if not defer_memory or not backlog.defer(state, item.frame, file.data[item.at : item.end]):
+                    replayed -= 1 - _replay(state, item, file, damage)
                 progress((done + item.end) / total)
             resume = (file.number, item.end)
         done += len(file.data)
@@ -84,15 +94,18 @@ def recover(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | Non
     clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
     boot_id = datadir.fs.boot_id()
     same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
+    after_power_loss = not clean and not same_boot and (snapshot is not None or bool(files))
+    if damage or after_power_loss or not defer_memory:
+        backlog.apply_all(state)
     routers.catch_up()
-    _close_gaps(state, after_power_loss=not clean and not same_boot and (snapshot is not None or bool(files)))
+    _close_gaps(state, after_power_loss=after_power_loss)
     routers.end()
     _make_durable(datadir, files)
     progress(1.0)
     if replayed or damage:
         log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
     settled = same_boot and not replayed and not damage and not cut
-    return Recovered(number, resume, next_number, replayed, damage, cut, settled)
+    return Recovered(number, resume, next_number, replayed, damage, cut, settled, backlog)
 
 
 def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:

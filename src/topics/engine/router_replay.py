@@ -105,7 +105,8 @@ def _advance(
     start = router.cursor + 1
     if (run := source.losses.covering(start)) is not None:
         last = min(run[1], upto)
-        _skip(dest, last - start + 1, max_head)
+        if not forward.comes_back(feed, run[2]):
+            _skip(dest, last - start + 1, max_head)
         router.cursor = last
         return True
     lost = source.losses.next_from(start)

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from topics.engine import apply, retention, router_replay
 from topics.engine.commit import Ticket
-from topics.engine.forward import Copier, Gathered, Piece, count_eligible, eligible, gather, skippable
+from topics.engine.forward import Copier, Gathered, Piece, comes_back, count_eligible, eligible, gather, skippable
 from topics.engine.router_replay import room, table_of
 from topics.engine.router_state import Feed, Links, Router, in_cycle, upstream
 from topics.engine.state import Topic
@@ -280,7 +280,9 @@ class Routers:
         """Puts a mark before an entry whose replay must find the routers where they are now."""
         topic, entry = links.topic, ticket.entry
         if ticket.count and links.feeds:
-            self._give_up(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
+            upto = self._pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
+            if upto is not None:
+                self.losing(links, upto)
         leaves_sources = bool(ticket.count) or type(entry) in PARTIES
         if ticket.frame is not None and not (leaves_sources and links.fed is None):
             head = (ticket.first or topic.next_seq) - 1
@@ -322,18 +324,15 @@ class Routers:
                 if router.reached < upto - 1:
                     self._trim(router, upto - 1)
 
-    def _give_up(self, links: Links, entry: log.Append, *, before_bytes: int = 0) -> bool:
-        """The same for records that an entry will push out when it lands. Whether that concerned anybody."""
+    def _pushes_out(self, links: Links, entry: log.Append, *, before_bytes: int = 0) -> int | None:
+        """The seq below which all will be lost when the entry lands, if a router has not got there yet."""
         config = links.topic.config
         if not (config.cap_records or config.cap_bytes or config.ttl_ms):
-            return False
+            return None
         upto = retention.reach(
             links.topic, first=entry.first, sizes=entry.sizes, ts=entry.ts, before_bytes=before_bytes
-        )  # fmt: skip
-        behind = links.low < upto - 1 and links.slowest() < upto - 1
-        if behind:
-            self.losing(links, upto)
-        return behind
+        )
+        return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
 
     def _trim(self, router: Router, upto: int) -> None:
         feed, dest = router.feed, router.feed.dest
@@ -448,7 +447,10 @@ class Routers:
         router, upto = turn
         source, start = feed.source, router.cursor + 1
         if (run := source.losses.covering(start)) is not None:
-            self._trim(router, min(run[1], upto))
+            if comes_back(feed, run[2]):
+                router.cursor = min(run[1], upto)
+            else:
+                self._trim(router, min(run[1], upto))
             return True
         lost = source.losses.next_from(start)
         upto = upto if lost is None else min(upto, lost - 1)
@@ -494,24 +496,54 @@ class Routers:
         dest = feed.dest
         copier = Copier(self.table, feed, router)
         for entry, piece in list(copier.entries(gathered, dest.next_seq)):
+            router.cursor = max(router.cursor, piece.seqs[0] - 1)
             fits = self._fits(feed, entry, now)
             if fits <= 0:
-                router.cursor = max(router.cursor, piece.seqs[0] - 1)
                 return False
             if feed.last_error is not None:
                 self._resume(feed, now)
-                router.cursor = max(router.cursor, piece.seqs[0] - 1)
                 return True
-            if fits < len(entry.sizes):
+            fits = min(fits, self._keeps(dest, entry))
+            partly = fits < len(entry.sizes)
+            if partly:
                 entry, piece = next(copier.entries(Gathered([piece.only(list(range(fits)))], 0), entry.first))
-            if dest.links.feeds and self._give_up(dest.links, entry):
-                self._engine.flush()
+            if dest.links.feeds and not self._make_way(feed, entry):
+                return False
             self._land(copier, router, entry, piece)
             router.cursor = piece.seqs[-1]
-            if fits < len(piece.rows) or entry.first + len(entry.sizes) != dest.next_seq:
-                return True
+            if partly or dest.next_seq != entry.last + 1:
+                return True  # what comes behind is worked out anew
         router.cursor = max(router.cursor, gathered.upto)
         return True
+
+    def _keeps(self, dest: Topic, entry: log.Append) -> int:
+        """How many copies at a time, so that none goes again before a router out of the destination has seen it."""
+        fits = len(entry.sizes)
+        if dest.links.feeds:
+            while fits > 1 and retention.reach(dest, first=entry.first, sizes=entry.sizes[:fits], ts=entry.ts) > entry.first:
+                fits //= 2
+        return fits
+
+    def _make_way(self, feed: Feed, entry: log.Append) -> bool:
+        """Lets routers out of the destination get on first where copies would push out what they have not seen.
+
+        Those that are held give up on it. So do all around a cycle, where each would wait for the other.
+        """
+        links = feed.dest.links
+        upto = self._pushes_out(links, entry)
+        if upto is None:
+            return True
+        behind = [other for other in links.feeds.values() if any(router.reached < upto - 1 for router in other.routers)]
+        able = [other for other in behind if other.last_error is None]
+        if not able or in_cycle(feed):
+            self.losing(links, upto)
+            self._engine.flush()
+            return True
+        for other in able:
+            if other not in self._waiting:
+                self._enqueue(other)
+        self._waiting[feed] = None
+        return False
 
     def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece) -> None:
         source, dest = router.feed.source, router.feed.dest

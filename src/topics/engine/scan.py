@@ -34,8 +34,8 @@ class Step(Struct, eq=False):
 class Scan:
     """A cursor over (from_seq, upto_seq] of a topic, or up to the head as it was met first."""
 
-    def __init__(self, query: Query, *, upto_seq: int | None) -> None:
-        query.limit, query.max_bytes, query.spans = NO_LIMIT, SLICE_BYTES, True
+    def __init__(self, query: Query, *, upto_seq: int | None, slice_bytes: int = SLICE_BYTES) -> None:
+        query.limit, query.max_bytes, query.spans = NO_LIMIT, slice_bytes, True
         query.upto = upto_seq
         self.query = query
         self._upto_seq = upto_seq

@@ -59,7 +59,7 @@ class Store:
         state.rolled = self._seal
         state.dropped = self._forget
 
-    def recover(self, progress: recovery.Progress) -> recovery.Recovered:
+    def recover(self, progress: recovery.Progress, *, defer_memory: bool = False) -> recovery.Recovered:
         """Opens the directory's past and the log's next file. Blocks.
 
         What had to be pieced together is written down as a snapshot of its own before anything new is built upon it: what
@@ -68,7 +68,9 @@ class Store:
         """
         self.state.rolled = lambda topic, segment: None  # the owner's thread has no part in this yet: the snapshot seals
         try:
-            found = recovery.recover(self.dir, self.state, self.shelf, cold_dir=self._cold_dir, progress=progress)
+            found = recovery.recover(
+                self.dir, self.state, self.shelf, cold_dir=self._cold_dir, progress=progress, defer_memory=defer_memory
+            )
         finally:
             self.state.rolled = self._seal
         self.snapshot_number = found.snapshot_number

@@ -83,7 +83,7 @@ class TopicsApp:
     async def start(self) -> None:
         if self.settings.data_dir is not None:
             self.storage = await Storage.open(self)
-            self.engine.attach(self.storage.wal)
+            self.engine.attach(self.storage.wal, self.storage.backlog)
             self.storage.begin(self.engine.commits)
         self._recovered = True
         self.throttle.begin()

@@ -37,7 +37,7 @@ def check_room(limit: str, used: int, most: int) -> None:
 
 
 class Limits:
-    """What one server counts. A key's own counts are on its `Caller`; without keys nobody is there to attribute use to."""
+    """What one server counts. A key's own counts are on its `Caller`; without keys there is nobody to count for."""
 
     __slots__ = ("_inflight_per_key", "_sessions", "_streams", "_streams_per_key", "streams")
 

@@ -10,6 +10,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.engine.backlog import Backlog
 from topics.engine.commit import Commits
 from topics.engine.store import Store
 from topics.storage.datadir import DataDir
@@ -77,6 +78,8 @@ class Storage:
             hot_bytes=settings.hot_retain_bytes,
         )
         self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self.backlog: Backlog | None = None
 
     @classmethod
     async def open(cls, app: TopicsApp) -> Storage:
@@ -90,7 +93,8 @@ class Storage:
             app.replay_progress = share
 
         began = app.clock.monotonic_ns()
-        found = await asyncio.to_thread(storage.store.recover, progress)
+        found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
+        storage.backlog = found.backlog
         log.info(
             "recovered",
             topics=len(app.engine.topics),
@@ -104,11 +108,23 @@ class Storage:
     def begin(self, commits: Commits) -> None:
         self.store.commits = commits
         self._tick()
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Brings back what `memory` topics had, a little in each turn of the loop."""
+        engine = self._app.engine
+        if engine.backlog and not self._closing:
+            engine.backlog.some(engine)
+            self._app.loop.call_soon(self._take_up)
 
     async def close(self) -> None:
         """An orderly stop: everything into a last snapshot, so that the next start has nothing to replay."""
+        self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        engine = self._app.engine
+        while engine.backlog and not self.wal.broken:
+            engine.backlog.some(engine)
         await self._last_checkpoint()
         for worker in (self._store_worker, self._sync_worker):
             await worker.close()

@@ -32,17 +32,19 @@ class Throttle:
     def __init__(self, app: TopicsApp, *, refuse_ms: int) -> None:
         self.pressure = Pressure(refuse_ms)
         self._app = app
-        self._due = 0.0
+        self._due_ns = 0
+        self._asked_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._schedule = app.engine.commits.schedule
 
     def begin(self) -> None:
-        self._due = self._app.loop.time() + SAMPLE_MS / 1000
-        self._timer = self._app.loop.call_at(self._due, self._sample)
+        self._due_ns = self._app.clock.monotonic_ns() + SAMPLE_MS * 1_000_000
+        self._timer = self._app.call_later(SAMPLE_MS, self._sample)
 
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def check(self, name: str) -> None:
         """`throttled` if a request to this topic must wait."""
@@ -50,8 +52,15 @@ class Throttle:
         self.pressure.check(engine.topics.get(name), engine.clock.now_ms())
 
     def _sample(self) -> None:
-        self.take(max(self._app.loop.time() - self._due, 0.0) * 1000)
-        self.begin()
+        """How late a timer runs says little where it is set in step with the turns: a whole turn is measured, too."""
+        self._asked_ns = self._app.clock.monotonic_ns()
+        self._app.loop.call_soon(self._measured)
+
+    def _measured(self) -> None:
+        turn_ns = self._app.clock.monotonic_ns() - self._asked_ns
+        self.take(max(turn_ns, self._asked_ns - self._due_ns, 0) / 1e6)
+        if self._timer is not None:
+            self.begin()
 
     def take(self, lag_ms: float) -> None:
         """One measurement of how late the loop runs."""

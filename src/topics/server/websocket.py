@@ -252,9 +252,9 @@ class WebSocket(LiveConnection, Upgrade):
         self._commands.clear()
 
     def fail(self, code: int, message: str) -> None:
-        wire = next((one.wire for one in Code if one.status == code), "internal")
-        self._say({"op": "error", "code": wire, "message": message})
         going = code == Code.SHUTTING_DOWN.status
+        error = Code.SHUTTING_DOWN if going else Code.REQUEST_TIMEOUT
+        self._say({"op": "error", "code": error.wire, "message": message})
         self._close(CloseReason.GOING_AWAY if going else CloseReason.POLICY_VIOLATION, message)
 
     def _close(self, code: int, reason: str) -> None:

@@ -1,0 +1,91 @@
+"""The pieces of a bulk answer (`application/vnd.topics.segments`), without a connection: bytes in, runs and losses out.
+
+A piece is a head of 8 bytes (u32 LE length, u32 LE kind) and a body: records in the form of a segment file, or JSON.
+The answer ends with an `End`; where it stops before, it was cut off, and `resume_at` says where to ask for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+from msgspec import Struct
+
+from topics.client.request import End, Tombstone, error_of
+from topics.storage import run as runs
+from topics.storage.run import Run
+
+HEAD_BYTES = 8
+RECORDS, CONTROL = 1, 2
+
+
+class CutOff(Exception):
+    """The answer stopped in the middle of a piece, or between two."""
+
+
+class At(Struct):
+    """Everything up to here was looked at and skipped."""
+
+    next_from_seq: int
+
+
+class _Control(Struct):
+    tombstone: Tombstone | None = None
+    end: End | None = None
+    at: At | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+Piece = Run | Tombstone | At | End
+_decode_control = msgspec.json.Decoder(_Control).decode
+
+
+def read(take: Callable[[int], bytes], *, source: str) -> Iterator[Piece]:
+    """Every piece up to the `End`. `take(n)` gives n bytes, or fewer at the end of the connection.
+
+    Raises `CutOff`, `Corrupt` where bytes do not add up, and what the server says went wrong.
+    """
+    while True:
+        head = _exactly(take, HEAD_BYTES)
+        body = _exactly(take, int.from_bytes(head[:4], "little"))
+        kind = int.from_bytes(head[4:], "little")
+        if kind == RECORDS:
+            yield runs.decode(body, source=source)
+        elif kind == CONTROL:
+            piece = _control(body)
+            if piece is not None:
+                yield piece
+            if isinstance(piece, End):
+                return
+        # A kind of a later server says nothing that this reader needs: the API grows by addition.
+
+
+def resume_at(piece: Piece) -> tuple[int, int | None]:
+    """The cursor behind a piece, and the epoch to go on with where that changed."""
+    if isinstance(piece, Run):
+        return piece.last, None
+    if isinstance(piece, Tombstone):
+        if piece.reason == "recreated":
+            return piece.earliest_seq - 1, piece.epoch
+        return piece.gap_to, None
+    return piece.next_from_seq, None
+
+
+def _control(body: bytes) -> Piece | None:
+    found = _decode_control(body)
+    if bytes(found.error):
+        raise error_of(200, {}, b'{"error":%b}' % bytes(found.error))
+    return found.tombstone or found.end or found.at
+
+
+def _exactly(take: Callable[[int], bytes], size_bytes: int) -> bytes:
+    found = take(size_bytes) if size_bytes else b""
+    if len(found) == size_bytes:
+        return found
+    parts = [found]
+    while found:
+        found = take(size_bytes - sum(map(len, parts)))
+        parts.append(found)
+        if sum(map(len, parts)) == size_bytes:
+            return b"".join(parts)
+    raise CutOff("the answer was cut off")

@@ -1,0 +1,76 @@
+"""Runs and gaps as the record batches that Spark takes: our columns or Kafka's, and the server where there are several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from topics.arrow import GAP, RECORD, Cells, cells
+from topics.spark.schema import HEADERS, Shape
+from topics.storage.run import Run
+
+LOG_APPEND_TIME = 1  # what Kafka calls a timestamp that the log gave
+
+
+class Batches:
+    """Makes batches of one shape."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._schema = shape.arrow()
+
+    def records(self, run: Run, server: str, topic: str) -> pa.RecordBatch:
+        found = cells(run)
+        n = len(found.seq)
+        no_seq, no_text = pa.nulls(n, pa.int64()), pa.nulls(n, pa.string())
+        if self._shape.kafka:
+            columns = [*_kafka(found, topic, n), pa.repeat(RECORD, n), found.node, no_seq, no_text]
+        else:
+            columns = [pa.repeat(RECORD, n), pa.repeat(topic, n), *found, no_seq, no_text]
+        if self._shape.server:
+            columns.append(pa.repeat(server, n))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def gap(self, server: str, topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
+        """A row that says [gap_from, gap_to] was lost."""
+        row: dict[str, Any] = {"kind": GAP, "topic": topic, "gap_to": gap_to, "reason": reason}
+        row["offset" if self._shape.kafka else "seq"] = gap_from
+        if self._shape.kafka:
+            row["partition"] = 0
+        if self._shape.server:
+            row["server"] = server
+        return pa.RecordBatch.from_pylist([row], schema=self._schema)
+
+
+def _kafka(found: Cells, topic: str, n: int) -> list[pa.Array]:
+    return [
+        found.tag.cast(pa.binary()),
+        found.data.cast(pa.binary()),
+        pa.repeat(topic, n),
+        pa.repeat(pa.scalar(0, pa.int32()), n),
+        found.seq,
+        found.ts,
+        pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), n),
+        _headers(found.meta, n),
+    ]
+
+
+def _headers(meta: pa.Array, n: int) -> pa.Array:
+    """Meta as Kafka's headers: a string's own bytes, anything else as JSON. Row by row, where there is any."""
+    if meta.null_count == n:
+        return pa.nulls(n, HEADERS)
+    return pa.array([None if text is None else _header_rows(text) for text in meta.to_pylist()], HEADERS)
+
+
+def _header_rows(text: str) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _header_value(value)} for key, value in _decode_meta(text).items()]
+
+
+def _header_value(value: msgspec.Raw) -> bytes:
+    raw = bytes(value)
+    return msgspec.json.decode(raw, type=str).encode() if raw.startswith(b'"') else raw
+
+
+_decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

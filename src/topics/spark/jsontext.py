@@ -1,0 +1,102 @@
+"""Values of any Spark type as JSON text, in the form that Spark's `to_json` gives them.
+
+Where the two differ, nothing is lost here: a timestamp keeps its microseconds, and is in UTC whatever the session says.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from pyspark.sql.types import (
+    ArrayType, BinaryType, BooleanType, ByteType, CharType, DataType, DateType, DecimalType, DoubleType, FloatType,
+    IntegerType, LongType, MapType, NullType, ShortType, StringType, StructType, TimestampNTZType, TimestampType,
+    TimeType, VarcharType, VariantType, VariantVal,
+)  # fmt: skip
+
+Convert = Callable[[Any], Any]
+
+_encoder = msgspec.json.Encoder(decimal_format="number")
+encode = _encoder.encode
+
+_AS_THEY_ARE = (
+    BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType, StringType, CharType, VarcharType, NullType,
+)  # fmt: skip
+
+
+class NoJson(TypeError):
+    """A type that has no form in JSON."""
+
+
+def converter(kind: DataType, where: str) -> Convert | None:
+    """What makes a value, as Arrow gives it to Python, encodable; None if it is already. Raises `NoJson`."""
+    if isinstance(kind, _AS_THEY_ARE):
+        return None
+    if isinstance(kind, DoubleType | FloatType):
+        return _or_null(_number)
+    if isinstance(kind, TimestampType):
+        return _or_null(lambda value: _moment(value.astimezone(UTC).replace(tzinfo=None)) + "Z")
+    if isinstance(kind, TimestampNTZType):
+        return _or_null(_moment)
+    if isinstance(kind, DateType | TimeType):
+        return _or_null(lambda value: value.isoformat())
+    if isinstance(kind, BinaryType):
+        return _or_null(lambda value: base64.b64encode(value).decode())
+    if isinstance(kind, VariantType):
+        return _or_null(lambda value: Raw(VariantVal(value["value"], value["metadata"]).toJson().encode()))
+    if isinstance(kind, ArrayType):
+        return _array(converter(kind.elementType, f"{where}[]"))
+    if isinstance(kind, MapType):
+        return _map(converter(kind.keyType, f"{where} (keys)"), converter(kind.valueType, f"{where} (values)"))
+    if isinstance(kind, StructType):
+        return _struct({field.name: converter(field.dataType, f"{where}.{field.name}") for field in kind.fields})
+    raise NoJson(f"{where} is of type {kind.simpleString()}, which has no form in JSON; cast it to a string")
+
+
+def _or_null(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _number(value: float) -> float | str:
+    """JSON has no word for these three; `to_json` writes them so."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _moment(value: datetime) -> str:
+    return value.isoformat(timespec="microseconds" if value.microsecond % 1000 else "milliseconds")
+
+
+def _array(convert: Convert | None) -> Convert | None:
+    if convert is None:
+        return None
+    return _or_null(lambda values: [convert(value) for value in values])
+
+
+def _map(key: Convert | None, value: Convert | None) -> Convert:
+    def convert(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+        return {_name(key(k) if key else k): value(v) if value else v for k, v in pairs}
+
+    return _or_null(convert)
+
+
+def _name(key: Any) -> str:
+    return key if isinstance(key, str) else encode(key).decode()
+
+
+def _struct(fields: dict[str, Convert | None]) -> Convert:
+    def convert(values: dict[str, Any]) -> dict[str, Any]:
+        """Fields that are NULL are left out, as `to_json` leaves them out."""
+        return {
+            name: value if (one := fields[name]) is None else one(value)
+            for name, value in values.items()
+            if value is not None
+        }
+
+    return _or_null(convert)

@@ -1,0 +1,45 @@
+"""Sessions that know the data source."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from topics.spark.java import find_java
+from topics.spark.source import TopicsSource
+
+
+def register(spark: SparkSession) -> SparkSession:
+    """Makes `format("topics")` known to a session, Connect sessions included. May be called twice."""
+    spark.dataSource.register(TopicsSource)
+    return spark
+
+
+def session(
+    app: str = "topics",
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    config: Mapping[str, object] | None = None,
+) -> SparkSession:
+    """A session with the source registered and filters pushed down: the running one, or a new one.
+
+    Finds a Java where the machine has none, and has executors run the Python that runs this.
+    """
+    if remote is None:
+        home = find_java()
+        if home is not None:
+            os.environ["JAVA_HOME"] = home
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder: SparkSession.Builder = SparkSession.builder
+    builder = builder.appName(app).config("spark.sql.python.filterPushdown.enabled", "true")
+    if master is not None:
+        builder = builder.master(master)
+    if remote is not None:
+        builder = builder.remote(remote)
+    for name, value in (config or {}).items():
+        builder = builder.config(name, str(value))
+    return register(builder.getOrCreate())

@@ -1,0 +1,42 @@
+"""The data source `topics`."""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from topics.spark.batch import TopicsReader
+from topics.spark.options import read_options
+from topics.spark.schema import shape_of
+from topics.spark.sink import BatchWriter, StreamWriter
+from topics.spark.stream import TopicsStreamReader
+from topics.spark.write_options import write_options
+
+
+class TopicsSource(DataSource):
+    """`spark.read.format("topics")` and its relatives."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "topics"
+
+    def schema(self) -> str:
+        return shape_of(read_options(self.options)).ddl()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TopicsReader(read_options(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return TopicsStreamReader(read_options(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(write_options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return StreamWriter(write_options(self.options), schema, overwrite=overwrite)

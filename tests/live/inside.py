@@ -1,0 +1,92 @@
+"""The server in a thread of the test, so that the test can make its loop late."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import uvloop
+
+from topics.clock import SystemClock
+from topics.config import Settings
+from topics.server.app import TopicsApp
+from topics.server.protocol import HttpLimits, HttpServer
+
+T = TypeVar("T")
+WAIT_S = 20
+
+
+class Inside:
+    """`call` runs on the server's own thread."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.loop = uvloop.new_event_loop()
+        self.settings = Settings(**settings)
+        self._busy_ms = 0.0
+        self._ready = threading.Event()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._ready.wait(WAIT_S)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_until_complete(self._serve())
+        self.loop.close()
+
+    async def _serve(self) -> None:
+        self.app = TopicsApp.build(self.settings, SystemClock(), self.loop)
+        self.app.http = http = HttpServer(self.app, HttpLimits.of(self.settings))
+        server = await self.loop.create_server(http.connection, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        await self.app.start()
+        self._ready.set()
+        await self._over.wait()
+        self._busy_ms = 0
+        server.close()
+        self.app.begin_drain()
+        await http.drain(1000)
+        await self.app.stop()
+
+    def call(self, function: Callable[[], T]) -> T:
+        done: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.loop.call_soon_threadsafe(run)
+        return done.result(WAIT_S)
+
+    def lag(self, *lags_ms: float) -> None:
+        """Tells the throttle these measurements, and takes its own away."""
+
+        def tell() -> None:
+            self.app.throttle.end()
+            for lag_ms in lags_ms:
+                self.app.throttle.take(lag_ms)
+
+        self.call(tell)
+
+    def keep_busy(self, ms: float) -> None:
+        """Every turn of the loop takes so much longer from now on; 0 ends that."""
+        was, self._busy_ms = self._busy_ms, ms
+        if not was and ms:
+            self.loop.call_soon_threadsafe(self._burn)
+
+    def _burn(self) -> None:
+        if self._busy_ms:
+            time.sleep(self._busy_ms / 1000)
+            self.loop.call_soon(self._burn)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()

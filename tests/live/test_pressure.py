@@ -1,0 +1,169 @@
+"""What gives way when the server runs late, and what does not."""
+
+import itertools
+import threading
+import time
+
+import pytest
+from websockets.sync.client import connect
+
+from tests.contract.api import Api, Background
+from tests.live.events import Events, wait_for
+from tests.live.inside import Inside
+from topics.engine.scheduler import SAMPLES, Step
+
+REFUSE_MS = 200
+STEP_MS = {Step.COALESCE: 15, Step.STRETCH: 40, Step.PAUSE: 100, Step.REFUSE: 450}
+
+
+@pytest.fixture
+def inside():
+    server = Inside(pressure_lag_ms=REFUSE_MS)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def api(inside):
+    client = Api(inside.url)
+    yield client
+    client.close()
+
+
+def climb(inside, step):
+    inside.lag(*[STEP_MS[step]] * SAMPLES)
+    assert inside.call(lambda: inside.app.throttle.pressure.step) is step
+
+
+def calm(inside):
+    inside.lag(*[0] * SAMPLES)
+    assert not inside.app.pressed
+
+
+def watch(inside, api, *names):
+    path = api.call("POST", "/v0/watch", {"topics": {name: {} for name in names}}).json()["stream_url"]
+    events = Events(inside.url, path)
+    events.expect(*["caught-up"] * len(names))
+    return events
+
+
+def test_requests_are_refused_with_a_time_to_come_back(inside, api):
+    api.write("a", 1)
+    climb(inside, Step.REFUSE)
+    for path, body in (("/v0/topics/a", {"records": [{"data": 1}]}), ("/v0/topics/a/diff", {})):
+        answer = api.call("POST", path, body)
+        assert answer.status_code == 429
+        retry_ms = answer.json()["error"]["detail"]["retry_after_ms"]
+        assert 500 <= retry_ms <= 5000
+        assert int(answer.headers["retry-after"]) == -(-retry_ms // 1000)
+    assert api.state("a")["head_seq"] == 1
+    calm(inside)
+    api.write("a", 2)
+
+
+def test_a_trusted_writer_passes_and_is_told_how_long_it_waited(inside, api):
+    climb(inside, Step.REFUSE)
+    written = api.write("a", 1, disable_backpressure=True)
+    assert written["performance"]["throttle_wait_ms"] >= 5
+    calm(inside)
+    assert api.write("a", 1)["performance"]["throttle_wait_ms"] == 0
+
+
+def test_commits_are_gathered_before_anything_is_refused(inside, api):
+    api.put("a")
+    climb(inside, Step.STRETCH)
+    assert api.write("a", 1)["performance"]["throttle_wait_ms"] >= 1
+    assert api.diff("a")["head_seq"] == 1
+
+
+def test_pushes_are_gathered_into_fewer_frames(inside, api):
+    api.put("a")
+    with watch(inside, api, "a") as events:
+        climb(inside, Step.COALESCE)
+        for n in range(3):
+            api.write("a", n)
+        seen = []
+        while len(seen) < 3:
+            seen += events.next().seqs
+        assert seen == [1, 2, 3]
+
+
+def test_topics_below_zero_wait_and_their_watchers_are_told(inside, api):
+    api.put("low", priority=-20)
+    api.put("high", priority=10)
+    with watch(inside, api, "low", "high") as events:
+        climb(inside, Step.PAUSE)
+        api.write("low", 1)
+        api.write("high", 1)
+        told = [events.next(), events.next()]
+        advice = next(frame for frame in told if frame.event == "error")
+        assert advice.data["code"] == 429
+        assert advice.data["topics"] == ["low"]
+        assert advice.data["retry_after_ms"] >= 500
+        assert next(frame for frame in told if frame.event == "record").data["topic"] == "high"
+        assert api.state("low")["effective_priority"] <= 0
+        calm(inside)
+        assert events.next().data["topic"] == "low"
+
+
+def test_age_lifts_a_paused_topic_while_the_pressure_lasts(inside, api):
+    api.put("low", priority=-20)
+    with watch(inside, api, "low") as events:
+        climb(inside, Step.PAUSE)
+        api.write("low", 1)
+        events.expect("error")
+        wait_for(lambda: api.state("low")["effective_priority"] >= 0)
+        inside.lag(STEP_MS[Step.PAUSE])  # the sampler's next look
+        assert events.next().seqs == [1]
+
+
+def test_a_socket_is_refused_and_advised_alike(inside, api):
+    api.put("low", priority=-1000)
+    with connect(inside.url.replace("http", "ws") + "/v0/ws", proxy=None) as ws:
+        ws.send('{"op":"subscribe","topic":"low"}')
+        assert "subscribed" in ws.recv(5)
+        assert "caught_up" in ws.recv(5)
+        climb(inside, Step.REFUSE)
+        ws.send('{"op":"publish","topic":"low","request_id":1,"records":[{"data":1}]}')
+        assert '"throttled"' in ws.recv(5)
+        ws.send('{"op":"publish","topic":"low","request_id":2,"records":[{"data":1}],"disable_backpressure":true}')
+        told = [ws.recv(5), ws.recv(5)]
+        assert any('"ack"' in each for each in told)
+        assert any('"topics":["low"]' in each for each in told)
+
+
+def test_under_real_lag_high_topics_keep_their_latency_and_low_ones_lose_nothing(inside, api):
+    """The loop is kept busy for 100 ms a turn, and both topics are written to all the while."""
+    api.put("low", priority=-10)
+    api.put("high", priority=900)
+    waits_s: dict[str, list[float]] = {"low": [], "high": []}
+    heard: dict[str, list[int]] = {"low": [], "high": []}
+    over = threading.Event()
+
+    def listen(name):
+        with watch(inside, api if name == "low" else other, name) as events:
+            ready.release()
+            while not over.is_set() or len(heard[name]) < written:
+                frame = events.next()
+                if frame.event == "record":
+                    for record in frame.data["records"]:
+                        heard[name].append(record["$seq"])
+                        waits_s[name].append(time.time() - record["data"])
+
+    other, ready, written = Api(inside.url), threading.Semaphore(0), 12
+    listeners = [Background(lambda name=name: listen(name)) for name in ("low", "high")]
+    for _ in listeners:
+        assert ready.acquire(timeout=10)
+    writer = Api(inside.url)
+    inside.keep_busy(100)
+    wait_for(lambda: inside.app.throttle.pressure.step >= Step.PAUSE)
+    for _, name in itertools.product(range(written), ("low", "high")):
+        writer.write(name, time.time(), disable_backpressure=True)
+    inside.keep_busy(0)
+    over.set()
+    for listener in listeners:
+        listener.result()
+    assert heard == {"low": list(range(1, written + 1)), "high": list(range(1, written + 1))}
+    assert sorted(waits_s["high"])[written // 2] < sorted(waits_s["low"])[written // 2]
+    for client in (other, writer):
+        client.close()

@@ -1,0 +1,308 @@
+"""`/v0/ws` through the `websockets` client, and byte by byte where a client would not misbehave so."""
+
+import base64
+import itertools
+import json
+import os
+import socket
+import zlib
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+WAIT_S = 10
+
+
+class Socket:
+    """JSON in, JSON out."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        options = {"compression": None, "proxy": None} | options
+        self._stack = ExitStack()
+        address = url.replace("http://", "ws://") + "/v0/ws"
+        self.ws: ClientConnection = self._stack.enter_context(connect(address, **options))
+        self._ids = itertools.count(1)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def send(self, op: str, **fields: Any) -> None:
+        self.ws.send(json.dumps({"op": op} | fields))
+
+    def next(self) -> Any:
+        return json.loads(self.ws.recv(WAIT_S))
+
+    def until(self, op: str, **fields: Any) -> Any:
+        """The next frame of that kind; what comes before it is dropped."""
+        while True:
+            frame = self.next()
+            if frame["op"] == op and all(frame.get(name) == value for name, value in fields.items()):
+                return frame
+
+    def call(self, op: str, **fields: Any) -> Any:
+        """The answer to one command."""
+        number = next(self._ids)
+        self.send(op, request_id=number, **fields)
+        while (frame := self.next()).get("request_id") != number:
+            pass
+        return frame
+
+
+@pytest.fixture
+def open_socket():
+    sockets = []
+
+    def open_one(url, **options):
+        sockets.append(Socket(url, **options))
+        return sockets[-1]
+
+    yield open_one
+    for each in sockets:
+        each.close()
+
+
+def test_a_subscription_tells_where_it_begins_and_delivers_from_there(live, topic, open_socket):
+    live.api.write(topic, 1, 2)
+    ws = open_socket(live.url)
+    ws.send("subscribe", request_id="s1", topic=topic, from_seq=1)
+    subscribed = ws.next()
+    epoch = live.api.state(topic)["epoch"]
+    where = {"from_seq": 1, "head_seq": 2, "earliest_seq": 1, "epoch": epoch}
+    assert subscribed == {"op": "subscribed", "request_id": "s1", "topics": {topic: where}}
+    record = ws.next()
+    [one] = record.pop("records")
+    assert record == {"op": "record", "topic": topic, "from_seq": 1, "to_seq": 2, "head_seq": 2}
+    assert (one["$seq"], one["data"]) == (2, 2)
+    assert ws.next() == {"op": "caught_up", "topic": topic, "head_seq": 2}
+    live.api.write(topic, 3)
+    assert [each["$seq"] for each in ws.next()["records"]] == [3]
+
+
+def test_a_publish_is_acknowledged_and_comes_back_to_those_who_listen(live, topic, open_socket):
+    ws = open_socket(live.url)
+    ack = ws.call("publish", topic=topic, records=[{"data": {"packet": 1}, "node": "u1"}, {"data": 2}])
+    assert (ack["op"], ack["topic"], ack["last_seq"], ack["head_seq"]) == ("ack", topic, 2, 2)
+    assert (ack["seqs"], ack["created"], ack["deduped"]) == ([1, 2], True, False)
+    assert ack["performance"]["fsync_ms"] == 0.0
+    ws.call("subscribe", topic=topic, node="u1", include_meta=False)
+    assert [each["$seq"] for each in ws.until("record")["records"]] == [2]
+    ack = ws.call("publish", topic=topic, records=[{"data": 3}], return_seqs=False)
+    assert "seqs" not in ack
+    assert live.api.state(topic)["head_seq"] == 3
+
+
+def test_a_publish_takes_everything_a_write_takes(live, topic, open_socket):
+    ws = open_socket(live.url)
+    first = ws.call("publish", topic=topic, records=[{"data": 1}], config={"durability": "fsync"}, idempotency_key="k")
+    again = ws.call("publish", topic=topic, records=[{"data": 1}], idempotency_key="k", disable_backpressure=True)
+    assert (first["created"], again["deduped"], again["last_seq"]) == (True, True, 1)
+    assert live.api.state(topic)["config"]["durable"] is True
+    assert ws.call("publish", topic=f"{topic}.no", records=[{"data": 1}], create=False)["code"] == "topic_not_found"
+
+
+def test_many_topics_and_patterns_fit_one_socket(live, topic, open_socket):
+    live.api.write(f"{topic}.a", 1)
+    ws = open_socket(live.url)
+    subscribed = ws.call("subscribe", topics={f"{topic}.*": {}, f"{topic}.a": {"tail": True}})
+    assert subscribed["topics"][f"{topic}.a"]["from_seq"] == 1
+    live.api.write(f"{topic}.b", 7)
+    assert ws.until("record")["topic"] == f"{topic}.b"
+    live.api.drop(f"{topic}.b")
+    assert ws.until("topic_deleted") == {
+        "op": "topic_deleted", "topic": f"{topic}.b", "head_seq": 1, "reason": "deleted",
+    }  # fmt: skip
+    assert ws.call("unsubscribe", topic=f"{topic}.*")["op"] == "unsubscribed"
+    live.api.write(f"{topic}.c", 1)
+    live.api.write(f"{topic}.a", 1)
+    assert ws.call("ping") == {"op": "pong", "request_id": 3}
+
+
+def test_subscribing_again_begins_again(live, topic, open_socket):
+    live.api.write(topic, 1, 2)
+    ws = open_socket(live.url)
+    for from_seq in (0, 1):
+        ws.call("subscribe", topic=topic, from_seq=from_seq)
+        assert ws.until("record")["from_seq"] == from_seq
+        ws.until("caught_up")
+    live.api.write(topic, 3)
+    assert ws.next()["to_seq"] == 3
+    assert ws.call("ping")["op"] == "pong"
+
+
+def test_loss_is_told(live, topic, open_socket):
+    live.api.put(topic, cap_records=2)
+    live.api.write(topic, *range(9))
+    ws = open_socket(live.url)
+    ws.call("subscribe", topic=topic)
+    gap = ws.next()
+    assert (gap["op"], gap["reason"], gap["gap_from"], gap["gap_to"]) == ("tombstone", "from_seq_too_old", 1, 7)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("nonsense", "invalid_request"),
+        ("[1]", "invalid_request"),
+        ('{"op":"dance","request_id":1}', "invalid_request"),
+        ('{"request_id":1}', "invalid_request"),
+        ('{"op":"subscribe","request_id":1}', "invalid_request"),
+        ('{"op":"subscribe","request_id":1,"topic":"a","topics":{"a":{}}}', "invalid_request"),
+        ('{"op":"subscribe","request_id":1,"topic":"a b"}', "invalid_request"),
+        ('{"op":"subscribe","request_id":1,"topic":"nobody"}', "topic_not_found"),
+        ('{"op":"unsubscribe","request_id":1}', "invalid_request"),
+        ('{"op":"publish","request_id":1,"topic":"a"}', "invalid_request"),
+        ('{"op":"publish","request_id":1,"topic":"a","records":[]}', "invalid_request"),
+        ('{"op":"publish","request_id":1,"topic":"a","records":[{"data":1,"tag":7}]}', "invalid_request"),
+        ("[" * 100_000, "invalid_request"),
+    ],
+)
+def test_a_command_that_is_wrong_is_answered_and_the_next_one_obeyed(live, open_socket, message, code):
+    ws = open_socket(live.url)
+    ws.ws.send(message)
+    error = ws.next()
+    assert (error["op"], error["code"]) == ("error", code)
+    assert error.get("request_id") == (1 if "request_id" in message else None)
+    assert ws.call("ping")["op"] == "pong"
+
+
+def test_every_command_needs_its_own_rights(start_live, open_socket):
+    live = start_live(api_keys="admin-key,r:read:a,w:write:a,wa:write+admin:a")
+    live.api.call("PUT", "/v0/topics/a", {}, headers={"authorization": "Bearer admin-key"})
+
+    def outcome(key, op, topic="a", **fields):
+        ws = open_socket(live.url, additional_headers={"authorization": f"Bearer {key}"})
+        answer = ws.call(op, topic=topic, **fields)
+        return answer["code"] if answer["op"] == "error" else answer["op"]
+
+    record = {"records": [{"data": 1}]}
+    assert outcome("r", "subscribe") == "subscribed"
+    assert outcome("r", "publish", **record) == "forbidden"
+    assert outcome("w", "publish", **record) == "ack"
+    assert outcome("w", "subscribe") == "forbidden"
+    assert outcome("w", "publish", config={}, **record) == "forbidden"
+    assert outcome("wa", "publish", topic="a.new", config={}, **record) == "ack"
+    assert outcome("w", "publish", topic="b", **record) == "forbidden"
+    assert outcome("r", "subscribe", topic="b*") == "forbidden"
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(live.url)
+    assert refused.value.response.status_code == 401
+
+
+def test_a_socket_counts_as_a_long_lived_connection(start_live, open_socket):
+    live = start_live(max_sse_connections=1)
+    open_socket(live.url)
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(live.url)
+    assert refused.value.response.status_code == 429
+
+
+def test_a_page_of_another_site_may_not_connect(start_live, open_socket):
+    live = start_live(cors_origins="https://console.example")
+    open_socket(live.url, origin=live.url)
+    open_socket(live.url, origin="https://console.example")
+    with pytest.raises(InvalidStatus) as refused:
+        open_socket(live.url, origin="https://evil.example")
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"upgrade": None}, {"connection": "close"}, {"sec-websocket-version": "12"},
+        {"sec-websocket-key": "short"}, {"sec-websocket-key": None},
+    ],
+)  # fmt: skip
+def test_a_handshake_that_is_none_gets_an_answer_in_plain_http(live, change):
+    headers = {
+        "connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
+        "sec-websocket-key": base64.b64encode(os.urandom(16)).decode(),
+    } | change  # fmt: skip
+    sent = {name: value for name, value in headers.items() if value is not None}
+    live.api.refused(400, "invalid_request", "GET", "/v0/ws", headers=sent)
+
+
+def test_pings_are_answered_and_a_close_is_returned(live, open_socket):
+    ws = open_socket(live.url)
+    assert ws.ws.ping(b"hello").wait(WAIT_S)
+    ws.ws.close(1000, "done")
+    assert ws.ws.close_code == 1000
+
+
+def test_binary_messages_and_broken_frames_end_the_connection_with_a_reason(live, open_socket):
+    ws = open_socket(live.url)
+    ws.ws.send(b"\x00")
+    with pytest.raises(ConnectionClosed) as closed:
+        ws.next()
+    assert closed.value.rcvd.code == 1003
+    ws = open_socket(live.url)
+    ws.ws.socket.sendall(b"\x81\x05hello")  # not masked
+    with pytest.raises(ConnectionClosed) as closed:
+        ws.next()
+    assert closed.value.rcvd.code == 1002
+
+
+def test_a_message_longer_than_a_body_may_be_is_refused_before_it_is_whole(start_live, open_socket):
+    live = start_live(max_body_bytes=10_000, max_record_bytes=10_000, max_meta_bytes=1_000)
+    ws = open_socket(live.url)
+    with pytest.raises(ConnectionClosed) as closed:
+        ws.ws.send(["x" * 4_000] * 10)
+        ws.next()
+    assert closed.value.rcvd.code == 1009
+
+
+def test_messages_in_parts_are_put_together(live, topic, open_socket):
+    ws = open_socket(live.url)
+    text = json.dumps({"op": "publish", "topic": topic, "records": [{"data": "häppchen"}]}, ensure_ascii=False)
+    ws.ws.send(iter([text[:9], text[9:60], text[60:]]))
+    assert ws.next()["last_seq"] == 1
+
+
+def test_deflate_is_used_where_both_sides_want_it(start_live, topic, open_socket):
+    live = start_live(ws_deflate="true", max_body_bytes=100_000, max_record_bytes=100_000)
+    plain, packed = open_socket(live.url), open_socket(live.url, compression="deflate")
+    assert [each.name for each in packed.ws.protocol.extensions] == ["permessage-deflate"]
+    for ws in (plain, packed):
+        ws.call("publish", topic=topic, records=[{"data": "x" * 5_000}])
+        ws.call("subscribe", topic=topic)
+        assert len(ws.until("record")["records"][0]["data"]) == 5_000
+    bomb = zlib.compressobj(wbits=-15)
+    data = bomb.compress(b"[" * 50_000_000) + bomb.flush(zlib.Z_SYNC_FLUSH)
+    mask = b"\0\0\0\0"
+    packed.ws.socket.sendall(b"\xc1\xfe" + (len(data) - 4).to_bytes(2, "big") + mask + data[:-4])
+    with pytest.raises(ConnectionClosed) as closed:
+        packed.until("nothing")
+    assert closed.value.rcvd.code == 1009
+    assert plain.call("ping")["op"] == "pong"
+
+
+def test_deflate_is_declined_unless_it_is_switched_on(live, open_socket):
+    assert open_socket(live.url, compression="deflate").ws.protocol.extensions == []
+
+
+def test_a_client_that_publishes_and_never_reads_is_not_read_from_either(start_live, topic, open_socket):
+    """The acknowledgements fill the socket; then the client's own sends block instead of filling the server."""
+    live = start_live()
+    ws = open_socket(live.url, max_queue=1, close_timeout=0.1)
+    raw: socket.socket = ws.ws.socket
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    message = json.dumps({"op": "publish", "topic": topic, "records": [{"data": 1}] * 200}).encode()
+    frame = b"\x81\xfe" + len(message).to_bytes(2, "big") + b"\0\0\0\0" + message
+    raw.settimeout(1)
+    sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < 200_000_000:
+            sent += raw.send(frame * 20)
+    assert live.api.state(topic)["head_seq"] > 0
+
+
+def test_a_server_that_stops_closes_its_sockets_as_going_away(start_live, open_socket):
+    live = start_live()
+    ws = open_socket(live.url)
+    live.server.terminate()
+    assert ws.next()["code"] == "shutting_down"
+    with pytest.raises(ConnectionClosed) as closed:
+        ws.next()
+    assert closed.value.rcvd.code == 1001

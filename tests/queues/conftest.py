@@ -1,0 +1,3 @@
+from tests.contract.conftest import api, connect, session_api, topic
+
+__all__ = ["api", "connect", "session_api", "topic"]

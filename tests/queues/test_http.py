@@ -1,0 +1,226 @@
+"""The queue endpoints as workers meet them: fields, clamps, codes, and waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, Background, eventually, failed, now_ms, succeeded, together
+
+
+def verb(api: Api, topic: str, name: str, **body: Any) -> Any:
+    return succeeded(api.call("POST", f"/v0/topics/{topic}/{name}", body))
+
+
+def claim(api: Api, topic: str, node: str = "w", **body: Any) -> Any:
+    return verb(api, topic, "claim", node=node, **body)
+
+
+@pytest.fixture
+def jobs(api: Api, topic: str) -> str:
+    api.put(topic, type="queue")
+    return topic
+
+
+def test_a_worker_s_round(api: Api, jobs: str):
+    api.append(jobs, [{"data": {"n": 1}, "tag": "t", "meta": {"trace": "z"}, "node": "producer"}, {"data": 2}])
+    answer = claim(api, jobs, max=5, lease_ms=2000)
+    first, second = answer["claimed"]
+    assert first.keys() == {"$seq", "lease_id", "deadline", "deliveries", "$ts", "$tag", "$node", "data", "meta"}
+    assert second.keys() == {"$seq", "lease_id", "deadline", "deliveries", "$ts", "data"}
+    assert first["lease_id"].startswith("lease_")
+    int(first["lease_id"][6:], 16)
+    assert abs(first["deadline"] - now_ms() - 2000) < 1500
+    assert (answer["topic"], answer["count"], answer["ready"]) == (jobs, 2, 0)
+    state = api.state(jobs)
+    assert state["type"] == "queue"
+    assert state["queue"] == {"ready": 0, "in_flight": 2, "dead_lettered": 0, "delayed": 0}
+
+    longer = verb(api, jobs, "extend", node="w", seqs=[1, 2], lease_ms=90_000, lease_ids=[first["lease_id"], "lease_0"])
+    assert (longer["extended"], longer["skipped"]) == (1, [2])
+    assert longer["deadlines"]["1"] > first["deadline"]
+
+    back = verb(api, jobs, "nack", node="w", seqs=[2], delay_ms=0)
+    assert (back["nacked"], back["skipped"], back["ready"], back["in_flight"]) == (1, [], 1, 1)
+
+    done = verb(api, jobs, "ack", node="w", seqs=[1, 2, 99])
+    assert (done["acked"], done["skipped"], done["ready"], done["in_flight"]) == (1, [2, 99], 1, 0)
+    assert [record["data"] for record in api.read_all(jobs)] == [2]
+    assert verb(api, jobs, "ack", node="w", seqs=[1])["acked"] == 0
+
+
+def test_an_ack_on_a_durable_queue_is_synced(api: Api, topic: str):
+    api.put(topic, type="queue", durability="fsync", leases_durable=True)
+    api.write(topic, 1)
+    assert claim(api, topic)["count"] == 1
+    assert verb(api, topic, "ack", node="w", seqs=[1])["acked"] == 1
+    assert api.state(topic)["count"] == 0
+
+
+@pytest.mark.parametrize("name", ["claim", "ack", "nack", "extend", "redrive"])
+def test_only_queues_take_queue_verbs(api: Api, topic: str, name: str):
+    body = {"node": "w", "seqs": [1], "lease_ms": 100}
+    api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/{name}", body)
+    api.put(topic)
+    api.refused(409, "not_a_queue", "POST", f"/v0/topics/{topic}/{name}", body)
+
+
+@pytest.mark.parametrize("path", ["jobs", "work?node=w"])
+def test_only_queues_have_jobs_to_show(api: Api, topic: str, path: str):
+    api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}/{path}")
+    api.put(topic)
+    api.refused(409, "not_a_queue", "GET", f"/v0/topics/{topic}/{path}")
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "field"),
+    [
+        ("claim", {}, "node"),
+        ("claim", {"node": ""}, "node"),
+        ("claim", {"node": "x" * 129}, "node"),
+        ("claim", {"node": 7}, "node"),
+        ("claim", {"node": "w", "max": "all"}, "max"),
+        ("claim", {"node": "w", "max": -1}, "max"),
+        ("claim", {"node": "w", "max": 2**64}, "max"),
+        ("claim", {"node": "w", "lease_ms": 1.5}, "lease_ms"),
+        ("ack", {"seqs": [1]}, "node"),
+        ("ack", {"node": "w"}, "seqs"),
+        ("ack", {"node": "w", "seqs": []}, "seqs"),
+        ("ack", {"node": "w", "seqs": ["1"]}, "seqs[0]"),
+        ("ack", {"node": "w", "seqs": [2**64]}, "seqs"),
+        ("ack", {"node": "w", "seqs": [1], "lease_ids": []}, "lease_ids"),
+        ("nack", {"node": "w", "seqs": [1], "delay_ms": -1}, "delay_ms"),
+        ("extend", {"node": "w", "seqs": [1]}, "lease_ms"),
+        ("redrive", {}, "dead_letter"),
+        ("redrive", {"dead_letter": "no/name"}, "dead_letter"),
+    ],
+)
+def test_bad_requests_name_the_field(api: Api, jobs: str, name: str, body: dict[str, Any], field: str):
+    error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{jobs}/{name}", body)
+    assert error["detail"]["field"] == field
+
+
+@pytest.mark.parametrize("name", ["ack", "nack", "extend"])
+def test_more_seqs_than_a_claim_can_give_are_refused(api: Api, jobs: str, name: str):
+    body = {"node": "w", "seqs": list(range(1001)), "lease_ms": 100}
+    api.refused(400, "batch_too_large", "POST", f"/v0/topics/{jobs}/{name}", body)
+
+
+def test_claims_and_leases_are_clamped(api: Api, jobs: str):
+    api.append(jobs, [{"data": 1}] * 1001, disable_backpressure=True)
+    answer = claim(api, jobs, max=4_000_000_000, lease_ms=0)
+    assert (answer["count"], answer["ready"]) == (1000, 1)
+    assert answer["claimed"][0]["deadline"] - now_ms() <= 100
+    assert claim(api, jobs, max=0)["count"] == 1
+    far = verb(api, jobs, "extend", node="w", seqs=[1001], lease_ms=10**15)["deadlines"].get("1001")
+    assert far is None or far <= now_ms() + 86_400_000
+
+
+def test_job_terms_are_checked(api: Api, jobs: str):
+    for record in ({"priority": 10}, {"priority": "high"}, {"delay_ms": -1}, {"deliver_at": 2**60}):
+        api.refused(400, "invalid_request", "POST", f"/v0/topics/{jobs}", {"records": [{"data": 1} | record]})
+    both = {"records": [{"data": 1, "delay_ms": 1, "deliver_at": 1}]}
+    api.refused(400, "invalid_request", "POST", f"/v0/topics/{jobs}", both)
+
+
+def test_a_claim_that_waits_is_answered_as_soon_as_a_job_comes(api: Api, jobs: str):
+    waiting = Background(lambda: claim(api, jobs, wait_ms=20_000))
+    api.write(jobs, "now")
+    assert [job["data"] for job in waiting.result()["claimed"]] == ["now"]
+
+
+def test_a_claim_that_waits_sees_what_time_and_others_give_back(api: Api, jobs: str):
+    api.append(jobs, [{"data": "late", "delay_ms": 150}, {"data": "short"}, {"data": "nacked"}])
+    claim(api, jobs, node="short", lease_ms=100)
+    claim(api, jobs, node="nacker")
+    first, second = together(
+        lambda: claim(api, jobs, wait_ms=20_000, lease_ms=60_000),
+        lambda: claim(api, jobs, wait_ms=20_000, lease_ms=60_000),
+    )
+    got = {job["data"] for answer in (first, second) for job in answer["claimed"]}
+    assert got == {"late", "short"}
+    third = Background(lambda: claim(api, jobs, wait_ms=20_000))
+    verb(api, jobs, "nack", node="nacker", seqs=[3])
+    assert [job["data"] for job in third.result()["claimed"]] == ["nacked"]
+
+
+def test_a_claim_that_waited_in_vain_is_answered_with_nothing(api: Api, jobs: str):
+    began = time.monotonic()
+    answer = claim(api, jobs, wait_ms=60)
+    assert (answer["claimed"], answer["count"]) == ([], 0)
+    assert time.monotonic() - began >= 0.05
+
+
+def test_a_claim_that_waits_at_a_queue_which_is_deleted_is_told(api: Api, jobs: str):
+    path = f"/v0/topics/{jobs}/claim"
+    waiting = Background(lambda: api.call("POST", path, {"node": "w", "wait_ms": 20_000}))
+    time.sleep(0.05)
+    api.drop(jobs)
+    failed(waiting.result(), 404, "topic_not_found")
+
+
+def test_claims_within_the_window_share_evenly(api: Api, topic: str):
+    api.put(topic, type="queue", claim_jitter_ms=300)
+    api.append(topic, [{"data": n} for n in range(9)])
+    answers = together(*(lambda node=node: claim(api, topic, node=node, max=9) for node in "abc"))
+    assert [answer["count"] for answer in answers] == [3, 3, 3]
+    seqs = [job["$seq"] for answer in answers for job in answer["claimed"]]
+    assert sorted(seqs) == list(range(1, 10))
+
+
+def test_jobs_are_listed_page_by_page(api: Api, jobs: str):
+    api.append(jobs, [{"data": n, "tag": f"t{n}"} for n in range(5)] + [{"data": 5, "delay_ms": 60_000}])
+    claim(api, jobs, max=2)
+    path = f"/v0/topics/{jobs}/jobs"
+    page = api.get(path, page_size=2)
+    assert [job["state"] for job in page["jobs"]] == ["in_flight", "in_flight"]
+    assert (page["ready"], page["in_flight"], page["delayed"]) == (3, 2, 1)
+    ready: list[Any] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = api.get(path, state="ready", page_size=2, **cursor)
+        ready += page["jobs"]
+        if "next_cursor" not in page:
+            break
+        cursor = {"cursor": page["next_cursor"]}
+    assert [job["$tag"] for job in ready] == ["t2", "t3", "t4"]
+    assert [job["data"] for job in api.get(path, state="delayed")["jobs"]] == [5]
+    api.refused(400, "invalid_request", "GET", path, params={"state": "lost"})
+    api.refused(400, "invalid_request", "GET", path, params={"cursor": "eyJhZnRlciI6ImEifQ=="})
+
+
+def test_dead_letters_go_and_come_back_over_http(api: Api, topic: str):
+    dead = f"{topic}.dead"
+    api.put(topic, type="queue", max_deliveries=1, dead_letter=dead)
+    api.write(topic, "bad", tag="x")
+    claim(api, topic)
+    verb(api, topic, "nack", node="w", seqs=[1])
+    assert claim(api, topic)["count"] == 0
+    assert eventually(lambda: api.state(topic)["queue"]["dead_lettered"], lambda n: n == 1)
+    [letter] = api.diff(dead)["records"]
+    assert letter["meta"]["$dead_letter_from"] == topic
+    seen = verb(api, topic, "redrive", match=["tag", "Glob", "x*"], dry_run=True)
+    assert (seen["redriven"], seen["dry_run"], seen["dead_letter"]) == (1, True, dead)
+    assert verb(api, topic, "redrive")["redriven"] == 1
+    [again] = claim(api, topic)["claimed"]
+    assert (again["data"], again["deliveries"]) == ("bad", 1)
+
+
+def test_many_workers_at_once_get_every_job_exactly_once(api: Api, jobs: str):
+    api.append(jobs, [{"data": n} for n in range(200)])
+    done: list[int] = []
+    lock = threading.Lock()
+
+    def work(node: str) -> None:
+        while got := claim(api, jobs, node=node, max=7, lease_ms=60_000)["claimed"]:
+            seqs = [job["$seq"] for job in got]
+            assert verb(api, jobs, "ack", node=node, seqs=seqs)["acked"] == len(seqs)
+            with lock:
+                done.extend(seqs)
+
+    together(*(lambda node=node: work(node) for node in "abcdef"))
+    assert sorted(done) == list(range(1, 201))
+    assert api.state(jobs)["queue"] == {"ready": 0, "in_flight": 0, "dead_lettered": 0, "delayed": 0}
