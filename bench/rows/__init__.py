@@ -1,7 +1,7 @@
 """The table: every row, in the order they are run and printed. A new row is a new file and one line here."""
 
 from row import Row
-from rows import append, features, growth, live, memory, queue, read, recovery, topics
+from rows import append, features, growth, live, memory, queue, read, recovery, routers, topics
 
 ROWS: tuple[Row, ...] = (
     *append.ROWS,
@@ -10,6 +10,7 @@ ROWS: tuple[Row, ...] = (
     queue.ROW,
     recovery.ROW,
     memory.ROW,
+    routers.ROW,
     topics.ROW,
     growth.ROW,
     features.ROW,

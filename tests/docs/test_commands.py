@@ -39,7 +39,8 @@ STREAM_S = 3
 
 # A block that would change the machine it is tested on has to say that it is not run.
 CHANGES_THE_MACHINE = re.compile(
-    r"(?m)(?:^|[;&|(]) *(?:\w+=\S+ +)*(?:\S*/)?(sudo|apt|apt-get|brew|pip|pip3|make|systemctl|docker|git) "
+    r"(?m)(?:^|[;&|(]) *(?:\w+=\S+ +)*(?:\S*/)?"
+    r"(sudo|apt|apt-get|brew|pip|pip3|make|install|chown|useradd|adduser|systemctl|docker|git) "
 )
 
 # Not the same from run to run: an example shows one value of many.

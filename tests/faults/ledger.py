@@ -1,7 +1,8 @@
 """What clients were told, and what a restart may therefore look like.
 
-A `Client` drives a `SimServer` and writes down every attempt and its answer. `Ledger.check` then judges a server that came
-back after a crash: whatever was promised must be there, whatever is there must have been attempted, every seq has a fate.
+A `Client` drives a `SimServer` and writes down every attempt and its answer. `Ledger.check` then judges a server that
+came back after a crash: whatever was promised must be there, whatever is there must have been attempted, and every seq
+has a fate.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class Ledger:
         assert totals.records == sum(topic.count for topic in topics)
         assert totals.bytes == sum(topic.bytes for topic in topics)
         if mode in ("keep", "lose", "tear"):
-            assert server.recovered is not None and server.recovered.damage == [], "nothing was damaged"
+            assert server.recovered is not None
+            assert server.recovered.damage == [], "nothing was damaged"
 
 
 def _may_be_absent(life: Life, *, power: bool, healed: bool) -> bool:
@@ -150,7 +152,9 @@ class _Judge:
     def promises(self) -> None:
         life, safe = self.life, self.life.safe(power=self.power)
         for seq, payload, write in life.acked():
-            assert self.topic.head >= seq or life.durability == "ephemeral" and self.mode != "none", f"{seq} is free again"
+            assert self.topic.head >= seq or (life.durability == "ephemeral" and self.mode != "none"), (
+                f"{seq} is free again"
+            )
             if not (safe or self.mode == "none"):
                 continue
             if seq not in self.rows:
@@ -162,7 +166,8 @@ class _Judge:
                     assert removal.status != "acked" or not removal.covers(seq, write.tag), f"{seq} was deleted"
             if write.key is not None:
                 known = self.topic.keys.get(write.key)
-                assert known is not None and known.first == write.first, f"the key {write.key} was forgotten"
+                assert known is not None, f"the key {write.key} was forgotten"
+                assert known.first == write.first
         if life.durability == "ephemeral" and self.mode != "none":
             assert not self.rows, "an ephemeral topic kept records"
             assert self.topic.head >= life.head_kept
@@ -183,7 +188,9 @@ class _Judge:
         covered = set(self.rows) | set(self.lost)
         assert not set(self.rows) & set(self.lost)
         for seq in range(1, min(self.topic.head, 9000) + 1):
-            assert seq in covered or self.life.removable(seq, tags.get(seq)) or (seq not in tags and self.life.removals), seq
+            assert (
+                seq in covered or self.life.removable(seq, tags.get(seq)) or (seq not in tags and self.life.removals)
+            ), seq
         allowed = {"cap", "ttl"} if self.life.evicts else set()
         if self.life.durability == "ephemeral" or self.power:
             allowed.add("restart")
@@ -237,7 +244,9 @@ class Client:
             life.epoch, write.first = result.topic.epoch, result.first
 
         engine = self.server.engine
-        self._follow(write, lambda: engine.append(name, request(*payloads, tag=tag, key=key, **config)), answered, flush)
+        self._follow(
+            write, lambda: engine.append(name, request(*payloads, tag=tag, key=key, **config)), answered, flush
+        )
         return write
 
     def delete(self, name: str, *, before_seq: int | None = None, tag: str | None = None) -> None:
@@ -266,8 +275,13 @@ class Client:
 
         self.server.store.checkpoint(done)
 
-    def _follow(self, attempt: Attempt, verb: Callable[[], Ticket], answered: Callable[[Any], None] = lambda result: None,
-                flush: bool = True) -> None:  # fmt: skip
+    def _follow(
+        self,
+        attempt: Attempt,
+        verb: Callable[[], Ticket],
+        answered: Callable[[Any], None] = lambda result: None,
+        flush: bool = True,
+    ) -> None:
         def done(ticket: Ticket) -> None:
             if ticket.error is not None:
                 attempt.status = "refused"

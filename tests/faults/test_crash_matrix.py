@@ -43,7 +43,9 @@ class FilmedDisk(SimDisk):
     def _call(self, op: str, path: str, work: Callable[[], T], fail: Callable[[bool], None] | None = None) -> T:
         if self.ledger is None or op not in MUTATING:
             return super()._call(op, path, work, fail)
-        moment = Moment(f"before call {len(self.calls)}: {op} {path}", self.clone(), self.clock.now_ms(), self.ledger.copy())
+        moment = Moment(
+            f"before call {len(self.calls)}: {op} {path}", self.clone(), self.clock.now_ms(), self.ledger.copy()
+        )
         self.moments.append(moment)
         result = super()._call(op, path, work, fail)
         if op in ("pwrite", "pwritev"):
@@ -106,7 +108,8 @@ def goes_on(server: SimServer) -> None:
     assert kept(going) == found
     stopped = going.stop()
     assert kept(stopped) == found
-    assert stopped.recovered is not None and stopped.recovered.damage == []
+    assert stopped.recovered is not None
+    assert stopped.recovered.damage == []
 
 
 def kept(server: SimServer) -> dict[str, View]:
@@ -131,24 +134,31 @@ def sweep(names: Iterable[tuple[str, ...]], modes: Callable[[int], Iterable[Cras
 
 
 def test_every_single_operation_survives_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
-    points = sweep(workloads(1), lambda at: MODES, thorough_every=1)
+    points = sweep(workloads(1), lambda at: MODES, thorough_every=3)
     _tell(capsys, f"{points} crash points in single operations")
 
 
 def test_the_first_operation_of_a_new_directory_survives_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
     made = [name for name in STEPS if name.startswith(("create", "append_creates"))]
-    points = sweep([(name,) for name in made], lambda at: MODES, thorough_every=3, fresh=True)
+    points = sweep([(name,) for name in made], lambda at: MODES, thorough_every=7, fresh=True)
     _tell(capsys, f"{points} crash points in a new directory")
 
 
-def test_pairs_of_operations_survive_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
-    points = sweep(workloads(2), lambda at: [MODES[at % 5]], thorough_every=7)
+def test_some_pairs_of_operations_survive_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep(some(2, 90, SEED), lambda at: [MODES[at % 5]], thorough_every=11)
     _tell(capsys, f"{points} crash points in pairs")
 
 
 def test_some_triples_of_operations_survive_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
-    points = sweep(some(3, 100, SEED), lambda at: [MODES[(at + 3) % 5]], thorough_every=7)
+    points = sweep(some(3, 60, SEED), lambda at: [MODES[(at + 3) % 5]], thorough_every=11)
     _tell(capsys, f"{points} crash points in triples")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("first", STEPS)
+def test_every_pair_of_operations_survives_every_crash(first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep(((first, *rest) for rest in workloads(1)), lambda at: MODES, thorough_every=2)
+    _tell(capsys, f"{points} crash points in pairs that begin with {first}")
 
 
 @pytest.mark.torture

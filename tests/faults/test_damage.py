@@ -44,7 +44,9 @@ def start(server: SimServer, disk: SimDisk) -> tuple[list[str], dict[str, View]]
     for path in disk.files():
         if path.endswith(".seg"):
             data = disk.contents(path)
-            examined = examine(lambda size, at, data=data: data[at : at + size], len(data), path=path, taken=lambda at, data: None)
+            examined = examine(
+                lambda size, at, data=data: data[at : at + size], len(data), path=path, taken=lambda at, data: None
+            )
             told += [problem.what for problem in examined.problems]
     return told, found
 
@@ -111,12 +113,14 @@ def test_damage_in_the_middle_of_the_log_is_told_and_the_rest_is_served() -> Non
     assert after.data("f") == ['"one"', '"three"']
     assert after.recovered is not None
     [told] = after.recovered.damage
-    assert told.startswith(f"{path} at byte ") and told.endswith("topic f, seqs 2 to 2")
+    assert told.startswith(f"{path} at byte ")
+    assert told.endswith("topic f, seqs 2 to 2")
     assert after.append("f", '"four"').first == 4
     found = after.view()["f"]
     again = after.crash("lose")
     assert again.view()["f"] == found
-    assert again.recovered is not None and again.recovered.damage == []
+    assert again.recovered is not None
+    assert again.recovered.damage == []
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -136,7 +140,8 @@ def test_a_damaged_stretch_of_several_entries_is_told_as_one_gap(last: bool) -> 
     file.pwrite(b"\x55" * (until - 40 - first), first)
 
     after = server.next(disk)
-    assert after.recovered is not None and after.recovered.damage
+    assert after.recovered is not None
+    assert after.recovered.damage
     assert after.walk("f")[1] == [(2, 3, "corrupt")]
     assert after.data("f") == (['"one"'] if last else ['"one"', '"four"'])
     assert after.append("f", '"next"').first == (4 if last else 5)

@@ -71,7 +71,9 @@ class Writer:
             unknown.difference_update(payloads)  # not ready yet: a refusal
 
 
-def call(connection: http.client.HTTPConnection, path: str, body: dict[str, Any], method: str = "POST") -> tuple[int, Any]:
+def call(
+    connection: http.client.HTTPConnection, path: str, body: dict[str, Any], method: str = "POST"
+) -> tuple[int, Any]:
     connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
     response = connection.getresponse()
     return response.status, json.loads(response.read())

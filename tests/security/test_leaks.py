@@ -16,6 +16,7 @@ from topics.server.connection import Connection
 from topics.server.protocol import HttpLimits, HttpServer
 
 ENDS = 100_000
+WAIT_S = 10
 KEY = "the-key"
 AUTH = f"authorization: Bearer {KEY}\r\n".encode()
 
@@ -150,10 +151,9 @@ def run(scenario: Callable[[World], Any]) -> None:
 
 async def settled(world: World) -> dict[str, int]:
     """The counts, once what was under way has come to its end."""
-    for _ in range(200):
+    deadline = asyncio.get_running_loop().time() + WAIT_S
+    while any(world.counts().values()) and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.001)
-        if not any(world.counts().values()):
-            break
     return world.counts()
 
 

@@ -53,6 +53,7 @@ RULES: dict[str, Rule] = {
     "GET /v0/routers/{router}": Rule("read"),
     "GET /v0/routers": Rule("read"),
     "DELETE /v0/routers/{router}": Rule("delete"),
+    "POST /v0/routers/{router}/preview": Rule("read", lambda source: {"source": source}, 1),
     "POST /v0/watch": Rule("read", lambda one, two: {"topics": {one: {}, two + ".two": {}}}, 2, query="?lenient=true"),
     "GET /v0/watch/{wid}": Rule(fields=STREAM),
     "GET /v0/ws": Rule(fields=SOCKET),
@@ -202,6 +203,22 @@ def test_lists_and_metrics_name_only_what_the_key_may_use(server: Caller):
         assert INSIDE in told
         assert OUTSIDE not in told
         assert OUTSIDE in server.send("GET", "/v0/metrics", key=FULL, fields=(f"accept: {accept}",)).text
+
+
+def test_a_router_that_joins_hidden_topics_is_hidden_too_whatever_its_name(server: Caller):
+    ends = {"a": (OUTSIDE, f"{INSIDE}.queue"), "b": (INSIDE, OUTSIDE), "c": (INSIDE, f"{INSIDE}.to")}
+    for name, (source, dest) in ends.items():
+        body = {"source": source, "dest": dest}
+        assert server.send("PUT", f"/v0/routers/{PREFIX}{name}", body, key=FULL).status in (200, 201)
+    names = [router["router"] for router in server.send("GET", "/v0/routers", key=FULL_IN).json["routers"]]
+    assert (f"{PREFIX}a" in names, f"{PREFIX}b" in names, f"{PREFIX}c" in names) == (False, False, True)
+    for name, status in (("a", 403), ("b", 403), ("c", 200)):
+        assert server.send("GET", f"/v0/routers/{PREFIX}{name}", key=FULL_IN).status == status
+    assert server.send("POST", f"/v0/routers/{PREFIX}a/preview", {}, key=FULL_IN).status == 403
+    absent = server.send("POST", f"/v0/routers/{PREFIX}a/preview", {"source": "out.absent"}, key=FULL_IN)
+    assert absent.status == 403, "whether a topic beyond the prefix exists is not told"
+    for name in ("a", "b", "c"):
+        server.send("DELETE", f"/v0/routers/{PREFIX}{name}", key=FULL)
 
 
 def test_a_cursor_of_another_key_leads_nowhere_new(server: Caller):

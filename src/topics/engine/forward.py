@@ -1,21 +1,23 @@
-"""Copies: from records of a source to records of a destination. Pure: told how far to go, and the same live and replayed.
+"""Copies: records of a source become records of a destination. Pure: told how far to go, live and replayed the same.
 
-A copy is a consequence of the log, not an entry in it. The source's frame is the only thing written, however many routers
-there are, and a restart makes the copies again, with the same seqs and commit times. That holds because everything a copy is
-made of comes from the source's record, the router's cursor and the destination's state, and never from the moment at which
-it happens to be made: live it runs some time after the source's write, in pieces; in a replay when it is needed.
+A copy is a consequence of the log, not an entry in it. The source's frame is the only thing written, however many
+routers there are, and a restart makes the copies again, with the same seqs and commit times. That holds because
+everything a copy is made of comes from the source's record, the router's cursor and the destination's state, and
+never from the moment at which it happens to be made: live it runs some time after the source's write, in pieces; in
+a replay when it is needed.
 
-What could come out differently depending on the moment is pinned in the log. Whenever an entry about a linked topic is logged
-that a copy could notice, or that could notice a copy (a direct write to a destination, a delete, a new configuration, a
-dropped topic, a changed router), a `Mark` before it says how far the routers around that topic had come, and until the entry
-has taken effect they do not move. A replay brings them to exactly there first. Plain appends to a source carry no mark: new
-records at the end change nothing about those before, and so the common case costs no byte. Where an append does take
-something away (a cap, a TTL) from a router that has not got there yet, a `Trim` before it says what the router gives up, and
-the destination's readers find a tombstone with reason `source_trim`. A replay forwards what is about to be evicted first,
-unless a `Trim` or a `Mark` told it otherwise, because live it had been forwarded by then.
+What could come out differently depending on the moment is pinned in the log. Whenever an entry about a linked topic
+is logged that a copy could notice, or that could notice a copy (a direct write to a destination, a delete, a new
+configuration, a dropped topic, a changed router), a `Mark` before it says how far the routers around that topic had
+come, and until the entry has taken effect they do not move. A replay brings them to exactly there first. Plain
+appends to a source carry no mark: new records at the end change nothing about those before, and so the common case
+costs no byte. Where an append does take something away (a cap, a TTL) from a router that has not got there yet, a
+`Trim` before it says what the router gives up, and the destination's readers find a tombstone with reason
+`source_trim`. A replay forwards what is about to be evicted first, unless a `Trim` or a `Mark` told it otherwise,
+because live it had been forwarded by then.
 
-The commit time of a copy is that of the source's record, but never before the destination's last one, the creation of its
-router, or the moment a full destination took copies again (`Resume`).
+The commit time of a copy is that of the source's record, but never before the destination's last one, the creation
+of its router, or the moment a full destination took copies again (`Resume`).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from topics.storage.columns import encode_json
 from topics.storage.entry import Append
 from topics.storage.segments import Segment
 
-BATCH_RECORDS = 1024
+BATCH_RECORDS = 256
 BATCH_BYTES = 1 << 20
 PATH = b"r"  # begins the extras of a record that came through a cycle; the ids of the topics it has passed follow
 
@@ -294,7 +296,7 @@ class Copier:
         return self._table.stamps.get(self._feed.dest.topic_id, {}).get(self._space, 0)
 
     def _present(self) -> set[str]:
-        """Keys that live records of the destination carry. Found by a look at all of them, and anew once one is gone."""
+        """Keys that live records of the destination carry: found by a look at all, and anew once one is gone."""
         dest = self._feed.dest
         gone = dest.head - dest.count
         if self._router.present is None or self._router.present[0] != gone:

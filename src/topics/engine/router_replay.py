@@ -1,8 +1,8 @@
 """Routers from the log and the snapshot. See `forward` for why this ends where the live server was.
 
-While entries are replayed, routers move only when something asks for it: a `Mark` or a `Trim` that says where they were, a
-direct write that begins further on than its topic's head, a record that is about to be evicted. At the end they all go as
-far as they can.
+While entries are replayed, routers move only when something asks for it: a `Mark` or a `Trim` that says where they
+were, a direct write that begins further on than its topic's head, a record that is about to be evicted. At the end
+they all go as far as they can.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def table_of(state: State) -> Table:
 def bring(
     state: State, feed: Feed, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False
 ) -> None:
-    """Brings routers of a feed to the cursors in `targets`, with no more copies than take the destination to `max_head`.
+    """Brings routers of a feed to the cursors in `targets`; copies end where the destination's head is `max_head`.
 
     `obeys_caps` lets a full destination stop them; otherwise it is known that it did not.
     """
@@ -63,9 +63,10 @@ def bring(
     try:
         while (turn := feed.next(targets)) is not None:
             router, upto = turn
-            if feed.source.head < upto:
-                fill(state, feed.source, upto)
-                upto = min(upto, feed.source.head)
+            if router.cursor >= feed.source.head:
+                # One at a time: the next may push out what this router, and nobody else here, has to see first.
+                fill(state, feed.source, feed.source.head + 1)
+            upto = min(upto, feed.source.head)
             if upto <= router.cursor or not _advance(state, router, upto, max_head, obeys_caps):
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
     finally:

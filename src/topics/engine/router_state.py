@@ -1,7 +1,8 @@
 """What is known of routers: by name, by the topics they join, and how far each has come.
 
-A destination has one source, so the routers into it form one `Feed`, and walking from a topic to what feeds it is a walk
-along a single line. A `Links` hangs on every topic that a router touches; on all others the engine pays for one test.
+A destination has one source, so the routers into it form one `Feed`, and walking from a topic to what feeds it is a
+walk along a single line. A `Links` hangs on every topic that a router touches; on all others the engine pays for one
+test.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Feed:
         "floor_ms",
         "held_until_ms",
         "last_error",
+        "room_floor",
         "routers",
         "source",
         "starved_ns",
@@ -65,14 +67,15 @@ class Feed:
         self.last_error: str | None = None  # why nothing is forwarded
         self.held_until_ms = 0
         self.backoff_ms = 0
+        self.room_floor = 1  # the destination's floor when the log last heard of the room it has
         self.busy = 0  # a `Trim` is on its way, or a copy under way
         self.starved_ns = 0  # since when it could go on but for entries that wait for the log
 
     def next(self, targets: dict[int, int] | None = None) -> tuple[Router, int] | None:
         """Whose turn it is, and how far it may go in one piece; None if all are where they should be.
 
-        The router that is furthest behind goes first, the older of two; it stops where it would overtake. So the order of
-        copies in the destination depends on the cursors alone, never on how many were made at a time.
+        The router that is furthest behind goes first, the older of two; it stops where it would overtake. So the order
+        of copies in the destination depends on the cursors alone, never on how many were made at a time.
         """
         best: Router | None = None
         for router in self.routers:
@@ -133,7 +136,7 @@ class Links:
                 self.table.replay_losing(self, upto)
 
     def deleting(self) -> None:
-        """Records are about to be deleted. Live, the entry that does so was marked, or all had been forwarded by then."""
+        """Records are about to be deleted. Live, the entry that does so was marked, or all had been forwarded."""
         if self.feeds and self.table.live is None:
             self.table.replay_losing(self, self.topic.head + 1)
 

@@ -16,6 +16,7 @@ from topics import logs
 from topics.clock import Clock
 from topics.engine import checkpoint, recovery
 from topics.engine.apply import State
+from topics.engine.backlog import Backlog
 from topics.engine.checkpoint import Captured, Frozen
 from topics.engine.commit import Commits
 from topics.engine.state import Topic
@@ -56,6 +57,7 @@ class Store:
         self._waiting: list[Callable[[], None]] = []
         self._tails: dict[int, tuple[snap.TailRef, checkpoint.Look]] = {}  # topic id → its tail in the last snapshot
         self._topic_dirs: set[int] = set()  # those whose names are durable
+        self._backlog: Backlog | None = None
         state.rolled = self._seal
         state.dropped = self._forget
 
@@ -74,7 +76,8 @@ class Store:
         finally:
             self.state.rolled = self._seal
         self.snapshot_number = found.snapshot_number
-        if not found.settled:
+        self._backlog = found.backlog
+        if not found.settled and not found.backlog:
             self._settle_past(found)
         self.wal.begin(found.next_number, resume=found.resume)
         return found
@@ -94,7 +97,7 @@ class Store:
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
         """Takes a snapshot and lets go of what it makes superfluous. False if it cannot, or one is under way."""
         assert self.commits is not None
-        if self._snapshotting or self.wal.broken:
+        if self._snapshotting or self.wal.broken or self._backlog:  # what waits is in the old log alone
             return False
         self.commits.settle()
         try:

@@ -19,7 +19,7 @@ MAX_HOPS = 16  # topics that a record may pass on its way through routers that f
 
 
 class RouterRequest(Struct, kw_only=True):
-    """Body of `PUT /v0/routers/:router`. `from_seq` and `from_ts` say where a new router begins; left out, at the head."""
+    """Body of `PUT /v0/routers/:router`. `from_seq` or `from_ts` says where a new router begins: else at the head."""
 
     source: str
     dest: str

@@ -19,6 +19,7 @@ from topics.server.auth import ANYONE, Caller
 from topics.server.guard import Guard
 from topics.server.feeds import Hub
 from topics.server.desk import Desks
+from topics.server.forwarding import Forwarding
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
@@ -68,6 +69,7 @@ class TopicsApp:
             state=State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys),
             schedule=loop.call_soon,
         )
+        self.forwarding = Forwarding(self)
         self.pressed = False  # whether the server runs late: the one thing that hot paths look at
         self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
         self.hub = Hub(self)
@@ -95,6 +97,7 @@ class TopicsApp:
 
     async def stop(self) -> None:
         self.throttle.end()
+        self.forwarding.stop()
         self.engine.flush()
         if self.storage is not None:
             await self.storage.close()
@@ -177,7 +180,7 @@ class TopicsApp:
         return self._no_wal if self.storage is None else self.storage.wal.stats
 
     def routers_count(self) -> int:
-        return 0
+        return len(self.engine.routers.table.by_name)
 
     def stream_count(self) -> int:
         return self.limits.streams

@@ -227,6 +227,9 @@ class Feed:
 
     def deliver(self, now_ms: int, deadline: float) -> bool:
         """Everything there is for this topic's watchers, as far as the turn allows; whether there is more."""
+        if self.topic.gone:  # dropped in this very turn, and about to be told
+            self.end()
+            return False
         self.topic.last_read_ts = now_ms
         self._advised = False
         more = False

@@ -7,7 +7,6 @@ without a key: what there is to call is not a stranger's business.
 
 from __future__ import annotations
 
-from functools import partial
 from urllib.parse import parse_qsl
 
 from topics.errors import Code, TopicsError
@@ -32,6 +31,8 @@ class Guard:
         self._keys = keys
         self._limits = limits
         self._probe_auth = probe_auth
+        for caller in keys.callers:
+            caller.routes = frozenset(route for route in router.routes if route.scope in caller.scopes)
 
     def admit(self, request: Request) -> Call:
         """The call with its caller; or the reason why not."""
@@ -45,7 +46,10 @@ class Guard:
             call.caller = ANYONE
             return call
         caller = self._authenticate(request, route)
-        caller.check(route.scope, *[name for part, name in call.params.items() if part in NAME_PARTS])
+        if route not in caller.routes:
+            caller.check(route.scope)
+        if caller.prefixes:
+            caller.check_names(*(name for part, name in call.params.items() if part in NAME_PARTS))
         call.caller = caller
         return call
 
@@ -64,14 +68,16 @@ class Guard:
 
     def end(self, caller: Caller) -> None:
         if caller.counted:
-            self._limits.end_request(caller)
+            caller.end_request()
 
     def end_with(self, caller: Caller, answer: Answer) -> None:
         """A late answer counts until it is there or nobody waits for it. A stream does not: it has a cap of its own."""
+        if not caller.counted:
+            return
         if isinstance(answer, Deferred):
-            answer.when_over(partial(self.end, caller))
+            answer.when_over(caller.end_request)
         else:
-            self.end(caller)
+            caller.end_request()
 
 
 def _secret(request: Request, route: Route | None) -> bytes | None:

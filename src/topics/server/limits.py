@@ -72,10 +72,7 @@ class Limits:
         check_room("max_watch_sessions", open_sessions, self._sessions)
 
     def begin_request(self, caller: Caller) -> None:
-        """A request of a key is being answered; `end_request` follows on every way it can end."""
-        check_room("max_inflight_per_key", caller.inflight, self._inflight_per_key)
+        """A request of a key is being answered; its `end_request` follows on every way it can end."""
+        if self._inflight_per_key and caller.inflight >= self._inflight_per_key:
+            raise throttled("max_inflight_per_key", self._inflight_per_key)
         caller.inflight += 1
-
-    def end_request(self, caller: Caller) -> None:
-        assert caller.inflight > 0, "a request ended twice"
-        caller.inflight -= 1

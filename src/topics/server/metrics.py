@@ -13,6 +13,7 @@ from topics.server.answer import elapsed_ms
 from topics.server.http import Request
 
 if TYPE_CHECKING:
+    from topics.engine.router_state import Router
     from topics.server.app import TopicsApp
 
 Sample = tuple[str, dict[str, str], float]  # suffix of the name, labels, value
@@ -29,7 +30,7 @@ class Metric(Struct):
 
 def collect(app: TopicsApp, may_see: Callable[[str], bool]) -> list[Metric]:
     """Everything measured; of topics by name only those that `may_see` lets pass."""
-    return [*_process(app), *_wal(app), *_topics(app, may_see)]
+    return [*_process(app), *_wal(app), *_topics(app, may_see), *_routers(app, may_see)]
 
 
 def _process(app: TopicsApp) -> Iterator[Metric]:
@@ -111,6 +112,21 @@ def _topics(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
     yield _gauge(
         "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(names) > limit)
     )
+
+
+def _routers(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
+    table = app.engine.routers.table.by_name
+    names = sorted(filter(may_see, table))[: app.settings.metrics_max_topics]
+    shown = [table[name] for name in names]
+    columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
+        ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
+        ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
+        ("lag", "gauge", "Records of the source that a router has not looked at yet.", lambda router: router.lag),
+        ("held", "gauge", "1 while the destination takes no copies.", lambda router: int(router.feed.last_error is not None)),
+    ]  # fmt: skip
+    for name, kind, help, value in columns:
+        samples: list[Sample] = [("", {"router": router.name}, value(router)) for router in shown]
+        yield Metric(f"topics_router_{name}", kind, help, samples)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

@@ -1,11 +1,11 @@
 """The rows of the route table."""
 
 from topics.errors import Code
-from topics.model import queue, wire
+from topics.model import queue, router, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
-from topics.server.handlers import health, queues, records, scan, topics, watch
+from topics.server.handlers import health, queues, records, routers, scan, topics, watch
 from topics.server.routes import Parameter, Route, Scope
 
 _TOUCH = "whether this counts as interest in the topic (auto-priority)"
@@ -125,6 +125,41 @@ ROUTES = [
         summary="Move dead letters of this queue back into it",
         body=queue.RedriveRequest, answers={200: queue.RedriveAnswer},
         errors=(*_QUEUE_ERRORS, Code.TOPIC_FULL, Code.RECORD_TOO_LARGE, Code.THROTTLED),
+    ),
+    Route(
+        method="PUT", path="/v0/routers/{router}", handler=routers.put_router, scope=Scope.ADMIN,
+        summary="Create a router, or change it; makes the topics it needs",
+        body=router.RouterRequest, answers={200: router.RouterPutAnswer, 201: router.RouterPutAnswer},
+        errors=(
+            Code.TOPIC_NOT_FOUND, Code.ROUTER_CYCLE, Code.TOPIC_EXISTS_INCOMPATIBLE, Code.THROTTLED, Code.READ_ONLY,
+        ),
+    ),
+    Route(
+        method="GET", path="/v0/routers/{router}", handler=routers.get_router, scope=Scope.READ,
+        summary="A router, how far it has come, and what keeps it",
+        answers={200: router.RouterAnswer}, errors=(Code.ROUTER_NOT_FOUND,),
+    ),
+    Route(
+        method="GET", path="/v0/routers", handler=routers.list_routers, scope=Scope.READ,
+        summary="Routers by name",
+        answers={200: router.RouterList},
+        query=(
+            Parameter("prefix", str, "only names that begin like this"),
+            Parameter("source", str, "only routers that read from this topic"),
+            Parameter("dest", str, "only routers that write into this topic"),
+            *_PAGE,
+        ),
+    ),
+    Route(
+        method="DELETE", path="/v0/routers/{router}", handler=routers.drop_router, scope=Scope.DELETE,
+        summary="Stop forwarding; what was forwarded stays",
+        answers={200: router.RouterDropped}, errors=(Code.READ_ONLY,),
+    ),
+    Route(
+        method="POST", path="/v0/routers/{router}/preview", handler=routers.preview, scope=Scope.READ,
+        summary="How many retained records a filter would forward, without forwarding any",
+        body=router.PreviewRequest, answers={200: router.PreviewAnswer},
+        errors=(Code.ROUTER_NOT_FOUND, Code.TOPIC_NOT_FOUND),
     ),
     *(
         Route(

@@ -1,4 +1,4 @@
-"""Runs and gaps as the record batches that Spark takes: our columns or Kafka's, and the server where there are several."""
+"""Runs and gaps as the record batches that Spark takes: our columns or Kafka's, with the server where it matters."""
 
 from __future__ import annotations
 

@@ -28,10 +28,13 @@ class Part(InputPartition):
 
 
 class PushFilters:
-    """`pushFilters` of a reader, whether or not filter pushdown is switched on.
+    """`pushFilters` of a reader, whether or not filter pushdown is switched on in Spark.
 
     Spark refuses a reader that overrides the method while `spark.sql.python.filterPushdown.enabled` is off, and cannot
     tell a reader which of the two it is. It looks at the function behind the method; this one shows the inherited one.
+
+    It is used only where the option `pushFilters` asks for it. Spark 4.3 keeps what was planned for one query of a
+    DataFrame for all its later ones: after `df.where("seq < 10")` a `df.count()` would count nine records, in silence.
     """
 
     __func__ = DataSourceReader.pushFilters
@@ -47,12 +50,12 @@ class TopicsReader(DataSourceReader):
     """A batch read."""
 
     def __init__(self, options: ReadOptions) -> None:
-        for value, name in ((options.max_offsets, "maxOffsetsPerTrigger"),):
-            if value is not None:
-                raise BadOption(f"{name}: for streams only; a batch reads its whole range")
+        if options.max_offsets is not None:
+            raise BadOption("maxOffsetsPerTrigger: for streams only; a batch reads its whole range")
         self.options = options
         self.narrowing = Narrowing()
-        self.pushFilters: Any = PushFilters(self)
+        if options.push_filters:
+            self.pushFilters: Any = PushFilters(self)
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
         """Takes note of what narrows the read. All come back, so that Spark's own answer decides in every case."""

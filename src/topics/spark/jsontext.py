@@ -13,11 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw
-from pyspark.sql.types import (
-    ArrayType, BinaryType, BooleanType, ByteType, CharType, DataType, DateType, DecimalType, DoubleType, FloatType,
-    IntegerType, LongType, MapType, NullType, ShortType, StringType, StructType, TimestampNTZType, TimestampType,
-    TimeType, VarcharType, VariantType, VariantVal,
-)  # fmt: skip
+from pyspark.sql import types as t
 
 Convert = Callable[[Any], Any]
 
@@ -25,7 +21,8 @@ _encoder = msgspec.json.Encoder(decimal_format="number")
 encode = _encoder.encode
 
 _AS_THEY_ARE = (
-    BooleanType, ByteType, ShortType, IntegerType, LongType, DecimalType, StringType, CharType, VarcharType, NullType,
+    t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DecimalType,
+    t.StringType, t.CharType, t.VarcharType, t.NullType,
 )  # fmt: skip
 
 
@@ -33,27 +30,27 @@ class NoJson(TypeError):
     """A type that has no form in JSON."""
 
 
-def converter(kind: DataType, where: str) -> Convert | None:
+def converter(kind: t.DataType, where: str) -> Convert | None:
     """What makes a value, as Arrow gives it to Python, encodable; None if it is already. Raises `NoJson`."""
     if isinstance(kind, _AS_THEY_ARE):
         return None
-    if isinstance(kind, DoubleType | FloatType):
+    if isinstance(kind, t.DoubleType | t.FloatType):
         return _or_null(_number)
-    if isinstance(kind, TimestampType):
+    if isinstance(kind, t.TimestampType):
         return _or_null(lambda value: _moment(value.astimezone(UTC).replace(tzinfo=None)) + "Z")
-    if isinstance(kind, TimestampNTZType):
+    if isinstance(kind, t.TimestampNTZType):
         return _or_null(_moment)
-    if isinstance(kind, DateType | TimeType):
+    if isinstance(kind, t.DateType | t.TimeType):
         return _or_null(lambda value: value.isoformat())
-    if isinstance(kind, BinaryType):
+    if isinstance(kind, t.BinaryType):
         return _or_null(lambda value: base64.b64encode(value).decode())
-    if isinstance(kind, VariantType):
-        return _or_null(lambda value: Raw(VariantVal(value["value"], value["metadata"]).toJson().encode()))
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, t.VariantType):
+        return _or_null(lambda value: Raw(t.VariantVal(value["value"], value["metadata"]).toJson().encode()))
+    if isinstance(kind, t.ArrayType):
         return _array(converter(kind.elementType, f"{where}[]"))
-    if isinstance(kind, MapType):
+    if isinstance(kind, t.MapType):
         return _map(converter(kind.keyType, f"{where} (keys)"), converter(kind.valueType, f"{where} (values)"))
-    if isinstance(kind, StructType):
+    if isinstance(kind, t.StructType):
         return _struct({field.name: converter(field.dataType, f"{where}.{field.name}") for field in kind.fields})
     raise NoJson(f"{where} is of type {kind.simpleString()}, which has no form in JSON; cast it to a string")
 

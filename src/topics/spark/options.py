@@ -67,6 +67,9 @@ READ = (
     Option("tag", "only records with this tag; with a star at its end, with tags that begin like this"),
     Option("failOnDataLoss", "true (default): a lost range fails the query; false: it is a row of kind gap"),
     Option("kafkaColumns", "true: columns under the names that Spark's Kafka source gives them"),
+    Option(
+        "pushFilters", "true: conditions on topic, seq, ts and tag narrow the read; for DataFrames that are used once"
+    ),
 )
 
 
@@ -126,6 +129,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     tag: TagMatch | None = None
     fail_on_data_loss: bool = True
     kafka_columns: bool = False
+    push_filters: bool = False
 
     @property
     def several_servers(self) -> bool:
@@ -181,6 +185,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         tag=_tag(found.get("tag")),
         fail_on_data_loss=flag(found, "failOnDataLoss", default=True),
         kafka_columns=flag(found, "kafkaColumns", default=False),
+        push_filters=flag(found, "pushFilters", default=False),
     )
     _check_together(found, options)
     return options

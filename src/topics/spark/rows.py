@@ -14,7 +14,7 @@ no part of a record (`kind`, `ts` …) are left out; any other column is an erro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import pyarrow as pa
@@ -71,7 +71,7 @@ class Renderer:
             return [], list(map(Plain, topics, records))
         sources, seqs = self._sources(batch), self._column(batch, "seq").to_pylist()
         if None not in seqs and None not in sources:
-            return list(map(Sourced, topics, sources, seqs, records)), []
+            return list(map(Sourced, topics, cast(list[str], sources), seqs, records)), []
         sourced, plain = [], []
         for topic, source, seq, record in zip(topics, sources, seqs, records, strict=True):
             if seq is None or source is None:
@@ -128,10 +128,11 @@ class Renderer:
                 check_topic(name)
             except TopicsError as error:
                 raise BadValue(f"column topic: {error.message}") from None
-        return column.to_pylist()
+        return cast(list[str], column.to_pylist())
 
     def _sources(self, batch: pa.RecordBatch) -> list[str | None]:
-        topics = self._column(batch, "source_topic" if "source_topic" in self._at else "topic").to_pylist()
+        column = self._column(batch, "source_topic" if "source_topic" in self._at else "topic")
+        topics = cast(list[str | None], column.to_pylist())
         if "server" not in self._at:
             return topics
         servers = self._column(batch, "server").to_pylist()
@@ -236,7 +237,7 @@ def _not_json(name: str, text: bytes, error: Exception) -> BadValue:
 
 def _strings(name: str, column: pa.Array) -> list[str | None]:
     try:
-        return column.cast(pa.string()).to_pylist()
+        return cast(list[str | None], column.cast(pa.string()).to_pylist())
     except pa.ArrowInvalid as error:
         raise BadValue(f"column {name}: {error}") from None
 

@@ -25,7 +25,7 @@ def session(
     remote: str | None = None,
     config: Mapping[str, object] | None = None,
 ) -> SparkSession:
-    """A session with the source registered and filters pushed down: the running one, or a new one.
+    """A session with the source registered: the running one, or a new one.
 
     Finds a Java where the machine has none, and has executors run the Python that runs this.
     """
@@ -35,7 +35,7 @@ def session(
             os.environ["JAVA_HOME"] = home
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder: SparkSession.Builder = SparkSession.builder
-    builder = builder.appName(app).config("spark.sql.python.filterPushdown.enabled", "true")
+    builder = builder.appName(app)
     if master is not None:
         builder = builder.master(master)
     if remote is not None:

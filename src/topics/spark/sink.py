@@ -80,7 +80,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def run_name(options: WriteOptions, *, otherwise: str | None) -> str:
-    """What this run is called in keys. Inside a stream's micro-batch, `foreachBatch` included, it is query and batch."""
+    """What this run is called in keys: query and batch inside a stream's micro-batch, `foreachBatch` included."""
     task = TaskContext.get()
     query = None if task is None else task.getLocalProperty(QUERY_ID)
     batch = None if task is None else task.getLocalProperty(BATCH_ID)

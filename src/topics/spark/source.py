@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import structs
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -16,7 +17,7 @@ from topics.spark.options import read_options
 from topics.spark.schema import shape_of
 from topics.spark.sink import BatchWriter, StreamWriter
 from topics.spark.stream import TopicsStreamReader
-from topics.spark.write_options import write_options
+from topics.spark.write_options import patient, write_options
 
 
 class TopicsSource(DataSource):
@@ -33,7 +34,8 @@ class TopicsSource(DataSource):
         return TopicsReader(read_options(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return TopicsStreamReader(read_options(self.options))
+        options = read_options(self.options)
+        return TopicsStreamReader(structs.replace(options, connection=patient(options.connection, self.options)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(write_options(self.options), schema, overwrite=overwrite)

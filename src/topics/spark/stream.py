@@ -1,4 +1,4 @@
-"""`spark.readStream.format("topics")`: the driver's half looks how far topics have come; executors read as in a batch."""
+"""`spark.readStream.format("topics")`: the driver looks how far topics have come, executors read as in a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from msgspec import structs
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -18,7 +17,6 @@ from topics.spark.offsets import Key, Names, Positions
 from topics.spark.options import BadOption, Offset, ReadOptions
 from topics.spark.plan import Place, Span
 from topics.spark.read import how_of, read_span
-from topics.spark.write_options import PATIENT_RETRIES
 
 # Spark asks for the latest offset a hundred times a second when there is nothing to do, and a query that is being
 # stopped waits for the answer. So the answer is held back for as long as nobody minds.
@@ -42,11 +40,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         _check(options)
-        connection = options.connection
-        if options.connection.retries < PATIENT_RETRIES:
-            connection = structs.replace(connection, retries=PATIENT_RETRIES)
-        self.options = structs.replace(options, connection=connection)
-        self._names = Names(connection.servers)
+        self.options = options
+        self._names = Names(options.connection.servers)
         self._servers: Servers | None = None
         self._initial: dict[str, Any] | None = None
         self._target: list[Place] | None = None  # of AvailableNow: what there was when the query began
@@ -59,7 +54,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             at = {
                 (place.server, place.topic): offsets.Position(place.epoch, self._first_seq(place, otherwise="latest"))
-                for place in self._look()
+                for place in self._places()
             }
             self._initial = self._names.dump(at, at)
         return self._initial
@@ -73,7 +68,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         _, at = self._names.load(start)
         budget = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        places = self._look() if self._target is None else self._target
+        places = self._places()
         begin, end = self._advance(at, places, budget)
         if begin == end and self._target is None:
             self._wait(places)
@@ -127,6 +122,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_wanted(self, server: str, topic: str) -> bool:
         """A restarted query may ask for fewer topics than the one that made the checkpoint."""
         return server in self.options.connection.servers and self.options.wants(topic)
+
+    def _places(self) -> list[Place]:
+        return self._look() if self._target is None else self._target
 
     def _look(self) -> list[Place]:
         if self._servers is None:

@@ -83,7 +83,14 @@ def _one_server(found: Mapping[str, str]) -> Connection:
     made = connection(found)
     if len(made.servers) > 1:
         raise BadOption(f"url: rows are written to one server, not to {len(made.servers)}; start a query for each")
-    return made if "retries" in found else structs.replace(made, retries=PATIENT_RETRIES)
+    return patient(made, found)
+
+
+def patient(made: Connection, given: Mapping[str, str]) -> Connection:
+    """The connection of a stream or sink: with more attempts than usual, unless somebody chose their number."""
+    if any(key.lower() == "retries" for key in given):
+        return made
+    return structs.replace(made, retries=PATIENT_RETRIES)
 
 
 def _topic(found: Mapping[str, str]) -> str | None:

@@ -419,7 +419,8 @@ class SealedSegment(Segment):
         if not self._marks_known:
             self._marks = codec.decode_flags(block[index_end:])
             if self._marks is not None and (bad := codec.damaged_flags(block[index_end:])):
-                log.error("flags_damaged", file=self.path, offset=footer.flags_at + bad[0], seqs=[self.first + at for at in bad])
+                seqs = ", ".join(str(self.first + at) for at in bad)
+                log.error("flags_damaged", file=self.path, offset=footer.flags_at + bad[0], seqs=seqs)
             if self._pending and self._marks is None:
                 self._marks = bytearray(self.count)
             for at, mark in self._pending:

@@ -241,7 +241,7 @@ class Wal:
         self._behind.clear()
 
     def _create(self, number: int, header: walfile.Header, frames: bytes = b"") -> File:
-        """A new file, durable, with `frames` in it. It gets its name last: what it says is void until it is all there."""
+        """A new file, durable, with `frames` in it. It gets its name last: nothing it says counts until all is there."""
         path = self._dir.wal_path(number)
         temporary = path + TEMP_SUFFIX
         file = self._fs.open(temporary, write=True, create=True)

@@ -117,8 +117,8 @@ def _damage(data: bytes, view: memoryview, at: int, written: int) -> Damage:
         # A frame that was written to its last byte was not cut short: its bytes went bad.
         return Damage(at, end, head, torn=following < 0 and not view[end - 1])
     end = written if following < 0 else following
-    head = frame.head_by_end(view, at, end) or _plausible(view, at, end)
-    return Damage(at, end, head, torn=following < 0 and head is None)
+    told = frame.head_by_end(view, at, end) or _plausible(view, at, end)
+    return Damage(at, end, told, torn=following < 0 and told is None)
 
 
 def _plausible(view: memoryview, at: int, end: int) -> frame.Head | None:

@@ -5,8 +5,8 @@
     after = server.crash("tear")            # the machine dies; this is the next start, on what the disk kept
     assert after.data("orders") == ["1", "2"]
 
-Verbs end their turn at once and raise what the engine answers. Work that a server gives to its threads is done on the spot,
-or, with a `DeferredWorker`, when the test says so.
+Verbs end their turn at once and raise what the engine answers. Work that a server gives to its threads is done on the
+spot, or, with a `DeferredWorker`, when the test says so.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ class SimServer:
         self._dir = DataDir(disk, ROOT)
         limits = Limits()
         state = State(segments=segments, max_keys=limits.max_idempotency_keys)
-        self.wal = Wal(
-            self._dir, file_bytes=wal_file_bytes, worker=sync_worker or InlineWorker(), clock=self.clock
-        )
+        self.wal = Wal(self._dir, file_bytes=wal_file_bytes, worker=sync_worker or InlineWorker(), clock=self.clock)
         self.store = Store(self._dir, state, self.wal, worker=store_worker or InlineWorker(), clock=self.clock)
         self.engine = Engine(clock=self.clock, limits=limits, log=self.wal, state=state)
         self.store.commits = self.engine.commits

@@ -1,0 +1,461 @@
+"""Forwarding at run time, as steps. See `forward` for what is copied, and why it lasts without being logged.
+
+Nothing here waits or reads a clock of its own accord: a server calls `run` when it has time, with a budget, and is
+told when to come back. A write to a source only makes its feeds due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from topics.engine import apply, retention, router_replay
+from topics.engine.commit import Ticket
+from topics.engine.forward import Copier, Gathered, Piece, comes_back, count_eligible, gather, skippable
+from topics.engine.router_replay import room, table_of
+from topics.engine.router_state import Feed, Links, Router, in_cycle
+from topics.engine.state import Topic
+from topics.model.records import TagMatch
+from topics.storage import entry as log
+from topics.storage.router_entry import Mark, Resume, Trim
+from topics.storage.segments import Cold, Damaged
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
+
+FIRST_BACKOFF_MS = 20
+MAX_BACKOFF_MS = 1000
+SOON_MS = 1  # when entries of a topic wait for the log
+STARVED_NS = 20_000_000  # after this long, the log is waited for
+
+PARTIES = (Trim, Resume)  # entries about a destination that leave the routers out of it alone
+
+
+class Forwarder:
+    """The feeds of one engine, and which of them are due."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.table = table_of(engine.state)
+        self.table.live = self
+        self.wake: Callable[[], None] = lambda: None  # told when there is something to do for `run`
+        self._due: deque[Feed] = deque()
+        self._queued: set[Feed] = set()
+        self._grown: dict[Topic, None] = {}
+        self._waiting: dict[Feed, None] = {}  # held, or behind entries that wait for the log
+        self._gathered: tuple[Any, Gathered] | None = None
+        self._listener = self._source_grew
+
+    # --- what the engine tells
+
+    def follow(self, source: Topic) -> None:
+        """Wants to be told when the topic grows."""
+        self._engine.listen(source, self._listener)
+
+    def attach(self) -> None:
+        """The engine's state has been recovered: takes up its routers."""
+        for feed in self.table.feeds():
+            self.follow(feed.source)
+            self._enqueue(feed)
+
+    def staging(self, links: Links, ticket: Ticket) -> None:
+        """Puts a mark before an entry whose replay must find the routers where they are now."""
+        topic, entry = links.topic, ticket.entry
+        if ticket.count and links.feeds:
+            upto = self._pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
+            if upto is not None:
+                self.losing(links, upto, entry)
+        leaves_sources = bool(ticket.count) or type(entry) in PARTIES
+        if ticket.frame is not None and not (leaves_sources and links.fed is None):
+            head = (ticket.first or topic.next_seq) - 1
+            pin = mark(links, head=head, out=not leaves_sources, holds=True)
+            ticket.frame = log.encode(pin) + ticket.frame
+        if not leaves_sources:
+            self._freeze(links, ticket)
+
+    def _freeze(self, links: Links, ticket: Ticket) -> None:
+        """Routers out of the topic stay where they are until the entry has taken effect or was refused."""
+        links.frozen += 1
+        act, undo = ticket.apply, ticket.undo
+        assert act is not None
+
+        def thaw() -> None:
+            links.frozen -= 1
+            if links.fed is not None:
+                links.fed.held_until_ms = 0  # there may be room now
+                self._enqueue(links.fed)
+            self._source_grew(links.topic)
+
+        def take_effect(ticket: Ticket) -> Any:
+            try:
+                return act(ticket)
+            finally:
+                thaw()
+
+        def refused() -> None:
+            thaw()
+            if undo is not None:
+                undo()
+
+        ticket.apply, ticket.undo = take_effect, refused
+
+    def losing(self, links: Links, upto: int, coming: log.Append | None = None) -> None:
+        """Records below `upto` go now: those routers that have not got there give them up.
+
+        Some of them may not even have come: the first ones of a write that is larger than its topic.
+        """
+        if links.low < upto - 1 and links.slowest() < upto - 1:
+            for router in list(links.routers()):
+                if router.reached < upto - 1:
+                    self._trim(router, upto - 1, coming)
+
+    def _pushes_out(self, links: Links, entry: log.Append, *, before_bytes: int = 0) -> int | None:
+        """The seq below which all will be lost when the entry lands, if a router has not got there yet."""
+        config = links.topic.config
+        if not (config.cap_records or config.cap_bytes or config.ttl_ms):
+            return None
+        upto = retention.reach(
+            links.topic, first=entry.first, sizes=entry.sizes, ts=entry.ts, before_bytes=before_bytes
+        )
+        return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
+
+    def _trim(self, router: Router, upto: int, coming: log.Append | None = None) -> None:
+        feed, dest = router.feed, router.feed.dest
+        source = feed.source
+        lost = count_lost(router, min(upto, source.head))
+        for seq in range(max(source.head, router.reached) + 1, upto + 1):
+            lost += router.config.filter is None or _matches(router.config.filter, coming, seq)
+        entry = Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost)
+        was = router.giving_up
+
+        def take_effect(_: Ticket) -> None:
+            feed.busy -= 1
+            router_replay.trim(self._engine.state, entry)
+            if router.giving_up <= upto:
+                router.giving_up = 0
+            self._told(dest)
+            self._enqueue(feed)
+
+        def undo() -> None:
+            feed.busy -= 1
+            router.giving_up = was
+            self._enqueue(feed)
+
+        ticket = Ticket(topic=dest, apply=take_effect, entry=entry, first=dest.next_seq, undo=undo)
+        if self._engine.logged:
+            ticket.frame = log.encode(entry)
+        self._engine.commits.stage(ticket)
+        router.giving_up = upto
+        feed.busy += 1
+        dest.next_seq += lost
+
+    # --- forwarding
+
+    def run(self, budget_ns: int, *, waits: bool = False) -> int | None:
+        """Forwards until nothing is left or the budget is spent; in how many ms to come back, None for not at all.
+
+        `waits` lets it wait for the log where it would come back for that. Raises `Cold` where it needs the disk.
+        """
+        clock = self._engine.clock
+        began = clock.monotonic_ns()
+        self._collect(clock.now_ms())
+        while self._due:
+            feed = self._due.popleft()
+            self._queued.discard(feed)
+            try:
+                more = self._step(feed, waits)
+            except Cold:
+                self._enqueue(feed)
+                raise
+            if more:
+                self._enqueue(feed)
+            if self._grown:
+                self._collect(clock.now_ms())
+            if clock.monotonic_ns() - began >= budget_ns > 0 and self._due:
+                return 0
+        return self._next_ms(clock.now_ms())
+
+    def settle(self) -> None:
+        """Forwards everything that can be, waiting for the log and the disk. For tools and tests."""
+        for feed in self.table.feeds():
+            self._enqueue(feed)
+        while True:
+            try:
+                if self.run(0, waits=True) != 0:
+                    return
+            except Cold as cold:
+                cold.load()
+
+    def _collect(self, now_ms: int) -> None:
+        grown, self._grown = self._grown, {}
+        for topic in grown:
+            if topic.links is not None:
+                for feed in topic.links.feeds.values():
+                    self._enqueue(feed)
+        for feed in list(self._waiting):
+            if feed.held_until_ms <= now_ms:
+                del self._waiting[feed]
+                self._enqueue(feed)
+
+    def _enqueue(self, feed: Feed) -> None:
+        if feed not in self._queued and not feed.source.gone and not feed.dest.gone:
+            self._waiting.pop(feed, None)
+            self._queued.add(feed)
+            self._due.append(feed)
+            self.wake()
+
+    def _source_grew(self, topic: Topic) -> None:
+        if topic.links is not None and topic.links.feeds:
+            self._grown[topic] = None
+            self.wake()
+
+    def _next_ms(self, now_ms: int) -> int | None:
+        if self._due or self._grown:
+            return 0
+        if not self._waiting:
+            return None
+        return max(min(feed.held_until_ms for feed in self._waiting) - now_ms, SOON_MS)
+
+    def _step(self, feed: Feed, waits: bool) -> bool:
+        """One batch of one router. Whether there may be more at once."""
+        if not feed.routers or feed.source.gone or feed.dest.gone:
+            return False
+        turn = feed.next()
+        if turn is None:
+            return False
+        now = self._engine.clock.now_ms()
+        if feed.held_until_ms > now or not self._quiet(feed, waits):
+            if turn[0] in feed.routers:
+                self._waiting[feed] = None
+            return False
+        turn = feed.next()
+        if turn is None:
+            return False
+        router, upto = turn
+        source, start = feed.source, router.cursor + 1
+        if (run := source.losses.covering(start)) is not None:
+            if comes_back(feed, run[2]):
+                router.cursor = min(run[1], upto)
+            else:
+                self._trim(router, min(run[1], upto))
+            return True
+        lost = source.losses.next_from(start)
+        upto = upto if lost is None else min(upto, lost - 1)
+        if (passed := skippable(source, router, upto)) > router.cursor:
+            router.cursor = passed
+            return True
+        try:
+            return self._copy(feed, router, self._gather(source, router, upto), now)
+        except Damaged as damage:
+            retention.lose_range(source if damage.segment in source.segments else feed.dest, damage)
+            return True
+
+    def _quiet(self, feed: Feed, waits: bool) -> bool:
+        """Whether nothing that waits for the log stands between the feed and its topics."""
+        commits = self._engine.commits
+        for attempt in (None, commits.flush, commits.settle):
+            if attempt is not None:
+                attempt()
+            dest = feed.dest
+            if not (feed.busy or feed.source.links is None or feed.source.links.frozen or dest.pending) and (
+                dest.next_seq == dest.head + 1
+            ):
+                feed.starved_ns = 0
+                return True
+            if attempt is not None and not waits and not self._starved(feed):
+                break
+        return False
+
+    def _starved(self, feed: Feed) -> bool:
+        now = self._engine.clock.monotonic_ns()
+        feed.starved_ns = feed.starved_ns or now
+        return now - feed.starved_ns > STARVED_NS
+
+    def _gather(self, source: Topic, router: Router, upto: int) -> Gathered:
+        """Shared by the routers of a fan-out, which mostly stand at the same cursor."""
+        match = router.config.filter
+        key = source.topic_id, router.cursor, upto, source.head, source.count, match
+        if self._gathered is None or self._gathered[0] != key:
+            self._gathered = key, gather(source, match, router.cursor, upto)
+        return self._gathered[1]
+
+    def _copy(self, feed: Feed, router: Router, gathered: Gathered, now: int) -> bool:
+        dest = feed.dest
+        copier = Copier(self.table, feed, router)
+        for entry, piece in list(copier.entries(gathered, dest.next_seq)):
+            router.cursor = max(router.cursor, piece.seqs[0] - 1)
+            fits = self._fits(feed, entry, now)
+            if fits <= 0:
+                return False
+            if feed.last_error is not None or _time_made_room(feed):
+                self._resume(feed, now)
+                return True
+            fits = min(fits, self._keeps(dest, entry))
+            partly = fits < len(entry.sizes)
+            if partly:
+                entry, piece = next(copier.entries(Gathered([piece.only(list(range(fits)))], 0), entry.first))
+            if dest.links.feeds and not self._make_way(feed, entry):
+                return False
+            self._land(copier, router, entry, piece)
+            router.cursor = piece.seqs[-1]
+            if partly or dest.next_seq != entry.last + 1:
+                return True  # what comes behind is worked out anew
+        router.cursor = max(router.cursor, gathered.upto)
+        return True
+
+    def _keeps(self, dest: Topic, entry: log.Append) -> int:
+        """How many copies at a time, so that none goes again before a router out of the destination has seen it."""
+        fits = len(entry.sizes)
+        if dest.links.feeds:
+            while (
+                fits > 1
+                and retention.reach(dest, first=entry.first, sizes=entry.sizes[:fits], ts=entry.ts) > entry.first
+            ):
+                fits //= 2
+        return fits
+
+    def _make_way(self, feed: Feed, entry: log.Append) -> bool:
+        """Lets routers out of the destination get on first where copies would push out what they have not seen.
+
+        Those that are held give up on it. So do all around a cycle, where each would wait for the other.
+        """
+        links = feed.dest.links
+        upto = self._pushes_out(links, entry)
+        if upto is None:
+            return True
+        behind = [other for other in links.feeds.values() if any(router.reached < upto - 1 for router in other.routers)]
+        able = [other for other in behind if other.last_error is None]
+        if not able or in_cycle(feed):
+            self.losing(links, upto, entry)
+            self._engine.flush()
+            return True
+        ahead = [other for other in able if other not in self._waiting]
+        for other in ahead:
+            self._enqueue(other)
+        if ahead:
+            self._enqueue(feed)  # behind them
+        else:
+            self._waiting[feed] = None
+        return False
+
+    def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece) -> None:
+        source, dest = router.feed.source, router.feed.dest
+        if self._engine.logged and source.config.durability == "ephemeral" and dest.config.durability != "ephemeral":
+            self._log_copies(copier, router, entry, piece)
+            return
+        apply.append(self._engine.state, dest, entry)
+        copier.copied(piece)
+        self._told(dest)
+
+    def _log_copies(self, copier: Copier, router: Router, entry: log.Append, piece: Piece) -> None:
+        """The source leaves nothing in the log to make these copies from, so they are written there themselves."""
+        engine, dest, before = self._engine, router.feed.dest, router.cursor
+        count, size_bytes = len(entry.sizes), len(entry.blob)
+
+        def take_effect(_: Ticket) -> None:
+            apply.append(engine.state, dest, entry)
+            copier.copied(piece)
+            self._told(dest)
+            self._enqueue(router.feed)
+
+        def undo() -> None:
+            router.cursor = before
+
+        ticket = Ticket(dest, log.encode(entry), take_effect, entry, entry.first, count, size_bytes, undo=undo)
+        if dest.config.durability == "fsync":
+            ticket.gated = True
+        elif entry.last > dest.ceiling_staged - dest.ceiling_step // 2:
+            engine._raise_ceiling(dest, entry.last + 1)
+            ticket.gated = entry.last >= dest.ceiling
+        dest.next_seq = entry.first + count
+        dest.staged_count += count
+        dest.staged_bytes += size_bytes
+        engine.commits.stage(ticket)
+
+    def _told(self, dest: Topic) -> None:
+        if dest.waiters or dest.listeners:
+            self._engine.grew(dest)
+        self._source_grew(dest)
+
+    # --- a full destination
+
+    def _fits(self, feed: Feed, entry: log.Append, now: int) -> int:
+        """How many of the copies the destination takes now; 0 holds the feed."""
+        dest, quota = feed.dest, self._engine.limits.max_total_bytes
+        if quota and self._engine.state.totals.bytes + len(entry.blob) > quota:
+            return self._hold(feed, now, "throttled: the server holds as much as max_total_bytes allows")
+        fits = room(dest, entry.sizes)
+        if fits or not entry.sizes:
+            return fits
+        if dest.config.ttl_ms:
+            retention.expire(dest, now)
+            if room(dest, entry.sizes):
+                feed.last_error = feed.last_error or "topic_full"  # room that time made: the log has to know when
+                return room(dest, entry.sizes)
+        return self._hold(feed, now, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
+
+    def _hold(self, feed: Feed, now: int, why: str) -> int:
+        feed.backoff_ms = min(max(feed.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
+        feed.held_until_ms = now + feed.backoff_ms
+        feed.last_error = why
+        self._waiting[feed] = None
+        return 0
+
+    def _resume(self, feed: Feed, now: int) -> None:
+        """The destination takes copies again. They count as made now, which a replay has to be told."""
+        entry = Resume(feed.dest.topic_id, now)
+        feed.last_error, feed.backoff_ms, feed.held_until_ms = None, 0, 0
+
+        def take_effect(_: Ticket) -> None:
+            router_replay.resume(self._engine.state, entry)
+            feed.room_floor = feed.dest.evict_floor
+            self._enqueue(feed)
+
+        ticket = Ticket(topic=feed.dest, apply=take_effect, entry=entry)
+        if self._engine.logged:
+            ticket.frame = log.encode(entry)
+        self._engine.commits.stage(ticket)
+
+
+def _matches(match: TagMatch, coming: log.Append | None, seq: int) -> bool:
+    """Whether a record that has not landed yet would be forwarded; those of other writes count."""
+    if coming is None or not coming.first <= seq <= coming.last:
+        return True
+    return coming.tags is not None and match.covers(coming.tags[seq - coming.first])
+
+
+def _time_made_room(feed: Feed) -> bool:
+    """Whether records have expired in a destination that rejects, which no entry tells of and a replay has to know."""
+    dest = feed.dest
+    return dest.config.discard == "reject" and bool(dest.config.ttl_ms) and dest.evict_floor != feed.room_floor
+
+
+def count_lost(router: Router, upto: int) -> int:
+    """How many records the router would have forwarded up to `upto`; those that are lost already count, too."""
+    source, start = router.feed.source, router.reached + 1
+    if start > upto:
+        return 0
+    live = 0
+    while True:
+        try:
+            live = count_eligible(source, router.config.filter, start - 1, upto)
+            break
+        except Cold as cold:
+            cold.load()
+        except Damaged as damage:
+            retention.lose_range(source, damage)
+    gone = source.losses.within(start, upto)[0]
+    return live + gone
+
+
+def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
+    others: list[tuple[int, int]] = []
+    if links.fed is not None and links.fed.source.config.durability != "ephemeral":
+        others += [(router.router_id, router.reached) for router in links.fed.routers]
+    upto = -1
+    if out:
+        cursors = {router.router_id: router.reached for router in links.routers()}
+        upto = max(cursors.values(), default=0)
+        others += [(router_id, cursor) for router_id, cursor in cursors.items() if cursor != upto]
+    return Mark(links.topic.topic_id, head, upto, others, holds)

@@ -1,0 +1,147 @@
+"""Routers: create and configure, look, list, drop, and try a filter out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from topics.engine.routers import DroppedRouter, PutRouter
+from topics.model.names import check_router, check_topic
+from topics.model.router import (
+    PreviewAnswer,
+    PreviewRequest,
+    RouterAnswer,
+    RouterDropped,
+    RouterList,
+    RouterPutAnswer,
+    RouterRequest,
+    RouterSummary,
+    parse_filter,
+)
+from topics.model.wire import check_u64, decode_body
+from topics.server import query
+from topics.server.answer import json_answer, performance, when_done
+from topics.server.http import Answer
+from topics.server.routes import Scope
+
+if TYPE_CHECKING:
+    from topics.engine.commit import Ticket
+    from topics.engine.router_state import Router
+    from topics.server.app import TopicsApp
+    from topics.server.auth import Caller
+    from topics.server.http import Request, Response
+    from topics.server.routes import Call
+
+_decode_router = msgspec.json.Decoder(RouterRequest)
+_decode_preview = msgspec.json.Decoder(PreviewRequest)
+
+
+def put_router(app: TopicsApp, call: Call) -> Answer:
+    request: RouterRequest = decode_body(_decode_router, call.request.body)
+    call.caller.check(Scope.ADMIN, request.source, request.dest)
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: PutRouter = ticket.result
+        answer = RouterPutAnswer(**_fields(done.router), created=done.created, performance=performance(request, ticket))
+        return json_answer(201 if done.created else 200, answer)
+
+    return when_done(app.engine.routers.put(call.params["router"], request), call.request, encode)
+
+
+def get_router(app: TopicsApp, call: Call) -> Answer:
+    router = app.engine.routers.get(call.params["router"])
+    call.caller.check_names(router.feed.source.name, router.feed.dest.name)
+    return json_answer(200, RouterAnswer(**_fields(router), performance=performance(call.request)))
+
+
+def list_routers(app: TopicsApp, call: Call) -> Answer:
+    found = query.parse(call.request.query)
+    page, more = app.engine.routers.page(
+        prefix=found.get("prefix", ""),
+        source=found.get("source"),
+        dest=found.get("dest"),
+        after=query.cursor_after(found),
+        limit=query.page_size(found),
+        allowed=lambda name: _may_see(call.caller, app.engine.routers.get(name)),
+    )
+    summaries = [_summary(router) for router in page]
+    next_cursor = query.cursor(page[-1].name) if more else None
+    return json_answer(200, RouterList(summaries, performance(call.request), next_cursor))
+
+
+def drop_router(app: TopicsApp, call: Call) -> Answer:
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: DroppedRouter = ticket.result
+        return json_answer(200, RouterDropped(done.name, done.deleted, performance(request, ticket)))
+
+    return when_done(app.engine.routers.drop(call.params["router"]), call.request, encode)
+
+
+def preview(app: TopicsApp, call: Call) -> Answer:
+    """Of a router as it is, with another filter, or (where `source` is given) of one that does not exist yet."""
+    wanted: PreviewRequest = decode_body(_decode_preview, call.request.body)
+    name = check_router(call.params["router"])
+    match = parse_filter(wanted.filter)
+    if wanted.source is None:
+        router = app.engine.routers.get(name)
+        source = router.feed.source
+        match = match or router.config.filter
+        call.caller.check_names(source.name)
+    else:
+        check_topic(wanted.source, field="source")
+        call.caller.check_names(wanted.source)
+        source = app.engine.topic(wanted.source)
+    from_seq = check_u64(wanted.from_seq, "from_seq")
+    from_ts = None if wanted.from_ts is None else check_u64(wanted.from_ts, "from_ts")
+    found = app.engine.routers.preview(source, match, from_seq=from_seq, from_ts=from_ts)
+    answer = PreviewAnswer(
+        router=name,
+        source=source.name,
+        filter=None if match is None else match.wire(),
+        from_seq=from_seq,
+        matched=found.matched,
+        bytes=found.bytes,
+        scanned=found.scanned,
+        first_seq=found.first,
+        last_seq=found.last,
+        head_seq=source.head,
+        performance=performance(call.request),
+    )
+    return json_answer(200, answer)
+
+
+def _may_see(caller: Caller, router: Router) -> bool:
+    """A router tells of its topics: whoever may not use them may not see it, whatever its own name."""
+    return all(map(caller.may_use, (router.name, router.feed.source.name, router.feed.dest.name)))
+
+
+def _fields(router: Router) -> dict[str, Any]:
+    config, feed = router.config, router.feed
+    return {
+        "router": router.name,
+        "source": feed.source.name,
+        "dest": feed.dest.name,
+        "preserve_node": config.preserve_node,
+        "preserve_tag": config.preserve_tag,
+        "filter": None if config.filter is None else config.filter.wire(),
+        "allow_cycle": config.allow_cycle,
+        "guarantee": config.guarantee,
+        "forwarded_total": router.forwarded_total,
+        "cursor": router.cursor,
+        "lag": router.lag,
+        "last_error": feed.last_error,
+    }
+
+
+def _summary(router: Router) -> RouterSummary:
+    return RouterSummary(
+        router=router.name,
+        source=router.feed.source.name,
+        dest=router.feed.dest.name,
+        guarantee=router.config.guarantee,
+        forwarded_total=router.forwarded_total,
+        cursor=router.cursor,
+        lag=router.lag,
+        last_error=router.feed.last_error,
+    )

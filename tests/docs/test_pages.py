@@ -1,0 +1,53 @@
+"""What pages say about the code is what the code says, and links between pages lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from topics.cli import error_page
+from topics.errors import Code
+from topics.model.topic import TopicConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_CODE = re.compile(r"^(`{3,}).*?^\1\s*?$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_about_errors_is_what_the_table_says() -> None:
+    assert (ROOT / "docs/guide/errors.md").read_text() == error_page.page(), "run `make docs`"
+
+
+def test_every_error_code_has_an_explanation() -> None:
+    assert list(error_page.MEANINGS) == list(Code)
+
+
+def test_every_field_of_a_configuration_is_in_the_table_with_its_default() -> None:
+    text = (ROOT / "docs/guide/topics.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", text.partition("### Every field")[2], re.MULTILINE))
+    defaults = {"null": None, "true": True, "false": False}
+    shown = {name: rows[name].removesuffix(", off") for name in TopicConfig.__struct_fields__}
+    for name, default in zip(TopicConfig.__struct_fields__, TopicConfig.__struct_defaults__, strict=True):
+        value = shown[name].strip("`")
+        assert defaults.get(value, value.strip('"')) in (default, str(default)), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
+    links = [link for link in _LINK.findall(_CODE.sub("``", page.read_text())) if "://" not in link]
+    assert [link for link in links if not _leads_somewhere(page, link)] == []
+
+
+def _leads_somewhere(page: Path, link: str) -> bool:
+    path, _, heading = link.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    return target.exists() and (not heading or heading in _anchors(target))
+
+
+def _anchors(page: Path) -> set[str]:
+    """The names of its headings, as the forges make them."""
+    headings = _HEADING.findall(re.sub(r"^(`{3,}).*?^\1\s*?$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,144 @@
+"""Clients that read slowly, or not at all: they cost their own lag, and nobody else anything."""
+
+import json
+import socket
+import time
+from pathlib import Path
+
+from tests.contract.api import Background
+from tests.live.conftest import Live
+from tests.live.events import Events, wait_for
+
+BLOCK = "x" * 50_000
+MIB = 1 << 20
+SMALL_BYTES = 32 << 10
+
+
+def resident_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+def fill(live, topic: str, size_mib: int) -> int:
+    """Writes so many MiB; the head afterwards."""
+    for _ in range(size_mib):
+        written = live.api.write(topic, *[BLOCK] * 21, disable_backpressure=True)
+    return written["head_seq"]
+
+
+def read_all(events: Events, wanted: int) -> list[int]:
+    seqs: list[int] = []
+    while not seqs or seqs[-1] < wanted:
+        frame = events.next()
+        if frame.event == "record":
+            seqs += frame.seqs
+    return seqs
+
+
+def test_a_stalled_client_is_let_go_with_a_reason_and_resumes_without_loss(start_live):
+    live = start_live(slow_consumer_timeout_ms=700, buffer_grace_ms=100)
+    live.api.put("a")
+    session = live.session("a")
+    events = live.open(session, receive_bytes=SMALL_BYTES)
+    events.expect("caught-up")
+    head = fill(live, "a", 12)
+    wait_for(lambda: live.metric("topics_sse_connections") == 1)
+    time.sleep(0.9)  # the client sleeps: that is what is tested
+    frames = events.rest()
+    assert (frames[-1].event, frames[-1].data["code"]) == ("error", 408)
+    seqs = [seq for frame in frames if frame.event == "record" for seq in frame.seqs]
+    assert seqs == list(range(1, len(seqs) + 1))
+    assert len(seqs) < head
+    again = live.open(session, last_id=events.last_id)
+    assert seqs + read_all(again, head) == list(range(1, head + 1))
+
+
+def test_what_a_stalled_client_lost_to_the_cap_is_told_as_too_old(start_live):
+    live = start_live(buffer_grace_ms=100)
+    live.api.put("a", cap_records=20)
+    events = live.open(live.session("a", limit=5), receive_bytes=SMALL_BYTES)
+    events.expect("caught-up")
+    head = fill(live, "a", 16)
+    time.sleep(0.3)  # longer than the grace
+    seqs: list[int] = []
+    gaps = []
+    while not seqs or seqs[-1] < head:
+        frame = events.next()
+        if frame.event == "record":
+            seqs += frame.seqs
+        elif frame.event == "tombstone":
+            gaps.append(frame.data)
+            assert frame.data["gap_from"] == (seqs[-1] if seqs else 0) + 1
+            seqs += range(frame.data["gap_from"], frame.data["gap_to"] + 1)
+    assert seqs == list(range(1, head + 1))
+    assert "from_seq_too_old" in {gap["reason"] for gap in gaps}
+    events.expect("caught-up")
+
+
+def test_many_stalled_clients_cost_bounded_memory_and_nobody_elses_time(start_live):
+    """Each has a form of its own, so that nothing they are sent is shared; one healthy watcher runs beside them."""
+    live = start_live()
+    live.api.put("a", cap_bytes=4 * MIB)
+    live.api.put("b")
+    stalled = [live.open(live.session("a", limit=n + 1), receive_bytes=SMALL_BYTES) for n in range(30)]
+    for events in stalled:
+        events.expect("caught-up")
+    writer = Live(live.server)
+    before = resident_bytes(live.server.process.pid)
+    healthy = live.watch("b")
+    healthy.expect("caught-up")
+    filling = Background(lambda: fill(writer, "a", 60))
+    waits_ms = []
+    for n in range(40):
+        live.api.write("b", n, disable_backpressure=True)
+        record = healthy.next()
+        while record.event != "record":
+            record = healthy.next()
+        waits_ms.append(time.time() * 1000 - record.data["records"][0]["$ts"])
+    filling.result()
+    writer.close()
+    grown = resident_bytes(live.server.process.pid) - before
+    print(f"{len(stalled)} stalled clients: {grown / MIB:.1f} MiB; others waited {sorted(waits_ms)[20]:.1f} ms")
+    assert grown < 60 * MIB
+    assert sorted(waits_ms)[len(waits_ms) // 2] < 100
+
+
+def test_a_slow_socket_is_let_go_with_a_reason(start_live):
+    live = start_live(slow_consumer_timeout_ms=500)
+    live.api.put("a")
+    address = ("127.0.0.1", live.server.port)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BYTES)
+        sock.connect(address)
+        sock.sendall(
+            b"GET /v0/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        command = json.dumps({"op": "subscribe", "topic": "a"}).encode()
+        sock.sendall(b"\x81" + bytes((0x80 | len(command),)) + b"\0\0\0\0" + command)
+        wait_for(lambda: live.metric("topics_sse_connections") == 1)
+        fill(live, "a", 12)
+        time.sleep(0.7)
+        received = b""
+        sock.settimeout(10)
+        while piece := sock.recv(1 << 20):
+            received = received[-2000:] + piece
+    assert b'"code":"request_timeout"' in received
+    assert received[-2000:].find(b"\x88") >= 0  # a close frame ends it
+    wait_for(lambda: live.metric("topics_sse_connections") == 0)
+
+
+def test_an_idle_watcher_costs_little(start_live):
+    live = start_live()
+    live.api.put("a")
+    waiting = [live.watch("a") for _ in range(50)]
+    before = resident_bytes(live.server.process.pid)
+    waiting += [live.watch("a") for _ in range(400)]
+    for events in waiting:
+        events.expect("caught-up")
+    grown = resident_bytes(live.server.process.pid) - before
+    print(f"an idle watcher costs {grown / 400 / 1024:.1f} KiB")
+    assert grown / 400 < 16 * 1024
+    live.api.write("a", 1)
+    for events in waiting:
+        assert events.next().seqs == [1]

@@ -1,0 +1,122 @@
+"""Options: every one is checked, and none is passed over."""
+
+from typing import Any
+
+import pytest
+
+from topics.model.records import TagMatch
+from topics.spark.options import BadOption, Connection, Offsets, read_options
+
+
+def options(**given: str) -> Any:
+    return read_options({"subscribe": "orders"} | given)
+
+
+def test_what_is_not_said_has_a_default():
+    found = options()
+    assert found.topics == ("orders",)
+    assert found.connection == Connection(servers=("http://127.0.0.1:4000",))
+    assert found.fail_on_data_loss
+    assert (found.starting, found.ending, found.min_partitions) == (None, None, 1)
+
+
+def test_case_does_not_matter():
+    assert not read_options({"SUBSCRIBE": "a", "failondataloss": "FALSE"}).fail_on_data_loss
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("failOnDataLos", "failOnDataLoss"),
+        ("subscribepatern", "subscribePattern"),
+        ("startingOffset", "startingOffsets"),
+    ],
+)
+def test_an_unknown_option_is_an_error_that_names_the_nearest(name: str, near: str):
+    with pytest.raises(BadOption, match=f"did you mean '{near}'"):
+        options(**{name: "true"})
+
+
+def test_topics_come_as_a_list_a_prefix_or_a_pattern():
+    assert options(subscribe="a, b,a").topics == ("a", "b")
+    by_prefix = read_options({"subscribePrefix": "eu."})
+    assert [by_prefix.wants(name) for name in ("eu.orders", "us.orders")] == [True, False]
+    by_pattern = read_options({"subscribePattern": "o.*s"})
+    assert [by_pattern.wants(name) for name in ("orders", "orders2")] == [True, False]
+
+
+def test_offsets_are_words_or_a_map():
+    assert options(startingOffsets="Latest").starting == Offsets("latest")
+    assert options(startingOffsets='{"orders": 7}').starting.of("any", "orders") == 7
+    assert options(startingOffsets='{"orders": -2}').starting.of("any", "orders") == "earliest"
+    assert options(endingOffsets='{"orders": -1}').ending.of("any", "orders") == "latest"
+    assert options(endingOffsets='{"orders": "latest"}').ending.of("any", "orders") == "latest"
+
+
+def test_offsets_may_differ_between_servers():
+    found = options(url="http://a,http://b/", startingOffsets='{"http://b/": {"orders": 9}, "orders": 4}').starting
+    assert (found.of("http://a", "orders"), found.of("http://b", "orders")) == (4, 9)
+
+
+def test_times_are_milliseconds_or_iso():
+    assert options(startingTimestamp="1748450001000").starting_ts == 1748450001000
+    assert options(startingTimestamp="2025-05-28T16:33:21Z").starting_ts == 1748450001000
+    assert options(endingTimestamp="2025-05-28T18:33:21.0001+02:00").ending_ts == 1748450001001
+
+
+def test_a_tag_may_end_with_a_star():
+    assert options(tag="x").tag == TagMatch("Eq", "x")
+    assert options(tag="x:*").tag == TagMatch("Glob", "x:")
+
+
+def test_several_servers_are_a_list(tmp_path: Any):
+    found = options(url="http://a:1, http://b:2/,http://a:1")
+    assert found.connection.servers == ("http://a:1", "http://b:2")
+    assert found.several_servers
+
+
+def test_a_key_in_a_file_is_read_where_it_is_used(tmp_path: Any):
+    key = tmp_path / "key"
+    found = options(tokenFile=str(key)).connection
+    with pytest.raises(BadOption, match="cannot be read"):
+        found.read_token()
+    key.write_text("secret\n")
+    assert found.read_token() == "secret"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"subscribe": ""}, "at least one topic"),
+        ({"subscribe": "no/slash"}, "is not a topic name"),
+        ({"subscribePrefix": "a"}, "subscribe and subscribePrefix"),
+        ({"subscribePattern": "("}, "is no regular expression"),
+        ({"startingOffsets": "first"}, "neither"),
+        ({"startingOffsets": '{"orders": 0}'}, "neither"),
+        ({"startingOffsets": '{"orders": true}'}, "neither"),
+        ({"startingOffsets": "[1]"}, "neither"),
+        ({"startingOffsets": '{"other": 1}'}, "'other' is not one of"),
+        ({"startingOffsets": '{"http://c": {"orders": 1}}'}, "not one of the servers"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "give one of them"),
+        ({"endingOffsets": "earliest"}, "cannot end there"),
+        ({"startingTimestamp": "yesterday"}, "neither"),
+        ({"minPartitions": "0"}, "at least 1"),
+        ({"minPartitions": "many"}, "at least 1"),
+        ({"maxPartitionBytes": "-1"}, "at least 1"),
+        ({"retries": "x"}, "at least 0"),
+        ({"failOnDataLoss": "no"}, "neither true nor false"),
+        ({"url": "ftp://x"}, "is not the URL"),
+        ({"url": ","}, "at least one server"),
+        ({"path": "/data", "url": "http://a"}, "give one of them"),
+        ({"token": "a", "tokenFile": "b"}, "give one of them"),
+        ({"coldPath": "/cold"}, "only a data directory"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error(given: dict[str, str], said: str):
+    with pytest.raises(BadOption, match=said):
+        options(**given)
+
+
+def test_topics_must_be_named_in_one_way():
+    with pytest.raises(BadOption, match="given: nothing"):
+        read_options({})

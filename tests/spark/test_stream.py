@@ -1,0 +1,160 @@
+"""The streaming source against a real server: nothing lost, nothing twice, losses told."""
+
+import json
+import shutil
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tests.conftest import ServerProcess
+from tests.spark.streams import drain, fails, numbers, source
+from topics.client import Client
+
+
+def seqs(batches: list[list[object]]) -> list[list[int]]:
+    return [sorted(row.seq for row in batch) for batch in batches]  # type: ignore[attr-defined]
+
+
+def test_a_stream_goes_on_where_its_checkpoint_ends(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    numbers(client, topic, range(5), tag="a", node="n")
+    [first] = drain(source(spark, server.url, subscribe=topic), tmp_path)
+    assert [(row.kind, row.topic, row.seq, row.tag, row.node, row.data) for row in first] == [
+        ("record", topic, seq, "a", "n", f'{{"n":{seq - 1}}}') for seq in range(1, 6)
+    ]
+    assert drain(source(spark, server.url, subscribe=topic), tmp_path) == []
+    numbers(client, topic, range(5, 7))
+    assert seqs(drain(source(spark, server.url, subscribe=topic), tmp_path)) == [[6, 7]]
+
+
+def test_a_start_of_latest_survives_a_crash_in_the_first_batch(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    """What was planned but never done is in the checkpoint's offsets and not in its commits."""
+    numbers(client, topic, range(3))
+    stream = source(spark, server.url, subscribe=topic, startingOffsets="latest")
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    try:
+        while not any((tmp_path / "sources").glob("*")) and not query.lastProgress:
+            query.processAllAvailable()
+        numbers(client, topic, range(3, 5))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    offset = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])
+    assert (offset["from"][topic]["seq"], offset["to"][topic]["seq"]) == (4, 6)
+    shutil.rmtree(tmp_path / "commits")
+    numbers(client, topic, range(5, 7))
+    assert seqs(drain(source(spark, server.url, subscribe=topic, startingOffsets="latest"), tmp_path)) == [
+        [4, 5],
+        [6, 7],
+    ]
+
+
+def test_the_rate_is_shared_fairly_among_topics_and_new_ones_are_picked_up(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    numbers(client, f"{topic}.small", range(5))
+    numbers(client, f"{topic}.big", range(40))
+
+    def run() -> list[dict[str, int]]:
+        stream = source(spark, server.url, subscribePrefix=f"{topic}.", maxOffsetsPerTrigger=20, minPartitions=2)
+        counts = []
+        for batch in drain(stream, tmp_path):
+            names = [row.topic.removeprefix(f"{topic}.") for row in batch]
+            counts.append({name: names.count(name) for name in sorted(set(names))})
+        return counts
+
+    assert run() == [{"big": 15, "small": 5}, {"big": 20}, {"big": 5}]
+    numbers(client, f"{topic}.new", range(3))
+    numbers(client, f"{topic}.big", range(1))
+    assert run() == [{"big": 1, "new": 3}]
+
+
+def test_a_topic_made_again_fails_the_query_or_comes_as_a_gap_row(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    numbers(client, topic, range(10))
+    assert seqs(drain(source(spark, server.url, subscribe=topic), tmp_path)) == [list(range(1, 11))]
+    client.drop_topic(topic)
+    assert f"topic {topic} in {server.url}, read up to seq 10, was deleted" in fails(
+        lambda: drain(source(spark, server.url, subscribe=topic), tmp_path)
+    )
+    assert drain(source(spark, server.url, subscribe=topic, failOnDataLoss="false"), tmp_path) == []
+
+    numbers(client, topic, range(100, 120))
+    assert f"of topic {topic} in {server.url} are lost (recreated)" in fails(
+        lambda: drain(source(spark, server.url, subscribe=topic), tmp_path)
+    )
+    [batch] = drain(source(spark, server.url, subscribe=topic, failOnDataLoss="false"), tmp_path)
+    assert [(row.kind, row.seq, row.gap_to, row.reason) for row in batch if row.kind == "gap"] == [
+        ("gap", 1, 20, "recreated")
+    ]
+    assert [row.seq for row in batch if row.kind == "record"] == list(range(1, 21))
+
+
+def test_a_range_that_was_evicted_is_jumped_told_and_not_counted_against_the_rate(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    client.put_topic(topic, cap_records=10)
+    numbers(client, topic, range(100))
+    options = {"subscribe": topic, "startingOffsets": json.dumps({topic: 1}), "maxOffsetsPerTrigger": 6}
+    assert f"seqs 1 to 90 of topic {topic}" in fails(
+        lambda: drain(source(spark, server.url, **options), tmp_path / "strict")
+    )
+    batches = drain(source(spark, server.url, failOnDataLoss="false", **options), tmp_path / "lenient")
+    shown = [[(row.kind, row.seq, row.gap_to) for row in batch] for batch in batches]
+    assert shown == [
+        [("gap", 1, 90), *[("record", seq, None) for seq in range(91, 97)]],
+        [("record", seq, None) for seq in range(97, 101)],
+    ]
+
+
+def test_several_servers_are_one_stream(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    """The same server under two names stands for two."""
+    other = server.url.replace("127.0.0.1", "localhost")
+    numbers(client, topic, range(3))
+    stream = source(spark, f"{server.url},{other}", subscribe=topic)
+    [batch] = drain(stream, tmp_path)
+    assert sorted((row.server, row.seq) for row in batch) == sorted(
+        (name, seq) for name in (server.url, other) for seq in (1, 2, 3)
+    )
+    numbers(client, topic, range(3, 4))
+    [batch] = drain(stream, tmp_path)
+    assert sorted((row.server, row.seq) for row in batch) == sorted([(server.url, 4), (other, 4)])
+    assert "made with one server" in fails(lambda: drain(source(spark, server.url, subscribe=topic), tmp_path))
+
+
+def test_a_stream_that_never_ends_sees_records_soon_after_they_are_written(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    """The topic is not even there when the query begins."""
+    seen: list[int] = []
+    stream = source(spark, server.url, subscribe=topic)
+    query = (
+        stream.writeStream.foreachBatch(lambda batch, _: seen.extend(row.seq for row in batch.collect()))
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    try:
+        for first in (1, 4):
+            numbers(client, topic, range(3))
+            query.processAllAvailable()
+            assert seen[first - 1 :] == [first, first + 1, first + 2]
+    finally:
+        query.stop()
+
+
+def test_what_makes_no_sense_for_a_stream_is_refused(spark: SparkSession, server: ServerProcess, tmp_path: Path):
+    for options, message in (
+        ({"endingOffsets": "latest"}, "a stream has no end"),
+        ({"failOnDataLos": "false"}, "did you mean 'failOnDataLoss'?"),
+    ):
+        assert message in fails(
+            lambda options=options: drain(source(spark, server.url, subscribe="t", **options), tmp_path)
+        )
+    directory = spark.readStream.format("topics").option("path", str(tmp_path)).option("subscribe", "t")
+    assert "a directory does not grow" in fails(lambda: drain(directory.load(), tmp_path))
