@@ -66,13 +66,16 @@ class Race:
         server.engine.flush()
 
     def break_something(self) -> None:
+        """Calls that write: an `open` only of a file that is being made, not of one that is read back."""
         disk = self.server.disk
         if self.rng.random() < 0.5:
             disk.heal()
             return
         op = self.rng.choice(["pwrite", "datasync", "sync", "allocate", "rename", "sync_dir", "open", "unlink"])
         error = self.rng.choice([errno.EIO, errno.ENOSPC])
-        disk.fail(at=len(disk.calls), op=op, error=error, times=self.rng.choice([1, 3]), short=self.rng.random() < 0.5)
+        path = "*.tmp" if op == "open" else None
+        times, short = self.rng.choice([1, 3]), self.rng.random() < 0.5
+        disk.fail(at=len(disk.calls), op=op, path=path, error=error, times=times, short=short)
 
     def come_to_rest(self) -> None:
         self.server.disk.heal()

@@ -53,7 +53,11 @@ class Events:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.sock.settimeout(WAIT_S)
         self.sock.connect((address.hostname, address.port))
-        lines = [f"GET {path} HTTP/1.1", "host: 127.0.0.1", *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items())]
+        lines = [
+            f"GET {path} HTTP/1.1",
+            "host: 127.0.0.1",
+            *(f"{k.replace('_', '-')}: {v}" for k, v in headers.items()),
+        ]
         if "accept" not in headers:
             lines.append("accept: text/event-stream")
         if last_id is not None:
@@ -126,11 +130,12 @@ class Events:
     def rest(self) -> list[Frame]:
         """Everything up to the server's end of the stream."""
         frames = []
-        try:
-            while True:
+        while True:
+            try:
                 frames.append(self.next())
-        except EOFError as end:
-            assert end.args == (b"",), end
+            except EOFError:
+                break
+        assert not self._buffer, "the stream ended in the middle of a frame"
         return frames
 
     def quiet(self, seconds: float) -> bool:

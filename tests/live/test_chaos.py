@@ -1,8 +1,8 @@
-"""Writers, deletes, eviction, re-creation, and watchers that come and go: each watcher's story accounts for every seq once.
+"""Writers, deletes, eviction, re-creation, and watchers that come and go: every story accounts for every seq once.
 
-A watcher notes what it has processed, and nothing else: records, and ranges it was told are lost. What it received and did
-not process when it dropped the connection is forgotten, as it would be in a process that crashed. At the end every seq
-from 1 to the head is in the story exactly once, or was deleted on purpose.
+A watcher notes what it has processed, and nothing else: records, and ranges it was told are lost. What it received but
+did not process when it dropped the connection is forgotten, as it would be in a process that crashed. At the end every
+seq from 1 to the head is in the story exactly once, or was deleted on purpose.
 """
 
 import random

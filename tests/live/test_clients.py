@@ -3,6 +3,7 @@
 import base64
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -13,7 +14,10 @@ from httpx_sse import connect_sse
 
 from tests.live.events import decode_id
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSERS = (
+    *filter(None, [os.environ.get("CHROMIUM")]), "chromium", "chromium-browser", "google-chrome",
+    "google-chrome-stable", "chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)  # fmt: skip
 PAGE = """<!doctype html><title>waiting</title><pre id="out"></pre><script>
 const told = [];
 const source = new EventSource("{url}");
@@ -96,7 +100,8 @@ def _dump_dom(url, tmp_path):
     command = [
         browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-        "--no-proxy-server", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom", url,
+        "--no-proxy-server", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom",
+        url,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     text = done.stdout.decode().partition('<pre id="out">')[2].partition("</pre>")[0]

@@ -84,7 +84,11 @@ def test_only_topics_below_zero_are_paused_and_not_for_ever():
     low, normal = topic(priority=-1000), topic(priority=0)
     low.waits_since_ms = normal.waits_since_ms = 0
     pressure = pressed(*[100] * SAMPLES)
-    assert (pressure.pauses(low, 9_000), pressure.pauses(low, 10_000), pressure.pauses(normal, 0)) == (True, False, False)
+    assert (pressure.pauses(low, 9_000), pressure.pauses(low, 10_000), pressure.pauses(normal, 0)) == (
+        True,
+        False,
+        False,
+    )
     assert not pressed(*[50] * SAMPLES).pauses(low, 0)
 
 

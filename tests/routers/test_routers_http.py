@@ -104,7 +104,9 @@ def test_node_and_tag_can_be_left_behind(api: Api, names: Callable[[str], str]) 
 def test_a_filter_lets_only_its_tags_through(api: Api, names: Callable[[str], str]) -> None:
     a, b = names("a"), names("b")
     put(api, names("r"), a, b, filter=["tag", "Glob", "public:*"])
-    api.append(a, [{"data": 1, "tag": "public:1"}, {"data": 2, "tag": "private"}, {"data": 3}, {"data": 4, "tag": "public:2"}])
+    api.append(
+        a, [{"data": 1, "tag": "public:1"}, {"data": 2, "tag": "private"}, {"data": 3}, {"data": 4, "tag": "public:2"}]
+    )
     assert caught_up(api, names("r"))["forwarded_total"] == 2
     assert data(api.diff(b)) == [1, 4]
 
@@ -132,7 +134,9 @@ def test_a_bad_name_is_refused(api: Api) -> None:
     api.refused(400, "invalid_request", "PUT", "/v0/routers/-x", {"source": "a", "dest": "b"})
 
 
-def test_without_create_dest_a_missing_destination_is_404_and_nothing_is_made(api: Api, names: Callable[[str], str]) -> None:
+def test_without_create_dest_a_missing_destination_is_404_and_nothing_is_made(
+    api: Api, names: Callable[[str], str]
+) -> None:
     body = {"source": names("a"), "dest": names("b"), "create_dest": False}
     api.refused(404, "topic_not_found", "PUT", f"/v0/routers/{names('r')}", body)
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{names('a')}")
@@ -151,7 +155,12 @@ def test_a_cycle_is_refused_and_shown(api: Api, names: Callable[[str], str]) -> 
     put(api, names("ab"), a, b)
     put(api, names("bc"), b, c)
     body = {"source": c, "dest": a}
-    assert api.refused(409, "router_cycle", "PUT", f"/v0/routers/{names('ca')}", body)["detail"]["cycle"] == [c, a, b, c]
+    assert api.refused(409, "router_cycle", "PUT", f"/v0/routers/{names('ca')}", body)["detail"]["cycle"] == [
+        c,
+        a,
+        b,
+        c,
+    ]
     assert put(api, names("ca"), c, a, allow_cycle=True)["created"]
     error = api.refused(409, "router_cycle", "PUT", f"/v0/routers/{names('ca')}", body)
     assert error["detail"]["cycle"] == [c, a, b, c], "taking the permission back would leave a cycle"
@@ -192,7 +201,9 @@ def test_a_full_destination_holds_the_cursor_and_nothing_is_lost(api: Api, names
     assert data(api.diff(b)) == [3, 4]
 
 
-def test_what_a_source_lost_before_it_was_forwarded_is_a_source_trim_tombstone(api: Api, names: Callable[[str], str]) -> None:
+def test_what_a_source_lost_before_it_was_forwarded_is_a_source_trim_tombstone(
+    api: Api, names: Callable[[str], str]
+) -> None:
     a, b = names("a"), names("b")
     api.put(a, cap_records=2)
     api.put(b, cap_records=1, discard="reject")
@@ -235,10 +246,18 @@ def test_a_router_begins_at_the_head_or_where_it_is_told(api: Api, names: Callab
     api.write(a, 1, 2)
     between = api.write(a, 3)
     third = api.diff(a, from_seq=between["last_seq"] - 1)["records"][0]["$ts"]
-    for name, fields in {"head": {}, "all": {"from_seq": 0}, "one": {"from_seq": 1}, "ts": {"from_ts": third + 10_000}}.items():
+    for name, fields in {
+        "head": {},
+        "all": {"from_seq": 0},
+        "one": {"from_seq": 1},
+        "ts": {"from_ts": third + 10_000},
+    }.items():
         put(api, names(name), a, names("d" + name), **fields)
     api.write(a, 4)
-    seen = {name: (caught_up(api, names(name)), data(api.diff(names("d" + name))))[1] for name in ("head", "all", "one", "ts")}
+    seen = {
+        name: (caught_up(api, names(name)), data(api.diff(names("d" + name))))[1]
+        for name in ("head", "all", "one", "ts")
+    }
     assert seen == {"head": [4], "all": [1, 2, 3, 4], "one": [2, 3, 4], "ts": [4]}
 
 

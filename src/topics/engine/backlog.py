@@ -2,7 +2,7 @@
 
 The class promises nothing across a restart, so its records must not hold up those that were promised. What the log held
 of such a topic is laid aside during recovery and written to the new log, entry by entry, once the server serves: a little
-at a time, or all at once as soon as somebody asks for the topic. A crash before that loses it, as the class allows.
+at a time, or all at once as soon as somebody asks for the topic. The old log stays until that is done.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def prepare(engine: Engine, topic: Topic) -> None:
     if name is not None and topic.config.max_deliveries:
         dest = engine.topics.get(name)
         if name in engine.commits.creating or (dest is not None and dest.changing):
-            engine.commits.settle()
+            engine._settled(name)
 
 
 def bury(engine: Engine, topic: Topic, jobs: list[Job], rendered: dict[int, pick.Stored], now_ms: int) -> None:
@@ -323,7 +323,9 @@ def _move_creating(
 
     frame = _frame(engine, source, config.durability, move)
     gated = frame is not None and "fsync" in (source.config.durability, config.durability)
-    return _hold(source, engine._stage_create(create, take_effect, gated=gated, then=frame or b""))
+    size_bytes = len(append.blob)
+    ticket = engine._stage_create(create, take_effect, gated=gated, then=frame or b"", size_bytes=size_bytes)
+    return _hold(source, ticket)
 
 
 def _hold(source: Topic, ticket: Ticket) -> Ticket:

@@ -120,7 +120,7 @@ def settle(topic: Topic, now_ms: int) -> Leases:
 def claim(engine: Engine, topic: Topic, wants: list[Want]) -> tuple[list[Claimed], Ticket | None]:
     """Serves all wants in one pass, each with its share. A ticket is there where workers have to wait for the log."""
     deadletter.prepare(engine, topic)
-    now = engine.clock.now_ms()
+    topic.last_read_ts = now = engine.clock.now_ms()
     queue = settle(topic, now)
     config = topic.config
     taken, rendered = _take(topic, min(sum(want.max for want in wants), PASS_MAX_JOBS))
@@ -245,6 +245,10 @@ def nack(
 
 def release(engine: Engine, topic: Topic, holder: Holder) -> Ticket:
     """Everything that a connection holds goes back at once: it is gone."""
+    if topic.changing:
+        engine._settled(topic.name)
+    if topic.gone:
+        return Ticket.of(None)
     queue = settle(topic, engine.clock.now_ms())
     jobs = [queue.leases[seq] for seq in sorted(holder.held) if seq in queue.leases]
     return _release(engine, topic, jobs, [], due_ms=0, now_ms=engine.clock.now_ms())

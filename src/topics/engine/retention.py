@@ -118,7 +118,9 @@ def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_byt
 
 
 def evict(topic: Topic, upto: int, reason: str) -> None:
-    """Every live record below `upto` is lost for `reason`."""
+    """Every live record below `upto` is lost for `reason`. Put off while the disk cannot say which ones that are."""
+    if not _all_readable(topic, upto):
+        return
     if topic.links is not None:
         topic.links.losing(upto)
     start = topic.earliest
@@ -141,6 +143,18 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
     advance(topic)
 
 
+def _all_readable(topic: Topic, upto: int) -> bool:
+    """Whether the columns that an eviction below `upto` needs can be had: before anything is changed."""
+    try:
+        for segment, _, high in list(topic.spans(topic.earliest, upto)):
+            if segment.live and (high < segment.count or _needs_marks(segment)):
+                ready(topic, segment)
+    except OSError as error:
+        log.error("eviction_put_off", topic=topic.name, reason=str(error))
+        return False
+    return True
+
+
 def advance(topic: Topic) -> None:
     """Moves `earliest` to the first live record and lets go of the segments before it."""
     segments = topic.segments
@@ -148,9 +162,14 @@ def advance(topic: Topic) -> None:
     earliest = topic.head + 1
     for segment in segments:
         if segment.live:
-            if not ready(topic, segment):
-                return advance(topic)  # it is gone now: look again
-            earliest = segment.first + segment.first_live(max(topic.earliest - segment.first, 0))
+            low = max(topic.earliest - segment.first, 0)
+            try:
+                if not ready(topic, segment):
+                    return advance(topic)  # it is gone now: look again
+                earliest = segment.first + segment.first_live(low)
+            except OSError as error:  # deleted records at its beginning are passed over later
+                log.error("columns_unreadable", topic=topic.name, reason=str(error))
+                earliest = segment.first + low
             break
         dead += 1
     if dead == len(segments):

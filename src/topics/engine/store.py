@@ -375,8 +375,11 @@ class Store:
             for segment in topic.segments
             if isinstance(segment, SealedSegment)
         }
-        for folder in (self.dir.segments_dir, self._cold_dir):
-            for name in self.fs.listdir(folder) if folder is not None and self.fs.exists(folder) else ():
+        folders = [self.dir.segments_dir]
+        if self._cold_dir is not None and self.fs.exists(self._cold_dir):
+            folders.append(self._cold_dir)
+        for folder in folders:
+            for name in self.fs.listdir(folder):
                 if not name.isdigit():
                     continue  # not ours
                 topic_dir = posixpath.join(folder, name)

@@ -113,6 +113,8 @@ class Desk:
 
     def _pass(self) -> None:
         self._handle = None
+        if self._topic.changing:
+            self._app.engine.commits.settle()
         if self._topic.gone:
             return  # its listeners are about to be told
         verbs.settle(self._topic, self._app.clock.now_ms())  # what ran out makes room with those who held it

@@ -52,8 +52,7 @@ class WorkStream(EventStream):
         desk, self._desk = self._desk, None
         if desk is not None:
             desk.leave(self)
-        if not self._topic.gone:
-            verbs.release(self.app.engine, self._topic, self._holder)
+        verbs.release(self.app.engine, self._topic, self._holder)
 
     # --- at the desk
 

@@ -69,7 +69,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if overwrite:
             raise NotAppend(
                 "output mode complete replaces what was written before, which a topic cannot: "
-                'use outputMode("append") or outputMode("update")'
+                'use outputMode("append"), or write the batches of foreachBatch'
             )
         self._options = options
         self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)

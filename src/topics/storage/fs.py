@@ -265,6 +265,10 @@ class RealFile(File):
         self._fd = fd
         self.path = path
 
+    def __del__(self) -> None:
+        # Files of sealed segments are shared by readers on several threads: the last one to let go closes.
+        self.close()
+
     def pwrite(self, data: Buffer, at: int) -> None:
         done = os.pwrite(self._fd, data, at)
         if done != _size_of(data):

@@ -1,0 +1,141 @@
+"""Routers in the reference model: after every verb, everything that can be forwarded is, one record at a time.
+
+A copy is a new fact in the destination; what a router could not see before the source lost it becomes a lost fact
+there. Whoever reads from a destination sees a copy before the next one comes, so nothing is lost along a chain unless
+a full topic at its end holds it up. When a copy counts as made is not modelled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topics.clock import Clock
+from topics.model.records import TagMatch, WriteRequest
+from topics.model.router import RouterRequest
+from topics.model.topic import ConfigPatch
+from topics.testing.oracle import Fact, Landed, Life, Oracle
+
+SOURCE_TRIM = "source_trim"
+
+
+@dataclass
+class Rule:
+    """One router."""
+
+    name: str
+    source: Life
+    dest: Life
+    match: TagMatch | None
+    preserve_node: bool
+    preserve_tag: bool
+    cursor: int
+    forwarded: int = 0
+
+
+class RouterOracle(Oracle):
+    """All topics and all routers. For graphs without cycles, and topics without a TTL."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.rules: dict[str, Rule] = {}
+
+    def put_router(self, name: str, request: RouterRequest) -> bool:
+        """Whether that made the router. The request is one that the engine accepted."""
+        for topic in (request.source, request.dest):
+            if topic not in self.topics:
+                self.put(topic, ConfigPatch())
+        source, dest = self.topics[request.source], self.topics[request.dest]
+        match = None if request.filter is None else TagMatch("Eq", request.filter)
+        old = self.rules.get(name)
+        if old is not None and (old.source, old.dest) == (source, dest):
+            old.match, old.preserve_node, old.preserve_tag = match, request.preserve_node, request.preserve_tag
+            self.forward()
+            return False
+        start = (
+            source.head if request.from_seq is None else min(max(request.from_seq, source.earliest - 1), source.head)
+        )
+        self.rules.pop(name, None)
+        self.rules[name] = Rule(name, source, dest, match, request.preserve_node, request.preserve_tag, start)
+        self.forward()
+        return old is None
+
+    def drop_router(self, name: str) -> bool:
+        return self.rules.pop(name, None) is not None
+
+    def drop(self, name: str, *, if_empty: bool = False) -> bool:
+        life = self.topics.get(name)
+        done = super().drop(name, if_empty=if_empty)
+        if done:
+            self.rules = {key: rule for key, rule in self.rules.items() if life not in (rule.source, rule.dest)}
+        return done
+
+    def append(self, name: str, request: WriteRequest) -> Landed:
+        landed = super().append(name, request)
+        self._notice_losses(self.topics[name])
+        self.forward()
+        return landed
+
+    def put(self, name: str, patch: ConfigPatch) -> bool:
+        made = super().put(name, patch)
+        self._notice_losses(self.topics[name])
+        self.forward()
+        return made
+
+    def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> int:
+        gone = super().delete(name, before_seq=before_seq, match=match)
+        self.forward()
+        return gone
+
+    # --- forwarding
+
+    def forward(self) -> None:
+        """As far as full destinations let it."""
+        while any(self._step(rule) for rule in list(self.rules.values())):
+            pass
+
+    def _step(self, rule: Rule) -> bool:
+        """One record of the source. Whether the router got on."""
+        first = min((other for other in self.rules.values() if other.dest is rule.dest), key=lambda other: other.cursor)
+        if rule.cursor >= rule.source.head or first.cursor < rule.cursor:
+            return False
+        fact = rule.source.facts[rule.cursor]
+        if fact.lost:
+            self._add(rule.dest, Fact(0, fact.ts, b"null", None, None, None, SOURCE_TRIM))
+        elif fact.live and (rule.match is None or rule.match.covers(fact.tag)) and not self._copy(rule, fact):
+            return False
+        rule.cursor += 1
+        for other in list(self.rules.values()):
+            if other.source is rule.dest:
+                while self._step(other):
+                    pass
+        return True
+
+    def _copy(self, rule: Rule, fact: Fact) -> bool:
+        dest = rule.dest
+        node, tag = fact.node if rule.preserve_node else None, fact.tag if rule.preserve_tag else None
+        copy = Fact(dest.head + 1, fact.ts, fact.data, node, tag, fact.meta)
+        config = dest.config
+        if config.discard == "reject" and (
+            (config.cap_records and dest.count >= config.cap_records)
+            or (config.cap_bytes and dest.bytes + copy.size_bytes > config.cap_bytes)
+        ):
+            return False
+        self._add(dest, copy)
+        rule.forwarded += 1
+        return True
+
+    def _add(self, dest: Life, fact: Fact) -> None:
+        fact.seq = dest.head + 1
+        dest.facts.append(fact)
+        dest.enforce_caps()
+        self._notice_losses(dest)
+
+    def _notice_losses(self, source: Life) -> None:
+        """What a router would have forwarded and can no longer is lost in its destination, one for one."""
+        for rule in [rule for rule in self.rules.values() if rule.source is source]:
+            lost = [fact.seq for fact in source.facts[rule.cursor :] if fact.lost and fact.fate != SOURCE_TRIM]
+            if lost:
+                for fact in source.facts[rule.cursor : lost[-1]]:
+                    if fact.lost and (rule.match is None or rule.match.covers(fact.tag)):
+                        self._add(rule.dest, Fact(0, fact.ts, b"null", None, None, None, SOURCE_TRIM))
+                rule.cursor = lost[-1]
