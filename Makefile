@@ -3,6 +3,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 WORKERS ?= 2
+export CHROMIUM
 
 # The first interpreter that is new enough and can make environments; BASE_PYTHON=... overrides the search.
 BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
@@ -37,6 +38,9 @@ run: $(READY) ## start the server on 127.0.0.1:4000 with its data in ./data
 	TOPICS_DATA_DIR="$${TOPICS_DATA_DIR-./data}" exec $(VENV)/bin/topics serve
 
 test: $(READY_DEV) ## run every test but the long crash runs
+	@for b in $(CHROMIUM) chromium chromium-browser google-chrome google-chrome-stable none; do \
+		command -v $$b >/dev/null && break; \
+		test $$b != none || echo "no Chromium found: the browser test is skipped (CHROMIUM=/path/to/it helps)"; done
 	$(PYTHON) -m pytest -n $(WORKERS)
 
 check: $(READY_DEV) ## format, lint, types, import contracts, tests

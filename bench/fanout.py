@@ -229,10 +229,13 @@ def paced(port: int, topic: str, watchers: int, *, per_s: int, seconds: float) -
 
 
 def _write_paced(link: socket.socket, topic: str, writes: int, per_s: int, read: Callable[[float], None]) -> None:
+    """Reads all the time: what waits in a socket is merged there, and then bears the stamp of the last that came."""
     path = f"/v0/topics/{topic}?return_seqs=false"
     begun = time.perf_counter()
     for number in range(writes):
         while (left_s := begun + number / per_s - time.perf_counter()) > 0:
             read(left_s)
         link.sendall(post(path, b'{"records":[{"data":{"sku":"AEROPRESS-GO","at":%d}}]}' % time.time_ns()))
+        while not select.select([link], [], [], 0)[0]:
+            read(0.0005)
         link.recv(4096)

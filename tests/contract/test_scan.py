@@ -230,6 +230,7 @@ def test_a_drain_ends_a_scan_with_an_error_and_without_an_end(start_server: Star
     answer = connection.getresponse()
     answer.read(1000)
     server.terminate()
+    assert wait_until(lambda: not is_ready(server))
     last = answer.read().splitlines()[-1]
     assert json.loads(last)["error"]["code"] == "shutting_down"
     connection.close()
@@ -245,6 +246,17 @@ def test_a_slow_client_is_let_go_of(start_server: StartServer):
     assert wait_until(lambda: open_streams(server) == 0)
     assert not answer.read().splitlines()[-1].startswith(b'{"end"')
     connection.close()
+
+
+def is_ready(server: ServerProcess) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    try:
+        connection.request("GET", "/v0/ready")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def open_streams(server: ServerProcess) -> int:

@@ -329,6 +329,8 @@ def test_past_max_routers_none_is_made_and_no_topic_either(start_server: StartSe
 
 def test_a_fan_out_of_1000_gets_every_record_in_order(api: Api, names: Callable[[str], str]) -> None:
     source = names("source")
+    if not metric(api, "topics_wal_frames_total"):
+        pytest.skip("what this counts is the log")
     for number in range(1000):
         put(api, names(f"r{number}"), source, names(f"d{number}"))
     before = metric(api, "topics_wal_frames_total")

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +37,7 @@ def test_wherever_partitions_are_cut_on_the_grid_the_requests_are_the_same(cuts:
     whole = grid(rows(*range(901, 5101)))
     edges = sorted({901, 5101, *(cut // 1000 * 1000 for cut in cuts if cut > 1000)})
     again: list[Chunk] = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         seqs = list(range(low, high))
         step = max(len(seqs) // size, 1)
         again += grid(*[rows(*seqs[at : at + step]) for at in range(0, len(seqs), step)])

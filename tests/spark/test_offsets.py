@@ -23,7 +23,10 @@ def at(**topics: tuple[int, int]) -> offsets.Positions:
 def step(known: offsets.Positions, *places: Place, budget: int | None = None) -> tuple[offsets.Positions, list[str]]:
     """The end of the next batch, and its spans as text."""
     begin, end = advance(known, places, first_seq=lambda _: 1, budget=budget)
-    shown = [f"{span.topic}@{span.epoch}:{span.start}-{span.stop - 1} {span.lost or ''}".strip() for span in spans(begin, end)]
+    shown = [
+        f"{span.topic}@{span.epoch}:{span.start}-{span.stop - 1} {span.lost or ''}".strip()
+        for span in spans(begin, end)
+    ]
     return end, shown
 
 

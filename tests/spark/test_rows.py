@@ -9,7 +9,6 @@ from pyspark.sql import types as t
 from topics.spark.chunks import Plain, Sourced
 from topics.spark.rows import BadColumns, BadValue, Renderer
 
-
 KINDS: dict[str, t.DataType] = {
     "STRING": t.StringType(),
     "BINARY": t.BinaryType(),
@@ -56,7 +55,7 @@ def test_with_data_format_text_a_string_is_written_as_a_string():
     "text", ["", "hello", "{", '{"a":1}}', '1},{"data":2', "NaN", "'a'", '{"a":1} {"b":2}', "[" * 100_000, "01"]
 )
 def test_a_string_that_is_no_json_is_refused_and_spoils_nothing(text: str):
-    with pytest.raises(BadValue, match="is no JSON text.*dataFormat"):
+    with pytest.raises(BadValue, match=r"is no JSON text.*dataFormat"):
         records("data STRING", {"data": ['{"fine":1}', text]})
 
 
@@ -72,9 +71,7 @@ def test_kafkas_names_stand_for_ours():
     sourced, _ = render(
         schema, {"key": [b"k"], "value": [b"{}"], "offset": [7], "topic": ["in"], "headers": headers}, topic="out"
     )
-    assert sourced == [
-        Sourced("out", "in", 7, b'{"data":{},"tag":"k","meta":{"n":5,"s":"plain","none":null}}')
-    ]
+    assert sourced == [Sourced("out", "in", 7, b'{"data":{},"tag":"k","meta":{"n":5,"s":"plain","none":null}}')]
 
 
 def test_rows_go_where_their_topic_column_says_and_come_from_their_source_topic():

@@ -179,6 +179,8 @@ def redrive(
     if source is None or source.changing:
         source = engine._settled(name)
     if source is None:
+        if dead_letter is None:  # the queue's own, which is made when the first job dies: none did
+            return Ticket.of(Redriven(topic, name, [], from_seq, True))
         raise topic_not_found(name)
     now = engine.clock.now_ms()
     found = _find(source, topic.name, match=match, seqs=seqs, from_seq=from_seq, limit=limit, now_ms=now)

@@ -182,10 +182,13 @@ class Forwarder:
             self._enqueue(feed)
         while True:
             try:
-                if self.run(0, waits=True) != 0:
-                    return
+                self.run(0, waits=True)
             except Cold as cold:
                 cold.load()
+                continue
+            self._engine.commits.settle()
+            if not self._due and not self._grown:
+                return
 
     def _collect(self, now_ms: int) -> None:
         grown, self._grown = self._grown, {}

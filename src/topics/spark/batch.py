@@ -37,7 +37,7 @@ class PushFilters:
     DataFrame for all its later ones: after `df.where("seq < 10")` a `df.count()` would count nine records, in silence.
     """
 
-    __func__ = DataSourceReader.pushFilters
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, reader: TopicsReader) -> None:
         self._reader = reader

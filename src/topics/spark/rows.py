@@ -51,17 +51,21 @@ class Renderer:
     """Makes records of Arrow batches. Built on the driver, where a wrong schema shows at once; used by tasks."""
 
     def __init__(self, schema: StructType, *, topic: str | None = None, data_format: DataFormat = "json") -> None:
+        self._made_of = schema, topic, data_format
         self._at = _positions(schema)
         self._topic = topic
         kinds = {name: schema.fields[at].dataType for name, at in self._at.items()}
         _check_kinds(kinds, topic)
         self._data = _data_texts(kinds["data"], data_format)
         self._meta = _meta_texts(kinds.get("meta"))
-        self._is_kafka_meta = "meta" in self._at and schema.fields[self._at["meta"]].name.lower() == "headers"
-        if self._is_kafka_meta:
+        if "meta" in self._at and schema.fields[self._at["meta"]].name.lower() == "headers":
             self._meta = _headers_texts
         self.has_source = "seq" in kinds and ("source_topic" in kinds or "topic" in kinds)
         self._tells_gaps = self.has_source and {"kind", "gap_to", "reason"} <= kinds.keys()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tasks make their own: functions made for a schema do not travel."""
+        return _renderer, self._made_of
 
     def rows(self, batch: pa.RecordBatch) -> tuple[list[Sourced], list[Plain]]:
         """Those that say where they come from, and those that do not."""
@@ -137,6 +141,10 @@ class Renderer:
             return topics
         servers = self._column(batch, "server").to_pylist()
         return [None if topic is None else f"{server}/{topic}" for server, topic in zip(servers, topics, strict=True)]
+
+
+def _renderer(schema: StructType, topic: str | None, data_format: DataFormat) -> Renderer:
+    return Renderer(schema, topic=topic, data_format=data_format)
 
 
 def _positions(schema: StructType) -> dict[str, int]:

@@ -1,0 +1,253 @@
+"""Copies after a crash: the same records under the same seqs, whatever had happened and wherever it stopped.
+
+Histories come from a seeded generator. Where the routers had caught up before the crash, the restart must look exactly
+like the server before; where they had not, everything that was visible must be unchanged, and more may have come.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import TypeVar
+
+import pytest
+from msgspec import Raw
+
+from topics.errors import TopicsError
+from topics.model.records import NewRecord, TagMatch, WriteRequest
+from topics.model.router import RouterRequest
+from topics.testing.clock import SimClock
+from topics.testing.disk import MUTATING, SimDisk
+from topics.testing.harness import SimServer, View
+from topics.testing.inode import CrashMode
+
+SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
+TOPICS = "abcde"
+T = TypeVar("T")
+
+
+class World:
+    """A server and a random hand on it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.server = SimServer.start(SimDisk(seed=seed))
+        self.written = 0
+
+    def act(self) -> None:
+        verbs: list[tuple[int, Callable[[], object]]] = [
+            (8, self.append), (2, self.configure), (2, self.delete), (3, self.route), (1, self.unroute), (1, self.drop),
+            (4, lambda: self.server.engine.routers.settle()), (1, lambda: self.server.checkpoint()),
+            (1, lambda: self.server.clock.advance(ms=self.rng.choice([1, 30, 50]))),
+        ]  # fmt: skip
+        [verb] = self.rng.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])
+        try:
+            verb()
+        except TopicsError:
+            pass  # what is refused leaves no trace
+
+    def append(self) -> None:
+        rng = self.rng
+        records = []
+        for _ in range(rng.randint(1, 5)):
+            self.written += 1
+            data = Raw(b"%d" % self.written)
+            records.append(NewRecord(data, rng.choice([None, "x", "y"]), rng.choice([None, "n1"])))
+        self.server.done(self.server.engine.append(self.topic(), WriteRequest(records)))
+
+    def configure(self) -> None:
+        rng = self.rng
+        self.server.put(
+            self.topic(), cap_records=rng.choice([0, 0, 3, 8]), cap_bytes=rng.choice([0, 0, 0, 200]),
+            discard=rng.choice(["old", "old", "reject"]), durability=rng.choice(["disk", "fsync", "memory"]),
+            ttl_ms=rng.choice([0, 0, 40]),
+        )  # fmt: skip
+
+    def delete(self) -> None:
+        before = self.rng.choice([None, 2, 5, 9])
+        self.server.delete(self.topic(), before_seq=before, match=None if before else TagMatch("Eq", "x"))
+
+    def route(self) -> None:
+        rng = self.rng
+        source, dest = self.topic(), self.topic()
+        request = RouterRequest(
+            source=source, dest=dest, filter=rng.choice([None, None, "x"]), allow_cycle=rng.random() < 0.4,
+            preserve_node=rng.random() < 0.8, guarantee=rng.choice(["at_least_once", "exactly_once"]),
+            from_seq=rng.choice([None, 0, 2]),
+        )  # fmt: skip
+        self.server.done(self.server.engine.routers.put(rng.choice(["r1", "r2", "r3", f"{source}->{dest}"]), request))
+
+    def unroute(self) -> None:
+        self.server.done(self.server.engine.routers.drop(self.rng.choice(["r1", "r2", "r3"])))
+
+    def drop(self) -> None:
+        if self.rng.random() < 0.3:
+            self.server.drop(self.topic())
+
+    def topic(self) -> str:
+        return self.rng.choice(TOPICS)
+
+
+def restarted(server: SimServer) -> SimServer:
+    """What a kill of the process at this moment leaves, while the server itself goes on."""
+    after = server.next(server.disk.clone().crash("keep"))
+    after.clock.set(ms=server.clock.now_ms())
+    return after
+
+
+def settle(server: SimServer) -> None:
+    """Forwards what can be. A restart tries a full destination at once, so no backoff is waited for here."""
+    for feed in server.engine.routers.table.feeds():
+        feed.held_until_ms = 0
+    server.engine.routers.settle()
+
+
+def looks(server: SimServer) -> dict[str, View]:
+    return {name: view._replace(losses=tuple(_joined(view.losses))) for name, view in server.view().items()}
+
+
+def _joined(runs: tuple[tuple[int, int, str], ...]) -> Iterator[tuple[int, int, str]]:
+    """Neighbours with one reason as one: how they came about does not matter."""
+    last: tuple[int, int, str] | None = None
+    for first, end, reason in runs:
+        if last is not None and (last[1] + 1, last[2]) == (first, reason):
+            last = (last[0], end, reason)
+        else:
+            if last is not None:
+                yield last
+            last = (first, end, reason)
+    if last is not None:
+        yield last
+
+
+def forwarded(server: SimServer) -> dict[str, int]:
+    return {name: router.forwarded_total for name, router in server.engine.routers.table.by_name.items()}
+
+
+def check_unchanged(before: dict[str, View], after: SimServer) -> None:
+    """Every record that was visible is the same or is gone for a reason, and no watermark went back."""
+    for name, view in looks(after).items():
+        was = before[name]
+        rows = {row.split(b",", 1)[0]: row for row in view.records}
+        for row in was.records:
+            assert rows.get(row.split(b",", 1)[0], row) == row
+        assert (view.head >= was.head, view.earliest >= was.earliest, view.evict_floor >= was.evict_floor) == (
+            True,
+        ) * 3
+
+
+def play(seed: int, steps: int) -> None:
+    world = World(seed)
+    for _ in range(steps):
+        world.act()
+        if world.rng.random() < 0.1:
+            before = looks(world.server)
+            check_unchanged(before, restarted(world.server))
+            settle(world.server)
+            before = looks(world.server)
+            after = restarted(world.server)
+            assert looks(after) == before
+            assert forwarded(after) == forwarded(world.server)
+            if world.rng.random() < 0.5:
+                world.server = after
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_copies_come_back_with_the_same_seqs_after_any_history(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        try:
+            play(SEED * 10_000 + seed, 40)
+        except BaseException as error:
+            error.add_note(f"seed {SEED * 10_000 + seed}")
+            raise
+
+
+@pytest.mark.torture
+def test_copies_come_back_with_the_same_seqs_after_many_histories() -> None:
+    for seed in range(3_000):
+        try:
+            play(SEED * 1_000_000 + seed, 60)
+        except BaseException as error:
+            error.add_note(f"seed {SEED * 1_000_000 + seed}")
+            raise
+
+
+# --- every file call
+
+
+class Film(SimDisk):
+    """Keeps a copy of itself from before every call that changes something."""
+
+    on_call: Callable[[SimDisk], None] | None = None
+
+    def _call(self, op: str, path: str, work: Callable[[], T], fail: Callable[[bool], None] | None = None) -> T:
+        if self.on_call is not None and op in MUTATING:
+            self.on_call(self.clone())
+        return super()._call(op, path, work, fail)
+
+
+def scene(server: SimServer) -> Iterator[None]:
+    """Appends, forwards and cursors in every order that matters, with a chain, a filter and a direct write."""
+    routers = server.engine.routers
+    server.put("a", durability="fsync")
+    server.put("b", durability="fsync")
+    yield
+    server.done(routers.put("ab", RouterRequest(source="a", dest="b")))
+    server.done(routers.put("bc", RouterRequest(source="b", dest="c", filter="x", guarantee="exactly_once")))
+    yield
+    server.append("a", "1", "2", tag="x")
+    yield
+    routers.settle()
+    yield
+    server.append("b", '"direct"', tag="x")
+    server.append("a", "3")
+    yield
+    server.delete("a", match=TagMatch("Eq", "x"))
+    routers.settle()
+    yield
+    server.checkpoint()
+    server.append("a", "4", "5", tag="x")
+    server.delete("b", before_seq=3)
+    yield
+    routers.settle()
+    server.put("a", durability="fsync", cap_records=2)
+    server.append("a", "6", "7", tag="x")
+    yield
+    routers.settle()
+    server.done(routers.drop("bc"))
+    server.append("a", "8")
+    routers.settle()
+    yield
+
+
+@pytest.mark.parametrize("mode", ["keep", "lose", "tear", "reorder", "zero"])
+def test_a_crash_at_any_file_call_leaves_copies_that_agree_with_their_source(mode: CrashMode) -> None:
+    disk = Film(seed=SEED)
+    moments: list[SimDisk] = []
+    server = SimServer.start(disk)
+    disk.on_call = moments.append
+    for _ in scene(server):
+        moments.append(disk.clone())
+    disk.on_call = None
+    for at, moment in enumerate(moments):
+        try:
+            check_copies(SimServer(moment, clock=SimClock(server.clock.now_ms())).crash(mode))
+        except BaseException as error:
+            error.add_note(f"seed {SEED}, moment {at} of {len(moments)}, {mode}")
+            raise
+
+
+def check_copies(after: SimServer) -> None:
+    """The source is `fsync`: every record that it still has was copied exactly once, in order."""
+    engine = after.engine
+    engine.routers.settle()
+    if "ab" in engine.routers.table.by_name:
+        assert engine.routers.get("ab").lag == 0
+        source, copies = after.data("a"), [data for data in after.data("b") if data != '"direct"']
+        assert copies == sorted(copies) == sorted(set(copies)), "in order, and none twice"
+        assert set(source) <= set(copies) | {"1", "2"}, "what is there was forwarded, or went with b's own delete"
+    found = after.view()
+    again = after.crash("keep")
+    again.engine.routers.settle()
+    assert again.view() == found

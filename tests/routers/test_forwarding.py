@@ -1,0 +1,208 @@
+"""Forwarding step by step, on a simulated clock and disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from topics.engine.read import Query
+from topics.model.records import TagMatch
+from topics.model.router import RouterRequest
+from topics.testing.harness import DeferredWorker, SimServer, request
+
+
+def route(server: SimServer, source: str, dest: str, **fields: Any) -> None:
+    server.done(server.engine.routers.put(f"{source}->{dest}", RouterRequest(source=source, dest=dest, **fields)))
+
+
+def forward(server: SimServer) -> None:
+    server.engine.routers.settle()
+
+
+def wal_bytes(server: SimServer) -> int:
+    return server.wal.stats.bytes_written_total
+
+
+def test_a_write_to_a_source_is_answered_before_any_copy_is_made() -> None:
+    server = SimServer.start()
+    route(server, "a", "b")
+    server.append("a", "1")
+    assert server.engine.topic("b").head == 0
+    forward(server)
+    assert server.data("b") == ["1"]
+
+
+def test_copies_write_nothing_to_the_log() -> None:
+    server = SimServer.start()
+    for number in range(20):
+        route(server, "a", f"d{number}")
+    server.append("plain", "1")
+    before = wal_bytes(server)
+    server.append("plain", "1")
+    alone = wal_bytes(server) - before
+    server.append("a", "1")
+    before = wal_bytes(server)
+    server.append("a", "1")
+    forward(server)
+    assert wal_bytes(server) - before == alone
+
+
+def test_a_diamond_brings_each_record_down_both_sides() -> None:
+    server = SimServer.start()
+    for source, dest in (("top", "left"), ("top", "right"), ("left", "l2"), ("right", "r2")):
+        route(server, source, dest)
+    server.append("top", "1", "2")
+    forward(server)
+    assert {name: server.data(name) for name in ("left", "right", "l2", "r2")} == dict.fromkeys(
+        ("left", "right", "l2", "r2"), ["1", "2"]
+    )
+
+
+def test_two_routers_of_one_source_into_one_destination_take_turns_by_record() -> None:
+    server = SimServer.start()
+    server.done(server.engine.routers.put("r1", RouterRequest(source="a", dest="b")))
+    server.done(server.engine.routers.put("r2", RouterRequest(source="a", dest="b", filter="x")))
+    server.append("a", "1", "2", tag="x")
+    server.append("a", "3")
+    forward(server)
+    assert server.data("b") == ["1", "1", "2", "2", "3"]
+    assert server.crash("keep").data("b") == ["1", "1", "2", "2", "3"]
+
+
+def test_a_record_deleted_before_its_turn_is_not_forwarded_and_leaves_no_gap() -> None:
+    server = SimServer.start()
+    route(server, "a", "b")
+    server.append("a", "1", tag="x")
+    server.append("a", "2")
+    server.delete("a", match=TagMatch("Eq", "x"))
+    forward(server)
+    assert server.by_seq("b") == {1: "2"}
+    assert server.walk("b")[1] == []
+
+
+def test_what_is_deleted_at_the_source_later_stays_at_the_destination() -> None:
+    server = SimServer.start()
+    route(server, "a", "b")
+    server.append("a", "1", tag="x")
+    forward(server)
+    server.delete("a", match=TagMatch("Eq", "x"))
+    after = server.crash("keep")
+    forward(after)
+    assert (after.data("a"), after.data("b")) == ([], ["1"])
+
+
+def test_a_router_that_is_behind_when_it_is_dropped_forwards_no_more_after_a_restart() -> None:
+    server = SimServer.start()
+    route(server, "a", "b")
+    server.append("a", "1")
+    forward(server)
+    server.append("a", "2")
+    server.done(server.engine.routers.drop("a->b"))
+    after = server.crash("keep")
+    forward(after)
+    assert after.data("b") == ["1"]
+
+
+def test_a_filter_that_changes_while_a_router_is_behind_applies_from_its_cursor_on() -> None:
+    server = SimServer.start()
+    route(server, "a", "b")
+    server.append("a", "1", tag="x")
+    forward(server)
+    server.append("a", "2", tag="y")
+    server.append("a", "3", tag="x")
+    route(server, "a", "b", filter="x")
+    forward(server)
+    assert server.data("b") == ["1", "3"]
+    assert server.crash("keep").data("b") == ["1", "3"]
+
+
+def test_copies_keep_the_time_of_their_source_but_never_go_back() -> None:
+    server = SimServer.start()
+    route(server, "a", "b")
+    server.append("a", "1")
+    server.clock.advance(ms=50)
+    server.append("b", '"direct"')
+    server.append("a", "2")
+    forward(server)
+    times = [msgspec.json.decode(row)["$ts"] for row in server.walk("b")[0]]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_copies_of_an_ephemeral_source_outlive_it(durability: str) -> None:
+    server = SimServer.start()
+    server.put("a", durability="ephemeral")
+    server.put("b", durability=durability)
+    route(server, "a", "b")
+    server.append("a", "1", "2")
+    forward(server)
+    after = server.crash("keep")
+    assert (after.data("b"), after.engine.topic("a").count) == (["1", "2"], 0)
+    after.append("a", "3")
+    forward(after)
+    assert after.data("b") == ["1", "2", "3"]
+
+
+def test_direct_writes_that_wait_for_a_sync_keep_their_seqs_among_copies() -> None:
+    worker = DeferredWorker()
+    server = SimServer.start(sync_worker=worker)
+    ticket = server.engine.put_topic("b", msgspec.convert({"durability": "fsync"}, type=type(request("1", x=1).config)))  # type: ignore[arg-type]
+    server.engine.commits.settle()
+    assert ticket.done
+    route(server, "a", "b")
+    server.append("a", "1")
+    waiting = server.engine.append("b", request('"direct"'))
+    server.engine.flush()
+    server.engine.routers.run(0)
+    assert server.engine.topic("b").head == 0, "a copy does not overtake a write that has its seq"
+    worker.run_all()
+    assert waiting.value().first == 1
+    server.engine.routers.run(0)
+    server.clock.advance(ms=5)
+    server.engine.routers.run(0)
+    assert server.by_seq("b") == {1: '"direct"', 2: "1"}
+
+
+def test_a_held_router_backs_off_and_goes_on_when_there_is_room() -> None:
+    server = SimServer.start()
+    server.put("b", cap_records=1, discard="reject", ttl_ms=10_000)
+    route(server, "a", "b")
+    server.append("a", "1", "2")
+    waits = [server.engine.routers.run(0)]
+    for _ in range(8):
+        server.clock.advance(ms=waits[-1] or 1)
+        waits.append(server.engine.routers.run(0))
+    assert waits == sorted(waits, key=lambda wait: wait or 0)
+    assert waits[-1] == 1000
+    server.clock.advance(ms=10_001)
+    forward(server)
+    assert server.by_seq("b") == {2: "2"}, "time made room"
+    assert server.crash("keep").by_seq("b") == {2: "2"}
+
+
+def test_the_way_of_a_record_through_a_cycle_ends_where_it_began() -> None:
+    server = SimServer.start()
+    ring = [("a", "b"), ("b", "c"), ("c", "a")]
+    for source, dest in ring:
+        route(server, source, dest, allow_cycle=True)
+    server.append("a", "1")
+    server.append("b", "2")
+    forward(server)
+    assert {name: sorted(server.data(name)) for name in "abc"} == dict.fromkeys("abc", ["1", "2"])
+    after = server.crash("keep")
+    forward(after)
+    assert after.view() == server.next(server.disk.clone()).view()
+
+
+def test_a_reader_who_waits_for_the_destination_is_told_of_copies() -> None:
+    server = SimServer.start()
+    route(server, "a", "b")
+    told: list[int] = []
+    server.engine.wait(server.engine.topic("b"), lambda: told.append(1))
+    server.append("a", "1")
+    forward(server)
+    server.engine._tell()
+    assert told == [1]
+    assert server.engine.read("b", Query())[1].count == 1

@@ -1,0 +1,58 @@
+"""A Spark application in a process of its own, for tests that end it or need a session of another kind.
+
+    python -m tests.spark.driver <master> copy <url> <source> <destination> <checkpoint> <rate> <partitions>
+    python -m tests.spark.driver <master> report <url> <source> <destination>
+
+`master` is a Spark master, or `connect:` and a remote.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tests.spark.conftest import CONFIG, class_sharing
+from tests.spark.streams import copy, source
+from topics.spark import session
+
+CLUSTER = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.memory": "512m",
+    "spark.executor.cores": 1,
+}
+
+
+def start(master: str) -> SparkSession:
+    if master.startswith("connect:"):
+        return session("tests", remote=master.removeprefix("connect:"))
+    config = {**CONFIG, "spark.driver.extraJavaOptions": class_sharing()}
+    return session("tests", master=master, config=config | (CLUSTER if master.startswith("spark://") else {}))
+
+
+def stream(spark: SparkSession, url: str, topic: str, into: str, checkpoint: str, rate: str, partitions: str) -> None:
+    frame = source(spark, url, subscribe=topic, maxOffsetsPerTrigger=rate, minPartitions=partitions)
+    copy(frame, url, Path(checkpoint), topic=into)
+
+
+def report(spark: SparkSession, url: str, topic: str, into: str) -> None:
+    """Reads a topic in several tasks, copies it, and says what it saw."""
+    frame = spark.read.format("topics").options(url=url, subscribe=topic, minPartitions="4", maxPartitionBytes="1000").load()
+    frame.write.format("topics").options(url=url, topic=into).mode("append").save()
+    count, total = frame.selectExpr("count(*)", "sum(seq)").collect()[0]
+    hosts = frame.selectExpr("spark_partition_id()").distinct().count()
+    print(json.dumps({"count": count, "sum": total, "partitions": hosts}), flush=True)
+
+
+def main() -> None:
+    master, what, *arguments = sys.argv[1:]
+    spark = start(master)
+    (stream if what == "copy" else report)(spark, *arguments)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
