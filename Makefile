@@ -29,7 +29,7 @@ $(READY): pyproject.toml constraints.txt | $(PYTHON)
 	@touch $@
 
 $(READY_DEV): pyproject.toml constraints.txt | $(PYTHON)
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[spark,dev]'
 	@touch $@ $(READY)
 
 install: $(READY_DEV) ## make the environment with all that tests and checks need
@@ -41,14 +41,14 @@ test: $(READY_DEV) ## run every test but the long crash runs
 	@for b in $(CHROMIUM) chromium chromium-browser google-chrome google-chrome-stable none; do \
 		command -v $$b >/dev/null && break; \
 		test $$b != none || echo "no Chromium found: the browser test is skipped (CHROMIUM=/path/to/it helps)"; done
-	$(PYTHON) -m pytest -n $(WORKERS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup
 
 check: $(READY_DEV) ## format, lint, types, import contracts, tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PYTHON) -m pytest -n $(WORKERS)
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup
 
 format: $(READY_DEV) ## let ruff rewrite what it can
 	$(VENV)/bin/ruff check --fix .

@@ -166,3 +166,15 @@ def test_a_delete_by_tag_finds_its_records_among_many(api: Api, topic: str):
     assert api.state(topic)["count"] == 10_000 - expected
     assert len(api.read_all(topic, limit=1000)) == 10_000 - expected
     assert api.diff(topic, filter=["tag", "Glob", "user-5:*"])["records"] == []
+
+
+def test_a_dry_run_counts_what_a_delete_would_take_and_takes_nothing(api: Api, topic: str):
+    api.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(10)])
+    api.call("POST", f"/v0/topics/{topic}/delete", {"match": "t0", "before_seq": 4})
+    dry = api.call("POST", f"/v0/topics/{topic}/delete", {"match": "t0", "dry_run": True}).json()
+    assert (dry["deleted"], dry["dry_run"], dry["count"]) == (3, True, 8)
+    assert api.call("POST", f"/v0/topics/{topic}/delete", {"before_seq": 6, "dry_run": True}).json()["deleted"] == 3
+    assert api.state(topic)["count"] == 8
+    done = api.call("POST", f"/v0/topics/{topic}/delete", {"match": "t0"}).json()
+    assert done["deleted"] == 3
+    assert "dry_run" not in done

@@ -1,9 +1,9 @@
 """A Spark application in a process of its own, for tests that end it or need a session of another kind.
 
-    python -m tests.spark.driver <master> copy <url> <source> <destination> <checkpoint> <rate> <partitions>
     python -m tests.spark.driver <master> report <url> <source> <destination>
+    python -m tests.spark.driver <master> copy <url> <source> <destination> <checkpoint> <rate> <partitions>
 
-`master` is a Spark master, or `connect:` and a remote.
+Or both, one behind the other. `master` is a Spark master, or `connect:` and a remote.
 """
 
 from __future__ import annotations
@@ -40,17 +40,21 @@ def stream(spark: SparkSession, url: str, topic: str, into: str, checkpoint: str
 
 def report(spark: SparkSession, url: str, topic: str, into: str) -> None:
     """Reads a topic in several tasks, copies it, and says what it saw."""
-    frame = spark.read.format("topics").options(url=url, subscribe=topic, minPartitions="4", maxPartitionBytes="1000").load()
+    frame = spark.read.format("topics").options(url=url, subscribe=topic, minPartitions="4").load()
     frame.write.format("topics").options(url=url, topic=into).mode("append").save()
     count, total = frame.selectExpr("count(*)", "sum(seq)").collect()[0]
-    hosts = frame.selectExpr("spark_partition_id()").distinct().count()
-    print(json.dumps({"count": count, "sum": total, "partitions": hosts}), flush=True)
+    partitions = frame.selectExpr("spark_partition_id()").distinct().count()
+    print(json.dumps({"count": count, "sum": total, "partitions": partitions}), flush=True)
 
 
 def main() -> None:
-    master, what, *arguments = sys.argv[1:]
+    master, *arguments = sys.argv[1:]
     spark = start(master)
-    (stream if what == "copy" else report)(spark, *arguments)
+    if arguments[:1] == ["report"]:
+        report(spark, *arguments[1:4])
+        arguments = arguments[4:]
+    if arguments[:1] == ["copy"]:
+        stream(spark, *arguments[1:])
     spark.stop()
 
 

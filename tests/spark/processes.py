@@ -8,9 +8,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.spark.conftest import spark_home
+from topics.client import Client
+from topics.errors import TopicsError
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 180
@@ -99,7 +103,11 @@ def running(pid: int, words: str) -> list[int]:
 
 def application(log: Path, *arguments: object) -> Process:
     """`tests.spark.driver`, in a process of its own."""
-    return Process([sys.executable, "-m", "tests.spark.driver", *map(str, arguments)], log)
+    home = log.parent / "application-home"
+    if not home.exists():
+        home.mkdir()
+        spark_home(home)
+    return Process([sys.executable, "-m", "tests.spark.driver", *map(str, arguments)], log, SPARK_HOME=str(home))
 
 
 class Server:
@@ -113,9 +121,7 @@ class Server:
 
     def start(self) -> None:
         command = [sys.executable, "-m", "topics", "serve", "--port", str(self.port)]
-        self._process = Process(
-            command, self._directory / "server.log", TOPICS_DATA_DIR=str(self._directory / "data")
-        )
+        self._process = Process(command, self._directory / "server.log", TOPICS_DATA_DIR=str(self._directory / "data"))
         wait_for(self._listens, "the server")
 
     def _listens(self) -> bool:
@@ -135,17 +141,19 @@ class Cluster:
         self._home = str(spark_home)
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
-        self.processes = [
-            self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
-        ]
+        self.processes = [self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")]
         for number in (1, 2):
-            place = directory / f"work{number}"
-            self.processes.append(
-                self._start(
-                    "worker.Worker", "--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g",
-                    "--work-dir", str(place), self.url,
-                )  # fmt: skip
+            place = (
+                "--webui-port",
+                "0",
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--work-dir",
+                str(directory / f"work{number}"),
             )
+            self.processes.append(self._start("worker.Worker", "--host", "127.0.0.1", *place, self.url))
 
     def _start(self, what: str, *arguments: str) -> Process:
         command = [self._spark_class, f"org.apache.spark.deploy.{what}", *arguments]
@@ -161,7 +169,16 @@ class Cluster:
             process.kill()
 
 
-def clusters(directory: Path, spark_home: Path) -> Iterator[Cluster]:
-    cluster = Cluster(directory, spark_home)
-    yield cluster
-    cluster.stop()
+def reached(client: Client, driver: Process, topic: str, heads: range, *, batch: int) -> None:
+    """The head of the topic lies in there, and the application is in the middle of a batch of this size."""
+
+    def look() -> bool:
+        assert driver.is_alive(), driver.log()[-6000:]
+        try:
+            head = client.topic(topic).head_seq
+        except TopicsError:
+            return False
+        assert head < heads.stop, "it was over before anything could be killed"
+        return head > heads.start and head % batch != 0
+
+    wait_for(look, f"{heads.start} records", every_s=0.005)

@@ -1,5 +1,6 @@
 """Streams for tests: from topics to a list of rows, or to a topic, until nothing is left to read."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ def numbers(client: Client, topic: str, values: Iterable[int], **record: Any) ->
 
 def read_numbers(client: Client, topic: str) -> list[int]:
     return [record.value["n"] for record in client.read(topic) if isinstance(record, Record)]
+
+
+def check_exact(client: Client, topic: str, count: int) -> None:
+    """Every number once."""
+    times = Counter(read_numbers(client, topic))
+    assert [n for n in range(count) if n not in times] == [], "lost"
+    assert [n for n, seen in times.items() if seen > 1] == [], "doubled"
+    assert len(times) == count
 
 
 def fails(run: Callable[[], Any]) -> str:

@@ -105,6 +105,19 @@ def test_spark_reads_any_history_from_the_server_as_diff_does(spark: SparkSessio
     assert by_spark(load(spark, url=world.server.url, **everything(world.heads()))) == expected
 
 
+def test_spark_streams_any_history_in_whatever_batches_as_diff_reads_it(
+    spark: SparkSession, world: World, tmp_path: Path
+):
+    reader = spark.readStream.format("topics").option("url", world.server.url).option("maxOffsetsPerTrigger", 400)
+    for name, value in everything(world.heads()).items():
+        reader = reader if name == "endingOffsets" else reader.option(name, value)
+    writer = reader.load().writeStream.format("memory").queryName("histories")
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert len(query.recentProgress) > 1
+    assert by_spark(spark.table("histories")) == world.by_diff()
+
+
 def test_spark_reads_a_copy_of_the_directory_as_a_server_on_it_would(spark: SparkSession, world: World, tmp_path: Path):
     copy = tmp_path / "backup"
     backup.copy(RealFs(), str(world.data), str(copy))

@@ -12,6 +12,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
 
+from topics.clock import SystemClock
+
 if TYPE_CHECKING:
     from topics.engine.verify import Report
     from topics.storage.backup import Copied
@@ -157,7 +159,8 @@ def run_restore(args: argparse.Namespace) -> int:
         aside = f"{os.path.normpath(args.directory)}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     began = time.monotonic()
     with Meter("copied") as meter:
-        done = restore(RealFs(), args.source, args.directory, set_aside=aside, progress=meter.show)
+        now_ms = SystemClock().now_ms()
+        done = restore(RealFs(), args.source, args.directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
     status = _print_copied(done, time.monotonic() - began, as_json=args.json)
     if not args.json:
         if aside is not None and os.path.isdir(aside):

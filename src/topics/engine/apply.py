@@ -152,6 +152,20 @@ def delete(topic: Topic, entry: log.Delete) -> int:
     return before - topic.count
 
 
+def count_matching(topic: Topic, before: int, match: TagMatch | None) -> int:
+    """How many live records below `before` a delete would take."""
+    found = 0
+    for segment, low, high in list(topic.spans(topic.earliest, min(before, topic.head + 1))):
+        if segment.live and retention.ready(topic, segment):
+            if match is None:
+                found += segment.live_within(low, high)[0]
+                continue
+            positions = segment.columns.matching(match, low, high)
+            marks = segment.marks
+            found += len(positions) if marks is None else sum(not marks[at] for at in positions)
+    return found
+
+
 def _delete_prefix(topic: Topic, before: int) -> None:
     """Whole segments go by their sums; only the one that `before` cuts is looked into."""
     for segment, low, high in list(topic.spans(topic.earliest, before)):

@@ -220,8 +220,10 @@ class Engine:
         topic.last_read_ts = now = self.clock.now_ms()
         return topic, read(topic, query, now)
 
-    def delete_records(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Ticket:
-        """Removes what is there now, for every reader at once. Ends with `Deleted`."""
+    def delete_records(
+        self, name: str, *, before_seq: int | None, match: TagMatch | None, dry_run: bool = False
+    ) -> Ticket:
+        """Removes what is there now, for every reader at once; or only counts it. Ends with `Deleted`."""
         topic = self.topics.get(name)
         if topic is None or topic.changing:
             topic = self._settled(name)
@@ -231,6 +233,10 @@ class Engine:
         if match is not None:
             _warm(topic, bound)
         now = self.clock.now_ms()
+        if dry_run:
+            self._expire(topic)
+            would = apply.count_matching(topic, bound, match)
+            return Ticket.of(Deleted(topic, would, topic.earliest, topic.head, topic.count, topic.bytes))
         op, text = (None, "") if match is None else (match.op, match.text)
         entry = log.Delete(topic.topic_id, bound, op, text, now)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from topics import logs
 from topics.engine import apply, checkpoint, queue, retention, router_replay
 from topics.engine.apply import State
@@ -94,9 +96,12 @@ def recover(
     clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
     boot_id = datadir.fs.boot_id()
     same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
-    after_power_loss = not clean and not same_boot and (snapshot is not None or bool(files))
-    if damage or after_power_loss or not defer_memory:
+    restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
+    after_power_loss = not clean and not same_boot and restored is None and (snapshot is not None or bool(files))
+    if damage or after_power_loss or restored is not None or not defer_memory:
         backlog.apply_all(state)
+    if restored is not None:
+        _begin_new_lives(state, msgspec.msgpack.decode(restored, type=int))
     routers.catch_up()
     _close_gaps(state, after_power_loss=after_power_loss)
     routers.end()
@@ -273,6 +278,12 @@ def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> N
         topic.losses.add(first, topic.head, "corrupt")
     log.error("tail_damaged", topic=topic.name, first_seq=first, last_seq=topic.head)
     retention.advance(topic)
+
+
+def _begin_new_lives(state: State, restored_ms: int) -> None:
+    """A backup brought back is another history from here on: readers of the old one must be able to tell."""
+    for topic in state.topics.values():
+        state.last_epoch = topic.epoch = max(restored_ms, state.last_epoch + 1)
 
 
 def _close_gaps(state: State, *, after_power_loss: bool) -> None:

@@ -111,6 +111,7 @@ class DeleteRequest(Struct, gc=False):
 
     before_seq: U64 | None = None
     match: MatchWire | UnsetType = UNSET
+    dry_run: bool = False
 
 
 class Projection(Struct, frozen=True):

@@ -146,7 +146,9 @@ class Diff(Struct):
     performance: Performance
 
 
-class RecordsDeleted(Struct):
+class RecordsDeleted(Struct, omit_defaults=True):
+    """State of the topic after a delete. With `dry_run` nothing went: `deleted` says how many would have."""
+
     topic: str
     deleted: U64
     earliest_seq: U64
@@ -154,6 +156,7 @@ class RecordsDeleted(Struct):
     count: U64
     bytes: U64
     performance: Performance
+    dry_run: bool = False
 
 
 class Health(Struct):
@@ -206,7 +209,20 @@ def _wrong_type(error: msgspec.ValidationError) -> TopicsError:
         missing = what.split("`")[1]
         path = f"{path}.{missing}" if path else missing
         return invalid(f"{path} is required", field=path)
-    return invalid(f"{path or 'the body'}: {what[:1].lower()}{what[1:]}", field=path or None)
+    return invalid(f"{path or 'the body'}: {_in_plain_words(what)}", field=path or None)
+
+
+_WORDS = {
+    "`str": "`string", "`int": "`whole number", "`bool": "`true or false", "| str": "| string", "| int": "| whole number",
+    "| bool": "| true or false", "`float": "`number", "| ": "or ",
+}  # fmt: skip
+
+
+def _in_plain_words(what: str) -> str:
+    """The decoder speaks of Python's types; a client knows JSON's."""
+    for theirs, plain in _WORDS.items():
+        what = what.replace(theirs, plain)
+    return what[:1].lower() + what[1:].replace("`", "")
 
 
 def check_u64(value: int, field: str) -> int:

@@ -1,8 +1,8 @@
 """Long-lived connections: kept alive, bounded, and let go in an orderly way. Event streams and WebSockets build on it.
 
-Nothing is queued here but what the transport holds. Once that is all a connection may hold, `send` says False, and `full`
-is set: the one who sends stops, and reads on from its own cursor when `resume` is called. So a slow client costs its
-lag and no memory; one that stays full for too long is closed.
+Nothing is queued here but what the transport holds. Once that is all a connection may hold, `send` says False and
+`full` is set: the one who sends stops, and reads on from its own cursor when `resume` is called. So a slow client costs
+its lag and no memory; one that stays full for too long is closed.
 """
 
 from __future__ import annotations

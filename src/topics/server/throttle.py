@@ -85,7 +85,7 @@ class Throttle:
 
 
 def append(app: TopicsApp, name: str, write: WriteRequest, request: Request, encode: Encode) -> Answer:
-    """A write while the server is pressed: refused, or let in to wait for company; its answer says how long it waited."""
+    """A write while the server is pressed: refused, or let in to wait for company and told how long it waited."""
     if not write.disable_backpressure:
         app.throttle.check(name)
     ticket = app.engine.append(name, write)

@@ -27,7 +27,7 @@ from topics.model.watch import (
     match_of,
 )
 from topics.server import cursors
-from topics.server.feeds import Event, Lane, Rendered
+from topics.server.lanes import Event, Lane, Rendered
 from topics.server.routes import Scope
 from topics.server.sse import EventStream, error_frame, frame
 

@@ -1,8 +1,8 @@
 """`/v0/ws`: subscribe and publish over one connection, as JSON text messages (RFC 6455; frames by `wsproto`).
 
-The engine's verbs and the delivery loop are those of HTTP and of event streams. What is particular to a WebSocket: every
-command is checked against the key's rights by itself, and a client that sends faster than the disk takes it, or does
-not read what it is sent, is not read from until it has caught up.
+The engine's verbs and the delivery loop are those of HTTP and of event streams. What is particular to a WebSocket:
+every command is checked against the key's rights by itself, and a client that sends faster than the disk takes it, or
+reads too slowly, is not read from until it has caught up.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from topics.model.watch import (
     is_pattern,
 )
 from topics.model.wire import decode_body
-from topics.server.feeds import Event, Lane, Rendered, socket_payload
 from topics.server.http import Header, Response, Upgrade
+from topics.server.lanes import Event, Lane, Rendered, socket_payload
 from topics.server.live import LiveConnection
 from topics.server.routes import Scope
 from topics.server.watch import Watched, lanes_of, resolve
@@ -111,7 +111,7 @@ def _accept_token(key: bytes) -> bytes:
 
 
 def _negotiate(app: TopicsApp, request: Request, fields: list[Header]) -> BoundedDeflate | None:
-    """Compression, where the operator wants it and the client offers it. No window outlives a message, on either side."""
+    """Compression, where the operator wants it and the client offers it. No window outlives a message."""
     if not app.settings.ws_deflate:
         return None
     for offer in request.headers.get(b"sec-websocket-extensions", b"").decode("latin-1").split(","):
@@ -157,7 +157,7 @@ class BoundedDeflate(PerMessageDeflate):
 
 
 def text_frame(payload: bytes) -> bytes:
-    """One unmasked text message (RFC 6455 section 5.2). Here and not in the library, because all connections share it."""
+    """One unmasked text message (RFC 6455 section 5.2), made once for all connections; the library makes one each."""
     size = len(payload)
     if size < 126:
         return b"\x81%c%b" % (size, payload)

@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 import numpy as np
+import msgspec
 from msgspec import Struct
 
 from topics.errors import Corrupt
@@ -84,8 +85,12 @@ def copy(
     cold_dir: str | None = None,
     progress: Progress = lambda done, total: None,
     pause: Callable[[], None] = _nap,
+    restored_ms: int | None = None,
 ) -> Copied:
-    """Brings `target` up to what `source` is now. Blocks. Raises `CopyError`, `DataDirError` or OSError."""
+    """Brings `target` up to what `source` is now. Blocks. Raises `CopyError`, `DataDirError` or OSError.
+
+    With `restored_ms` the copy is not another place of the same history but the beginning of a new one.
+    """
     origin = DataDir(ReadOnlyFs(fs), source)
     origin.check_format()
     copy_dir = DataDir(fs, target)
@@ -94,7 +99,7 @@ def copy(
     else:
         copy_dir.begin()
     try:
-        copier = _Copier(origin, copy_dir, cold_dir, progress, pause)
+        copier = _Copier(origin, copy_dir, cold_dir, progress, pause, restored_ms)
         for attempt in range(1, MAX_TRIES + 1):
             try:
                 copier.run()
@@ -112,7 +117,13 @@ def copy(
 
 
 def restore(
-    fs: Fs, source: str, target: str, *, set_aside: str | None, progress: Progress = lambda done, total: None
+    fs: Fs,
+    source: str,
+    target: str,
+    *,
+    now_ms: int,
+    set_aside: str | None,
+    progress: Progress = lambda done, total: None,
 ) -> Copied:
     """Copies a backup to where a server shall start. What is there moves to the path `set_aside`, if that is given."""
     origin = DataDir(ReadOnlyFs(fs), source)
@@ -126,14 +137,20 @@ def restore(
             fs.rename(target, set_aside)
             was.close()
             fs.sync_dir(posixpath.dirname(posixpath.normpath(target)) or ".")
-        return copy(fs, source, target, progress=progress)
+        return copy(fs, source, target, progress=progress, restored_ms=now_ms)
     finally:
         origin.close()
 
 
 class _Copier:
     def __init__(
-        self, source: DataDir, target: DataDir, cold_dir: str | None, progress: Progress, pause: Callable[[], None]
+        self,
+        source: DataDir,
+        target: DataDir,
+        cold_dir: str | None,
+        progress: Progress,
+        pause: Callable[[], None],
+        restored_ms: int | None,
     ) -> None:
         self.source = source
         self.target = target
@@ -142,6 +159,7 @@ class _Copier:
         self.done = Copied(snapshot=0)
         self._progress = progress
         self._pause = pause
+        self._restored_ms = restored_ms
         self._moved = self._total = 0
         self._fresh: set[str] = set()  # segments copied by this run, whichever try
         self._unsynced: set[str] = set()  # folders with new names: synced together, before anything builds on them
@@ -182,6 +200,8 @@ class _Copier:
             self.fs.sync_dir(folder)
         if snapshot is not None:
             snapshot.boot_id = COPIED_BOOT_ID
+            if self._restored_ms is not None:
+                snapshot.extra[snap.RESTORED] = msgspec.Raw(msgspec.msgpack.encode(self._restored_ms))
             for topic in snapshot.topics:
                 for ref in topic.segments:
                     ref.cold = False

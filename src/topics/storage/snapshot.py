@@ -26,6 +26,7 @@ from topics.errors import Corrupt
 from topics.model.topic import TopicConfig
 
 MAGIC = b"TOPICSNP"
+RESTORED = "restored"  # in `Snapshot.extra`: when this directory was made from a backup, in ms; gone once a server has seen it
 VERSION = 1
 _HEADER = struct.Struct("<8sIIQ")
 _sum64 = xxhash.xxh3_64_intdigest

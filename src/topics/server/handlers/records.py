@@ -224,13 +224,16 @@ def delete(app: TopicsApp, call: Call) -> Answer:
         raise invalid("a delete needs before_seq, match, or both", field="before_seq")
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
     before_seq = None if wanted.before_seq is None else check_u64(wanted.before_seq, "before_seq")
-    ticket = app.engine.delete_records(call.params["topic"], before_seq=before_seq, match=match)
+    ticket = app.engine.delete_records(
+        call.params["topic"], before_seq=before_seq, match=match, dry_run=wanted.dry_run
+    )
 
     def encode(done: Ticket, request: Request) -> Response:
         gone: Deleted = done.result
         answer = RecordsDeleted(
-            gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes, performance(request, done)
-        )
+            gone.topic.name, gone.deleted, gone.earliest, gone.head, gone.count, gone.bytes,
+            performance(request, done), wanted.dry_run,
+        )  # fmt: skip
         return json_answer(200, answer)
 
     return when_done(ticket, request, encode)

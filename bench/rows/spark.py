@@ -1,0 +1,113 @@
+"""w13: Spark reads a whole topic into a DataFrame, from the server and from the data directory."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import sys
+import time
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from api import Api
+from fill import send_all
+from payload import appends
+from peers import running, start_topics
+from plan import Plan
+from row import Ask, Outcome, Reading, Row, at_least
+from turns import Contender, ratio, take_turns
+
+CORES = 2
+WARM_UPS = 2
+JSON_SCHEMA = "`$seq` BIGINT, `$ts` BIGINT, `$node` STRING, `$tag` STRING, meta STRING, data STRING"
+
+
+def measure(plan: Plan) -> Outcome:
+    if not (find_spec("pyspark") and find_spec("pyarrow")):
+        note = "pip install 'topics[spark]'"
+        return Outcome([Reading(key=key, value=None, missing=True, note=note) for key in ("server", "directory")])
+    records = plan.scale.records
+    lines = plan.fresh_dir("lines") / "t.jsonl"
+    stopped = plan.fresh_dir("stopped")
+    with running(start_topics(plan, plan.fresh_dir("topics"))) as server:
+        Api(server.port).create("t", durability="disk")
+        send_all(server.port, appends("t", records, per_request=1_000))
+        _save_lines(server.port, lines)
+        server.stop()  # so that a directory is compared whose records are in segments, not in the log
+    shutil.copytree(plan.work_dir / "topics", stopped, dirs_exist_ok=True)
+    with ExitStack() as stack:
+        server = stack.enter_context(running(start_topics(plan, plan.work_dir / "topics")))
+        spark = _session()
+        stack.callback(spark.stop)
+        url = f"http://127.0.0.1:{server.port}"
+        # Every round plans anew: a DataFrame would remember the plan of its first one.
+        ways = {
+            "topics, from the server": lambda: _source(spark).option("url", url).load(),
+            "topics, from the directory": lambda: _source(spark).option("path", str(stopped)).load(),
+            "spark.read.json with a schema": lambda: (
+                spark.read.schema(JSON_SCHEMA).json(str(lines)).withColumnRenamed("$seq", "seq")
+            ),
+        }
+        for way in list(ways.values()) * WARM_UPS:
+            _rate(way, records)
+        contenders = [
+            Contender(name=name, unit="records/s", run=lambda way=way: _rate(way, records))
+            for name, way in ways.items()
+        ]
+        sides = take_turns(contenders, rounds=plan.scale.rounds)
+    ours, directory, peer = sides
+    return Outcome([ratio("server", ours, peer), ratio("directory", directory, peer)], sides)
+
+
+def _session() -> Any:
+    from topics.spark import session
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    config = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": 1,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    return session("bench", master=f"local[{CORES}]", config=config)
+
+
+def _source(spark: Any) -> Any:
+    return spark.read.format("topics").option("subscribe", "t").option("minPartitions", CORES)
+
+
+def _rate(way: Any, records: int) -> float:
+    """Records a second, planning included: count and sum of seq."""
+    started = time.perf_counter()
+    [(count, total)] = way().selectExpr("count(seq)", "sum(seq)").collect()
+    elapsed = time.perf_counter() - started
+    assert (count, total) == (records, records * (records + 1) // 2), f"read {count} records that sum to {total}"
+    return records / elapsed
+
+
+def _save_lines(port: int, path: Path) -> None:
+    """The same records as JSON lines, tags and all; without the line that ends a bulk read."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"content-type": "application/json", "accept": "application/x-ndjson"}
+    connection.request("POST", "/v0/topics/t/scan", b'{"include_tags":true}', headers)
+    body = connection.getresponse().read()
+    connection.close()
+    end = body.rindex(b'{"end"')
+    path.write_bytes(body[:end])
+
+
+ROW = Row(
+    id="w13",
+    title="Spark reads 1 M records of a topic into a DataFrame: count and sum of seq",
+    peer="spark.read.json with a schema over the same records as JSON lines",
+    asks=(
+        Ask(key="server", bar=at_least(0.5), goal=at_least(1), cpu_bound=False),
+        Ask(key="directory", bar=at_least(1), goal=at_least(2), cpu_bound=False),
+    ),
+    measure=measure,
+    needs=(),
+    time_limit_s=300,
+)

@@ -1,0 +1,43 @@
+"""A backup brought back is another history: readers of the old one are told, and nothing is said to be lost that is not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import StartServer
+
+
+def topics(*words: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "topics", *map(str, words)], check=True, capture_output=True, timeout=60)
+
+
+def test_a_restored_topic_begins_a_new_life_with_all_its_records(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server(data_dir=tmp_path / "data")
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+        for name, durability in (("orders", "fsync"), ("feed", "disk")):
+            client.put(f"/v0/topics/{name}", json={"durability": durability})
+            client.post(f"/v0/topics/{name}", json={"records": [{"data": n} for n in range(5)]})
+        topics("backup", tmp_path / "data", tmp_path / "backup")
+        client.post("/v0/topics/orders", json={"records": [{"data": "after the backup"}] * 3})
+        old = client.get("/v0/topics/orders").json()["epoch"]
+    server.kill()
+    topics("restore", tmp_path / "backup", tmp_path / "restored")
+
+    again = start_server(data_dir=tmp_path / "restored")
+    with httpx.Client(base_url=again.url, timeout=30, trust_env=False) as client:
+        client.post("/v0/topics/orders", json={"records": [{"data": "new"}] * 6})
+        # The old reader stood at 8, which the new history has passed: only the epoch tells the two apart.
+        answer = client.post("/v0/topics/orders/diff", json={"from_seq": 8, "epoch": old}).json()
+        assert answer["tombstone"]["reason"] == "recreated"
+        assert [record["data"] for record in answer["records"]] == [0, 1, 2, 3, 4] + ["new"] * 6
+        feed = client.post("/v0/topics/feed/diff", json={"from_seq": 0}).json()
+        assert (feed["tombstone"], feed["head_seq"], len(feed["records"])) == (None, 5, 5)
+        epoch = client.get("/v0/topics/orders").json()["epoch"]
+        assert epoch != old
+    again.kill()
+
+    third = start_server(data_dir=tmp_path / "restored")
+    with httpx.Client(base_url=third.url, timeout=30, trust_env=False) as client:
+        assert client.get("/v0/topics/orders").json()["epoch"] == epoch, "one new life a restore, not one a start"
