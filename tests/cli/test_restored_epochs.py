@@ -1,4 +1,6 @@
-"""A backup brought back is another history: readers of the old one are told, and nothing is said to be lost that is not."""
+"""A backup brought back is another history: readers of the old one are told, and nothing is said to be lost that is
+not.
+"""
 
 import subprocess
 import sys

@@ -75,6 +75,13 @@ def test_several_servers_are_a_list(tmp_path: Any):
     assert found.several_servers
 
 
+def test_a_directory_is_a_path_or_a_file_url():
+    assert options(path="file:///var/data").path == options(path="file:/var/data/").path == "/var/data"
+    assert options(path="/a/x:y").path == "/a/x:y"
+    with pytest.raises(BadOption, match="not a directory that executors can open"):
+        options(path="s3://bucket/data")
+
+
 def test_a_key_in_a_file_is_read_where_it_is_used(tmp_path: Any):
     key = tmp_path / "key"
     found = options(tokenFile=str(key)).connection

@@ -17,8 +17,8 @@ def test_a_sink_is_patient_unless_told_otherwise():
     assert write_options({"retries": "0"}).connection.retries == 0
 
 
-def test_sparks_own_option_for_streams_is_left_to_spark():
-    assert write_options({"checkpointLocation": "/tmp/x", "topic": "t"}).topic == "t"
+def test_sparks_own_options_for_streams_are_left_to_spark():
+    assert write_options({"checkpointLocation": "/tmp/x", "queryname": "q", "topic": "t"}).topic == "t"
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def wait_until(client: httpx.Client, settled: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_older_segments_move_to_the_cold_folder_and_are_read_from_there(start_server: StartServer, tmp_path: Path) -> None:
+def test_older_segments_move_to_the_cold_folder_and_are_read_from_there(
+    start_server: StartServer, tmp_path: Path
+) -> None:
     data, cold = tmp_path / "data", tmp_path / "cold"
     settings = SMALL_PARTS | {"data_dir": data, "cold_dir": cold, "hot_retain_segments": 2}
     server = start_server(**settings)

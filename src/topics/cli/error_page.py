@@ -29,7 +29,14 @@ changes its meaning. `error.message` is for people and may change. `error.detail
 - `limit` and `max`: the cap that was reached, and how large it is.
 - `retry_after_ms`: how long to wait. The `Retry-After` header says the same in whole seconds.
 
-A lost record is not an error: it comes as a [tombstone](tombstones.md) in an answer with status 200.
+## What is not an error
+
+- **A lost record**: it comes as a [tombstone](tombstones.md) in an answer with status 200.
+- **A field that the server does not know**: it is ignored, in every request, so that clients and servers of different
+  ages get along. That includes misspelt ones: a write with `"idempotencykey"` has no key, a delete with `"dryrun"`
+  deletes. Where it matters, look at the answer, which shows what was understood. A *known* field of the wrong type or
+  out of range is `invalid_request`, with `detail.field`.
+- **A number above its maximum** where a smaller one is as good: `limit` and `wait_ms` are cut, not refused.
 
 ## Codes
 
@@ -51,8 +58,18 @@ AFTERWORD = """
 
 The Python client does all of this by itself, but for `topic_full`, which it leaves to you.
 
-Inside a stream there is no status left to give: a watch or a work stream carries an `error` event, a WebSocket an
-`error` message, a scan a line `{"error": …}`. See [watching](../watch.md) and [reading](reading.md#all-of-it-at-once).
+## In streams
+
+Once a stream is open there is no status left to give, and each kind has its own form:
+
+| where | form | `code` is |
+|---|---|---|
+| an HTTP answer | `{"error": {"code": "throttled", "message": "…", "detail": {…}}}` | the name |
+| a scan, as its last line | `{"error": {"code": "internal", "message": "…"}}` | the name |
+| a WebSocket message | `{"op": "error", "request_id": "p2", "code": "forbidden", "message": "…"}` | the name |
+| an event stream (watch, work) | `event: error` with `{"code": 429, "error": "…", "retry_after_ms": 500}` | the *status* |
+
+The differences are part of the contract. See [watching](../watch.md) and [reading](reading.md#all-of-it-at-once).
 """
 
 MEANINGS = {

@@ -15,9 +15,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for row in SETTINGS:
         group = groups.get(row.group) or groups.setdefault(row.group, parser.add_argument_group(row.group))
         if row.kind is FLAG:
-            group.add_argument(
-                row.flag, dest=DEST + row.name, nargs="?", const="true", metavar="BOOL", help=_help(row)
-            )
+            group.add_argument(row.flag, dest=DEST + row.name, nargs="?", const="true", metavar="BOOL", help=_help(row))
         else:
             group.add_argument(row.flag, dest=DEST + row.name, metavar=_metavar(row), help=_help(row))
 

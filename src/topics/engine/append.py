@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from topics.engine.terms import job_terms
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import MAX_META_KEYS, Limits, NewRecord, WriteRequest, too_long
-from topics.engine.terms import job_terms
 from topics.storage.entry import Append
 
 _encode_json = msgspec.json.encode
@@ -112,7 +112,8 @@ def _check_meta(meta: Raw, at: int, limits: Limits) -> bytes | None:
 def _count_keys(text: bytes) -> int:
     try:
         return len(_meta_keys(text))
-    except msgspec.DecodeError:  # half a surrogate pair, which the standard library takes: the syntax was checked before
+    # half a surrogate pair, which the standard library takes: the syntax was checked before
+    except msgspec.DecodeError:
         return len(json.loads(text))
 
 

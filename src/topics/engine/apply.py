@@ -115,7 +115,9 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
     config = topic.config
     if config.ttl_ms:
         retention.expire(topic, ts)
-    if config.cap_records and topic.count > config.cap_records or config.cap_bytes and topic.bytes > config.cap_bytes:
+    if (config.cap_records and topic.count > config.cap_records) or (
+        config.cap_bytes and topic.bytes > config.cap_bytes
+    ):
         retention.enforce_caps(topic)
 
 

@@ -1,8 +1,8 @@
 """Records of `memory` topics that a start finds in the log: taken up after the server is ready, not before.
 
 The class promises nothing across a restart, so its records must not hold up those that were promised. What the log held
-of such a topic is laid aside during recovery and written to the new log, entry by entry, once the server serves: a little
-at a time, or all at once as soon as somebody asks for the topic. The old log stays until that is done.
+of such a topic is laid aside during recovery and written to the new log, entry by entry, once the server serves: a
+little at a time, or all at once as soon as somebody asks for the topic. The old log stays until that is done.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ class Backlog:
         """Lays an entry aside if it may wait. An entry of another kind brings what waits before it into effect."""
         topic = state.by_id.get(found.head.topic_id)
         if found.head.kind == entries.APPEND:
-            if topic is None or topic.config.durability != "memory" or topic.config.type != "log" or topic.links is not None:
+            if (
+                topic is None
+                or topic.config.durability != "memory"
+                or topic.config.type != "log"
+                or topic.links is not None
+            ):
                 return False
             self._frames.setdefault(topic.topic_id, deque()).append(data)
             return True

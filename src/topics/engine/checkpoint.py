@@ -131,7 +131,9 @@ def look(segment: MemorySegment) -> Look:
     return segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms
 
 
-def restore(state: State, snapshot: snap.TopicSnapshot, *, sealed: list[SealedSegment], tail: MemorySegment | None) -> Topic:
+def restore(
+    state: State, snapshot: snap.TopicSnapshot, *, sealed: list[SealedSegment], tail: MemorySegment | None
+) -> Topic:
     """The topic as it was captured. A tail that could not be read back is given as None: it is lost, and said to be."""
     topic = Topic(
         snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=snapshot.config, totals=state.totals

@@ -1,8 +1,8 @@
 """Group commit: what the verbs of one turn decided goes to the log with one write, and takes effect once it is there.
 
-A verb stages an entry and gets a ticket. At the end of the turn `flush` writes all staged frames. Most entries take effect
-right then; an entry of an `fsync` topic waits until the log is synced, so that nothing is ever visible that could be refused
-afterwards. What the log does not take is refused as a whole, in order, and leaves no trace.
+A verb stages an entry and gets a ticket. At the end of the turn `flush` writes all staged frames. Most entries take
+effect right then; an entry of an `fsync` topic waits until the log is synced, so that nothing is ever visible that
+could be refused afterwards. What the log does not take is refused as a whole, in order, and leaves no trace.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ class Ticket(Struct, eq=False):
 class Commits:
     """The tickets of this turn, and those that wait for a sync."""
 
-    def __init__(self, log: Log, *, schedule: Callable[[Callable[[], None]], object], tick_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, log: Log, *, schedule: Callable[[Callable[[], None]], object], tick_ns: Callable[[], int]
+    ) -> None:
         self.log = log
         self.schedule = schedule
         self.tick_ns = tick_ns
@@ -165,7 +167,7 @@ class Commits:
             self._begin_sync()
 
     def settle(self) -> None:
-        """Everything staged or waiting takes effect or is refused before this returns. Waits for the disk if it must."""
+        """All that is staged or waiting takes effect or is refused before this returns. Waits for the disk if it must."""
         self._land()
         self.flush()
         if self._syncing or self._written:

@@ -1,4 +1,6 @@
-"""The verbs. Each runs to completion: it checks, decides, and stages what it decided; a ticket tells when it took effect."""
+"""The verbs. Each runs to completion: it checks, decides, and stages what it decided; a ticket tells when it took
+effect.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,9 @@ class Engine:
         self._expire(topic)
         if if_empty and topic.count:
             raise TopicsError(
-                Code.TOPIC_NOT_EMPTY, f'topic "{name}" holds {topic.count} records', detail={"topic": name, "count": topic.count}
+                Code.TOPIC_NOT_EMPTY,
+                f'topic "{name}" holds {topic.count} records',
+                detail={"topic": name, "count": topic.count},
             )
 
         def take_effect(_: Ticket) -> Dropped:
@@ -179,7 +183,9 @@ class Engine:
         now = self.clock.now_ms()
         key = request.idempotency_key
         if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
-            raise invalid(f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters", field="idempotency_key")
+            raise invalid(
+                f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters", field="idempotency_key"
+            )
         if topic is None:
             return self._append_creating(name, request, now)
         if key is not None and (twin := self._seen(topic, key, now)) is not None:
@@ -329,7 +335,13 @@ class Engine:
         return log.Create(topic_id, name, state.last_epoch, config, now)
 
     def _stage_create(
-        self, create: log.Create, take_effect: Callable[[Ticket], Any], *, gated: bool, then: bytes = b"", size_bytes: int = 0
+        self,
+        create: log.Create,
+        take_effect: Callable[[Ticket], Any],
+        *,
+        gated: bool,
+        then: bytes = b"",
+        size_bytes: int = 0,
     ) -> Ticket:
         """`then` is the frame of a first write that goes with the creation, of `size_bytes`: both or neither."""
         creating = self.commits.creating
@@ -433,7 +445,7 @@ class Engine:
             count, used = topic.count + topic.staged_count, topic.bytes + topic.staged_bytes
         if config.discard == "reject":
             full_records = config.cap_records and count + len(entry.sizes) > config.cap_records
-            if full_records or config.cap_bytes and used + size_bytes > config.cap_bytes:
+            if full_records or (config.cap_bytes and used + size_bytes > config.cap_bytes):
                 cap = "cap_records" if full_records else "cap_bytes"
                 raise TopicsError(
                     Code.TOPIC_FULL,
@@ -443,7 +455,8 @@ class Engine:
         if quota:
             total = self.state.totals.bytes + self.commits.pending_bytes + size_bytes
             if total > quota and topic is not None and config.discard == "old":
-                # What the topic lets go of in return makes room, so that one which trims itself goes on in a full server.
+                # What the topic lets go of in return makes room, so that one which trims itself goes on in a full
+                # server.
                 total -= retention.would_free(topic, count + len(entry.sizes), used + size_bytes)
             if total > quota:
                 raise resource_cap("max_total_bytes", quota)
@@ -452,7 +465,10 @@ class Engine:
 def resource_cap(name: str, limit: int) -> TopicsError:
     """A cap on what the whole server may hold: room may come back, so the client may try again."""
     return TopicsError(
-        Code.THROTTLED, f"the server holds as much as {name} allows ({limit})", detail={"limit": name, "max": limit}, retry_after_ms=1000
+        Code.THROTTLED,
+        f"the server holds as much as {name} allows ({limit})",
+        detail={"limit": name, "max": limit},
+        retry_after_ms=1000,
     )
 
 

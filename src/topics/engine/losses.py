@@ -29,7 +29,8 @@ class Losses:
             runs.append((low, high, reason))
 
     def compact(self, floor: int) -> None:
-        """Keeps at most `MAX_RUNS` runs below `floor`: the oldest two become one that covers both and what lies between.
+        """Keeps at most `MAX_RUNS` runs below `floor`: the oldest two become one that covers both and what lies
+        between.
 
         Runs above are holes between live records and stay as they are.
         """

@@ -1,8 +1,8 @@
 """The one way records are read: `diff`, streams and bulk readers all come through here.
 
-In this order, for every seq from the cursor on: the floor (a tombstone where something was lost below it), TTL, deleted,
-node filter, tag filter, deliver. A skipped seq moves the cursor like a delivered one. Where nothing in the range is skipped,
-the answer is one slice of the stored bytes.
+In this order, for every seq from the cursor on: the floor (a tombstone where something was lost below it), TTL,
+deleted, node filter, tag filter, deliver. A skipped seq moves the cursor like a delivered one. Where nothing in the
+range is skipped, the answer is one slice of the stored bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from topics.engine.state import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
 from topics.storage.columns import render_without, runs
 from topics.storage.segments import Damaged, Segment
-
 
 Span = tuple[Segment, int, int]  # first position, position after the last
 
@@ -186,7 +185,13 @@ def _unbroken(segment: Segment, low: int, high: int, nodes: frozenset[str] | Non
 
 
 def _take_filtered(
-    segment: Segment, low: int, high: int, query: Query, nodes: frozenset[str] | None, reading: Reading, budget_bytes: int
+    segment: Segment,
+    low: int,
+    high: int,
+    query: Query,
+    nodes: frozenset[str] | None,
+    reading: Reading,
+    budget_bytes: int,
 ) -> int:
     """Like `_take` where some of the range is skipped, a stretch at a time so that a small read looks at little."""
     at = low

@@ -1,4 +1,5 @@
-"""From a data directory to a running state: the snapshot, then the log behind it through the same `apply` as live writes.
+"""From a data directory to a running state: the snapshot, then the log behind it through the same `apply` as live
+writes.
 
 What cannot be read is never passed over in silence: it is logged with file and offset, and where the seqs are known the
 topic's readers get a tombstone for them.
@@ -52,11 +53,18 @@ class LogFile(NamedTuple):
 
 
 def recover(
-    datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None, progress: Progress, defer_memory: bool = False
+    datadir: DataDir,
+    state: State,
+    shelf: Shelf,
+    *,
+    cold_dir: str | None,
+    progress: Progress,
+    defer_memory: bool = False,
 ) -> Recovered:
     """Fills `state`. Blocks; meant for a thread of its own. Raises `Corrupt` only where nothing can be known at all.
 
-    With `defer_memory` the records of `memory` topics are left in the backlog, for a server that wants to be ready first.
+    With `defer_memory` the records of `memory` topics are left in the backlog, for a server that wants to be ready
+    first.
     """
     damage: list[str] = []
     backlog = Backlog()
@@ -130,7 +138,9 @@ def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapsh
             log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
         return number, snapshot
     if numbers:
-        raise Corrupt(datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup")
+        raise Corrupt(
+            datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup"
+        )
     return 0, None
 
 
@@ -235,7 +245,7 @@ def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str])
 
 
 def _note_gap(state: State, entry: entries.Append, item: walfile.Found, file: LogFile, damage: list[str]) -> None:
-    """Seqs that are missing before an entry, though every entry in the log can be read: a part of it was never written."""
+    """Seqs missing before an entry, though every entry in the log can be read: a part of it was never written."""
     topic = state.by_id.get(entry.topic_id)
     if topic is None or entry.first <= topic.head + 1:
         return
@@ -259,7 +269,8 @@ def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list
 def _lose_head(state: State, head: Head, size: int) -> None:
     """The entry under this head is gone. What it held of a topic is known; what else it may have said is not.
 
-    Seqs before it that are missing too went with it. No more of them than the damage has bytes: the head may be damaged as well.
+    Seqs before it that are missing too went with it. No more of them than the damage has bytes: the head may be damaged
+    as well.
     """
     topic = state.by_id.get(head.topic_id)
     if topic is not None and head.kind == entries.APPEND and head.first > topic.head:

@@ -1,6 +1,8 @@
-"""Loss nobody asked for: caps, TTL, damage. Exact to the record; whole segments are let go once nothing in them is live.
+"""Loss nobody asked for: caps, TTL, damage. Exact to the record; whole segments are let go once nothing in them is
+live.
 
-Everything that shortens a topic from the front ends in `advance`, and everything lost is written down in `topic.losses`.
+Everything that shortens a topic from the front ends in `advance`, and everything lost is written down in
+`topic.losses`.
 """
 
 from __future__ import annotations
@@ -232,7 +234,9 @@ def lose_range(topic: Topic, damage: Damaged) -> None:
 
 
 def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
-    """The seqs from the head up to `next_seq` (exclusive) were handed out, or may have been, and their records are gone."""
+    """The seqs from the head up to `next_seq` (exclusive) were handed out, or may have been, and their records are
+    gone.
+    """
     if next_seq <= topic.head + 1:
         return
     topic.losses.add(topic.head + 1, next_seq - 1, reason)

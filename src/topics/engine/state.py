@@ -14,7 +14,6 @@ from topics.engine.losses import Losses
 from topics.model.topic import TopicConfig
 from topics.storage.segments import MemorySegment, Segment
 
-
 FIRST_CEILING = 4096  # goes without saying: a topic's creation implies it
 
 
@@ -39,14 +38,47 @@ class Totals:
 class Topic:
     """One topic, one life of its name.
 
-    Every seq from 1 to `head` is live, deleted, or in `losses`. Below `earliest` nothing is live. `evict_floor` is one past
-    the last involuntary loss below `earliest`; a loss above it is a hole in the middle.
+    Every seq from 1 to `head` is live, deleted, or in `losses`. Below `earliest` nothing is live. `evict_floor` is one
+    past the last involuntary loss below `earliest`; a loss above it is a hole in the middle.
     """
 
     __slots__ = (
-        "bytes", "ceiling", "ceiling_staged", "ceiling_step", "changing", "config", "count", "earliest", "epoch", "evict_floor", "front_ts", "gone", "head", "keys",
-        "last_read_ts", "last_ts", "last_write_ts", "links", "listeners", "losses", "lost_ts", "name", "next_seq", "pending", "queue",
-        "segments", "staged_bytes", "staged_count", "staged_keys", "synced", "topic_id", "totals", "waiters", "waiting", "warmed", "waits_since_ms",
+        "bytes",
+        "ceiling",
+        "ceiling_staged",
+        "ceiling_step",
+        "changing",
+        "config",
+        "count",
+        "earliest",
+        "epoch",
+        "evict_floor",
+        "front_ts",
+        "gone",
+        "head",
+        "keys",
+        "last_read_ts",
+        "last_ts",
+        "last_write_ts",
+        "links",
+        "listeners",
+        "losses",
+        "lost_ts",
+        "name",
+        "next_seq",
+        "pending",
+        "queue",
+        "segments",
+        "staged_bytes",
+        "staged_count",
+        "staged_keys",
+        "synced",
+        "topic_id",
+        "totals",
+        "waiters",
+        "waiting",
+        "waits_since_ms",
+        "warmed",
         "wire_name",
     )  # fmt: skip
 

@@ -1,9 +1,10 @@
-"""The data directory of a running engine: sealing, checkpoints, cleaning up. The only part of the engine that knows files.
+"""The data directory of a running engine: sealing, checkpoints, cleaning up. The only part of the engine that knows
+files.
 
-A checkpoint is taken at one point of the log: what is open and large is closed, all closed segments get their files, small
-open ends go together into one tails file, and a snapshot ties it up. Only once that is in place do older log files, and files
-that nothing refers to any more, go away: a crash at any moment finds the last snapshot and everything it needs.
-Marks of deleted records are written into segment files after the snapshot that knows them, never before.
+A checkpoint is taken at one point of the log: what is open and large is closed, all closed segments get their files,
+small open ends go together into one tails file, and a snapshot ties it up. Only once that is in place do older log
+files, and files that nothing refers to any more, go away: a crash at any moment finds the last snapshot and everything
+it needs. Marks of deleted records are written into segment files after the snapshot that knows them, never before.
 """
 
 from __future__ import annotations
@@ -64,11 +65,13 @@ class Store:
     def recover(self, progress: recovery.Progress, *, defer_memory: bool = False) -> recovery.Recovered:
         """Opens the directory's past and the log's next file. Blocks.
 
-        What had to be pieced together is written down as a snapshot of its own before anything new is built upon it: what
-        was lost is then lost for one reason only, whatever happens next, and bytes of the old log that only the page cache
-        has are no longer needed.
+        What had to be pieced together is written down as a snapshot of its own before anything new is built upon it:
+        what was lost is then lost for one reason only, whatever happens next, and bytes of the old log that only the
+        page cache has are no longer needed.
         """
-        self.state.rolled = lambda topic, segment: None  # the owner's thread has no part in this yet: the snapshot seals
+        self.state.rolled = lambda topic, segment: (
+            None
+        )  # the owner's thread has no part in this yet: the snapshot seals
         try:
             found = recovery.recover(
                 self.dir, self.state, self.shelf, cold_dir=self._cold_dir, progress=progress, defer_memory=defer_memory
@@ -111,7 +114,10 @@ class Store:
     def _snapshot(self, number: int, done: Callable[[Exception | None], None], *, clean: bool) -> None:
         """The state as it is now, at the beginning of log file `number`."""
         self._snapshotting = True
-        captured = [checkpoint.capture(self.state, topic, self._tails.get(topic.topic_id)) for topic in self.state.by_id.values()]
+        captured = [
+            checkpoint.capture(self.state, topic, self._tails.get(topic.topic_id))
+            for topic in self.state.by_id.values()
+        ]
         snapshot = snap.Snapshot(
             wal_number=number,
             boot_id=self.fs.boot_id(),
@@ -134,8 +140,8 @@ class Store:
             self._write(self.dir.snapshot_path(number), [snap.encode(snapshot)])
 
         def finished(error: Exception | None) -> None:
-            # Also when the rest failed: a snapshot whose sync failed may be there all the same, and a file that it names
-            # must not be written again with marks that it does not know.
+            # Also when the rest failed: a snapshot whose sync failed may be there all the same, and a file that it
+            # names must not be written again with marks that it does not know.
             for topic_id, segment, path, footer in sealed:
                 self._adopt(topic_id, segment, path, footer)
             if error is not None:
@@ -145,7 +151,9 @@ class Store:
                 done(error)
                 return
             self._tails = {
-                one.snapshot.topic_id: (one.snapshot.tail, one.looks) for one in captured if one.snapshot.tail is not None
+                one.snapshot.topic_id: (one.snapshot.tail, one.looks)
+                for one in captured
+                if one.snapshot.tail is not None
             }
             self._installed(number, snapshot, retired)
             done(None)
@@ -291,7 +299,8 @@ class Store:
         self._submit(work, finished)
 
     def _move_cold(self) -> None:
-        """Copies the oldest sealed segments of topics that keep too much to the cold folder, and reads them there from then on.
+        """Copies the oldest sealed segments of topics that keep too much to the cold folder, and reads them there from
+        then on.
 
         The hot file goes with the next snapshot, which is the first to know the new place.
         """
@@ -330,7 +339,7 @@ class Store:
         for segment in reversed(hot):
             kept_bytes += segment.footer.file_bytes
             too_many = self._hot_segments and kept >= self._hot_segments
-            if too_many or self._hot_bytes and kept_bytes > self._hot_bytes:
+            if too_many or (self._hot_bytes and kept_bytes > self._hot_bytes):
                 break
             kept += 1
         return hot[: len(hot) - kept] if self._hot_segments or self._hot_bytes else []

@@ -51,7 +51,7 @@ class ConfigPatch(Struct, frozen=True, kw_only=True):
     discard: Discard | UnsetType = UNSET
     durable: bool | UnsetType = UNSET
     durability: Durability | UnsetType = UNSET
-    priority: int | None | UnsetType = UNSET
+    priority: int | UnsetType | None = UNSET
     auto_priority: bool | UnsetType = UNSET
     auto_create: bool | UnsetType = UNSET
     idempotency_window_ms: U64 | UnsetType = UNSET
@@ -59,7 +59,7 @@ class ConfigPatch(Struct, frozen=True, kw_only=True):
     lease_ms: U64 | UnsetType = UNSET
     claim_jitter_ms: U64 | UnsetType = UNSET
     max_deliveries: U64 | UnsetType = UNSET
-    dead_letter: str | None | UnsetType = UNSET
+    dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
 
 

@@ -213,8 +213,8 @@ def _wrong_type(error: msgspec.ValidationError) -> TopicsError:
 
 
 _WORDS = {
-    "`str": "`string", "`int": "`whole number", "`bool": "`true or false", "| str": "| string", "| int": "| whole number",
-    "| bool": "| true or false", "`float": "`number", "| ": "or ",
+    "`str": "`string", "`int": "`whole number", "`bool": "`true or false", "`float": "`number",
+    "| str": "| string", "| int": "| whole number", "| bool": "| true or false", "| ": "or ",
 }  # fmt: skip
 
 

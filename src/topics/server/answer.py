@@ -51,7 +51,8 @@ class TicketAnswer(Deferred):
 
     def finish(self, ticket: Ticket) -> None:
         request, encode = self.request, self.encode
-        assert request is not None and encode is not None
+        assert request is not None
+        assert encode is not None
         self.resolve(encode(ticket, request) if ticket.error is None else error_answer(ticket.error, request))
 
 

@@ -16,10 +16,10 @@ from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.server.answer import error_answer
 from topics.server.auth import ANYONE, Caller
-from topics.server.guard import Guard
-from topics.server.feeds import Hub
 from topics.server.desk import Desks
+from topics.server.feeds import Hub
 from topics.server.forwarding import Forwarding
+from topics.server.guard import Guard
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
@@ -246,7 +246,9 @@ def _check_type(request: Request) -> None:
         return
     media, _, rest = given.partition(b";")
     charset = rest.strip().lower().replace(b'"', b"")
-    if media.strip().lower() != JSON_TYPE or (charset.startswith(b"charset=") and charset not in (b"charset=utf-8", b"charset=utf8")):
+    if media.strip().lower() != JSON_TYPE or (
+        charset.startswith(b"charset=") and charset not in (b"charset=utf-8", b"charset=utf8")
+    ):
         raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "a body needs content-type: application/json")
 
 

@@ -108,9 +108,7 @@ def _answer(kind: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _head_of(operation: dict[str, Any]) -> dict[str, Any]:
-    answers = {
-        status: {"description": answer["description"]} for status, answer in operation["responses"].items()
-    }
+    answers = {status: {"description": answer["description"]} for status, answer in operation["responses"].items()}
     return operation | {"operationId": operation["operationId"] + "_head", "responses": answers}
 
 

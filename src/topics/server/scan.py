@@ -70,7 +70,7 @@ class ScanStream(Stream):
             self._next()
 
     def closed(self) -> None:
-        self._release()
+        self._release()  # may be called twice
         self._sink = None
         self._app.polls.discard(self)
         if self._slow is not None:
@@ -161,4 +161,5 @@ class ScanStream(Stream):
     def _close(self) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
+            self._release()  # what is still to leave may take a while, and costs no more than the connection
             sink.close()

@@ -24,8 +24,8 @@ log = logs.Log("storage")
 
 Done = Callable[[Exception | None], None]
 
-# A thread that comes back from a sync waits this long at most for its turn. With the interpreter's own 5 ms, a sync of 0.1 ms
-# would be answered after 5 ms whenever the loop is busy.
+# A thread that comes back from a sync waits this long at most for its turn. With the interpreter's own 5 ms, a sync of
+# 0.1 ms would be answered after 5 ms whenever the loop is busy.
 SWITCH_INTERVAL_S = 0.0005
 
 

@@ -33,7 +33,9 @@ ROUTES = [
         method="GET", path="/v0/topics", handler=topics.list_topics, scope=Scope.READ,
         summary="Topics by name",
         answers={200: wire.TopicList},
-        query=(Parameter("prefix", str, "only names that begin like this"), *_PAGE, Parameter("touch", bool, _TOUCH, False)),
+        query=(
+            Parameter("prefix", str, "only names that begin like this"), *_PAGE, Parameter("touch", bool, _TOUCH, False),
+        ),
     ),
     Route(
         method="DELETE", path="/v0/topics/{topic}", handler=topics.drop_topic, scope=Scope.DELETE,

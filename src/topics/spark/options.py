@@ -169,8 +169,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     starting_ts, ending_ts = _timestamp(found, "startingTimestamp"), _timestamp(found, "endingTimestamp")
     options = ReadOptions(
         connection=connection(found),
-        path=found.get("path"),
-        cold_path=found.get("coldPath"),
+        path=_directory(found, "path"),
+        cold_path=_directory(found, "coldPath"),
         topics=_names(found),
         prefix=found.get("subscribePrefix"),
         pattern=_pattern(found),
@@ -267,6 +267,19 @@ def _names(found: Mapping[str, str]) -> tuple[str, ...]:
         except TopicsError as error:
             raise BadOption(f"subscribe: {error.message}") from None
     return names
+
+
+def _directory(found: Mapping[str, str], name: str) -> str | None:
+    """A path on this machine and, under the same name, on every executor."""
+    text = found.get(name)
+    if text is None:
+        return None
+    scheme, colon, rest = text.partition(":")
+    if colon and "/" not in scheme:
+        if scheme != "file" or not rest.startswith("/"):
+            raise BadOption(f"{name}: {text!r} is not a directory that executors can open as a path")
+        text = "/" + rest.lstrip("/")
+    return os.path.abspath(text)
 
 
 def _pattern(found: Mapping[str, str]) -> str | None:

@@ -20,8 +20,8 @@ from pyspark.sql.types import StructType
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
+from topics.spark.catalog import client_for
 from topics.spark.chunks import Chunk, GridChunks, OrderedChunks
-from topics.spark.options import Connection
 from topics.spark.rows import Renderer
 from topics.spark.write_options import WriteOptions
 
@@ -96,7 +96,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
     done = Written()
-    with connect(options.connection) as client:
+    with client_for(options.connection, options.connection.servers[0]) as client:
         for batch in batches:
             sourced_rows, plain_rows = renderer.rows(batch)
             send(client, options, grid.add(sourced_rows), done)
@@ -104,15 +104,6 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
         send(client, options, grid.finish(), done)
         send(client, options, plain.finish(), done)
     return done
-
-
-def connect(connection: Connection) -> Client:
-    return Client(
-        connection.servers[0],
-        token=connection.read_token(),
-        timeout_s=connection.timeout_ms / 1000,
-        retries=connection.retries,
-    )
 
 
 def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: Written) -> None:
@@ -148,7 +139,7 @@ def check_window(options: WriteOptions) -> None:
     """Raises `ShortWindow` where a window was asked for and the topic, made by somebody else, has a shorter one."""
     if options.window_ms is None or options.topic is None:
         return
-    with connect(options.connection) as client:
+    with client_for(options.connection, options.connection.servers[0]) as client:
         try:
             state = client.topic(options.topic)
         except TopicsError as error:

@@ -36,6 +36,8 @@ WRITE = (
     Option("writeId", "name for this write; under the same name it writes nothing twice, whoever repeats it"),
 )
 
+OF_SPARK = ("checkpointlocation", "queryname")  # what Spark's streams are told in the same way
+
 
 class WriteOptions(Struct, frozen=True, kw_only=True):
     """Everything a writer was told, checked."""
@@ -58,10 +60,9 @@ class WriteOptions(Struct, frozen=True, kw_only=True):
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     """The options of a writer. Raises `BadOption`."""
-    # Spark adds those of its own streams to what the user gave.
-    found = known({key: given[key] for key in given if key.lower() not in ("checkpointlocation", "path")}, WRITE)
-    if "path" in {key.lower() for key in given}:
+    if any(key.lower() == "path" for key in given):
         raise BadOption("path: a topic is written through its server; give topic, and url")
+    found = known({key: given[key] for key in given if key.lower() not in OF_SPARK}, WRITE)
     window_ms = number(found, "idempotencyWindowMs", None, least=0)
     config = _config(found)
     if window_ms is not None:

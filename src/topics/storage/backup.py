@@ -26,8 +26,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-import numpy as np
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from topics.errors import Corrupt

@@ -4,8 +4,8 @@ A record's rendered form is what a reader gets, with a comma behind it:
 
     {"$seq":7,"$ts":1748450001000,"$node":"a","data":1,"meta":{}},
 
-`offsets` cuts the rendered bytes into records; `ts` never decreases; `tags`, `nodes` and `metas` exist only once a record of
-the run has such a thing. Ids index a dictionary of the run's own, 0 meaning "none".
+`offsets` cuts the rendered bytes into records; `ts` never decreases; `tags`, `nodes` and `metas` exist only once a
+record of the run has such a thing. Ids index a dictionary of the run's own, 0 meaning "none".
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class SortedNames:
     def ids_with_prefix(self, prefix: str) -> Sequence[int]:
         key = prefix.encode()
         low = self._lower(key)
-        high = bisect_left(
-            range(len(self.ends)), True, lo=low, key=lambda at: not self._bytes(at).startswith(key)
-        )
+        high = bisect_left(range(len(self.ends)), True, lo=low, key=lambda at: not self._bytes(at).startswith(key))
         return range(low + 1, high + 1)
 
     def __len__(self) -> int:
@@ -170,12 +168,20 @@ def runs(positions: npt.NDArray[np.intp]) -> list[tuple[int, int]]:
     return list(zip(starts, stops, strict=True))
 
 
-def extend(columns: Columns, *, ts: int, sizes: Sequence[int], tags: Sequence[str | None] | None,
-           nodes: Sequence[str | None] | str | None, metas: Sequence[int] | None) -> None:
+def extend(
+    columns: Columns,
+    *,
+    ts: int,
+    sizes: Sequence[int],
+    tags: Sequence[str | None] | None,
+    nodes: Sequence[str | None] | str | None,
+    metas: Sequence[int] | None,
+) -> None:
     """Takes up a batch of records with one commit time. `nodes` as one string means all of them."""
     at, n = len(columns.ts), len(sizes)
     offsets = columns.offsets
-    assert isinstance(offsets, array) and isinstance(columns.ts, array)
+    assert isinstance(offsets, array)
+    assert isinstance(columns.ts, array)
     end = offsets[-1]
     if n == 1:
         offsets.append(end + sizes[0])
@@ -219,8 +225,9 @@ def _all_names(names: GrowingNames | SortedNames) -> list[str]:
     return [names.name_of(name_id) for name_id in range(1, len(names) + 1)]
 
 
-def _extend_ids(column: Column | None, names: GrowingNames | SortedNames,
-                values: Sequence[str | None] | str | None, at: int, n: int) -> array[int]:
+def _extend_ids(
+    column: Column | None, names: GrowingNames | SortedNames, values: Sequence[str | None] | str | None, at: int, n: int
+) -> array[int]:
     assert isinstance(names, GrowingNames)
     ids = _grown(column, at)
     if values is None:

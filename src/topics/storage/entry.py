@@ -1,8 +1,8 @@
 """Log entries: every change of state that must outlive the process, as the body of one WAL frame. Pure.
 
-An entry says what was decided, never what to decide: applying it needs no clock and no choice, so that a replay ends in the
-state the live server had. Bodies are MessagePack arrays of the fields below, except that an `Append` has its rendered
-records behind the array:
+An entry says what was decided, never what to decide: applying it needs no clock and no choice, so that a replay ends in
+the state the live server had. Bodies are MessagePack arrays of the fields below, except that an `Append` has its
+rendered records behind the array:
 
     0   4   size   u32 LE; of the array
     4   s   array  [ts, sizes, tags, nodes, metas, key, extras]
@@ -62,7 +62,7 @@ class Drop(Struct, array_like=True):
 
 
 class Delete(Struct, array_like=True):
-    """Records below `before_seq` that match, or all of them without a match. `positions` instead names seqs one by one."""
+    """Records below `before_seq` that match, or all of them without a match. `seqs` names them one by one instead."""
 
     kind: ClassVar[int] = DELETE
     topic_id: int
@@ -144,7 +144,9 @@ def decode(found: frame.Frame, *, path: str, at: int) -> Entry:
         if head.kind == APPEND:
             size = _unpack_size(body)[0]
             ts, sizes, tags, nodes, metas, key, extras = _decode_parts(body[4 : 4 + size])
-            return Append(head.topic_id, head.first, ts, sizes, bytes(body[4 + size :]), tags, nodes, metas, key, extras)
+            return Append(
+                head.topic_id, head.first, ts, sizes, bytes(body[4 + size :]), tags, nodes, metas, key, extras
+            )
         decoder = _DECODERS.get(head.kind)
         if decoder is None:
             raise Corrupt(path, at, f"an entry of kind {head.kind} is not one this program reads")

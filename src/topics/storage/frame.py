@@ -11,8 +11,8 @@
     54+n    1     last    0xE7
 
 The head stands at both ends so that a frame whose middle, beginning or end is damaged still tells which seqs it held.
-The last byte is never zero, and no single bit makes it so: where zeros follow the frames, a frame that was cut short ends
-in one.
+The last byte is never zero, and no single bit makes it so: where zeros follow the frames, a frame that was cut short
+ends in one.
 """
 
 import struct

@@ -101,8 +101,14 @@ class Footer(NamedTuple):
         return self.flags_at + self.count + FOOTER_BYTES
 
 
-def encode(columns: Columns, rendered: bytes | bytearray | memoryview, deleted: bytes | bytearray | None, *,
-           topic_id: int, epoch: int) -> list[bytes]:
+def encode(
+    columns: Columns,
+    rendered: bytes | bytearray | memoryview,
+    deleted: bytes | bytearray | None,
+    *,
+    topic_id: int,
+    epoch: int,
+) -> list[bytes]:
     """The whole file, in pieces to be written one after the other."""
     count = len(columns)
     data = bytes(rendered)
@@ -110,8 +116,19 @@ def encode(columns: Columns, rendered: bytes | bytearray | memoryview, deleted: 
     sections, index = _encode_index(columns)
     flags = bytes([LIVE]) * count if deleted is None else bytes(deleted).translate(_FLAG_TO_DISK.ljust(256, b"\0"))
     footer = _FOOTER.pack(
-        VERSION, sections, topic_id, epoch, columns.first, count, columns.ts[0], columns.ts[-1],
-        len(data), len(index), sum64(sums + index), END_MAGIC, count,
+        VERSION,
+        sections,
+        topic_id,
+        epoch,
+        columns.first,
+        count,
+        columns.ts[0],
+        columns.ts[-1],
+        len(data),
+        len(index),
+        sum64(sums + index),
+        END_MAGIC,
+        count,
     )
     return [MAGIC, data, sums, index, flags, footer, sum64(footer).to_bytes(8, "little")]
 
@@ -161,8 +178,9 @@ def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview
             else:
                 columns.node_names = names
     if footer.sections >> 7 & 1:
-        columns.extras = msgspec.msgpack.decode(block[at + 8 : at + 8 + int.from_bytes(block[at : at + 8], "little")],
-                                                type=dict[int, bytes])
+        columns.extras = msgspec.msgpack.decode(
+            block[at + 8 : at + 8 + int.from_bytes(block[at : at + 8], "little")], type=dict[int, bytes]
+        )
     return sums, columns
 
 

@@ -1,8 +1,8 @@
 """Segments at run time: one that lives in memory, one that lives in a file, and what both can tell.
 
-A sealed segment keeps nothing resident but a few numbers. Its columns are loaded when first needed and dropped again when
-others need the room; its data is read from the file. Neither is done where it would make the caller wait for a disk: then
-`Cold` is raised with the work to do, to be run where waiting is allowed, and the caller asks again.
+A sealed segment keeps nothing resident but a few numbers. Its columns are loaded when first needed and dropped again
+when others need the room; its data is read from the file. Neither is done where it would make the caller wait for a
+disk: then `Cold` is raised with the work to do, to be run where waiting is allowed, and the caller asks again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from topics.errors import Corrupt
 from topics.storage import segment as codec
 from topics.storage.columns import Columns, growable, runs
 from topics.storage.fs import File, Fs
-
 
 FETCHED_BYTES = 64 << 20
 
@@ -246,7 +245,8 @@ class Shelf:
     def hold(self, segment: SealedSegment, start: int, stop: int, data: bytes) -> None:
         """Keeps data that was fetched off the loop for the read that asked for it.
 
-        There is room for more than one read can want, or a read that needs two pieces could wait for ever for the other.
+        There is room for more than one read can want, or a read that needs two pieces could wait for ever for the
+        other.
         """
         with self._lock:
             self._fetched_bytes += len(data) - len(self._fetched.pop((segment, start, stop), b""))
@@ -335,7 +335,7 @@ class SealedSegment(Segment):
         return sorted(self._unsaved)
 
     def save_marks(self, positions: list[int]) -> Callable[[], None]:
-        """Work that writes the marks at `positions` into the file and syncs it. Blocks: run it where that is allowed."""
+        """Work that writes the marks at `positions` into the file and syncs it. Blocks: run it where that may be."""
         marks, at = self.marks_if_known, self.footer.flags_at
         disk = (codec.LIVE, codec.DELETED, codec.LOST)
         assert marks is not None
@@ -371,7 +371,9 @@ class SealedSegment(Segment):
         loaded = self._load(wait=True)
         flags = self._shelf.file(self.path).pread(self.count, self.footer.flags_at)
         if bad := codec.damaged_flags(flags):
-            raise Damaged(self, bad[0], bad[-1] + 1, Corrupt(self.path, self.footer.flags_at + bad[0], "a flag byte is damaged"))
+            raise Damaged(
+                self, bad[0], bad[-1] + 1, Corrupt(self.path, self.footer.flags_at + bad[0], "a flag byte is damaged")
+            )
         for chunk in range(len(loaded.sums)):
             start = chunk * codec.CHUNK_BYTES
             self._data(loaded, start, min(start + codec.CHUNK_BYTES, self.footer.data_bytes), wait=True)

@@ -10,8 +10,8 @@
 
 and the same once more: without its snapshot a data directory is a heap of anonymous records, so one copy is not enough.
 
-The records themselves are in segments, or, for what is too little to deserve a file of its own, in the tails file of the
-same or of an earlier number: segments as in `segment.py`, one after the other, found by offset and size.
+The records themselves are in segments, or, for what is too little to deserve a file of its own, in the tails file of
+the same or of an earlier number: segments as in `segment.py`, one after the other, found by offset and size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from topics.errors import Corrupt
 from topics.model.topic import TopicConfig
 
 MAGIC = b"TOPICSNP"
-RESTORED = "restored"  # in `Snapshot.extra`: when this directory was made from a backup, in ms; gone once a server has seen it
+# in `Snapshot.extra`: when this directory was made from a backup, in ms; gone once a server has seen it
+RESTORED = "restored"
 VERSION = 1
 _HEADER = struct.Struct("<8sIIQ")
 _sum64 = xxhash.xxh3_64_intdigest
@@ -114,7 +115,9 @@ def damaged_copies(data: bytes) -> list[int]:
     """Offsets of copies that do not match their checksum."""
     half = len(data) // 2
     return [
-        at for at in (0, half) if _sum64(data[at : at + half - 8]) != int.from_bytes(data[at + half - 8 : at + half], "little")
+        at
+        for at in (0, half)
+        if _sum64(data[at : at + half - 8]) != int.from_bytes(data[at + half - 8 : at + half], "little")
     ]
 
 

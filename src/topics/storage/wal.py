@@ -1,10 +1,11 @@
 """The write-ahead log: one stream of frames for all topics, in numbered files.
 
-Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own. Files are reserved in
-full before they are used, and the next one is prepared while the last one fills, so that a write finds its space waiting.
+Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own. Files are reserved
+in full before they are used, and the next one is prepared while the last one fills, so that a write finds its space
+waiting.
 
-When a write or a sync fails, the log takes nothing more. It heals by beginning a new file that says where the good part of
-the old one ends and repeats what was accepted since the last good sync; when that works, it goes on.
+When a write or a sync fails, the log takes nothing more. It heals by beginning a new file that says where the good part
+of the old one ends and repeats what was accepted since the last good sync; when that works, it goes on.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Wal:
         self._spare: tuple[int, File] | None = None
         self._preparing = False
         self._unsynced: list[bytes] = []  # frames since the last good sync
-        self._forgotten = 0  # frames ever taken out of that list: several syncs may be under way, each counting from the start
+        # frames ever taken out of that list: several syncs may be under way, each counting from the start
+        self._forgotten = 0
         self._synced_to = (0, 0)  # file number and offset up to which all is durable
         self._behind: list[File] = []  # full files that still need a sync
         self._callbacks: list[Callable[[], None]] = []
@@ -71,7 +73,7 @@ class Wal:
         self._healing = False
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
-        """Opens the log's first file in this process. Blocks. Where that fails the log begins broken, and heals later."""
+        """Opens the log's first file in this process. Blocks. Where that fails the log begins broken, to heal later."""
         try:
             self._file = self._create(number, walfile.Header(number, *resume))
         except OSError as error:
@@ -241,7 +243,7 @@ class Wal:
         self._behind.clear()
 
     def _create(self, number: int, header: walfile.Header, frames: bytes = b"") -> File:
-        """A new file, durable, with `frames` in it. It gets its name last: nothing it says counts until all is there."""
+        """A new file, durable, with `frames` in it. It gets its name last: nothing in it counts until all is there."""
         path = self._dir.wal_path(number)
         temporary = path + TEMP_SUFFIX
         file = self._fs.open(temporary, write=True, create=True)
@@ -306,7 +308,8 @@ class Wal:
             log.error("log_failed", reason=reason, file=self.number, offset=self.tail)
         self.read_only = reason
         if broken and self._file is not None:
-            self._behind.append(self._file)  # a sync under way may still be busy with it: closed when the log has healed
+            # a sync under way may still be busy with it: closed when the log has healed
+            self._behind.append(self._file)
             if self._spare is not None:
                 _let_go(self._spare[1])
             self._spare = None

@@ -11,9 +11,9 @@ A file begins with this header, twice; frames follow without a gap, and zeros (r
     32      8     resume offset  u64 LE
     40      8     sum            u64 LE; XXH3-64 of the 40 bytes before
 
-A file that resumes says where the log before it ends: everything behind `resume offset` in file `resume number`, and every
-file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come back; that
-is why one copy of the header is not enough.
+A file that resumes says where the log before it ends: everything behind `resume offset` in file `resume number`, and
+every file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come
+back; that is why one copy of the header is not enough.
 """
 
 import struct

@@ -271,7 +271,9 @@ def _start(topic: Life, from_seq: int, from_ts: int | None, other_epoch: bool) -
         )
 
     if other_epoch or from_seq > topic.head:
-        return first_since(topic.earliest), Gap(1, topic.head, "recreated", sum(fact.fate != DELETED for fact in topic.facts))
+        return first_since(topic.earliest), Gap(
+            1, topic.head, "recreated", sum(fact.fate != DELETED for fact in topic.facts)
+        )
     lost = [fact for fact in topic.facts[from_seq:] if fact.lost]
     # Who asks for a time on does not miss what is older than that.
     if not any(from_ts is None or fact.ts >= from_ts for fact in lost):

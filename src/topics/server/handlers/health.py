@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import topics.server.metrics as metrics
+import topics.server.openapi as openapi
 from topics import __version__
 from topics.errors import Code, TopicsError
 from topics.model.wire import Health, Ready
-import topics.server.metrics as metrics
-import topics.server.openapi as openapi
 from topics.server.answer import json_answer, performance
 from topics.server.http import Answer, Response
 

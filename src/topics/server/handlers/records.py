@@ -18,7 +18,6 @@ from topics.model.records import (
     DEFAULT_LIMIT,
     MAX_BATCH_BYTES,
     MAX_WAIT_MS,
-    STORED_FORM,
     DeleteRequest,
     DiffRequest,
     Projection,
@@ -154,7 +153,7 @@ def _tombstone(gap: Tombstone) -> bytes:
 
 
 class LongPoll:
-    """A diff that found nothing and waits for the topic to grow, for its time to run out, or for its client to leave."""
+    """A diff that found nothing: it waits for the topic to grow, its time to run out, or its client to leave."""
 
     __slots__ = ("_app", "_cancel_wait", "_deferred", "_name", "_query", "_request", "_scanned", "_timer")
 
@@ -224,9 +223,7 @@ def delete(app: TopicsApp, call: Call) -> Answer:
         raise invalid("a delete needs before_seq, match, or both", field="before_seq")
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
     before_seq = None if wanted.before_seq is None else check_u64(wanted.before_seq, "before_seq")
-    ticket = app.engine.delete_records(
-        call.params["topic"], before_seq=before_seq, match=match, dry_run=wanted.dry_run
-    )
+    ticket = app.engine.delete_records(call.params["topic"], before_seq=before_seq, match=match, dry_run=wanted.dry_run)
 
     def encode(done: Ticket, request: Request) -> Response:
         gone: Deleted = done.result

@@ -99,8 +99,6 @@ def drop_topic(app: TopicsApp, call: Call) -> Answer:
     def encode(ticket: Ticket, request: Request) -> Response:
         done: Dropped = ticket.result
         shown = [router for router in done.routers_removed if call.caller.may_use(router)]
-        return json_answer(
-            200, TopicDropped(done.name, done.deleted, shown, performance(request, ticket))
-        )
+        return json_answer(200, TopicDropped(done.name, done.deleted, shown, performance(request, ticket)))
 
     return when_done(app.engine.drop_topic(call.params["topic"], if_empty=if_empty), call.request, encode)
