@@ -306,9 +306,7 @@ class Settings:
     slow_consumer_timeout_ms: int = _millis(
         30_000, "How long a watcher's connection may be full before it is closed.", group=CONNECTIONS
     )
-    ws_deflate: bool = _row(
-        FLAG, False, "Compress WebSocket messages for clients that offer it.", group=CONNECTIONS
-    )
+    ws_deflate: bool = _row(FLAG, False, "Compress WebSocket messages for clients that offer it.", group=CONNECTIONS)
     pressure_lag_ms: int = _millis(
         250,
         "How late the server may run before it refuses requests with 429; pushes wait before that. 0 is never.",

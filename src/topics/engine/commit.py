@@ -167,7 +167,7 @@ class Commits:
             self._begin_sync()
 
     def settle(self) -> None:
-        """All that is staged or waiting takes effect or is refused before this returns. Waits for the disk if it must."""
+        """All that is staged or waiting takes effect or is refused before this returns. May wait for the disk."""
         self._land()
         self.flush()
         if self._syncing or self._written:

@@ -153,7 +153,7 @@ Answer = Response | Deferred | Stream
 
 
 class App(Protocol):
-    """What a transport serves. `admit` is asked about every request; unless it refuses, `handle` or `abandon` follow."""
+    """What a transport serves. `admit` sees every request; `handle` or `abandon` follows unless it refuses."""
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
         """After the head, before the body (None: its length is not known yet): a Response refuses it."""

@@ -122,7 +122,7 @@ def _routers(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
         ("lag", "gauge", "Records of the source that a router has not looked at yet.", lambda router: router.lag),
-        ("held", "gauge", "1 while the destination takes none.", lambda router: int(router.feed.last_error is not None)),
+        ("held", "gauge", "1 while it waits for its destination.", lambda router: int(bool(router.feed.last_error))),
     ]  # fmt: skip
     for name, kind, help, value in columns:
         samples: list[Sample] = [("", {"router": router.name}, value(router)) for router in shown]

@@ -34,7 +34,8 @@ ROUTES = [
         summary="Topics by name",
         answers={200: wire.TopicList},
         query=(
-            Parameter("prefix", str, "only names that begin like this"), *_PAGE, Parameter("touch", bool, _TOUCH, False),
+            Parameter("prefix", str, "only names that begin like this"), *_PAGE,
+            Parameter("touch", bool, _TOUCH, False),
         ),
     ),
     Route(
