@@ -1,9 +1,11 @@
 """Topics: create and configure, look, list, drop; and the caps on how many there may be."""
 
 import base64
+import threading
 import time
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.contract.api import Api, data, eventually, now_ms, succeeded
@@ -503,3 +505,20 @@ def test_uptime_and_commit_times_are_milliseconds(api: Api, topic: str):
     [record] = api.diff(topic)["records"]
     assert isinstance(record["$ts"], int)
     assert abs(record["$ts"] - time.time() * 1000) < 60_000
+
+
+def test_readers_and_writers_of_a_topic_that_is_dropped_all_the_time_get_answers_that_make_sense(api: Api, topic: str):
+    def churn() -> None:
+        with httpx.Client(base_url=str(api.http.base_url), timeout=30, trust_env=False) as client:
+            for _ in range(60):
+                client.post(f"/v0/topics/{topic}", json={"records": [{"data": 1}]})
+                client.delete(f"/v0/topics/{topic}")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    seen = set()
+    while thread.is_alive():
+        seen.add(api.http.post(f"/v0/topics/{topic}/diff", json={"from_seq": 0}).status_code)
+        seen.add(api.http.get(f"/v0/topics/{topic}").status_code)
+    thread.join()
+    assert seen <= {200, 404}

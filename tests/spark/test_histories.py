@@ -108,7 +108,7 @@ def test_spark_reads_any_history_from_the_server_as_diff_does(spark: SparkSessio
 def test_spark_streams_any_history_in_whatever_batches_as_diff_reads_it(
     spark: SparkSession, world: World, tmp_path: Path
 ):
-    reader = spark.readStream.format("topics").option("url", world.server.url).option("maxOffsetsPerTrigger", 400)
+    reader = spark.readStream.format("topics").option("url", world.server.url).option("maxOffsetsPerTrigger", 150)
     for name, value in everything(world.heads()).items():
         reader = reader if name == "endingOffsets" else reader.option(name, value)
     writer = reader.load().writeStream.format("memory").queryName("histories")

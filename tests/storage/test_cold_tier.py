@@ -1,5 +1,8 @@
 """Older segments in another folder, over a real server: where the files are, and that readers never notice."""
 
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,3 +80,62 @@ def test_bytes_bound_what_stays_in_the_data_directory(start_server: StartServer,
         hot = data / "segments" / topic_dir
         wait_until(client, lambda: segments(cold) and sum(path.stat().st_size for path in segments(hot)) <= 4000)
         assert read_all(client, "t") == list(range(RECORDS))
+
+
+def test_a_cold_folder_that_is_not_there_is_no_loss(start_server: StartServer, tmp_path: Path) -> None:
+    data, cold, away = tmp_path / "data", tmp_path / "cold", tmp_path / "away"
+    settings = SMALL_PARTS | {"data_dir": data, "cold_dir": cold, "hot_retain_segments": 1}
+    server = start_server(**settings)
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+        write(client, "t", RECORDS)
+        wait_until(client, lambda: len(segments(cold)) >= 5)
+    server.stop()
+    cold.rename(away)
+    cold.mkdir()
+    refused = subprocess.run(
+        [sys.executable, "-m", "topics", "serve", "--port", "0", "--data-dir", data, "--cold-dir", cold],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    assert "is its disk mounted?" in refused.stderr
+    cold.rmdir()
+    away.rename(cold)
+    again = start_server(**settings)
+    with httpx.Client(base_url=again.url, timeout=30, trust_env=False) as client:
+        assert read_all(client, "t") == list(range(RECORDS))
+
+
+def test_a_missing_snapshot_is_not_taken_for_an_empty_directory(start_server: StartServer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server(**SMALL_PARTS, data_dir=data)
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+        write(client, "t", RECORDS)
+        wait_until(client, lambda: len(segments(data)) >= 5)
+    server.stop()
+    kept = segments(data)
+    for path in (data / "snapshots").glob("*.snap"):
+        path.unlink()
+    command = [sys.executable, "-m", "topics"]
+    refused = subprocess.run(
+        [*command, "serve", "--port", "0", "--data-dir", data], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert refused.returncode == 1
+    assert "the snapshot is missing" in refused.stderr
+    assert segments(data) == kept
+    assert subprocess.run([*command, "verify", data], capture_output=True, timeout=60, check=False).returncode == 1
+
+
+def test_a_data_directory_that_is_gone_takes_no_more_writes(start_server: StartServer, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = start_server(**SMALL_PARTS, data_dir=data)
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+        write(client, "t", 10)
+        shutil.rmtree(data)
+        deadline = time.monotonic() + WAIT_S
+        while (answer := client.get("/v0/ready")).status_code == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert answer.json()["error"]["code"] == "read_only"
+        refused = client.post("/v0/topics/t", json={"records": [{"data": 1}]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "read_only")
+    server.kill()

@@ -67,7 +67,7 @@ Once a stream is open there is no status left to give, and each kind has its own
 | an HTTP answer | `{"error": {"code": "throttled", "message": "…", "detail": {…}}}` | the name |
 | a scan, as its last line | `{"error": {"code": "internal", "message": "…"}}` | the name |
 | a WebSocket message | `{"op": "error", "request_id": "p2", "code": "forbidden", "message": "…"}` | the name |
-| an event stream (watch, work) | `event: error` with `{"code": 429, "error": "…", "retry_after_ms": 500}` | the *status* |
+| an event stream | `event: error` with `{"code": 429, "error": "…", "retry_after_ms": 500}` | the *status* |
 
 The differences are part of the contract. See [watching](../watch.md) and [reading](reading.md#all-of-it-at-once).
 """

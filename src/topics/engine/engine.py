@@ -5,10 +5,12 @@ effect.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
+from topics import logs
 from topics.clock import Clock
 from topics.engine import apply, retention, scheduler
 from topics.engine.append import render
@@ -26,6 +28,7 @@ from topics.storage import entry as log
 from topics.storage.segments import Cold
 
 NO_PATCH = ConfigPatch()
+events = logs.Log("engine")
 MAX_CEILING_STEP = 1 << 20
 
 
@@ -105,7 +108,9 @@ class Engine:
             check_topic(name)
             raise topic_not_found(name)
         if topic.changing:
-            self._settled(name)
+            topic = self._settled(name)
+            if topic is None:  # what was under way was its end
+                raise topic_not_found(name)
         return topic
 
     def put_topic(self, name: str, patch: ConfigPatch) -> Ticket:
@@ -282,10 +287,15 @@ class Engine:
         grown, self._grown = self._grown, {}
         for topic in grown:
             waiters, topic.waiters = topic.waiters, {}
-            for wake in waiters.values():
-                wake()
-            for listener in list(topic.listeners.values()):
-                listener(topic)
+            calls: list[Callable[[], object]] = [
+                *waiters.values(),
+                *(partial(listener, topic) for listener in topic.listeners.values()),
+            ]
+            for call in calls:
+                try:
+                    call()
+                except Exception as error:  # one that fails must not cost the others their wake-up
+                    events.failure("listener_failed", error, topic=topic.name)
 
     def _raise_ceiling(self, topic: Topic, upto: int) -> None:
         """Has a higher ceiling synced well before the seqs reach it; further ahead while they come fast."""

@@ -21,7 +21,7 @@ from topics.errors import Corrupt
 from topics.storage import entry as entries
 from topics.storage import snapshot as snap
 from topics.storage import walfile
-from topics.storage.datadir import DataDir
+from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.frame import Head
 from topics.storage.segment import Footer
 from topics.storage.segments import MemorySegment, SealedSegment, Shelf
@@ -137,6 +137,11 @@ def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapsh
             damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
             log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
         return number, snapshot
+    log_numbers = datadir.wal_numbers()
+    began_later = log_numbers[:1] > [1]
+    if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
+        # Without it this would be taken for an empty directory, and what is in it for rubbish.
+        raise Corrupt(datadir.snapshots_dir, 0, "the snapshot is missing; restore the data directory from a backup")
     if numbers:
         raise Corrupt(
             datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup"
@@ -148,6 +153,7 @@ def restore_topic(
     datadir: DataDir, state: State, shelf: Shelf, found: snap.TopicSnapshot, cold_dir: str | None, damage: list[str]
 ) -> Topic:
     sealed = []
+    _check_cold(datadir, found, cold_dir)
     for ref in found.segments:
         segment = SealedSegment(
             shelf,
@@ -177,6 +183,18 @@ def restore_topic(
     if failed is not None and found.tail is not None:
         _lose_tail(topic, found, found.tail)
     return topic
+
+
+def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | None) -> None:
+    """Records in a folder that is not there at the moment are not lost: better not to start than to say so."""
+    ref = next((ref for ref in found.segments if ref.cold), None)
+    if ref is None:
+        return
+    if cold_dir is None:
+        raise DataDirError(f"topic {found.name} has segments in a cold folder; set TOPICS_COLD_DIR to where they are")
+    path = segment_path(datadir, found.topic_id, ref.first, cold_dir)
+    if not datadir.fs.exists(path):
+        raise DataDirError(f"a cold segment of topic {found.name} is missing: {path}; is its disk mounted?")
 
 
 def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | None) -> str:

@@ -87,7 +87,7 @@ class Store:
 
     def _settle_past(self, found: recovery.Recovered) -> None:
         def done(error: Exception | None) -> None:
-            if error is None and not found.damage:
+            if error is None and not found.damage and found.snapshot_number:
                 with suppress(OSError):
                     self._remove_orphans()
 

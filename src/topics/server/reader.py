@@ -60,6 +60,7 @@ class RequestReader:
         "body_bytes",
         "head",
         "phase",
+        "pieces",
         "wanted",
     )
 
@@ -71,6 +72,7 @@ class RequestReader:
         self._broken = False
         self._replay = False
         self.phase = IDLE
+        self.pieces = 0  # of bodies, ever: each costs a call, however small
         self._reset()
 
     def _reset(self) -> None:
@@ -217,6 +219,7 @@ class RequestReader:
         if self._broken:
             return
         self._quiet_bytes = 0
+        self.pieces += 1
         self.body_bytes += len(piece)
         if self.body_bytes > self._bounds.max_body_bytes:
             self._body = b""

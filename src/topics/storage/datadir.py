@@ -134,6 +134,11 @@ class DataDir:
             lock, self._lock = self._lock, None
             lock.close()
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the directory we opened still has its lock: gone, or moved away, it takes our writes to nowhere."""
+        return self.fs.exists(self._path("LOCK"))
+
     # Paths
 
     def wal_path(self, number: int) -> str:

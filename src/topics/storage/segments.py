@@ -445,6 +445,8 @@ class SealedSegment(Segment):
         try:
             file = self._shelf.file(self.path)
         except FileNotFoundError as missing:
+            if self.cold:
+                raise  # its folder may not be there at the moment, which is no loss
             raise Damaged(self, 0, self.count, Corrupt(self.path, 0, "the file is missing"), whole=True) from missing
         return file.pread(size, footer.sums_at) if wait else file.try_pread(size, footer.sums_at)
 

@@ -10,6 +10,7 @@ of the old one ends and repeats what was accepted since the last good sync; when
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -188,6 +189,8 @@ class Wal:
 
     def tick(self) -> None:
         """What is due now and then: sync what nobody waits for, prepare the next file, heal."""
+        if self._file is not None and not self._dir.is_there:
+            self._fail(OSError(errno.ENOENT, "the data directory is gone"), broken=True)
         if self._file is None:
             self.heal()
             return
