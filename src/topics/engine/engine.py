@@ -287,10 +287,8 @@ class Engine:
         grown, self._grown = self._grown, {}
         for topic in grown:
             waiters, topic.waiters = topic.waiters, {}
-            calls: list[Callable[[], object]] = [
-                *waiters.values(),
-                *(partial(listener, topic) for listener in topic.listeners.values()),
-            ]
+            calls: list[Callable[[], object]] = [*waiters.values()]
+            calls += [partial(listener, topic) for listener in topic.listeners.values()]
             for call in calls:
                 try:
                     call()

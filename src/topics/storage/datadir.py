@@ -137,7 +137,10 @@ class DataDir:
     @property
     def is_there(self) -> bool:
         """Whether the directory we opened still has its lock: gone, or moved away, it takes our writes to nowhere."""
-        return self.fs.exists(self._path("LOCK"))
+        try:
+            return self.fs.exists(self._path("LOCK"))
+        except OSError:
+            return True  # nobody can tell: what is written next will
 
     # Paths
 
