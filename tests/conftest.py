@@ -16,6 +16,14 @@ import pytest
 WAIT_S = 20
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests that need Spark go to one worker: a session takes seconds to start and a gigabyte to keep."""
+    for item in items:
+        if "tests/spark/" in item.path.as_posix():
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 class ServerProcess:
     """`topics serve` in its own process, on a free port. Settings are `TOPICS_*` variables without the prefix."""
 

@@ -620,6 +620,8 @@ class Connection(asyncio.Protocol):
             self._gather(heads.whole(failed, body_bytes(failed.body), answer_heads.CLOSE), failed.body)
             self._finish()
             return
+        if exchange.head.head_only:  # nothing will come, and the connection ends: it must not be taken for kept
+            start = start.replace(answer_heads.KEEP_ALIVE, answer_heads.CLOSE)
         self._gather(start, b"")
         if exchange.head.head_only or self._eof:
             self._guard(stream.closed)

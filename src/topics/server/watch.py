@@ -85,7 +85,13 @@ def resolve(
                 raise topic_not_found(name)
         for topic_name in found:
             if topic_name not in wanted.lanes:
-                wanted.lanes[topic_name] = _new_lane(app.engine.look(topic_name, touch=True), view, each)
+                try:
+                    topic = app.engine.look(topic_name, touch=True)
+                except TopicsError:  # its end was under way
+                    if lenient or is_pattern(name):
+                        continue
+                    raise
+                wanted.lanes[topic_name] = _new_lane(topic, view, each)
     if len(wanted.lanes) > most:
         raise invalid(f"topics stands for {len(wanted.lanes)} topics; the limit is {most}", field="topics")
     return wanted
