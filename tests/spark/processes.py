@@ -18,6 +18,7 @@ from topics.errors import TopicsError
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 180
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # lives that last seconds are over before the optimizer is done
 
 
 def wait_for(look: Callable[[], Any], what: str, *, every_s: float = 0.05) -> Any:
@@ -43,7 +44,8 @@ class Process:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=kept | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable} | env,
+                command, cwd=ROOT, env=kept | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "JAVA_TOOL_OPTIONS": QUICK_JAVA}
+                | env,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
@@ -101,13 +103,19 @@ def running(pid: int, words: str) -> list[int]:
     return found
 
 
-def application(log: Path, *arguments: object) -> Process:
-    """`tests.spark.driver`, in a process of its own."""
-    home = log.parent / "application-home"
+def slim_home(directory: Path) -> str:
+    """See `spark_home`; made once a directory."""
+    home = directory / "spark-home"
     if not home.exists():
         home.mkdir()
         spark_home(home)
-    return Process([sys.executable, "-m", "tests.spark.driver", *map(str, arguments)], log, SPARK_HOME=str(home))
+    return str(home)
+
+
+def application(log: Path, *arguments: object) -> Process:
+    """`tests.spark.driver`, in a process of its own."""
+    command = [sys.executable, "-m", "tests.spark.driver", *map(str, arguments)]
+    return Process(command, log, SPARK_HOME=slim_home(log.parent))
 
 
 class Server:
@@ -135,10 +143,9 @@ class Server:
 class Cluster:
     """A standalone cluster on loopback: one master, two workers of one core."""
 
-    def __init__(self, directory: Path, spark_home: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._spark_class = str(spark_home / "bin" / "spark-class")
-        self._home = str(spark_home)
+        self._home = slim_home(directory)
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self.processes = [self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")]
@@ -156,7 +163,7 @@ class Cluster:
             self.processes.append(self._start("worker.Worker", "--host", "127.0.0.1", *place, self.url))
 
     def _start(self, what: str, *arguments: str) -> Process:
-        command = [self._spark_class, f"org.apache.spark.deploy.{what}", *arguments]
+        command = [f"{self._home}/bin/spark-class", f"org.apache.spark.deploy.{what}", *arguments]
         log = self._directory / f"{what}-{len(list(self._directory.glob('*.log')))}.log"
         return Process(command, log, SPARK_HOME=self._home, SPARK_DAEMON_MEMORY="256m", SPARK_NO_DAEMONIZE="1")
 

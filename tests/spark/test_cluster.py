@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ServerProcess
-from tests.spark.conftest import spark_home
 from tests.spark.processes import Cluster, application, reached
 from tests.spark.streams import check_exact, numbers, read_numbers
 from topics.client import Client
 
-RECORDS = 40_000
+RECORDS = 24_000
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    home = tmp_path / "home"
-    home.mkdir()
-    found = Cluster(tmp_path, spark_home(home))
+    found = Cluster(tmp_path)
     yield found
     found.stop()
 
@@ -32,10 +29,10 @@ def test_a_cluster_reads_writes_and_streams_exactly_once_though_an_executor_is_k
     numbers(client, topic, range(RECORDS))
     driver = application(
         tmp_path / "driver.log", cluster.url, "report", server.url, topic, f"{topic}.batch",
-        "copy", server.url, topic, f"{topic}.stream", tmp_path / "checkpoint", 8000, 2,
+        "copy", server.url, topic, f"{topic}.stream", tmp_path / "checkpoint", 6000, 2,
     )  # fmt: skip
     try:
-        reached(client, driver, f"{topic}.stream", range(8000, RECORDS), batch=1000)
+        reached(client, driver, f"{topic}.stream", range(6000, RECORDS), batch=1000)
         [_, *_] = executors = cluster.executors()
         os.kill(executors[0], signal.SIGKILL)
         driver.succeed()

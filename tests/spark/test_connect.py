@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ServerProcess
-from tests.spark.processes import Process, application
+from tests.spark.processes import Process, application, slim_home
 from tests.spark.streams import numbers, read_numbers
 from topics.client import Client
 
@@ -54,7 +54,7 @@ def test_the_declarative_pipeline_of_the_page_for_users_flows_from_topic_to_topi
         "--spec", str(tmp_path / "spark-pipeline.yml"), "--conf", "spark.ui.enabled=false",
         "--conf", f"spark.sql.warehouse.dir={tmp_path / 'warehouse'}",
     ]  # fmt: skip
-    run = Process(command, tmp_path / "pipeline.log")
+    run = Process(command, tmp_path / "pipeline.log", SPARK_HOME=slim_home(tmp_path))
     try:
         run.succeed()
     finally:
