@@ -308,3 +308,12 @@ def test_a_server_that_stops_closes_its_sockets_as_going_away(start_live, open_s
     with pytest.raises(ConnectionClosed) as closed:
         ws.next()
     assert closed.value.rcvd.code == 1001
+
+
+def test_what_a_client_publishes_it_can_subscribe_to_at_once(live, topic, open_socket):
+    socket = open_socket(live.url)
+    for number in range(20):
+        name = f"{topic}-{number}"
+        socket.send("publish", topic=name, records=[{"data": 1}])
+        socket.send("subscribe", request_id=f"s{number}", topic=name)
+        assert socket.until("caught_up", topic=name)["head_seq"] == 1

@@ -103,14 +103,17 @@ class Engine:
 
     def topic(self, name: str) -> Topic:
         """The topic of that name, or `topic_not_found`."""
-        topic = self.topics.get(name)
+        topic = self.find(name)
         if topic is None:
             check_topic(name)
             raise topic_not_found(name)
-        if topic.changing:
-            topic = self._settled(name)
-            if topic is None:  # what was under way was its end
-                raise topic_not_found(name)
+        return topic
+
+    def find(self, name: str) -> Topic | None:
+        """The topic of that name once its beginning or end, if one is under way, has taken effect."""
+        topic = self.topics.get(name)
+        if name in self.commits.creating if topic is None else topic.changing:
+            return self._settled(name)
         return topic
 
     def put_topic(self, name: str, patch: ConfigPatch) -> Ticket:

@@ -80,7 +80,7 @@ def resolve(
             pattern = wanted.patterns[name] = Pattern(name[:-1], view, caller)
             found = [topic for topic in app.engine.topics if pattern.covers(topic) and topic not in topics]
         else:
-            found = [name] if name in app.engine.topics else []
+            found = [name] if app.engine.find(name) is not None else []
             if not found and not lenient:
                 raise topic_not_found(name)
         for topic_name in found:
