@@ -15,10 +15,10 @@ READY_DEV := $(VENV)/.ready-dev
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format torture bench docs clean
+.PHONY: help install run test check format torture bench demo-pipeline docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(PYTHON):
 	@test -n "$(BASE_PYTHON)" || { echo "topics needs Python 3.11 or newer, with the venv module" >&2; exit 1; }
@@ -59,6 +59,9 @@ torture: $(READY_DEV) ## the long crash runs
 
 bench: $(READY_DEV) ## the workload table against its peers; ONLY=w4 runs one row
 	$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
+
+demo-pipeline: $(READY_DEV) ## archive, eviction, healing and audit in one run, with a picture: demo-pipeline.svg
+	$(PYTHON) demo/pipeline.py
 
 docs: $(READY) ## write the generated pages anew
 	$(VENV)/bin/topics config --markdown > docs/configuration.md

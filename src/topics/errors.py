@@ -22,6 +22,7 @@ class Code(Enum):
     TOPIC_EXISTS_INCOMPATIBLE = "topic_exists_incompatible", 409, False
     TOPIC_NOT_EMPTY = "topic_not_empty", 409, False
     NOT_A_QUEUE = "not_a_queue", 409, False
+    EPOCH_MISMATCH = "epoch_mismatch", 409, False
     SESSION_GONE = "session_gone", 410, False
     PAYLOAD_TOO_LARGE = "payload_too_large", 413, False
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, False

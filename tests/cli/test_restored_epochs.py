@@ -21,6 +21,8 @@ def test_a_restored_topic_begins_a_new_life_with_all_its_records(start_server: S
         for name, durability in (("orders", "fsync"), ("feed", "disk")):
             client.put(f"/v0/topics/{name}", json={"durability": durability})
             client.post(f"/v0/topics/{name}", json={"records": [{"data": n} for n in range(5)]})
+            old = client.get(f"/v0/topics/{name}").json()["epoch"]
+            client.post(f"/v0/topics/{name}/archived", json={"seq": 3, "epoch": old})
         topics("backup", tmp_path / "data", tmp_path / "backup")
         client.post("/v0/topics/orders", json={"records": [{"data": "after the backup"}] * 3})
         old = client.get("/v0/topics/orders").json()["epoch"]
@@ -37,7 +39,8 @@ def test_a_restored_topic_begins_a_new_life_with_all_its_records(start_server: S
         feed = client.post("/v0/topics/feed/diff", json={"from_seq": 0}).json()
         assert (feed["tombstone"], feed["head_seq"], len(feed["records"])) == (None, 5, 5)
         epoch = client.get("/v0/topics/orders").json()["epoch"]
-        assert epoch != old
+        assert answer["epoch"] == epoch != old
+        assert client.get("/v0/topics/feed").json().get("archived_seq", 0) == 0, "an archive has nothing of this life"
     again.kill()
 
     third = start_server(data_dir=tmp_path / "restored")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 
 T = TypeVar("T")
-WAIT_S = 10
+WAIT_S = 30
 JSON_HEADERS = {"content-type": "application/json"}
 
 

@@ -28,6 +28,7 @@ DEFAULTS = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "archive": None,
 }
 
 # --- PUT
@@ -80,6 +81,7 @@ def test_a_put_with_other_values_changes_those_and_keeps_the_rest(api: Api, topi
         ("max_deliveries", 3),
         ("dead_letter", "somewhere:else"),
         ("leases_durable", True),
+        ("archive", {"hold": True}),
     ],
 )
 def test_a_setting_is_told_back_by_every_answer(api: Api, topic: str, field: str, value: Any):

@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.harness import SMALL_SEGMENTS, FakeLog, Sealer, open_engine, read, record, waiting, write
+from topics.engine import archive
 from topics.engine.apply import SegmentLimits
 from topics.engine.commit import Ticket
 from topics.engine.engine import Appended, Configured, Deleted, Dropped
 from topics.engine.state import Topic
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection, TagMatch, WriteRequest
-from topics.model.topic import ConfigPatch
+from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 from topics.testing.oracle import Landed, Oracle
@@ -57,7 +58,13 @@ class Drop:
     if_empty: bool
 
 
-Verb = Append | Delete | Put | Drop
+@dataclass
+class Archive:
+    name: str
+    seq: int
+
+
+Verb = Append | Delete | Put | Drop | Archive
 
 
 @dataclass
@@ -90,6 +97,7 @@ patches = st.builds(
     dedupe_node=st.sampled_from([True, True, False]),
     idempotency_window_ms=st.sampled_from([0, 50, 1000]),
     durability=st.sampled_from(["ephemeral", "memory", "disk", "fsync", "fsync"]),
+    archive=st.sampled_from([None, None, ArchiveConfig(), ArchiveConfig(hold=True), ArchiveConfig(hold=True)]),
 )
 matches = st.builds(TagMatch, st.just("Eq"), st.sampled_from([*TAGS, "nobody"])) | st.builds(
     TagMatch, st.just("Glob"), st.sampled_from(["", "x", "x:", "z"])
@@ -106,7 +114,13 @@ cursors = st.integers(0, 40)
 deletes = st.builds(Delete, NAMES, cursors, st.none() | matches) | st.builds(Delete, NAMES, st.none(), matches)
 appends = st.builds(Append, NAMES, requests)
 verbs = st.one_of(
-    appends, appends, appends, deletes, st.builds(Put, NAMES, patches), st.builds(Drop, NAMES, st.booleans())
+    appends,
+    appends,
+    appends,
+    deletes,
+    st.builds(Put, NAMES, patches),
+    st.builds(Drop, NAMES, st.booleans()),
+    st.builds(Archive, NAMES, st.integers(0, 25)),
 )
 queries = st.fixed_dictionaries(
     {
@@ -149,8 +163,10 @@ class Pair:
         self.log.write_fails, self.log.sync_fails = turn.fault == "write", turn.fault == "sync"
         tickets = []
         for verb in turn.verbs:
-            if isinstance(verb, Append) and any(isinstance(earlier, Delete) for earlier in turn.verbs):
+            if isinstance(verb, Append) and any(isinstance(earlier, Delete | Archive) for earlier in turn.verbs):
                 self.commit()  # what a full topic rejects is decided before a delete of the same turn has happened
+            if isinstance(verb, Archive):
+                self.commit()  # nobody can have archived what is not visible yet
             tickets.append(outcome(lambda verb=verb: self.in_engine(verb)))
         self.commit()
         self.log.write_fails = self.log.sync_fails = False
@@ -188,6 +204,8 @@ class Pair:
                 return self.oracle.put(name, patch)
             case Drop(name, if_empty):
                 return self.oracle.drop(name, if_empty=if_empty)
+            case Archive(name, seq):
+                return self.oracle.archive(name, seq)
 
     def in_engine(self, verb: Verb) -> Ticket:
         match verb:
@@ -199,6 +217,9 @@ class Pair:
                 return self.engine.put_topic(name, patch)
             case Drop(name, if_empty):
                 return self.engine.drop_topic(name, if_empty=if_empty)
+            case Archive(name, seq):
+                topic = self.engine.find(name)
+                return archive.report(self.engine, name, seq=seq, epoch=0 if topic is None else topic.epoch)
 
     def seen(self, result: Any) -> Any:
         match result:
@@ -210,6 +231,8 @@ class Pair:
                 return result.created
             case Dropped():
                 return result.deleted
+            case archive.Reported():
+                return result.archived
         return result
 
     def keep_house(self, name: str, turn: Turn) -> None:
@@ -228,6 +251,7 @@ class Pair:
         assert topic.config == model.config
         assert (topic.head, topic.count, topic.bytes) == (model.head, model.count, model.bytes)
         assert (topic.earliest, topic.evict_floor) == (model.earliest, model.evict_floor)
+        assert topic.archived == model.archived
         assert topic.next_seq == topic.head + 1
         assert (topic.pending, topic.staged_count, topic.staged_bytes, topic.staged_keys) == (0, 0, 0, {})
         self.watermarks_only_rise(topic)

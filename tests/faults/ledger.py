@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from topics.engine.archive import report as reported
 from topics.engine.commit import Ticket
 from topics.engine.engine import Appended, Configured
 from topics.errors import TopicsError
@@ -47,6 +48,13 @@ class Removal(Attempt):
 
 
 @dataclass
+class Report(Attempt):
+    """Somebody's archive is said to have everything up to `seq`."""
+
+    seq: int = 0
+
+
+@dataclass
 class Life:
     """One topic from its creation to its drop."""
 
@@ -61,6 +69,8 @@ class Life:
     caps: list[int] = field(default_factory=lambda: [0])  # values of cap_records that a restart may find
     evicts: bool = False
     head_kept: int = 0  # at the last checkpoint
+    reports: list[Report] = field(default_factory=list)
+    held: bool = False  # for its archive, from the beginning
 
     def safe(self, *, power: bool) -> bool:
         """Whether an answered write must survive."""
@@ -148,6 +158,7 @@ class _Judge:
         self.promises()
         self.inventions()
         self.accounts()
+        self.archive()
 
     def promises(self) -> None:
         life, safe = self.life, self.life.safe(power=self.power)
@@ -182,6 +193,19 @@ class _Judge:
             if write.status == "acked":
                 assert seq == write.first + write.payloads.index(payload)
 
+    def archive(self) -> None:
+        """What counts as archived was reported, and a topic that holds has lost nothing else to time and caps."""
+        archived = self.topic.archived
+        assert archived <= self.topic.head
+        assert archived in {0, *(report.seq for report in self.life.reports)}
+        acked = max((report.seq for report in self.life.reports if report.status == "acked"), default=0)
+        if self.life.safe(power=self.power) or self.mode == "none":
+            assert archived >= acked, "what was archived has been forgotten"
+        if self.life.held:
+            reported = max((report.seq for report in self.life.reports), default=0)
+            taken = [seq for seq, reason in self.lost.items() if reason in ("cap", "ttl")]
+            assert all(seq <= reported for seq in taken), "a held record is gone"
+
     def accounts(self) -> None:
         """Every seq up to the head is live, deleted, or in the range of a loss."""
         tags = {seq: write.tag for seq, _, write in self.life.acked()}
@@ -214,6 +238,7 @@ class Client:
         if life is None:
             life = Life(name, config.get("durability", "disk"), attempt, False)
             life.caps = [caps or 0]
+            life.held = bool(config.get("archive"))
             self.ledger.lives.setdefault(name, []).append(life)
         elif caps is not None:
             life.caps = [*life.caps, caps]
@@ -257,6 +282,15 @@ class Client:
         life.removals.append(removal)
         match = None if tag is None else TagMatch("Eq", tag)
         self._follow(removal, lambda: self.server.engine.delete_records(name, before_seq=before_seq, match=match))
+
+    def archive(self, name: str, *, behind: int = 0) -> None:
+        """Somebody has archived everything but the last `behind` records."""
+        life = self.ledger.life(name)
+        assert life is not None
+        topic = self.server.engine.topic(name)
+        report = Report(seq=max(topic.head - behind, 0))
+        life.reports.append(report)
+        self._follow(report, lambda: reported(self.server.engine, name, seq=report.seq, epoch=topic.epoch))
 
     def drop(self, name: str) -> None:
         life = self.ledger.life(name)

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from topics.engine import archive
 from topics.engine.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
-from topics.model.topic import ConfigPatch
+from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.testing.clock import SimClock
 from topics.testing.disk import Crashed, SimDisk
 from topics.testing.harness import SimServer, request
@@ -39,6 +40,7 @@ patches = st.fixed_dictionaries(
         "cap_bytes": st.sampled_from([0, 100, 250]),
         "discard": st.sampled_from(["old", "reject"]),
         "idempotency_window_ms": st.sampled_from([0, 50, 1000]),
+        "archive": st.sampled_from([None, ArchiveConfig(hold=True), ArchiveConfig(hold=True)]),
     },
 )
 appends = st.tuples(
@@ -52,7 +54,8 @@ appends = st.tuples(
 deletes = st.tuples(st.just("delete"), names, st.none() | st.integers(0, 30), st.none() | st.sampled_from(["x", "y"]))
 puts = st.tuples(st.just("put"), names, patches)
 drops = st.tuples(st.just("drop"), names)
-verbs = st.one_of(appends, appends, appends, deletes, puts, drops)
+archives = st.tuples(st.just("archive"), names, st.sampled_from([0, 0, 1, 3]))
+verbs = st.one_of(appends, appends, appends, deletes, puts, drops, archives)
 
 
 @dataclass
@@ -127,7 +130,7 @@ class Pair:
             states.append((states[-1][0] + 1, copy.deepcopy(self.oracle)))
         if verb[0] == "append" and verb[1] in self.deleted:
             self.server.engine.flush()  # what a full topic rejects is decided before a delete of the same turn happens
-        if verb[0] == "delete":
+        if verb[0] in ("delete", "archive"):
             self.deleted.add(verb[1])
         answer = _ticket(in_engine)
         if isinstance(answer, Ticket):
@@ -155,6 +158,13 @@ class Pair:
             case ("put", name, config):
                 patch = ConfigPatch(durability=self.durability, **config)  # type: ignore[arg-type]
                 return lambda: oracle.put(name, patch), lambda: engine.put_topic(name, patch)
+            case ("archive", name, behind):
+                topic = engine.find(name)
+                seq, epoch = (0, 0) if topic is None else (max(topic.head - behind, 0), topic.epoch)
+                return (
+                    lambda: oracle.archive(name, seq),
+                    lambda: archive.report(engine, name, seq=seq, epoch=epoch),
+                )
             case _:
                 return lambda: oracle.drop(verb[1]), lambda: engine.drop_topic(verb[1])
 
@@ -190,7 +200,8 @@ class Pair:
         topic = self.server.engine.topic(name)
         window_ms, now = topic.config.idempotency_window_ms, self.clock.now_ms()
         keys = {key: (seen.first, seen.last) for key, seen in topic.keys.items() if now - seen.at_ms <= window_ms}
-        return topic.config, topic.head, topic.earliest, topic.evict_floor, topic.count, rows, gaps, keys
+        marks = topic.head, topic.earliest, topic.evict_floor, topic.archived
+        return topic.config, marks, topic.count, rows, gaps, keys
 
     def in_model(self, oracle: Oracle, name: str) -> tuple[Any, ...]:
         life = oracle.topic(name)
@@ -203,7 +214,8 @@ class Pair:
             at = page.next_from_seq
         window_ms, now = life.config.idempotency_window_ms, self.clock.now_ms()
         keys = {key: (seen.first, seen.last) for key, seen in life.keys.items() if now - seen.at_ms <= window_ms}
-        return life.config, life.head, life.earliest, life.evict_floor, life.count, rows, gaps, keys
+        marks = life.head, life.earliest, life.evict_floor, life.archived
+        return life.config, marks, life.count, rows, gaps, keys
 
 
 def _ticket(verb: Callable[[], Ticket]) -> Ticket | Code:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from tests.faults.ledger import Client
+from topics.model.topic import ArchiveConfig
 
 Step = Callable[[Client], None]
 
@@ -57,6 +58,11 @@ STEPS: dict[str, Step] = {
     "ttl": lambda client: client.put("d", ttl_ms=4_000),
     "drop": _unless_gone("f", lambda client: client.drop("f")),
     "recreate": _recreate,
+    "append_held": lambda client: client.append("h", 2),
+    "archive": _unless_gone("f", lambda client: client.archive("f", behind=1)),
+    "archive_disk": _unless_gone("d", lambda client: client.archive("d")),
+    "archive_held": lambda client: client.archive("h", behind=1),
+    "cap_held": lambda client: client.put("h", cap_records=3, discard="reject"),
     "checkpoint": lambda client: client.checkpoint(),
     "tick": lambda client: client.server.tick(),
     "advance": _advance,
@@ -69,7 +75,9 @@ def setup(client: Client) -> None:
     client.put("d", durability="disk")
     client.put("m", durability="memory")
     client.put("e", durability="ephemeral")
+    client.put("h", durability="fsync", ttl_ms=4_000, archive=ArchiveConfig(hold=True))
     client.append("f", 2, tag="t", key="k")
+    client.append("h", 3)
     client.append("f", 3)
     client.append("d", 4, tag="t")
     client.append("e", 2)

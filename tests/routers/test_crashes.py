@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 import pytest
 from msgspec import Raw
 
+from topics.engine import archive
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
+from topics.model.topic import ArchiveConfig
 from topics.testing.clock import SimClock
 from topics.testing.disk import MUTATING, SimDisk
 from topics.testing.harness import SimServer, View
@@ -39,7 +41,7 @@ class World:
     def act(self) -> None:
         verbs: list[tuple[int, Callable[[], object]]] = [
             (8, self.append), (2, self.configure), (2, self.delete), (3, self.route), (1, self.unroute), (1, self.drop),
-            (4, lambda: self.server.engine.routers.settle()), (1, lambda: self.server.checkpoint()),
+            (2, self.archive), (4, lambda: self.server.engine.routers.settle()), (1, lambda: self.server.checkpoint()),
             (1, lambda: self.server.clock.advance(ms=self.rng.choice([1, 30, 50]))),
         ]  # fmt: skip
         [verb] = self.rng.choices([verb for _, verb in verbs], [weight for weight, _ in verbs])
@@ -66,8 +68,14 @@ class World:
                 "cap_bytes": rng.choice([0, 0, 0, 200]),
                 "discard": rng.choice(["old", "old", "reject"]),
                 "ttl_ms": rng.choice([0, 0, 40]),
+                "archive": rng.choice([None, None, ArchiveConfig(hold=True)]),
             }
         self.server.put(self.topic(), durability=rng.choice(["disk", "fsync", "memory"]), **bounds)
+
+    def archive(self) -> None:
+        topic = self.server.engine.topic(self.topic())
+        seq = max(topic.head - self.rng.choice([0, 0, 2]), 0)
+        self.server.done(archive.report(self.server.engine, topic.name, seq=seq, epoch=topic.epoch))
 
     def delete(self) -> None:
         before = self.rng.choice([None, 2, 5, 9])

@@ -208,30 +208,7 @@ def test_requests_that_the_server_ends_itself_give_back_what_they_took(how: str)
     run(scenario)
 
 
-def test_a_hundred_thousand_of_them_leave_every_count_at_zero():
-    kinds = [data for name, data in BAD_ENDS.items() if name not in SLOW]
-
-    async def scenario(world: World) -> None:
-        async def batch(count: int) -> None:
-            for n in range(count):
-                connection, _ = world.open()
-                connection.data_received(kinds[n % len(kinds)])
-                connection.connection_lost(None)
-                if not n % 500:
-                    await asyncio.sleep(0)
-            assert not any((await settled(world)).values()), world.counts()
-
-        await batch(ENDS)
-
-    run(scenario)
-
-
-# These do real work for each (a thread, 70 polls): once is enough.
-SLOW = ("more in a row than are handled at once", "a watch", "a handler that fails")
-
-
-@pytest.mark.torture
-def test_a_hundred_thousand_of_them_leave_no_memory_behind():
+def test_a_hundred_thousand_of_them_leave_every_count_at_zero_and_no_memory_behind():
     kinds = [data for name, data in BAD_ENDS.items() if name not in SLOW]
 
     async def scenario(world: World) -> None:

@@ -49,6 +49,7 @@ RULES: dict[str, Rule] = {
     "POST /v0/topics/{topic}/diff": Rule("read", dict),
     "POST /v0/topics/{topic}/scan": Rule("read", dict),
     "POST /v0/topics/{topic}/delete": Rule("delete", lambda: {"before_seq": 1}),
+    "POST /v0/topics/{topic}/archived": Rule("write", lambda: {"seq": 0, "epoch": 1}),
     "PUT /v0/routers/{router}": Rule("admin", lambda source, dest: {"source": source, "dest": dest + ".to"}, 2),
     "GET /v0/routers/{router}": Rule("read"),
     "GET /v0/routers": Rule("read"),

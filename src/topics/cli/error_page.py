@@ -88,6 +88,7 @@ MEANINGS = {
     Code.TOPIC_EXISTS_INCOMPATIBLE: "A topic keeps its `type`, and the destination of a router keeps its one source.",
     Code.TOPIC_NOT_EMPTY: "`if_empty` was asked for, and there are records.",
     Code.NOT_A_QUEUE: "Only a topic of type `queue` can do this.",
+    Code.EPOCH_MISMATCH: "The request speaks of another life of the topic: it was dropped and made again, or restored.",
     Code.SESSION_GONE: "The watch session ended while its stream was open. Make a new one.",
     Code.PAYLOAD_TOO_LARGE: "The body is larger than `TOPICS_MAX_BODY_BYTES`, as sent or once unpacked. Split it.",
     Code.UNSUPPORTED_MEDIA_TYPE: "A body needs `content-type: application/json`, and no encoding but gzip.",

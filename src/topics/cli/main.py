@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from topics import __version__
-from topics.cli import config, data, serve
+from topics.cli import config, data, pipeline, serve, sql
 
 # Every module here registers its subcommands and leaves what to run in `args.execute`.
-COMMANDS = (serve, config, data)
+COMMANDS = (serve, config, data, pipeline, sql)
 
 
 def build_parser() -> argparse.ArgumentParser:

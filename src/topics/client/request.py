@@ -85,6 +85,7 @@ class State(Struct):
     effective_priority: int = 0
     last_write_ts: int | None = None
     last_read_ts: int | None = None
+    archived_seq: int | None = None
 
 
 class Summary(Struct):
@@ -155,6 +156,35 @@ class Deleted(Struct):
     head_seq: int
     count: int
     bytes: int
+
+
+class RouterSummary(Struct):
+    router: str
+    source: str
+    dest: str
+    guarantee: str
+    cursor: int
+    lag: int
+    last_error: str | None = None
+
+
+class Router(RouterSummary, kw_only=True):
+    preserve_node: bool
+    preserve_tag: bool
+    filter: list[str] | None = None
+
+
+class Routers(Struct):
+    routers: list[RouterSummary]
+    next_cursor: str | None = None
+
+
+class Archived(Struct):
+    topic: str
+    epoch: int
+    archived_seq: int
+    head_seq: int
+    moved: bool
 
 
 class _Error(Struct):
@@ -238,13 +268,48 @@ def scan(topic: str, *, from_seq: int = 0, accept: str = SEGMENTS, **fields: Any
     return Call("POST", _topic(topic) + "/scan", _json(body), accept=accept)
 
 
-def delete(topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None) -> Call:
+def delete(
+    topic: str,
+    *,
+    before_seq: int | None = None,
+    match: str | Sequence[str] | None = None,
+    seqs: Sequence[int] | None = None,
+    epoch: int | None = None,
+    dry_run: bool = False,
+) -> Call:
+    """By seq, by tag or both; or `seqs` one by one. `epoch` makes sure that no other life of the topic is meant."""
     body: dict[str, Any] = {}
+    if seqs is not None:
+        body["seqs"] = list(seqs)
+    if epoch is not None:
+        body["epoch"] = epoch
+    if dry_run:
+        body["dry_run"] = True
     if before_seq is not None:
         body["before_seq"] = before_seq
     if match is not None:
         body["match"] = match
     return Call("POST", _topic(topic) + "/delete", _json(body))
+
+
+def archived(topic: str, *, seq: int, epoch: int) -> Call:
+    return Call("POST", _topic(topic) + "/archived", _json({"seq": seq, "epoch": epoch}))
+
+
+def get_router(router: str) -> Call:
+    return Call("GET", f"/v0/routers/{quote(router, safe='')}")
+
+
+def list_routers(
+    *,
+    prefix: str | None = None,
+    source: str | None = None,
+    dest: str | None = None,
+    cursor: str | None = None,
+    page_size: int = 1000,
+) -> Call:
+    query = _query(prefix=prefix, source=source, dest=dest, cursor=cursor, page_size=page_size)
+    return Call("GET", "/v0/routers" + query)
 
 
 def ready() -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,13 @@ class Unreachable(TopicsError):
 
     def __init__(self, url: str, cause: Exception) -> None:
         super().__init__(Code.NOT_READY, f"no answer from {url}: {cause or type(cause).__name__}")
+
+
+class NoPyArrow(ImportError):
+    """A lake is files of Parquet, and nothing here can read them."""
+
+    def __init__(self) -> None:
+        super().__init__("reading from a lake needs pyarrow, which is not installed: pip install pyarrow")
 
 
 class Client:
@@ -86,8 +94,19 @@ class Client:
     def diff(self, topic: str, **fields: Any) -> request.Diff:
         return self._call(request.diff(topic, **fields), request.Diff)
 
-    def read(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[request.Record | request.Tombstone]:
-        """Everything behind the cursor up to the head as it is met, page by page; losses stand where they happened."""
+    def read(
+        self, topic: str, *, from_seq: int = 0, lake: str | os.PathLike[str] | None = None, **fields: Any
+    ) -> Iterator[request.Record | request.Tombstone]:
+        """Everything behind the cursor up to the head as it is met, page by page; losses stand where they happened.
+
+        `lake` is the directory of `topics pipeline archive`: what the server has no more is read from there, and only
+        what neither has is told as lost. Needs pyarrow.
+        """
+        if lake is not None:
+            return self._read_healed(topic, lake, from_seq, fields)
+        return self._read(topic, from_seq, fields)
+
+    def _read(self, topic: str, from_seq: int, fields: dict[str, Any]) -> Iterator[request.Record | request.Tombstone]:
         while True:
             page = self.diff(topic, from_seq=from_seq, **{"limit": 1000, **fields})
             if page.tombstone is not None:
@@ -98,6 +117,27 @@ class Client:
             fields.pop("from_ts", None)
             if page.caught_up:
                 return
+
+    def _read_healed(
+        self, topic: str, lake: str | os.PathLike[str], from_seq: int, fields: dict[str, Any]
+    ) -> Iterator[request.Record | request.Tombstone]:
+        try:
+            from topics.client import healed
+            from topics.lake import Lake
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.split(".")[0] != "pyarrow":
+                raise
+            raise NoPyArrow() from None
+
+        def dedupes() -> bool:
+            try:
+                return self.topic(topic).config.dedupe_node
+            except TopicsError as error:
+                if error.code is not Code.TOPIC_NOT_FOUND:
+                    raise
+                return True  # only the lake has it
+
+        return healed.read(self.diff, Lake(os.fspath(lake)), topic, from_seq=from_seq, dedupes=dedupes, fields=fields)
 
     def scan(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[Run | request.Tombstone | request.End]:
         """A range in bulk: runs of records, losses where they happened, and an `End` as the last thing.
@@ -126,9 +166,32 @@ class Client:
             attempt += 1
 
     def delete(
-        self, topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None
+        self, topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None, **options: Any
     ) -> request.Deleted:
-        return self._call(request.delete(topic, before_seq=before_seq, match=match), request.Deleted)
+        """See `request.delete` for the options."""
+        return self._call(request.delete(topic, before_seq=before_seq, match=match, **options), request.Deleted)
+
+    def archived(self, topic: str, *, seq: int, epoch: int) -> request.Archived:
+        """Reports that an archive has every record of this life of the topic up to `seq`."""
+        return self._call(request.archived(topic, seq=seq, epoch=epoch), request.Archived)
+
+    # --- routers
+
+    def router(self, router: str) -> request.Router:
+        return self._call(request.get_router(router), request.Router)
+
+    def routers(
+        self, *, prefix: str | None = None, source: str | None = None, dest: str | None = None
+    ) -> Iterator[request.RouterSummary]:
+        """Those that the key may see."""
+        cursor = None
+        while True:
+            asked = request.list_routers(prefix=prefix, source=source, dest=dest, cursor=cursor)
+            page = self._call(asked, request.Routers)
+            yield from page.routers
+            cursor = page.next_cursor
+            if cursor is None:
+                return
 
     def is_ready(self) -> bool:
         try:

@@ -82,14 +82,15 @@ def drop(state: State, topic: Topic) -> None:
 
 def append(state: State, topic: Topic, entry: log.Append) -> None:
     """Takes up records that begin at the topic's next seq."""
-    first, n, ts, blob = entry.first, len(entry.sizes), entry.ts, entry.blob
+    first, sizes, ts, blob = entry.first, entry.sizes, entry.ts, entry.blob
+    n, size_bytes = len(sizes), len(blob)
     assert first == topic.head + 1, f"{topic.name}: entry begins at {first}, head is {topic.head}"
     segment = topic.segments[-1]
     limits = state.segment_limits
     if segment.count and (
         segment.count >= limits.max_events
         or segment.count + n > limits.max_events * 2
-        or segment.columns.offsets[-1] + len(blob) > limits.max_bytes
+        or segment.columns.offsets[-1] + size_bytes > limits.max_bytes
         or ts - segment.opened_ms > limits.max_age_ms  # type: ignore[attr-defined]
     ):
         segment = roll(state, topic, opened_ms=ts)
@@ -101,14 +102,16 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
         columns.extras.update({segment.count + at: extra for at, extra in entry.extras.items()})
         if topic.queue is not None:
             topic.queue.arrived(first, ts, entry.extras)
-    extend(columns, ts=ts, sizes=entry.sizes, tags=entry.tags, nodes=entry.nodes, metas=entry.metas)
+    extend(columns, ts, sizes, entry.tags, entry.nodes, entry.metas)
     segment.grew(blob, n, ts)
-    topic.head += n
-    topic.next_seq = max(topic.next_seq, topic.head + 1)
+    topic.head = head = topic.head + n
+    if topic.next_seq <= head:  # in a replay: a live write has moved it already
+        topic.next_seq = head + 1
     topic.count += n
-    topic.bytes += len(blob)
-    topic.totals.records += n
-    topic.totals.bytes += len(blob)
+    topic.bytes += size_bytes
+    totals = topic.totals
+    totals.records += n
+    totals.bytes += size_bytes
     topic.last_ts = topic.last_write_ts = ts
     if entry.key is not None:
         remember(state, topic, entry.key, Remembered(first, topic.head, ts))

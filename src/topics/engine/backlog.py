@@ -47,7 +47,7 @@ class Backlog:
                 return False
             self._frames.setdefault(topic.topic_id, deque()).append(data)
             return True
-        if found.head.kind > entries.CEILING:  # of another part of the engine: it may name any topic
+        if entries.CEILING < found.head.kind < entries.ARCHIVED:  # of routers or queues: it may name any topic
             self.apply_all(state)
         elif topic is not None:
             self._apply(state, topic.topic_id)

@@ -2,7 +2,10 @@
 
 A verb stages an entry and gets a ticket. At the end of the turn `flush` writes all staged frames. Most entries take
 effect right then; an entry of an `fsync` topic waits until the log is synced, so that nothing is ever visible that
-could be refused afterwards. What the log does not take is refused as a whole, in order, and leaves no trace.
+could be refused afterwards. Entries that come behind it in the same topic wait for it, too, but not for a sync of their
+own. What the log does not take is refused as a whole, in order, and leaves no trace.
+
+Single records that land in one topic side by side take effect together, for little more than the price of one.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ class Ticket(Struct, eq=False):
     first: int = 0  # of an append: its seqs, to give them back if it is refused
     count: int = 0
     size_bytes: int = 0
+    plain: bool = False  # of an append: one record, nothing to it but a tag
     gated: bool = False  # whether it takes effect only once synced
+    behind: bool = False  # whether it takes effect only after one that is gated
     undo: Callable[[], object] | None = None
     done: bool = False
     result: Any = None
@@ -116,15 +121,22 @@ class Commits:
     """The tickets of this turn, and those that wait for a sync."""
 
     def __init__(
-        self, log: Log, *, schedule: Callable[[Callable[[], None]], object], tick_ns: Callable[[], int]
+        self,
+        log: Log,
+        *,
+        schedule: Callable[[Callable[[], None]], object],
+        tick_ns: Callable[[], int],
+        apply_plain: Callable[[list[Ticket]], None],
     ) -> None:
         self.log = log
+        self._apply_plain = apply_plain
         self.schedule = schedule
         self.tick_ns = tick_ns
         self.creating: dict[str, Ticket] = {}  # names that a staged entry brings into being
+        self.turn_ms = 0  # the time of all writes of this turn; 0 before the first
         self.pending_bytes = 0  # of records that were accepted, for any topic, and have not taken effect yet
         self._staged: list[Ticket] = []
-        self._written: list[Ticket] = []  # in the log, waiting for the next sync to begin
+        self._written: list[Ticket] = []  # in the log, waiting for the next sync to begin, or behind one that does
         self._syncing: list[Ticket] = []  # waiting for the sync under way
         self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
         self._sync_began_ns = 0
@@ -140,9 +152,10 @@ class Commits:
         self.pending_bytes += ticket.size_bytes
         if topic is not None:
             topic.pending += 1
-            if ticket.gated or topic.waiting:
-                ticket.gated = True  # what comes after a write that waits must wait too
+            if ticket.gated:
                 topic.waiting += 1
+            elif topic.waiting:
+                ticket.behind = True
 
     def flush(self) -> None:
         """Writes what is staged, and lets it take effect unless it waits for a sync."""
@@ -150,6 +163,7 @@ class Commits:
         if not batch:
             return
         self._staged = []
+        self.turn_ms = 0
         frames = [ticket.frame for ticket in batch if ticket.frame is not None]
         began = self.tick_ns()
         if frames:
@@ -161,7 +175,10 @@ class Commits:
         took = self.tick_ns() - began
         for ticket in batch:
             ticket.wal_ns = took
-            (self._written if ticket.gated else self._landing).append(ticket)
+            if ticket.gated or (ticket.behind and ticket.topic is not None and ticket.topic.waiting):
+                self._written.append(ticket)
+            else:
+                self._landing.append(ticket)
         self._land()
         if self._written and not self._syncing:
             self._begin_sync()
@@ -220,11 +237,26 @@ class Commits:
         for ticket in waiting:
             ticket.sync_ns = took_ns
         self._landing.extend(waiting)
+        self._release()
         self._land()
+
+    def _release(self) -> None:
+        """What only came behind the tickets that are about to take effect follows them."""
+        held: list[Ticket] = []
+        blocked: set[Topic | None] = set()
+        for ticket in self._written:
+            if ticket.gated:
+                blocked.add(ticket.topic)
+            if ticket.topic in blocked:
+                held.append(ticket)
+            else:
+                self._landing.append(ticket)
+        self._written = held
 
     def _sync_failed(self, waiting: list[Ticket], failure: LogFailed) -> None:
         """What waited for the sync is refused; what is staged, whose seqs may come after, with it."""
         staged, self._staged = self._staged, []
+        self.turn_ms = 0
         self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
         self.refuse(waiting + staged, failure)
 
@@ -232,18 +264,42 @@ class Commits:
         """In order, even where the one who is told of a ticket at once stages or settles more."""
         landing = self._landing
         while landing:
-            self._take_effect(landing.popleft())
+            ticket = landing.popleft()
+            tickets = [ticket]
+            if ticket.plain:
+                topic, ts = ticket.topic, ticket.entry.ts
+                while landing and (other := landing[0]).plain and other.topic is topic and other.entry.ts == ts:
+                    tickets.append(landing.popleft())
+            self._take_effect(tickets)
+            for ticket in tickets:
+                ticket.done = True
+                if ticket.then is not None:
+                    ticket.then(ticket)
 
-    def _take_effect(self, ticket: Ticket) -> None:
-        self._leave(ticket)
-        assert ticket.apply is not None
+    def _take_effect(self, tickets: list[Ticket]) -> None:
+        """One ticket, or several plain appends."""
+        ticket = tickets[0]
         try:
-            result = ticket.apply(ticket)
+            if len(tickets) > 1:
+                self._leave_plain(tickets)
+                self._apply_plain(tickets)
+            elif ticket.apply is not None:
+                self._leave(ticket)
+                ticket.result = ticket.apply(ticket)
         except Exception as error:  # a broken invariant must not take the rest of the batch with it
             log.failure("entry_not_applied", error, topic="" if ticket.topic is None else ticket.topic.name)
-            ticket.settle(None, TopicsError(Code.INTERNAL, "internal error"))
-        else:
-            ticket.settle(result)
+            for ticket in tickets:
+                ticket.error = TopicsError(Code.INTERNAL, "internal error")
+
+    def _leave_plain(self, tickets: list[Ticket]) -> None:
+        topic, n = tickets[0].topic, len(tickets)
+        assert topic is not None
+        size_bytes = sum([ticket.size_bytes for ticket in tickets])
+        self.pending_bytes -= size_bytes
+        topic.pending -= n
+        topic.waiting -= sum([ticket.gated for ticket in tickets])
+        topic.staged_count -= n
+        topic.staged_bytes -= size_bytes
 
     def _leave(self, ticket: Ticket) -> None:
         self.pending_bytes -= ticket.size_bytes

@@ -13,7 +13,7 @@ from msgspec import Struct
 from topics import logs
 from topics.clock import Clock
 from topics.engine import apply, retention, scheduler
-from topics.engine.append import render
+from topics.engine.append import joined, render
 from topics.engine.backlog import Backlog
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, read
@@ -81,7 +81,9 @@ class Engine:
         self.limits = limits or Limits()
         self.state = state or apply.State(max_keys=self.limits.max_idempotency_keys)
         self.topics = self.state.topics
-        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns)
+        self.commits = Commits(
+            log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, apply_plain=self._land_plain
+        )
         self.logged = log is not None
         self._grown: dict[Topic, None] = {}
         self.backlog = Backlog()
@@ -188,7 +190,8 @@ class Engine:
         topic = self.topics.get(name)
         if topic is None or topic.changing:
             topic = self._settled(name)
-        now = self.clock.now_ms()
+        commits = self.commits
+        now = commits.turn_ms or self.clock.now_ms()
         key = request.idempotency_key
         if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
             raise invalid(
@@ -198,16 +201,18 @@ class Engine:
             return self._append_creating(name, request, now)
         if key is not None and (twin := self._seen(topic, key, now)) is not None:
             return twin
-        ts = now if now > topic.last_ts else topic.last_ts
+        ts = topic.last_ts
+        if now > ts:
+            ts = now
         first = topic.next_seq
-        entry = render(request, topic_id=topic.topic_id, first=first, ts=ts, limits=self.limits)
+        entry = render(request, topic.topic_id, first, ts, self.limits)
         config = topic.config
         if entry.extras is not None:
             _check_terms(config, entry)
         if config.cap_bytes or config.cap_records or self.limits.max_total_bytes:
             self._check_room(config, topic, entry, now)
         count, size_bytes = len(entry.sizes), len(entry.blob)
-        ticket = Ticket(topic, None, self._append_applied, entry, first, count, size_bytes)
+        ticket = Ticket(topic, None, self._append_applied, entry, first, count, size_bytes, entry.plain)
         durability = config.durability
         if self.logged and durability != "ephemeral":
             ticket.frame = log.encode(entry)
@@ -223,7 +228,8 @@ class Engine:
         if key is not None:
             topic.staged_keys[key] = ticket
             ticket.undo = lambda: topic.staged_keys.pop(key, None)
-        self.commits.stage(ticket)
+        commits.stage(ticket)
+        commits.turn_ms = now
         return ticket
 
     def read(self, name: str, query: Query) -> tuple[Topic, Reading]:
@@ -388,7 +394,7 @@ class Engine:
         config = configure(check_topic(name), request.config or NO_PATCH)
         if not (config.auto_create if request.create is None else request.create):
             raise topic_not_found(name)
-        entry = render(request, topic_id=0, first=1, ts=now, limits=self.limits)
+        entry = render(request, 0, 1, now, self.limits)
         _check_terms(config, entry)
         self._check_room(config, None, entry, now)
         create = self._new_topic(name, config)
@@ -408,6 +414,18 @@ class Engine:
     def _append_applied(self, ticket: Ticket) -> Appended:
         assert ticket.topic is not None
         return self._land(ticket.topic, ticket.entry)
+
+    def _land_plain(self, tickets: list[Ticket]) -> None:
+        """Single records for one topic, one after the other, in one go unless they would not fit in one segment."""
+        topic = tickets[0].topic
+        assert topic is not None
+        if topic.open.count + len(tickets) > self.state.segment_limits.max_events:
+            for ticket in tickets:
+                ticket.result = self._land(topic, ticket.entry)
+            return
+        self._land(topic, joined([ticket.entry for ticket in tickets]))
+        for ticket in tickets:
+            ticket.result = Appended(topic, ticket.first, ticket.first, ticket.first)
 
     def _land(self, topic: Topic, entry: log.Append) -> Appended:
         if entry.key is not None:
@@ -456,7 +474,10 @@ class Engine:
             count, used = topic.count + topic.staged_count, topic.bytes + topic.staged_bytes
         if config.discard == "reject":
             full_records = config.cap_records and count + len(entry.sizes) > config.cap_records
-            if full_records or (config.cap_bytes and used + size_bytes > config.cap_bytes):
+            if (full_records or (config.cap_bytes and used + size_bytes > config.cap_bytes)) and not (
+                topic is not None
+                and retention.gives_way(topic, count=count + len(entry.sizes), used_bytes=used + size_bytes)
+            ):
                 cap = "cap_records" if full_records else "cap_bytes"
                 raise TopicsError(
                     Code.TOPIC_FULL,
@@ -465,7 +486,7 @@ class Engine:
                 )
         if quota:
             total = self.state.totals.bytes + self.commits.pending_bytes + size_bytes
-            if total > quota and topic is not None and config.discard == "old":
+            if total > quota and topic is not None and (config.discard == "old" or retention.makes_room(topic)):
                 # What the topic lets go of in return makes room, so that one which trims itself goes on in a full
                 # server.
                 total -= retention.would_free(topic, count + len(entry.sizes), used + size_bytes)

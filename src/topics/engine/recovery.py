@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from topics import logs
-from topics.engine import apply, checkpoint, queue, retention, router_replay
+from topics.engine import apply, archive, checkpoint, queue, retention, router_replay
 from topics.engine.apply import State
 from topics.engine.backlog import Backlog
 from topics.engine.state import Topic
@@ -29,7 +29,7 @@ from topics.storage.segments import MemorySegment, SealedSegment, Shelf
 log = logs.Log("recovery")
 
 Progress = Callable[[float], None]
-REPLAYED_ELSEWHERE = (queue,)  # entries of theirs are read back here: the modules that know how must be loaded
+REPLAYED_ELSEWHERE = (archive, queue)  # entries of theirs are read back here: the modules that know how must be loaded
 
 
 class Recovered(NamedTuple):
@@ -312,7 +312,8 @@ def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> N
 def _begin_new_lives(state: State, restored_ms: int) -> None:
     """A backup brought back is another history from here on: readers of the old one must be able to tell."""
     for topic in state.topics.values():
-        state.last_epoch = topic.epoch = max(restored_ms, state.last_epoch + 1)
+        state.last_epoch = max(restored_ms, state.last_epoch + 1)
+        topic.begin_life(state.last_epoch)
 
 
 def _close_gaps(state: State, *, after_power_loss: bool) -> None:
@@ -328,6 +329,7 @@ def _close_gaps(state: State, *, after_power_loss: bool) -> None:
                 topic.evict_floor = topic.earliest
         elif after_power_loss and durability != "fsync" and topic.head < topic.ceiling:
             retention.skip_to(topic, topic.ceiling + 1, "restart")
+        archive.recovered(topic)
 
 
 def _make_durable(datadir: DataDir, files: list[LogFile]) -> None:

@@ -39,7 +39,12 @@ def expire(topic: Topic, now_ms: int) -> None:
     cutoff = now_ms - topic.config.ttl_ms
     if topic.front_ts >= cutoff or not topic.count:
         return
+    holds = topic.config.archive is not None and topic.holds
+    if holds and topic.earliest > topic.archived:
+        return  # whatever its age: the archive does not have it yet
     upto = expired_before(topic, cutoff)
+    if holds:
+        upto = min(upto, topic.archived + 1)
     if upto > topic.earliest:
         evict(topic, upto, "ttl")
     refresh_front(topic)
@@ -70,14 +75,77 @@ def refresh_front(topic: Topic) -> None:
 
 
 def enforce_caps(topic: Topic) -> None:
-    """Evicts the oldest live records until both caps hold. A topic that rejects never evicts: it takes nothing more."""
+    """Evicts the oldest live records until both caps hold.
+
+    A topic that rejects never evicts: it takes nothing more. Unless it holds for its archive: then what is archived
+    makes room, see `spare`.
+    """
     config = topic.config
-    if config.discard == "reject":
+    take = evict
+    if config.archive is not None and topic.holds:
+        take = _evict_archived_first
+    elif config.discard == "reject":
         return
     if config.cap_records and topic.count > config.cap_records:
-        evict(topic, _after_oldest(topic, topic.count - config.cap_records), "cap")
+        take(topic, _after_oldest(topic, topic.count - config.cap_records), "cap")
     if config.cap_bytes and topic.bytes > config.cap_bytes:
-        evict(topic, _after_bytes(topic, topic.bytes - config.cap_bytes), "cap")
+        take(topic, _after_bytes(topic, topic.bytes - config.cap_bytes), "cap")
+
+
+def _evict_archived_first(topic: Topic, upto: int, reason: str) -> None:
+    """A topic that rejects loses nothing that is not archived; any other does, and counts it."""
+    archived = min(upto, topic.archived + 1)
+    if makes_room(topic) or topic.config.discard == "old":
+        if archived > topic.earliest:
+            evict(topic, archived, reason)
+    if archived < upto and topic.config.discard == "old":
+        before = topic.count
+        evict(topic, upto, reason)
+        topic.evicted_unarchived += before - topic.count
+
+
+def makes_room(topic: Topic) -> bool:
+    """Whether a full topic lets go of what is archived instead of rejecting. A job is not done by being archived."""
+    return topic.holds and topic.queue is None
+
+
+def spare(topic: Topic) -> tuple[int, int]:
+    """Live records, and their bytes, that a topic which rejects may lose to make room: those that are archived."""
+    if not makes_room(topic):
+        return 0, 0
+    return live_between(topic, topic.earliest, topic.archived + 1)
+
+
+def gives_way(topic: Topic, *, count: int, used_bytes: int) -> bool:
+    """Whether a topic that rejects could come to hold this much by letting go of what is archived."""
+    if not makes_room(topic):
+        return False
+    config, (records, size_bytes) = topic.config, spare(topic)
+    return (not config.cap_records or count - records <= config.cap_records) and (
+        not config.cap_bytes or used_bytes - size_bytes <= config.cap_bytes
+    )
+
+
+def live_between(topic: Topic, low_seq: int, high_seq: int) -> tuple[int, int]:
+    """How many records of seqs [low, high) are live, and their bytes. Whole segments go by their sums."""
+    count = size_bytes = 0
+    for segment, low, high in list(topic.spans(max(low_seq, topic.earliest), high_seq)):
+        first_live = max(topic.earliest - segment.first, 0)  # nothing before the topic's first live record is live
+        if low <= first_live and high == segment.count:
+            count += segment.live
+            size_bytes += segment.live_bytes
+        elif segment.live and ready(topic, segment):
+            n, used = segment.live_within(low, high)
+            count += n
+            size_bytes += used
+    return count, size_bytes
+
+
+def overdue(topic: Topic, now_ms: int) -> int:
+    """How many live records are there only because the topic holds them for its archive: their TTL is over."""
+    if not (topic.holds and topic.config.ttl_ms):
+        return 0
+    return live_between(topic, topic.archived + 1, expired_before(topic, now_ms - topic.config.ttl_ms))[0]
 
 
 def would_free(topic: Topic, count: int, used_bytes: int) -> int:
@@ -88,11 +156,7 @@ def would_free(topic: Topic, count: int, used_bytes: int) -> int:
         freed = min(used_bytes - config.cap_bytes, topic.bytes)
     if config.cap_records and count > config.cap_records:
         upto = _after_oldest(topic, min(count - config.cap_records, topic.count))
-        oldest = 0
-        for segment, low, high in topic.spans(topic.earliest, upto):
-            whole = high == segment.count  # nothing before the topic's first live record is live
-            oldest += segment.live_bytes if whole else segment.live_within(low, high)[1]
-        freed = max(freed, oldest)
+        freed = max(freed, live_between(topic, topic.earliest, upto)[1])
     return freed
 
 
@@ -103,7 +167,8 @@ def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_byt
     """
     config, upto = topic.config, topic.earliest
     if config.ttl_ms and topic.front_ts < ts - config.ttl_ms:
-        upto = max(upto, expired_before(topic, ts - config.ttl_ms))
+        expired = expired_before(topic, ts - config.ttl_ms)
+        upto = max(upto, min(expired, topic.archived + 1) if topic.holds else expired)
     end = first + len(sizes)
     if config.cap_records and (excess := topic.count + end - topic.head - 1 - config.cap_records) > 0:
         upto = max(upto, _after_oldest(topic, excess) if excess <= topic.count else end - config.cap_records)

@@ -157,10 +157,11 @@ def room(dest: Topic, sizes: Sequence[int]) -> int:
     if config.discard != "reject":
         return len(sizes)
     fits = len(sizes)
+    spare_records, spare_bytes = (0, 0) if config.archive is None else retention.spare(dest)
     if config.cap_records:
-        fits = min(fits, max(config.cap_records - dest.count, 0))
+        fits = min(fits, max(config.cap_records - dest.count + spare_records, 0))
     if config.cap_bytes:
-        left = config.cap_bytes - dest.bytes
+        left = config.cap_bytes - dest.bytes + spare_bytes
         for at, size in enumerate(sizes[:fits]):
             left -= size
             if left < 0:

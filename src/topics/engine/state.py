@@ -43,6 +43,7 @@ class Topic:
     """
 
     __slots__ = (
+        "archived",
         "bytes",
         "ceiling",
         "ceiling_staged",
@@ -50,9 +51,11 @@ class Topic:
         "changing",
         "config",
         "count",
+        "diff_start",
         "earliest",
         "epoch",
         "evict_floor",
+        "evicted_unarchived",
         "front_ts",
         "gone",
         "head",
@@ -86,7 +89,7 @@ class Topic:
         self.name = name
         self.wire_name = name.encode()  # the charset needs no escaping in JSON
         self.topic_id = topic_id
-        self.epoch = epoch
+        self.begin_life(epoch)
         self.config = config
         self.totals = totals
         self.segments: list[Segment] = []  # in seq order; the last one is open
@@ -116,10 +119,17 @@ class Topic:
         self.changing = False  # whether one of them changes the topic itself
         self.waiters: dict[int, Callable[[], None]] = {}  # long polls, called once when the topic grew or is gone
         self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone
+        self.evicted_unarchived = 0  # records that a cap took before they were archived, while the topic held them
         self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
         self.gone = False  # dropped: whoever still holds it must let go
         self.links: Any = None  # the routers around the topic, see `router_state`
         self.queue = Leases(self) if config.type == "queue" else None
+
+    def begin_life(self, epoch: int) -> None:
+        """A new topic, or one that was restored, which is another history from here on."""
+        self.epoch = epoch
+        self.diff_start = f'{{"topic":"{self.name}","epoch":{epoch},"records":['.encode()  # of every answer to a diff
+        self.archived = 0  # highest seq up to which an archive was reported to have everything
 
     @property
     def open(self) -> MemorySegment:
@@ -127,6 +137,12 @@ class Topic:
         last = self.segments[-1]
         assert isinstance(last, MemorySegment)
         return last
+
+    @property
+    def holds(self) -> bool:
+        """Whether what is not archived yet is kept from expiring."""
+        archive = self.config.archive
+        return archive is not None and archive.hold
 
     @property
     def has_holes(self) -> bool:

@@ -41,6 +41,19 @@ class WriteRequest(Struct, gc=False):
     disable_backpressure: bool = False
 
 
+class PlainRecord(Struct, gc=False, forbid_unknown_fields=True):
+    """A `NewRecord` known to have nothing but data and a tag."""
+
+    data: Raw
+    tag: str | None = None
+
+
+class PlainWriteRequest(WriteRequest, gc=False, forbid_unknown_fields=True):
+    """A write whose records are all plain."""
+
+    records: list[PlainRecord]  # type: ignore[assignment]  # what of a `NewRecord` is missing here, nobody looks for
+
+
 class TagMatch(Struct, frozen=True):
     """A condition on the tag: equal to `text`, or beginning with it. A record without a tag never matches."""
 
@@ -112,6 +125,8 @@ class DeleteRequest(Struct, gc=False):
     before_seq: U64 | None = None
     match: MatchWire | UnsetType = UNSET
     dry_run: bool = False
+    seqs: list[U64] | None = None  # one by one, instead of `before_seq` and `match`
+    epoch: U64 | None = None  # the life of the topic that is meant: of another one nothing is deleted
 
 
 class Projection(Struct, frozen=True):

@@ -19,6 +19,12 @@ LEASE_MS_RANGE = (100, 86_400_000)
 CLAIM_JITTER_MS_RANGE = (0, 5_000)
 
 
+class ArchiveConfig(Struct, frozen=True, kw_only=True):
+    """What a topic owes to its archive: with `hold`, what is not archived yet does not expire."""
+
+    hold: bool = False
+
+
 class TopicConfig(Struct, frozen=True, kw_only=True):
     """Everything a topic promises, with every default filled in."""
 
@@ -39,6 +45,7 @@ class TopicConfig(Struct, frozen=True, kw_only=True):
     max_deliveries: U64 = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    archive: ArchiveConfig | None = None
 
 
 class ConfigPatch(Struct, frozen=True, kw_only=True):
@@ -61,6 +68,7 @@ class ConfigPatch(Struct, frozen=True, kw_only=True):
     max_deliveries: U64 | UnsetType = UNSET
     dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
+    archive: ArchiveConfig | UnsetType | None = UNSET
 
 
 DEFAULT_CONFIG = TopicConfig()

@@ -77,6 +77,34 @@ class QueueCounts(Struct, omit_defaults=True):
     dead_letter_error: str | None = None
 
 
+class ArchiveStanding(Struct):
+    """How a topic stands to its archive: live records that it lacks, those of them past their TTL (kept by `hold`
+    alone), and how many a cap took, against `hold`, before they were archived.
+    """
+
+    unarchived: U64
+    overdue: U64
+    evicted: U64
+
+
+class ArchivedRequest(Struct, kw_only=True):
+    """An archive has every record of this life of the topic up to `seq`."""
+
+    seq: U64
+    epoch: U64
+
+
+class ArchivedAnswer(Struct):
+    """What counts as archived now; `moved` tells whether that is more than before."""
+
+    topic: str
+    epoch: U64
+    archived_seq: U64
+    head_seq: U64
+    moved: bool
+    performance: Performance
+
+
 class TopicState(Struct, omit_defaults=True):
     topic: str
     type: str
@@ -92,6 +120,8 @@ class TopicState(Struct, omit_defaults=True):
     last_read_ts: U64 | None
     performance: Performance
     queue: QueueCounts | None = None
+    archived_seq: U64 | None = None
+    archive: ArchiveStanding | None = None
 
 
 class TopicSummary(Struct):

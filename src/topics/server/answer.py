@@ -60,6 +60,7 @@ def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Reques
     """The answer to a verb: at once if it needed no commit, else when it took effect or was refused."""
     if ticket.done:
         return error_answer(ticket.error, request) if ticket.error is not None else encode(ticket, request)
-    answer = TicketAnswer(request=request, encode=encode)
+    answer = TicketAnswer()
+    answer.request, answer.encode = request, encode
     ticket.then = answer.finish
     return answer

@@ -25,17 +25,24 @@ _TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-enco
 class AnswerHeads:
     """Heads of answers. `prefixes` holds everything before the length's digits, by status and content type."""
 
-    __slots__ = ("_clock", "_date", "prefixes")
+    __slots__ = ("_clock", "_date", "prefixes", "usual")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.prefixes: dict[tuple[int, bytes], bytes] = {}
+        self.usual: dict[int, bytes] = {}  # whole heads of JSON answers with status 200, by the size of the body
         self.refresh()
 
     def refresh(self) -> None:
         """Take the time anew; every head made before is stale."""
         self._date = b"date: %b\r\n" % formatdate(self._clock(), usegmt=True).encode()
         self.prefixes.clear()
+        self.usual.clear()
+
+    def usual_head(self, size: int) -> bytes:
+        prefix = self.prefixes.get((200, JSON)) or self.prefix(200, JSON)
+        self.usual[size] = head = b"%b%d\r\n\r\n" % (prefix, size)
+        return head
 
     def prefix(self, status: int, content_type: bytes) -> bytes:
         """Up to and with `content-length: `. The caller adds the number, further lines and the empty one."""

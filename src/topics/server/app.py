@@ -146,6 +146,26 @@ class TopicsApp:
             self._guard.end_with(call.caller, answer)
         return answer
 
+    def answer(self, request: Request) -> Answer:
+        """Both at once, for a request that is whole. The hot path: without keys there is nobody to count."""
+        if self._guard is not None or not self._recovered:
+            refused = self.admit(request, len(request.body))
+            return self.handle(request) if refused is None else refused
+        try:
+            known = self.router.known.get(request.path)
+            if known is not None and (route := known[0].get(request.method)) is not None:
+                call = Call(request, route, known[1], ANYONE)
+            else:
+                call = self.router.find(request)
+                call.caller = ANYONE
+            if request.body and request.headers.get(b"content-type") != JSON_TYPE:
+                _check_type(request)
+            return call.route.handler(self, call)
+        except TopicsError as error:
+            return error_answer(error, request)
+        except Cold as cold:
+            return self._load_and_retry(cold, call)
+
     def abandon(self, request: Request) -> None:
         """An admitted request that will never be handled."""
         call: Call | None = request.context

@@ -21,7 +21,7 @@ from topics.server import answer_heads
 from topics.server.compression import INLINE_BYTES, MIN_GZIP_BYTES, Gunzip, compressible, gzip
 from topics.server.exchange import Exchange, body_bytes, failure, log, may_pack
 from topics.server.heads import Head
-from topics.server.http import Answer, Body, Deferred, Request, Response, Stream, Upgrade, error_response
+from topics.server.http import JSON, Answer, Body, Deferred, Request, Response, Stream, Upgrade, error_response
 from topics.server.reader import IDLE, IN_BODY, IN_HEAD, RequestReader
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ MAX_PIECES = 2048  # of a chunked body, parsed in one turn of the loop
 # Below it one joined write is cheaper than handing over two buffers; above it the copy costs more. Measured on uvloop,
 # µs an answer, joined and in two buffers: 8 KiB 6.4, 6.8; 32 KiB 7.9, 6.7; 100 kB 12.8, 11.2. Two writes always lose.
 JOIN_BYTES = 16 * 1024
-# The end of a small answer's head. Joining ready pieces takes half the time of formatting a number into place.
-_SMALL_LENGTHS = tuple(b"%d\r\n\r\n" % size for size in range(MIN_GZIP_BYTES))
-
 _perf_counter_ns = time.perf_counter_ns
 
 
@@ -75,6 +72,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_admit",
         "_advancing",
+        "_answer",
         "_answers",
         "_continue",
         "_deaf",
@@ -85,6 +83,8 @@ class Connection(asyncio.Protocol):
         "_known",
         "_lingering",
         "_lone",
+        "_lone_gzip",
+        "_lone_request",
         "_long",
         "_out",
         "_out_bytes",
@@ -100,6 +100,7 @@ class Connection(asyncio.Protocol):
         "_sink",
         "_started",
         "_stream",
+        "_usual",
         "is_open",
         "paused",
         "served",
@@ -112,8 +113,10 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._admit = server.admit
         self._handle = server.handle
+        self._answer = server.answer
         self._answers = server.answers
         self._prefixes = server.answers.prefixes
+        self._usual = server.answers.usual
         self._known = server.heads.known
         self._peer = ""
         self.served = 0
@@ -124,7 +127,11 @@ class Connection(asyncio.Protocol):
         self._pending: bytes | None = None  # input that was read but must not be parsed yet
         self._queue: list[Exchange] = []
         self._started = 0  # the first so many of the queue are no longer parked
-        self._lone = False  # the queue is one exchange that came by the short way, and nothing has happened since
+        # An answer under way to a request that came by the short way, while nothing else has happened since: in that
+        # case there is no queue, and its answer takes the short way, too.
+        self._lone: Deferred | None = None
+        self._lone_request: Request | None = None
+        self._lone_gzip = False
         self._held_bytes = 0
         self._out: list[bytes | memoryview] = []  # answers gathered for one write
         self._out_bytes = 0
@@ -164,7 +171,9 @@ class Connection(asyncio.Protocol):
         if stream is not None:
             self._guard(stream.closed)
         self._give_up_body()
-        self._reader = None
+        if self._reader is not None:
+            self._reader.release()
+        self._reader = self._sink = None
         self._server.closed(self)
 
     def close(self) -> None:
@@ -180,6 +189,7 @@ class Connection(asyncio.Protocol):
         return self.transport.get_write_buffer_size() if self.is_open else 0
 
     def _drop_queue(self) -> None:
+        self._join_queue()
         queue, self._queue = self._queue, []
         parked = queue[self._started :]
         self._started = self._held_bytes = 0
@@ -219,39 +229,66 @@ class Connection(asyncio.Protocol):
         if known is None or not blank or len(body) != known[4]:
             self._receive(data)
             return
-        method, path, query, headers, content_length, may_gzip = known
+        method, path, query, headers, _, may_gzip = known
         self.served += 1
         request = Request(method, path, query, headers, body, self._peer, _perf_counter_ns())
-        answer: Answer | None
         try:
-            answer = self._admit(request, content_length)
-            if answer is None:
-                answer = self._handle(request)
+            answer = self._answer(request)
         except Exception as error:
             answer = failure(request, error)
-        if type(answer) is Response and self._answer_plainly(answer, may_gzip):
+        if type(answer) is Response:
+            if self._answer_plainly(answer, may_gzip):
+                return
+        elif isinstance(answer, Deferred):
+            self._ready = False
+            self._lone, self._lone_request, self._lone_gzip = answer, request, may_gzip
+            answer.then(self._answered)
             return
-        exchange = Exchange(Head(request, True, may_gzip))
+        self._enqueue(Exchange(Head(request, True, may_gzip)), answer)
+
+    def _answered(self, response: Response) -> None:
+        """The answer of a request that is still alone here."""
+        request, self._lone, self._lone_request = self._lone_request, None, None
+        if not self.is_open:
+            return
+        self._ready = not self.paused
+        if not self._answer_plainly(response, self._lone_gzip):
+            assert request is not None
+            self._enqueue(Exchange(Head(request, True, self._lone_gzip)), response)
+
+    def _enqueue(self, exchange: Exchange, answer: Answer) -> None:
+        """The long way for the one exchange there is."""
+        self._ready = False
         self._queue.append(exchange)
         self._started = 1
-        self._ready = False
-        self._lone = True
         self._accept(exchange, answer)
-        if exchange.deferred is None:
-            self._wake()
+        self._wake()
+
+    def _join_queue(self) -> None:
+        """A request that was alone is so no more: it takes its place in the queue, whatever comes next."""
+        lone, request, self._lone, self._lone_request = self._lone, self._lone_request, None, None
+        if lone is not None:
+            assert request is not None
+            exchange = Exchange(Head(request, True, self._lone_gzip), deferred=lone)
+            self._queue.append(exchange)
+            self._started = 1
+            lone.then_instead(partial(self._resolved, exchange))
 
     def _answer_plainly(self, answer: Response, may_gzip: bool) -> bool:
         """The hot path's other half: write an answer that needs no more than the usual head. False: this one does."""
+        body = answer.body
+        if type(body) is bytes and len(body) < MIN_GZIP_BYTES and answer.status == 200 and answer.content_type is JSON:
+            if answer.headers:
+                return False
+            size = len(body)
+            self.transport.write((self._usual.get(size) or self._answers.usual_head(size)) + body)
+            return True
         prefix = self._prefixes.get((answer.status, answer.content_type))
         if prefix is None or answer.headers:
             return False
-        body = answer.body
         size = len(body) if isinstance(body, bytes) else sum(map(len, body))
         if size < MIN_GZIP_BYTES:
-            if not isinstance(body, bytes):
-                return False
-            self.transport.write(b"".join((prefix, _SMALL_LENGTHS[size], body)))
-            return True
+            return False
         packs = compressible(answer.content_type)
         if packs and may_gzip:
             return False
@@ -265,7 +302,7 @@ class Connection(asyncio.Protocol):
 
     def _receive(self, data: bytes) -> None:
         """Input that takes the long way."""
-        self._lone = False
+        self._join_queue()
         if self._deaf:
             return
         stream = self._stream
@@ -327,7 +364,8 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client may shut its side once it has asked; it still gets its answers. True keeps our side open."""
         self._eof = True
-        self._ready = self._lone = False
+        self._ready = False
+        self._join_queue()
         if self._stream is not None or self._lingering:
             return False
         for exchange in tuple(self._queue):
@@ -468,17 +506,6 @@ class Connection(asyncio.Protocol):
         exchange.deferred = None
         if not self.is_open:
             return
-        if self._lone and exchange.head.keep_alive:
-            # It came by the short way and nothing has happened since: so goes its answer.
-            self._lone = False
-            self._queue.clear()
-            self._started = 0
-            self._ready = not self.paused
-            if self._answer_plainly(response, exchange.head.gzip):
-                return
-            self._ready = False
-            self._queue.append(exchange)
-            self._started = 1
         self._pack(exchange, response)
         self._wake()
 
@@ -690,7 +717,7 @@ class Connection(asyncio.Protocol):
                 return
             if self._waited_ms(now, unsent if unsent else "ending") > limit_ms:
                 self.transport.abort()
-        elif self._stream is not None or self._queue or self._pending is not None:
+        elif self._stream is not None or self._queue or self._lone is not None or self._pending is not None:
             self._seen = None
         elif phase == IDLE:
             if self._waited_ms(now, ("idle", self.served)) > limits.idle_timeout_ms:
@@ -715,7 +742,8 @@ class Connection(asyncio.Protocol):
     def drain(self) -> None:
         """Finish what has begun, then close."""
         self._draining = True
-        self._ready = self._lone = False
+        self._ready = False
+        self._join_queue()
         if self._sink is not None:
             self._sink.close()
         elif not self._deaf:

@@ -62,8 +62,9 @@ class Deferred(msgspec.Struct, eq=False):
             return
         assert self._response is None, "a Deferred is resolved once"
         self._response = response
-        self.on_cancel = None
-        self._end()
+        self.on_cancel = self.on_hurry = None  # who answers holds the answer: they must not keep each other alive
+        if self._over is not None:
+            self._end()
         callback = self._callback
         if callback is not None:
             self._callback = None
@@ -75,6 +76,11 @@ class Deferred(msgspec.Struct, eq=False):
         if self._response is not None:
             callback(self._response)
         elif not self.cancelled:
+            self._callback = callback
+
+    def then_instead(self, callback: Callable[[Response], None]) -> None:
+        """Call back with an answer that is not there yet; whoever was to be called before is not."""
+        if not self.cancelled:
             self._callback = callback
 
     def hurry(self) -> None:
@@ -101,7 +107,7 @@ class Deferred(msgspec.Struct, eq=False):
         if self.cancelled or self._response is not None:
             return
         self.cancelled = True
-        self._callback = None
+        self._callback = self.on_hurry = None
         self._end()
         hook, self.on_cancel = self.on_cancel, None
         if hook is not None:
@@ -163,6 +169,27 @@ class App(Protocol):
 
     def abandon(self, request: Request) -> None:
         """An admitted request will never be handled: its body did not come to its end, or its client is gone."""
+
+
+class WholeApp(App, Protocol):
+    """An application that has a shorter way for a request whose body came with its head, as nearly all do."""
+
+    def answer(self, request: Request) -> Answer:
+        """What `admit` and `handle` say in turn."""
+
+
+def answer_of(app: App) -> Callable[[Request], Answer]:
+    """The application's own short way, or its long one in a single call."""
+    shorter: Callable[[Request], Answer] | None = getattr(app, "answer", None)
+    if shorter is not None:
+        return shorter
+    admit, handle = app.admit, app.handle
+
+    def answer(request: Request) -> Answer:
+        refused = admit(request, len(request.body))
+        return handle(request) if refused is None else refused
+
+    return answer
 
 
 def error_response(error: TopicsError, *, started_ns: int = 0, headers: tuple[Header, ...] = ()) -> Response:

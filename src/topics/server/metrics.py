@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from topics.engine import archive
 from topics.engine.state import Topic
 from topics.server.answer import elapsed_ms
 from topics.server.http import Request
@@ -30,7 +31,7 @@ class Metric(Struct):
 
 def collect(app: TopicsApp, may_see: Callable[[str], bool]) -> list[Metric]:
     """Everything measured; of topics by name only those that `may_see` lets pass."""
-    return [*_process(app), *_wal(app), *_topics(app, may_see), *_routers(app, may_see)]
+    return [*_process(app), *_wal(app), *_topics(app, may_see), *_archives(app, may_see), *_routers(app, may_see)]
 
 
 def _process(app: TopicsApp) -> Iterator[Metric]:
@@ -112,6 +113,28 @@ def _topics(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
     yield _gauge(
         "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(names) > limit)
     )
+
+
+def _archives(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
+    """Of topics that an archive has to do with."""
+    now_ms, found = app.clock.now_ms(), app.engine.topics
+    names = sorted(name for name in filter(may_see, found) if found[name].archived or found[name].config.archive)
+    shown = [found[name] for name in names[: app.settings.metrics_max_topics]]
+    standings = [(topic, archive.standing(topic, now_ms)) for topic in shown]
+    for name, kind, help in (
+        ("unarchived", "gauge", "Live records that the archive does not have yet."),
+        ("overdue", "gauge", "Records past their TTL that are there only because the topic holds them."),
+        ("evicted", "counter", "Records that a cap evicted before they were archived, though the topic holds."),
+    ):
+        samples: list[Sample] = [
+            ("", {"topic": topic.name}, getattr(standing, name)) for topic, standing in standings if standing
+        ]
+        suffix = "_total" if kind == "counter" else ""
+        yield Metric(f"topics_topic_archive_{name}{suffix}", kind, help, samples)
+    yield Metric(
+        "topics_topic_archived_seq", "gauge", "Seq up to which an archive was reported to have everything.",
+        [("", {"topic": topic.name}, topic.archived) for topic in shown],
+    )  # fmt: skip
 
 
 def _routers(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:

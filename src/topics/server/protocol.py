@@ -15,7 +15,7 @@ import msgspec
 from topics.server.answer_heads import AnswerHeads
 from topics.server.connection import Connection
 from topics.server.heads import HeadCache
-from topics.server.http import App
+from topics.server.http import App, answer_of
 from topics.server.pages import Pages
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class HttpServer:
         # Bound once and shared: a connection then pays neither for the lookup nor for bound methods of its own.
         self.admit = app.admit
         self.handle = app.handle
+        self.answer = answer_of(app)
         self.abandon = app.abandon
         self.limits = limits or HttpLimits()
         self.heads = HeadCache()

@@ -124,6 +124,11 @@ class RequestReader:
         """Nothing that comes is of interest any more."""
         self._broken = True
 
+    def release(self) -> None:
+        """The connection is gone: reader and parser must not keep each other alive."""
+        self._broken = True
+        del self._parser
+
     def _fail(self, error: TopicsError) -> None:
         if not self._broken:
             self._broken = True

@@ -83,7 +83,7 @@ class Router:
     def __init__(self, routes: list[Route]) -> None:
         self.routes = routes
         self._root = _Node()
-        self._known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # paths seen lately
+        self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # paths seen lately
         for route in routes:
             self._add(route)
 
@@ -103,7 +103,7 @@ class Router:
 
     def find(self, request: Request) -> Call:
         """404 for an unknown path, 405 for a known one with another method."""
-        known = self._known.get(request.path)
+        known = self.known.get(request.path)
         if known is not None and (route := known[0].get(request.method)) is not None:
             return Call(request, route, known[1])
         node, params = self._root, {}
@@ -123,9 +123,9 @@ class Router:
                 route = routes["GET"]
             else:
                 raise _wrong_method(method, routes)
-        if len(self._known) >= KNOWN_PATHS:
-            self._known.clear()
-        self._known[request.path] = routes, params
+        if len(self.known) >= KNOWN_PATHS:
+            self.known.clear()
+        self.known[request.path] = routes, params
         return Call(request, route, params)
 
 

@@ -99,11 +99,15 @@ class ScanStream(Stream):
             return
         self._tries = 0
         if step.slices or step.tombstone is not None or step.done:
-            self._on_pool(lambda: bulk.encode(self._form, step), lambda data: self._encoded(step, data))
+            self._on_pool(lambda: self._encode(step), lambda data: self._encoded(step, data))
         elif step.next_from_seq - self._told_seq >= PROGRESS_SEQS:
             self._encoded(step, b"".join(self._form.progress(step.next_from_seq)))
         else:
             self._go_on()
+
+    def _encode(self, step: Step) -> bytes:
+        """On a pool thread, maybe long after it was asked for: a client that has left costs nothing more."""
+        return b"" if self._sink is None else bulk.encode(self._form, step)
 
     def _encoded(self, step: Step, data: bytes) -> None:
         sink = self._sink

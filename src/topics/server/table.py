@@ -5,7 +5,7 @@ from topics.model import queue, router, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
-from topics.server.handlers import health, queues, records, routers, scan, topics, watch
+from topics.server.handlers import archives, health, queues, records, routers, scan, topics, watch
 from topics.server.routes import Parameter, Route, Scope
 
 _TOUCH = "whether this counts as interest in the topic (auto-priority)"
@@ -68,7 +68,14 @@ ROUTES = [
     Route(
         method="POST", path="/v0/topics/{topic}/delete", handler=records.delete, scope=Scope.DELETE,
         summary="Remove records by seq, by tag, or both; for good and in silence",
-        body=DeleteRequest, answers={200: wire.RecordsDeleted}, errors=(Code.TOPIC_NOT_FOUND, Code.READ_ONLY),
+        body=DeleteRequest, answers={200: wire.RecordsDeleted},
+        errors=(Code.TOPIC_NOT_FOUND, Code.BATCH_TOO_LARGE, Code.EPOCH_MISMATCH, Code.READ_ONLY),
+    ),
+    Route(
+        method="POST", path="/v0/topics/{topic}/archived", handler=archives.report, scope=Scope.WRITE,
+        summary="An archive has every record up to a seq: a topic that holds for it may let them go",
+        body=wire.ArchivedRequest, answers={200: wire.ArchivedAnswer},
+        errors=(Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH, Code.READ_ONLY),
     ),
     Route(
         method="POST", path="/v0/watch", handler=watch.create, scope=Scope.READ,

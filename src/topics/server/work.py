@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from topics.server.app import TopicsApp
 
 
+def _nobody() -> None:
+    """Who is told of a holder's jobs while its stream is not open: the two must not keep each other alive."""
+
+
 class WorkStream(EventStream):
     """One connection. Its share of a pass is the room it has left."""
 
@@ -33,7 +37,7 @@ class WorkStream(EventStream):
         self._node = node
         self._max = max
         self._lease_ms = lease_ms
-        self._holder = Holder(self._changed)
+        self._holder = Holder(_nobody)
         self._desk: Desk | None = None
         self._told = ""  # the problem that the client knows of
 
@@ -43,6 +47,7 @@ class WorkStream(EventStream):
         if self._topic.gone:
             self.gone()
         else:
+            self._holder.changed = self._changed
             self._desk = self.app.desks.join(self._topic, self)
 
     def resume(self, full_ms: float) -> None:
@@ -53,6 +58,7 @@ class WorkStream(EventStream):
         if desk is not None:
             desk.leave(self)
         verbs.release(self.app.engine, self._topic, self._holder)
+        self._holder.changed = _nobody
 
     # --- at the desk
 

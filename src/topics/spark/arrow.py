@@ -22,7 +22,13 @@ class Batches:
         self._schema = shape.arrow()
 
     def records(self, run: Run, server: str, topic: str) -> pa.RecordBatch:
-        found = cells(run)
+        return self._rows(cells(run), server, topic)
+
+    def archived(self, batch: pa.RecordBatch, server: str, topic: str) -> pa.RecordBatch:
+        """Rows of a lake, whose columns have the same names."""
+        return self._rows(Cells(*(batch.column(name) for name in Cells._fields)), server, topic)
+
+    def _rows(self, found: Cells, server: str, topic: str) -> pa.RecordBatch:
         n = len(found.seq)
         no_seq, no_text = pa.nulls(n, pa.int64()), pa.nulls(n, pa.string())
         if self._shape.kafka:

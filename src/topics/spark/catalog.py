@@ -1,9 +1,11 @@
-"""What there is to read: the topics of servers, or of a directory, as they are at this moment. Asked by the driver."""
+"""What there is to read: topics of servers, a directory or a lake, as they are at this moment. Asked by the driver."""
 
 from __future__ import annotations
 
 from types import TracebackType
 from typing import Protocol, Self
+
+from msgspec import structs
 
 from topics.client import Client
 from topics.clock import SystemClock
@@ -12,6 +14,7 @@ from topics.engine.offline import Excerpt
 from topics.engine.read import Query
 from topics.engine.state import Topic
 from topics.errors import Code, TopicsError
+from topics.lake import Lake, Life, heal
 from topics.spark.options import Connection, ReadOptions
 from topics.spark.plan import Place, Span
 from topics.storage.fs import RealFs
@@ -50,14 +53,17 @@ def client_for(connection: Connection, server: str) -> Client:
 
 
 def catalog_of(options: ReadOptions) -> Catalog:
-    return Servers(options) if options.path is None else Files(options, options.path)
+    if options.path is not None:
+        return Files(options, options.path)
+    return Archive(options, options.lake) if options.lake is not None and options.lake_only else Servers(options)
 
 
 class Servers:
-    """The topics of one or several servers."""
+    """The topics of one or several servers; with a lake, as far back as that goes."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._lake = None if options.lake is None else Lake(options.lake)
         self._clients = {server: client_for(options.connection, server) for server in options.connection.servers}
 
     def __enter__(self) -> Self:
@@ -71,12 +77,25 @@ class Servers:
 
     def places(self) -> list[Place]:
         found = self.present()
+        if self._lake is not None:
+            found += self._only_archived(self._lake, {place.topic for place in found})
         _check_all_found(self._options, found)
         return found
 
     def present(self) -> list[Place]:
         """Those of the topics that are there: a stream may wait for the others."""
-        return [place for server, client in self._clients.items() for place in self._places(server, client)]
+        found = [place for server, client in self._clients.items() for place in self._places(server, client)]
+        if self._lake is None:
+            return found
+        snapshot = self._lake.snapshot()
+        return [_with_archive(place, snapshot.life(place.topic, place.epoch)) for place in found]
+
+    def _only_archived(self, lake: Lake, there: set[str]) -> list[Place]:
+        """Topics that are gone from the servers: their last life is in the lake, and reading finds out the rest."""
+        server = self._options.connection.servers[0]
+        gone = [name for name in lake.snapshot().topics() if self._options.wants(name) and name not in there]
+        lives = [life for name in gone if (life := heal.newest_life(lake, name)) is not None]
+        return [_archived_place(server, life) for life in lives]
 
     def wait(self, place: Place, ms: int) -> None:
         """Until the topic has grown, or for this long."""
@@ -102,10 +121,23 @@ class Servers:
         ]  # fmt: skip
 
     def seq_at(self, place: Place, ts_ms: int) -> int:
+        try:
+            return self._seq_at(place, ts_ms)
+        except TopicsError as error:
+            if self._lake is None or error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            life = self._lake.snapshot().life(place.topic, place.epoch)
+            return 1 if life is None else heal.first_at(self._lake, life, ts_ms)
+
+    def _seq_at(self, place: Place, ts_ms: int) -> int:
         client, from_seq = self._clients[place.server], 0
         while True:
             page = client.diff(place.topic, from_seq=from_seq, from_ts=ts_ms, limit=1, epoch=place.epoch)
-            if page.tombstone is not None:
+            if self._lake is not None and from_seq == 0:
+                floor = 0 if page.tombstone is None else page.tombstone.gap_to
+                if (archived := _archived_at(self._lake, place, ts_ms, floor)) is not None:
+                    return archived
+            elif page.tombstone is not None:
                 return 1
             if page.records:
                 return page.records[0].seq
@@ -159,6 +191,62 @@ class Files:
         return self._directory.excerpt(span.topic, span.start, span.stop)
 
 
+class Archive:
+    """The topics of a lake, without a server: of each the last life that was archived."""
+
+    def __init__(self, options: ReadOptions, path: str) -> None:
+        self._options = options
+        self._path = path
+        self._lake = Lake(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def places(self) -> list[Place]:
+        names = [name for name in self._lake.snapshot().topics() if self._options.wants(name)]
+        lives = [life for name in sorted(names) if (life := heal.newest_life(self._lake, name)) is not None]
+        found = [_archived_place(self._path, life) for life in lives]
+        _check_all_found(self._options, found)
+        return found
+
+    def seq_at(self, place: Place, ts_ms: int) -> int:
+        life = self._lake.snapshot().life(place.topic, place.epoch)
+        return 1 if life is None else heal.first_at(self._lake, life, ts_ms)
+
+    def excerpt(self, span: Span) -> Excerpt | None:
+        return None
+
+
+def _with_archive(place: Place, life: Life | None) -> Place:
+    """The topic as lake and server have it together."""
+    first = heal.first_record(life)
+    if life is None or first is None or first >= place.earliest:
+        return place
+    older_bytes = sum(file.bytes for file in life.files_in(first, place.earliest - 1))
+    return structs.replace(place, earliest=first, size_bytes=place.size_bytes + older_bytes)
+
+
+def _archived_place(where: str, life: Life) -> Place:
+    end = heal.last_seq(life)
+    return Place(
+        server=where, topic=life.topic, epoch=life.epoch, earliest=heal.first_record(life) or end + 1, head=end,
+        count=sum(file.rows for file in life.files), size_bytes=sum(file.bytes for file in life.files),
+    )  # fmt: skip
+
+
+def _archived_at(lake: Lake, place: Place, ts_ms: int, floor: int) -> int | None:
+    """Where reading from a time on begins in the lake; None if what the server has is all of it."""
+    life = lake.snapshot().life(place.topic, place.epoch)
+    if life is None:
+        return 1 if floor else None
+    begin = heal.first_at(lake, life, ts_ms)
+    return begin if begin <= max(floor, life.trimmed_to) else None
+
+
 def _named(server: str, client: Client, name: str) -> Place | None:
     try:
         state = client.topic(name)
@@ -176,5 +264,6 @@ def _check_all_found(options: ReadOptions, places: list[Place]) -> None:
     there = {place.topic for place in places}
     for name in options.topics:
         if name not in there:
-            where = options.path or ", ".join(options.connection.servers)
+            where = options.path or (options.lake if options.lake_only else None)
+            where = where or ", ".join(options.connection.servers)
             raise NoSuchTopic(f"topic {name!r} does not exist in {where}")

@@ -53,6 +53,8 @@ READ = (
     *CONNECTION,
     Option("path", "data directory or backup to read instead of a server"),
     Option("coldPath", "the cold folder of that directory, if it has one"),
+    Option("lake", "lake of `topics pipeline archive`: what the server has no more is read from there"),
+    Option("lakeOnly", "true: the lake alone, without asking a server; batch reads only"),
     Option("subscribe", "topics, with commas between"),
     Option("subscribePrefix", "every topic whose name begins like this"),
     Option("subscribePattern", "every topic whose whole name matches this regular expression"),
@@ -115,6 +117,8 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     connection: Connection = Connection()
     path: str | None = None
     cold_path: str | None = None
+    lake: str | None = None
+    lake_only: bool = False
     topics: tuple[str, ...] = ()
     prefix: str | None = None
     pattern: str | None = None
@@ -171,6 +175,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         connection=connection(found),
         path=_directory(found, "path"),
         cold_path=_directory(found, "coldPath"),
+        lake=_directory(found, "lake"),
+        lake_only=flag(found, "lakeOnly", default=False),
         topics=_names(found),
         prefix=found.get("subscribePrefix"),
         pattern=_pattern(found),
@@ -238,12 +244,16 @@ def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
         raise BadOption(f"say which topics with one of subscribe, subscribePrefix and subscribePattern; given: {said}")
     for one, other in (
         ("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp"), ("path", "url"),
-        ("path", "token"), ("path", "tokenFile"),
+        ("path", "token"), ("path", "tokenFile"), ("path", "lake"),
     ):  # fmt: skip
         if one in found and other in found:
             raise BadOption(f"{one} and {other}: give one of them")
     if "coldPath" in found and "path" not in found:
         raise BadOption("coldPath: only a data directory (path) has a cold folder")
+    if options.lake_only and "lake" not in found:
+        raise BadOption("lakeOnly: say where the lake is, with lake")
+    if options.lake_only and "url" in found:
+        raise BadOption("lakeOnly and url: the lake alone is read without a server; leave one of them out")
     if options.ending is not None and "earliest" in (options.ending.otherwise, *options.ending.by_topic.values()):
         raise BadOption('endingOffsets: "earliest" (-2) is where a topic begins; a read cannot end there')
     for offsets, name in ((options.starting, "startingOffsets"), (options.ending, "endingOffsets")):

@@ -1,12 +1,12 @@
 """One span to record batches, on an executor. Every seq of it is delivered, told as lost, or was rightly skipped.
 
-Batch and stream both read through here, from a server or from files.
+Batch and stream both read through here, from a server, from files, or from a lake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 from msgspec import Struct
@@ -16,6 +16,9 @@ from topics.engine import offline
 from topics.engine.offline import Excerpt
 from topics.engine.read import Query
 from topics.errors import Code, TopicsError
+from topics.lake import Gap as ArchivedGap
+from topics.lake import Lake
+from topics.lake.heal import Healer, Wanted
 from topics.model.records import TagMatch
 from topics.spark.arrow import Batches
 from topics.spark.catalog import client_for
@@ -51,6 +54,9 @@ class Gap(Protocol):
     def reason(self) -> str: ...
 
 
+Piece: TypeAlias = Run | pa.RecordBatch | Gap | int  # an int is the seq after the last one looked at
+
+
 class How(Struct, frozen=True, kw_only=True):
     """How spans are read: what executors need of the options."""
 
@@ -59,6 +65,8 @@ class How(Struct, frozen=True, kw_only=True):
     tag: TagMatch | None = None
     fail_on_data_loss: bool = True
     shape: Shape = Shape()
+    lake: str | None = None
+    lake_only: bool = False
 
 
 def how_of(options: ReadOptions, *, tag: TagMatch | None = None) -> How:
@@ -69,6 +77,8 @@ def how_of(options: ReadOptions, *, tag: TagMatch | None = None) -> How:
         tag=options.tag or tag,
         fail_on_data_loss=options.fail_on_data_loss,
         shape=shape_of(options),
+        lake=options.lake,
+        lake_only=options.lake_only,
     )
 
 
@@ -78,18 +88,24 @@ def read_span(span: Span, how: How, excerpt: Excerpt | None = None) -> Iterator[
     if span.lost is not None:
         yield from rows.lose(span.start, span.stop - 1, span.lost)
         return
-    pieces = _from_server(span, how) if excerpt is None else _from_files(span, how, excerpt)
-    for piece in pieces:
+    for piece in _pieces(span, how, excerpt):
         if isinstance(piece, Run):
             yield rows.take(piece)
+        elif isinstance(piece, pa.RecordBatch):
+            yield rows.take_archived(piece)
         elif isinstance(piece, int):
             rows.at = max(rows.at, piece)
-        elif piece.reason in ("recreated", DROPPED):
-            yield from rows.lose(rows.at, span.stop - 1, piece.reason)  # what follows is of another life
-            return
         else:
             yield from rows.lose(piece.gap_from, piece.gap_to, piece.reason)
     rows.check_complete()
+
+
+def _pieces(span: Span, how: How, excerpt: Excerpt | None) -> Iterator[Piece]:
+    if excerpt is not None:
+        return _from_files(span, how, excerpt)
+    if how.lake is None:
+        return _from_server(span, how)
+    return _from_lake(span, how, how.lake) if how.lake_only else _healed(span, how, how.lake)
 
 
 class Rows:
@@ -105,6 +121,13 @@ class Rows:
         assert self.at <= run.first <= run.last < self._span.stop, "a server answers with the range it was asked for"
         self.at = run.last + 1
         return self._batches.records(run, self._span.server, self._span.topic)
+
+    def take_archived(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        seqs = batch.column("seq")
+        first, last = seqs[0].as_py(), seqs[-1].as_py()
+        assert self.at <= first <= last < self._span.stop, "a lake answers with the range it was asked for"
+        self.at = last + 1
+        return self._batches.archived(batch, self._span.server, self._span.topic)
 
     def lose(self, gap_from: int, gap_to: int, reason: str) -> Iterator[pa.RecordBatch]:
         """The gap clipped to the span: what lies outside is told by whoever reads there."""
@@ -126,10 +149,23 @@ class Rows:
 
 
 DROPPED = "dropped"  # our word for a topic that was there when the query was planned and is not any more
+UNARCHIVED = "unarchived"  # our word for seqs that a lake knows nothing of, where nobody else is asked
 
 
 def _from_server(span: Span, how: How) -> Iterator[Run | Gap | int]:
     """Runs, losses, and at last the seq after the last one looked at."""
+    at = span.start
+    for piece in _scan(span, how):
+        if isinstance(piece, request.Tombstone) and piece.reason in ("recreated", DROPPED):
+            yield request.Tombstone(at, span.stop - 1, piece.reason)  # what follows is of another life
+            yield span.stop
+            return
+        if isinstance(piece, Run):
+            at = piece.last + 1
+        yield piece
+
+
+def _scan(span: Span, how: How) -> Iterator[Run | request.Tombstone | int]:
     fields = {
         "upto_seq": span.stop - 1,
         "epoch": span.epoch,
@@ -146,7 +182,55 @@ def _from_server(span: Span, how: How) -> Iterator[Run | Gap | int]:
             yield request.Tombstone(span.start, span.stop - 1, DROPPED)
 
 
-def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Run | Gap | int]:
+def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
     query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=frozenset(how.nodes) or None, match=how.tag)
     yield from offline.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
     yield span.stop
+
+
+def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
+    """What the server has, and from the lake what it has no more; see `topics.lake.heal`."""
+    healer = Healer(Lake(lake), span.topic, span.epoch, Wanted(tag=how.tag, nodes=_left_out(span, how)))
+    at = span.start
+    for piece in _from_server(span, how):
+        if isinstance(piece, int):
+            yield from _told(healer.passed_over(at, piece - 1))
+            yield piece
+            return
+        if isinstance(piece, Run):
+            yield from _told(healer.passed_over(at, piece.first - 1))
+            yield piece
+            at = piece.last + 1
+        else:
+            low, high = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
+            yield from _told(healer.passed_over(at, low - 1))
+            yield from _told(healer.lost(low, high, piece.reason))
+            at = max(at, high + 1)
+
+
+def _from_lake(span: Span, how: How, lake: str) -> Iterator[Piece]:
+    healer = Healer(Lake(lake), span.topic, span.epoch, Wanted(tag=how.tag, nodes=how.nodes))
+    yield from _told(healer.lost(span.start, span.stop - 1, UNARCHIVED))
+    yield span.stop
+
+
+def _told(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[Piece]:
+    """A ledger's gaps in the words of a server."""
+    for piece in pieces:
+        if isinstance(piece, ArchivedGap):
+            yield request.Tombstone(piece.first, piece.last, piece.reason)
+        else:
+            yield piece
+
+
+def _left_out(span: Span, how: How) -> tuple[str, ...]:
+    """The nodes whose records a server would leave out of this topic."""
+    if not how.nodes:
+        return ()
+    with client_for(how.connection, span.server) as client:
+        try:
+            return how.nodes if client.topic(span.topic).config.dedupe_node else ()
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            return how.nodes

@@ -161,6 +161,8 @@ def _check(options: ReadOptions) -> None:
         raise BadOption(
             "path: a directory does not grow while it is read; read it as a batch, or stream from its server"
         )
+    if options.lake_only:
+        raise BadOption("lakeOnly: read a lake as a batch; a stream goes from the lake on to its server")
     if options.push_filters:
         raise BadOption("pushFilters: for batch reads only; narrow a stream with the options tag and node")
     if options.ending is not None or options.ending_ts is not None:

@@ -170,7 +170,6 @@ def runs(positions: npt.NDArray[np.intp]) -> list[tuple[int, int]]:
 
 def extend(
     columns: Columns,
-    *,
     ts: int,
     sizes: Sequence[int],
     tags: Sequence[str | None] | None,
@@ -235,8 +234,11 @@ def _extend_ids(
     elif isinstance(values, str):
         ids.extend([names.add(values)] * n)
     else:
-        known, add = names.ids.get, names.add
-        ids.extend([0 if value is None else known(value) or add(value) for value in values])
+        try:
+            ids.extend(list(map(names.ids.__getitem__, values)))  # type: ignore[arg-type]  # None is not among them
+        except KeyError:  # a name that is new, or none
+            add = names.add
+            ids.extend([0 if value is None else add(value) for value in values])
     return ids
 
 

@@ -25,6 +25,7 @@ from topics.model.topic import TopicConfig
 from topics.storage import frame
 
 CREATE, CONFIGURE, DROP, APPEND, DELETE, CEILING = 1, 2, 3, 4, 5, 6
+ARCHIVED = 32
 # 16 to 23 belong to routers, 24 to 31 to queues, 32 to 39 to archives.
 
 EntryType = TypeVar("EntryType", bound=Struct)
@@ -95,6 +96,7 @@ class Append(Struct, gc=False):
     metas: Sequence[int] | None = None
     key: str | None = None
     extras: dict[int, bytes] | None = None
+    plain: bool = False  # known to be one record with no more than a tag; not stored
 
     @property
     def last(self) -> int:
@@ -132,8 +134,8 @@ def encode(entry: Entry) -> bytes:
     """The entry as a whole WAL frame."""
     if type(entry) is Append:
         parts = _encode((entry.ts, entry.sizes, entry.tags, entry.nodes, entry.metas, entry.key, entry.extras))
-        body = b"%b%b%b" % (_pack_size(len(parts)), parts, entry.blob)
-        return frame.encode(APPEND, entry.topic_id, entry.first, len(entry.sizes), body)
+        size = _pack_size(len(parts))
+        return frame.encode(APPEND, entry.topic_id, entry.first, len(entry.sizes), size, parts, entry.blob)
     return frame.encode(entry.kind, entry.topic_id, 0, 0, _encode(entry))
 
 

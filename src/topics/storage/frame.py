@@ -49,11 +49,13 @@ class Frame(NamedTuple):
     body: memoryview
 
 
-def encode(kind: int, topic_id: int, first: int, count: int, body: bytes) -> bytes:
+def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes) -> bytes:
+    """The frame whose body is these parts in a row."""
     head = _pack_head(kind, topic_id, first, count)
-    length = _pack_length(len(body))
-    guarded = b"%b%b%b%b%b" % (length, _pack_length(_sum64(length + head) & 0xFFFFFFFF), head, body, head)
-    return MAGIC + guarded + _pack_sum(_sum64(guarded), LAST)
+    length = _pack_length(sum(map(len, body)))
+    check = _pack_length(_sum64(length + head) & 0xFFFFFFFF)
+    guarded = b"".join((length, check, head, *body, head))
+    return b"".join((MAGIC, guarded, _pack_sum(_sum64(guarded), LAST)))
 
 
 def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:

@@ -68,9 +68,7 @@ class Segment:
         """The seq after its last record."""
         return self.first + self.count
 
-    @property
-    def columns(self) -> Columns:
-        raise NotImplementedError
+    columns: Columns  # of a sealed one: loaded when it is asked for
 
     @property
     def marks(self) -> bytearray | None:
@@ -125,20 +123,16 @@ class Segment:
 class MemorySegment(Segment):
     """A run held in memory: the open end of a topic, or all of it where there is no data directory."""
 
-    __slots__ = ("_columns", "opened_ms", "rendered")
+    __slots__ = ("columns", "opened_ms", "rendered")
 
     def __init__(self, first: int, *, opened_ms: int = 0) -> None:
         super().__init__(first)
-        self._columns = Columns(first)
+        self.columns = Columns(first)
         self.rendered = bytearray()
         self.opened_ms = opened_ms
 
-    @property
-    def columns(self) -> Columns:
-        return self._columns
-
     def read(self, low: int, high: int) -> bytes:
-        offsets = self._columns.offsets
+        offsets = self.columns.offsets
         return bytes(memoryview(self.rendered)[offsets[low] : offsets[high]])
 
     @classmethod
@@ -160,7 +154,7 @@ class MemorySegment(Segment):
         if harmless is not None and codec.damaged_flags(flags):
             harmless.append("a flag byte is damaged")
         segment = cls(footer.first, opened_ms=opened_ms)
-        segment._columns = growable(columns)
+        segment.columns = growable(columns)
         segment.rendered = bytearray(rendered)
         segment.count, segment.min_ts, segment.max_ts = footer.count, footer.min_ts, footer.max_ts
         segment._marks = codec.decode_flags(flags)
@@ -300,7 +294,7 @@ class SealedSegment(Segment):
         return sealed
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> Columns:  # type: ignore[override]
         loaded = self._loaded
         if loaded is None:
             loaded = self._load(wait=False)

@@ -76,6 +76,7 @@ class View(NamedTuple):
     keys: tuple[tuple[str, int, int, int], ...]
     records: tuple[bytes, ...]
     tombstones: tuple[tuple[int, int, str], ...]
+    archived: int
 
 
 class SimServer:
@@ -200,7 +201,7 @@ class SimServer:
         keys = tuple((key, write.first, write.last, write.at_ms) for key, write in topic.keys.items())
         return View(
             topic.epoch, topic.config, topic.head, topic.earliest, topic.evict_floor, topic.count, topic.bytes,
-            tuple(topic.losses.runs), keys, tuple(rows), tuple(gaps),
+            tuple(topic.losses.runs), keys, tuple(rows), tuple(gaps), topic.archived,
         )  # fmt: skip
 
 

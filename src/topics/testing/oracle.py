@@ -104,6 +104,11 @@ class Life:
     config: TopicConfig
     facts: list[Fact] = field(default_factory=list)  # of all seqs from 1 to head
     keys: dict[str, Key] = field(default_factory=dict)
+    archived: int = 0  # everything up to here is in an archive
+
+    @property
+    def holds(self) -> bool:
+        return self.config.archive is not None and self.config.archive.hold
 
     @property
     def head(self) -> int:
@@ -132,16 +137,26 @@ class Life:
     def expire(self, now_ms: int) -> None:
         if self.config.ttl_ms:
             for fact in self.live:
-                if now_ms - fact.ts > self.config.ttl_ms:
+                if now_ms - fact.ts > self.config.ttl_ms and not (self.holds and fact.seq > self.archived):
                     fact.fate = "ttl"
 
     def enforce_caps(self) -> None:
-        """The oldest live record goes for as long as there are too many, or too many bytes."""
+        """The oldest live record goes for as long as there are too many, or too many bytes.
+
+        A topic that rejects takes nothing more instead; but while it holds, what is archived goes.
+        """
         cap_records, cap_bytes = self.config.cap_records, self.config.cap_bytes
-        if self.config.discard == "reject":
-            return  # it takes nothing more instead
         while (cap_records and self.count > cap_records) or (cap_bytes and self.bytes > cap_bytes):
+            if self.config.discard == "reject" and self.live[0] not in self.spare:
+                return
             self.live[0].fate = "cap"
+
+    @property
+    def spare(self) -> list[Fact]:
+        """What a full topic that rejects may lose to take more."""
+        if not self.holds or self.config.type == "queue":
+            return []
+        return [fact for fact in self.live if fact.seq <= self.archived]
 
 
 class Oracle:
@@ -166,6 +181,16 @@ class Oracle:
             topic.expire(self.clock.now_ms())
             topic.enforce_caps()
         return False
+
+    def archive(self, name: str, seq: int) -> int:
+        """Everything up to `seq` is in an archive; what counts as archived now."""
+        if name not in self.topics:
+            raise topic_not_found(name)
+        topic = self.topics[name]
+        if seq > topic.head:
+            raise TopicsError(Code.INVALID_REQUEST, "that has not been written yet")
+        topic.archived = max(topic.archived, seq)
+        return topic.archived
 
     def drop(self, name: str, *, if_empty: bool = False) -> bool:
         """Whether there was one."""
@@ -308,9 +333,10 @@ def _check_room(topic: Life, added: list[Fact]) -> None:
     sizes = [fact.size_bytes for fact in added]
     if config.cap_bytes and max(sizes) > config.cap_bytes:
         raise TopicsError(Code.RECORD_TOO_LARGE, "the topic could never hold it")
+    keeps = [fact for fact in topic.live if fact not in topic.spare]
     if config.discard == "reject" and (
-        (config.cap_records and topic.count + len(added) > config.cap_records)
-        or (config.cap_bytes and topic.bytes + sum(sizes) > config.cap_bytes)
+        (config.cap_records and len(keeps) + len(added) > config.cap_records)
+        or (config.cap_bytes and sum(fact.size_bytes for fact in keeps) + sum(sizes) > config.cap_bytes)
     ):
         raise TopicsError(Code.TOPIC_FULL, "the topic is full")
 

@@ -11,6 +11,7 @@ from topics.model.topic import ConfigPatch
 from topics.model.wire import QueueCounts, TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
 from topics.server import query
 from topics.server.answer import json_answer, performance, when_done
+from topics.server.handlers import archives
 from topics.server.http import Answer
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def get_topic(app: TopicsApp, call: Call) -> Answer:
         last_read_ts=topic.last_read_ts,
         performance=performance(call.request),
         queue=_queue_counts(topic),
+        archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
+        archive=archives.standing(app, topic),
     )
     return json_answer(200, answer)
 

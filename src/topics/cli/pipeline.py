@@ -1,0 +1,185 @@
+"""`topics pipeline …`: the tree of commands, the options they share, and how their reports are shown.
+
+A command is a module in `topics.cli.pipelines` with a function `register(subparsers)` that calls `add` below. It
+imports Spark only when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topics.spark.pipelines.job import JobOptions
+    from topics.spark.pipelines.report import Report, TopicReport
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+DEFAULT_URL = "http://127.0.0.1:4000"
+TOPICS_SHOWN = 100
+GAPS_SHOWN = 20
+
+Subparsers = argparse._SubParsersAction  # argparse has no public name for it
+Execute = Callable[[argparse.Namespace], "Report"]
+Show = Callable[["Report"], str]
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    text = "move and digest topics in bulk, with Spark"
+    parser = subparsers.add_parser(
+        "pipeline", help=text, description="Move and digest topics in bulk, with Spark.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(title="pipelines", metavar="PIPELINE", required=True)
+    from topics.cli import pipelines
+
+    for module in sorted(found.name for found in pkgutil.iter_modules(pipelines.__path__)):
+        importlib.import_module(f"{pipelines.__name__}.{module}").register(commands)
+
+
+def add(
+    subparsers: Subparsers[argparse.ArgumentParser],
+    name: str,
+    execute: Execute,
+    text: str,
+    *,
+    show: Show | None = None,
+    epilog: str | None = None,
+) -> argparse.ArgumentParser:
+    """A command with the options all have. `execute` returns the report; `show` says it in its own words."""
+    parser = subparsers.add_parser(
+        name,
+        help=text,
+        description=text[:1].upper() + text[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    shared = parser.add_argument_group("options of every pipeline")
+    keys = shared.add_mutually_exclusive_group()
+    keys.add_argument("--token", metavar="KEY", help="API key; other users of this machine can see it here")
+    keys.add_argument("--token-file", metavar="FILE", help="file that holds the API key [TOPICS_TOKEN_FILE]")
+    shared.add_argument("--master", metavar="M", help="Spark master; local[*] unless spark-submit has chosen one")
+    shared.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+    shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
+    parser.set_defaults(execute=lambda args: run(execute, args, show or describe))
+    return parser
+
+
+def shared(args: argparse.Namespace) -> JobOptions:
+    """The options of every pipeline, as its function takes them."""
+    from topics.spark.pipelines.progress import progress_for
+
+    token_file = args.token_file
+    if args.token is None and token_file is None:
+        token_file = os.environ.get("TOPICS_TOKEN_FILE") or None
+    return {
+        "token": args.token,
+        "token_file": token_file,
+        "dry_run": args.dry_run,
+        "master": args.master,
+        "progress": progress_for(quiet=args.json),
+        "stop": args.stop,
+    }
+
+
+def run(execute: Execute, args: argparse.Namespace, show: Show) -> int:
+    """Exit status: 0 done, 1 failed or found something wrong, 2 arguments that cannot be meant, 130 interrupted."""
+    try:
+        with warnings.catch_warnings(), _stoppable(follows=bool(getattr(args, "follow", False))) as stop:
+            warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
+            args.stop = stop
+            report = execute(args)
+    except ImportError as error:
+        print(f"topics: pipelines need Spark: {error}\nnext: pip install 'topics[spark]'", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("topics: interrupted\nnext: run the same command again: it goes on where this stopped", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        return _failed(error)
+    print(_json(report) if args.json else show(report))
+    return EXIT_DONE if report.ok else EXIT_FAILED
+
+
+def _failed(error: Exception) -> int:
+    from topics.spark.options import BadOption
+    from topics.spark.pipelines.job import BadUsage, explain, next_step
+
+    print(f"topics: {explain(error)}\nnext: {next_step(error)}", file=sys.stderr)
+    if os.environ.get("TOPICS_TRACEBACK"):
+        raise error
+    return EXIT_USAGE if isinstance(error, BadUsage | BadOption) else EXIT_FAILED
+
+
+@contextmanager
+def _stoppable(*, follows: bool) -> Iterator[threading.Event]:
+    """A job that follows ends in order at the first signal, and at once at the second; another one at the first."""
+    stop = threading.Event()
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() or not follows:
+            raise KeyboardInterrupt
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # signals are not ours to take
+        return
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- showing
+
+
+def describe(report: Report) -> str:
+    """A report for people."""
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for row in report.topics[:TOPICS_SHOWN]:
+        yield f"  {_topic_line(row, dry_run=report.dry_run)}"
+    if len(report.topics) > TOPICS_SHOWN:
+        yield f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all"
+    told = [(row, gap) for row in report.topics for gap in row.gaps]
+    for row, gap in told[:GAPS_SHOWN]:
+        yield f"  lost: {row.topic} seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
+    if len(told) > GAPS_SHOWN:
+        yield f"  {len(told) - GAPS_SHOWN} more lost ranges; --json has them all"
+    for text in report.warnings:
+        yield f"  warning: {text}"
+    figures = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.figures.items())
+    seconds = (report.ended_ms - report.started_ms) / 1000
+    verb = "would write" if report.dry_run else "wrote"
+    yield f"{report.pipeline}: {verb} {report.records} records of {len(report.topics)} topics{figures}, {seconds:.1f} s"
+
+
+def _topic_line(row: TopicReport, *, dry_run: bool) -> str:
+    where = row.topic + (f" → {row.into}" if row.into else "")
+    seqs = f"seqs {row.from_seq} to {row.to_seq}" if row.to_seq else "nothing new"
+    parts = [seqs, f"{row.records} records{' to write' if dry_run else ''}"]
+    if row.repeated:
+        parts.append(f"{row.repeated} of them written before")
+    if row.lag is not None:
+        parts.append(f"lag {row.lag}")
+    parts += [f"{name.replace('_', ' ')} {value}" for name, value in row.figures.items()]
+    return f"{where}: {', '.join(parts)}"
+
+
+def _json(report: Report) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(report)).decode()

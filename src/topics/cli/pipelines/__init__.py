@@ -1,0 +1,1 @@
+"""The commands below `topics pipeline`: one module each, found by being here."""

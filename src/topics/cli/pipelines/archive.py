@@ -1,0 +1,50 @@
+"""`topics pipeline archive`: topics to a lake of Parquet."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from topics.cli import pipeline
+
+if TYPE_CHECKING:
+    from topics.spark.pipelines.report import Report
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = pipeline.add(subparsers, "archive", execute, "keep topics as Parquet files, for good, each record once")
+    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="U", help="server [%(default)s]")
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--topic", action="append", default=[], metavar="T", help="a topic; may be given several times")
+    which.add_argument("--prefix", metavar="P", help="every topic whose name begins like this")
+    which.add_argument("--pattern", metavar="RE", help="every topic whose whole name matches this regular expression")
+    parser.add_argument("--lake", required=True, metavar="DIR", help="directory of the lake; made if it is not there")
+    parser.add_argument("--follow", action="store_true", help="go on with what is written from now on")
+    parser.add_argument(
+        "--every", type=float, default=5.0, metavar="S", help="seconds between two rounds [%(default)g]"
+    )
+    parser.add_argument("--trim", action="store_true", help="delete from the topics what the lake has confirmed")
+    parser.add_argument(
+        "--merge",
+        type=int,
+        default=8,
+        metavar="N",
+        help="merge small files once there are so many [%(default)d]; 0: never",
+    )
+
+
+def execute(args: argparse.Namespace) -> Report:
+    from topics.spark.pipelines.archive import archive
+
+    return archive(
+        url=args.url,
+        lake=args.lake,
+        topics=args.topic,
+        prefix=args.prefix,
+        pattern=args.pattern,
+        follow=args.follow,
+        trim=args.trim,
+        every_s=args.every,
+        merge_files=args.merge,
+        **pipeline.shared(args),
+    )

@@ -1,0 +1,56 @@
+"""`topics pipeline compact`: the latest record of every key."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from topics.cli import pipeline
+
+if TYPE_CHECKING:
+    from topics.spark.pipelines.report import Report
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "keep the latest record of every tag, or of every value of an expression, as Parquet or as a topic"
+    parser = pipeline.add(subparsers, "compact", execute, text)
+    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="URL", help="server [%(default)s]")
+    parser.add_argument("--topic", required=True, metavar="T", help="topic to compact")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--into", metavar="T2", help="topic that holds one record a key")
+    where.add_argument("--parquet", metavar="PATH", help="Parquet file, or a directory for a file named as the topic")
+    parser.add_argument(
+        "--by", metavar="SQL", default="tag", help="what is kept once, such as value:user.id::string [%(default)s]"
+    )
+    parser.add_argument("--null-removes", action="store_true", help="a record whose data is null removes its key")
+    parser.add_argument("--full", action="store_true", help="begin anew with the first seq")
+    parser.add_argument("--lake", metavar="DIR", help="lake to read from what the topic has no more")
+    parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")
+    parser.add_argument(
+        "--every", metavar="SECONDS", type=float, default=10.0, help="pause between rounds of --follow [%(default)s]"
+    )
+    parser.add_argument(
+        "--positions",
+        metavar="TOPIC",
+        default="sys:positions",
+        help="topic that keeps how far it has come [%(default)s]",
+    )
+
+
+def execute(args: argparse.Namespace) -> Report:
+    from topics.spark.pipelines.compact import compact
+
+    return compact(
+        url=args.url,
+        topic=args.topic,
+        into=args.into,
+        parquet=args.parquet,
+        by=args.by,
+        null_removes=args.null_removes,
+        full=args.full,
+        lake=args.lake,
+        follow=args.follow,
+        every_s=args.every,
+        positions_topic=args.positions,
+        **pipeline.shared(args),
+    )

@@ -1,0 +1,69 @@
+"""`topics pipeline erase`: records with a tag, and all their copies, gone; and a receipt for it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from topics.cli import pipeline
+
+if TYPE_CHECKING:
+    from topics.spark.pipelines.report import Report, TopicReport
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = pipeline.add(
+        subparsers,
+        "erase",
+        execute,
+        "remove a tag from topics, from copies that routers made, and from a lake",
+        show=show,
+        epilog="Prints a receipt: every place, and how many records went from it. Exits with 1 where records are left\n"
+        "that may or may not be copies.",
+    )
+    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="U", help="server [%(default)s]")
+    parser.add_argument(
+        "--match", required=True, metavar="TAG", help="a tag; or the beginning of tags and a *: user-42:*"
+    )
+    parser.add_argument("--lake", metavar="DIR", help="lake to erase from, too; its files are rewritten")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--topic", action="append", default=[], metavar="T",
+        help="only this topic, and what routers copied from it; may be given several times",
+    )  # fmt: skip
+    which.add_argument("--prefix", metavar="P", help="only topics whose name begins like this, and their copies")
+
+
+def execute(args: argparse.Namespace) -> Report:
+    from topics.spark.pipelines.erase import erase
+
+    return erase(
+        url=args.url, match=args.match, lake=args.lake, topics=args.topic, prefix=args.prefix, **pipeline.shared(args)
+    )
+
+
+def show(report: Report) -> str:
+    """The receipt, for people."""
+    figures = report.figures
+    verb = "would be erased" if report.dry_run else "erased"
+    lines = [f"{figures['match']}: {report.records:,} records {verb} (run {report.run_id})", ""]
+    places = [row for row in report.topics if row.records or row.figures.get("ambiguous")]
+    width = max((len(_place(row)) for row in places), default=0)
+    lines += [f"  {_place(row):<{width}}  {row.records:>10,}{_detail(row)}" for row in places]
+    clean = len(report.topics) - len(places)
+    lines.append(f"{'' if not places else chr(10)}{clean} other places were looked through and held nothing.")
+    lines += [f"warning: {text}" for text in report.warnings]
+    return "\n".join(lines)
+
+
+def _place(row: TopicReport) -> str:
+    return f"lake   {row.topic}" if row.into else f"topic  {row.topic}"
+
+
+def _detail(row: TopicReport) -> str:
+    figures = row.figures
+    if row.into:
+        return f"  in {figures['files']} files"
+    parts = [f"{figures['copies']:,} of them copies without a tag"] if figures.get("copies") else []
+    parts += [f"{figures['ambiguous']:,} left in doubt"] if figures.get("ambiguous") else []
+    return f"  {', '.join(parts)}" if parts else ""

@@ -1,0 +1,86 @@
+"""`topics pipeline replay`: records once more, from a lake, a data directory or a server, into a topic."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from topics.cli import pipeline
+
+if TYPE_CHECKING:
+    from topics.spark.pipelines.report import Report
+
+EPILOG = """\
+The same command is the same replay: started again it goes on where it stopped, and what was replayed is not replayed
+twice. --name makes another one of it. Every record has its origin in its meta, under _topics_replay.
+
+examples:
+  topics pipeline replay --lake /lake --topic orders --url http://127.0.0.1:4000 --into orders.again
+  topics pipeline replay --lake /lake --topic orders --into rerun --where "data.total > 1000" --rate 500
+  topics pipeline replay --path /backup --topic orders --into rescued --since 2025-05-28T00:00:00Z
+"""
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = pipeline.add(
+        subparsers, "replay", execute, "write records of a lake, a directory or a topic to a topic again", epilog=EPILOG
+    )
+    parser.add_argument("--lake", metavar="DIR", help="from this lake; with --from-url, that server goes first")
+    parser.add_argument("--path", metavar="DIR", help="from the data directory of a stopped server, or a backup")
+    parser.add_argument("--from-url", metavar="U", help="from this server")
+    parser.add_argument("--from-token-file", metavar="FILE", help="the key for that server alone")
+    parser.add_argument("--topic", metavar="T", required=True, help="topic to replay")
+    parser.add_argument("--url", default=pipeline.DEFAULT_URL, help=f"server to write to; {pipeline.DEFAULT_URL}")
+    parser.add_argument("--into", metavar="T2", required=True, help="topic to write to")
+    parser.add_argument(
+        "--where", metavar="SQL", help="only records for which this holds, such as \"data.qty > 1 AND tag = 'web'\""
+    )
+    parser.add_argument("--from-seq", metavar="N", type=_seq, help="first seq")
+    parser.add_argument("--to-seq", metavar="N", type=_seq, help="last seq")
+    parser.add_argument("--since", metavar="TIME", help="from this time on: ISO 8601 or epoch milliseconds")
+    parser.add_argument("--until", metavar="TIME", help="before this time")
+    parser.add_argument("--tag", metavar="TAG", help="only this tag; with a star at its end, tags that begin like this")
+    parser.add_argument("--rate", metavar="N", type=float, help="at most so many records a second")
+    parser.add_argument("--node", metavar="NODE", help="node of the replayed records, in place of the original one")
+    parser.add_argument("--name", metavar="NAME", help="another replay than the one without it, or with another name")
+    parser.add_argument(
+        "--allow-gaps", action="store_true", help="go on where the source lost records, and write a record that says so"
+    )
+    parser.add_argument(
+        "--positions",
+        metavar="TOPIC",
+        default="sys:positions",
+        help="topic that keeps how far it has come [%(default)s]",
+    )
+
+
+def execute(args: argparse.Namespace) -> Report:
+    from topics.spark.pipelines.replay import replay
+
+    return replay(
+        url=args.url,
+        topic=args.topic,
+        into=args.into,
+        lake=args.lake,
+        path=args.path,
+        source_url=args.from_url,
+        where=args.where,
+        from_seq=args.from_seq,
+        to_seq=args.to_seq,
+        since=args.since,
+        until=args.until,
+        tag=args.tag,
+        rate=args.rate,
+        node=args.node,
+        name=args.name,
+        allow_gaps=args.allow_gaps,
+        source_token_file=args.from_token_file,
+        positions_topic=args.positions,
+        **pipeline.shared(args),
+    )
+
+
+def _seq(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seq; they begin at 1")
+    return int(text)

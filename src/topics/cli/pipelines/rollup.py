@@ -1,0 +1,82 @@
+"""`topics pipeline rollup`: windowed aggregates of a topic."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from topics.cli import pipeline
+
+if TYPE_CHECKING:
+    from topics.spark.pipelines.declaration import Declaration
+    from topics.spark.pipelines.report import Report
+
+FIELDS = ("topic", "into", "parquet", "window", "slide", "time", "watermark", "where", "by", "select", "sql", "tag")
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "aggregate a topic by windows of time, each window written once, when it is over"
+    parser = pipeline.add(subparsers, "rollup", execute, text)
+    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="URL", help="server [%(default)s]")
+    parser.add_argument("--file", metavar="TOML", help="what follows, as a file; options go before what it says")
+    parser.add_argument("--topic", metavar="T", help="topic to aggregate")
+    parser.add_argument("--into", metavar="T2", help="topic for the results")
+    parser.add_argument("--parquet", metavar="DIR", help="directory for the results, as Parquet files")
+    parser.add_argument("--window", metavar="LENGTH", help="of a window, such as '1 hour'")
+    parser.add_argument("--slide", metavar="LENGTH", help="from one window to the next, where they overlap")
+    parser.add_argument("--time", metavar="SQL", help="event time; ts, the time of commit, if not given")
+    parser.add_argument("--watermark", metavar="LENGTH", help="how late a record may come; 0 seconds")
+    parser.add_argument("--where", metavar="SQL", help="which records count")
+    parser.add_argument("--by", metavar="SQL", action="append", help="what to group by; may be given several times")
+    parser.add_argument(
+        "--select", metavar="SQL", action="append", help="an aggregate with its name; count(*) AS count"
+    )
+    parser.add_argument("--sql", metavar="SELECT", help="in place of where, by and select: a query FROM records")
+    parser.add_argument("--tag", metavar="SQL", help="tag of the records written, from columns of the result")
+    parser.add_argument("--full", action="store_true", help="begin anew with the first seq; windows are written again")
+    parser.add_argument("--lake", metavar="DIR", help="lake to read from what the topic has no more")
+    parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")
+    parser.add_argument(
+        "--every", metavar="SECONDS", type=float, default=5.0, help="pause between rounds of --follow [%(default)s]"
+    )
+    parser.add_argument(
+        "--positions",
+        metavar="TOPIC",
+        default="sys:positions",
+        help="topic that keeps how far it has come [%(default)s]",
+    )
+
+
+def execute(args: argparse.Namespace) -> Report:
+    from topics.spark.pipelines.rollup import rollup
+
+    return rollup(
+        url=args.url,
+        declaration=declared(args),
+        full=args.full,
+        lake=args.lake,
+        follow=args.follow,
+        every_s=args.every,
+        positions_topic=args.positions,
+        **pipeline.shared(args),
+    )
+
+
+def declared(args: argparse.Namespace) -> Declaration:
+    """What the file says, and over it what the options say."""
+    import msgspec
+
+    from topics.spark.pipelines.declaration import Declaration
+    from topics.spark.pipelines.failures import BadUsage
+
+    said: dict[str, Any] = {}
+    try:
+        if args.file is not None:
+            said = msgspec.toml.decode(Path(args.file).read_bytes())
+        given = {name: getattr(args, name) for name in FIELDS if getattr(args, name) is not None}
+        return msgspec.convert(said | given, Declaration)
+    except OSError as error:
+        raise BadUsage(f"{args.file}: {error.strerror}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadUsage(f"{args.file or 'rollup'}: {error}") from None

@@ -1,0 +1,279 @@
+"""`topics sql`: questions to topics and lakes, from the command line or at a prompt."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from topics.cli.pipeline import DEFAULT_URL, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Subparsers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from topics.spark.sql.tables import Tables
+
+FORMS = ("table", "json", "jsonl", "csv")
+HISTORY = "~/.topics_sql_history"
+PROMPT, MORE = "topics> ", "     -> "
+HELP = """\
+  select …;           a query; it may take several lines and ends with a semicolon
+  show tables;        the topics that can be asked
+  describe orders;    the columns of one, and the fields of its data
+  help, quit          this text; the end (Ctrl-D does it, too)
+
+Every topic is a table with the columns topic, seq, ts, node, tag, meta, data. Fields of data and meta are asked for by
+their path: data.customer.name, data.items[0].qty. `from orders.*` is every topic whose name begins with orders.
+"""
+EPILOG = """\
+examples:
+  topics sql "select tag, count(*) from orders group by tag"
+  topics sql "select data.sku, sum(data.qty) as sold from orders where ts > now() - interval 1 day group by 1" --csv
+  topics sql --lake /lake "select count(*) from orders"          the lake alone
+  topics sql --lake /lake --url http://127.0.0.1:4000 "…"         lake and server as one history
+  topics sql                                                     a prompt
+"""
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    text = "ask topics and lakes in SQL"
+    parser = subparsers.add_parser(
+        "sql",
+        help=text,
+        description=text.capitalize() + ". Without a query, a prompt.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("query", nargs="?", help="one or several statements, with semicolons between; - reads them")
+    parser.add_argument("--url", help=f"server; {DEFAULT_URL} unless --lake or --path is given")
+    parser.add_argument("--lake", metavar="DIR", help="lake: alone, or with --url what that server has no more")
+    parser.add_argument("--path", metavar="DIR", help="data directory of a stopped server, or a backup")
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument("--token", metavar="KEY", help="API key; other users of this machine can see it here")
+    keys.add_argument("--token-file", metavar="FILE", help="file that holds the API key [TOPICS_TOKEN_FILE]")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--format", choices=FORMS, default="table", help="of the answer; table if not given")
+    form.add_argument("--json", dest="format", action="store_const", const="json", help="one JSON array of objects")
+    form.add_argument("--csv", dest="format", action="store_const", const="csv", help="CSV with a line of names")
+    parser.add_argument("--limit", metavar="N", type=_count, help="at most so many rows of each answer")
+    parser.add_argument(
+        "--gaps",
+        action="store_true",
+        help="go on where records were lost: a row of kind gap tells it, in columns kind, gap_to and reason",
+    )
+    parser.add_argument("--master", metavar="M", help="Spark master; local[*] if not given")
+    parser.set_defaults(execute=execute)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Exit status: 0 answered, 1 a query failed, 2 arguments that cannot be meant."""
+    try:
+        from topics.spark.options import BadOption, read_options
+
+        options = _options(args)
+        try:
+            read_options({**options, "subscribe": "t"})
+            _check_answers(options)
+        except BadOption as error:
+            return _fail(str(error), EXIT_USAGE)
+        with warnings.catch_warnings(), ExitStack() as stack:
+            warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
+            spark = stack.enter_context(_session(args.master))
+            from topics.spark.sql.tables import Tables
+
+            tables = Tables(spark, options, gaps=args.gaps)
+            if args.query is None and sys.stdin.isatty():
+                return prompt(tables, args)
+            text = sys.stdin.read() if args.query in (None, "-") else args.query
+            return answer_all(tables, text, args)
+    except ImportError as error:
+        return _fail(f"sql needs Spark: {error}\nnext: pip install 'topics[spark]'", EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return _failed(error)
+
+
+def _check_answers(options: dict[str, str]) -> None:
+    """A mistyped address or key shows at once, not after Spark has started."""
+    if "url" not in options:
+        return
+    from msgspec import structs
+
+    from topics.spark.catalog import client_for
+    from topics.spark.options import connection
+
+    reached = structs.replace(connection(options), retries=1)
+    for server in reached.servers:
+        with client_for(reached, server) as client:
+            next(client.topics(), None)
+
+
+def answer_all(tables: Tables, text: str, args: argparse.Namespace) -> int:
+    """Statement by statement, up to the first that fails."""
+    from topics.spark.sql.rewrite import split
+
+    statements = split(text)
+    if not statements:
+        return _fail("there is no statement to run", EXIT_USAGE)
+    for statement in statements:
+        answer(tables, statement, args)
+    return EXIT_DONE
+
+
+def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
+    from topics.spark.sql.show import lines
+
+    found = tables.run(statement)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    for line in lines(found.frame, args.format, limit=args.limit):
+        print(line)
+    sys.stdout.flush()
+
+
+def prompt(tables: Tables, args: argparse.Namespace) -> int:
+    """Reads, answers, and goes on after mistakes, until the end of input."""
+    print("Topics are tables; statements end with a semicolon. help; shows more, quit; ends.")
+    with _history():
+        for statement in _statements():
+            if statement.lower() in ("quit", "exit", "\\q"):
+                break
+            if statement.lower() in ("help", "\\h", "?"):
+                print(HELP)
+                continue
+            try:
+                answer(tables, statement, args)
+            except KeyboardInterrupt:
+                print("interrupted")
+            except BrokenPipeError:
+                raise
+            except Exception as error:
+                _failed(error)
+    return EXIT_DONE
+
+
+def _statements() -> Iterator[str]:
+    """What a person types, statement by statement; a command of ours needs no semicolon."""
+    from topics.spark.sql.rewrite import split
+
+    held = ""
+    while True:
+        try:
+            line = input(MORE if held else PROMPT)
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+            held = ""
+            continue
+        if not held and line.strip().rstrip(";").lower() in ("quit", "exit", "\\q", "help", "\\h", "?"):
+            yield line.strip().rstrip(";")
+            continue
+        held = f"{held}\n{line}" if held else line
+        if held.rstrip().endswith(";"):
+            yield from split(held)
+            held = ""
+        elif not held.strip():
+            held = ""
+
+
+@contextmanager
+def _history() -> Iterator[None]:
+    """Lines typed before come back with the arrow keys, where this Python can do that."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    path = os.path.expanduser(HISTORY)
+    with suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            readline.set_history_length(1000)
+            readline.write_history_file(path)
+
+
+@contextmanager
+def _session(master: str | None) -> Iterator[SparkSession]:
+    """The session that is running, or one of our own that leaves nothing in the working directory."""
+    from pyspark.sql import SparkSession
+
+    from topics.spark.pipelines.job import SESSION
+    from topics.spark.pipelines.quiet import quiet_start
+    from topics.spark.session import register as known_to
+    from topics.spark.session import session
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield known_to(running)
+        return
+    if sys.stderr.isatty():
+        print("starting Spark …", end="\r", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="topics-sql-") as folder:
+        config = {
+            **SESSION,
+            "spark.sql.warehouse.dir": folder,
+            "spark.sql.python.filterPushdown.enabled": "true",
+            "spark.sql.shuffle.partitions": 8,
+        }
+        with quiet_start():
+            spark = session("topics sql", master=master or "local[*]", config=config)
+        if sys.stderr.isatty():
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _options(args: argparse.Namespace) -> dict[str, str]:
+    """The options of the source that the arguments stand for."""
+    token_file = args.token_file
+    if args.token is None and token_file is None and args.path is None:
+        token_file = os.environ.get("TOPICS_TOKEN_FILE") or None
+    url = args.url
+    if url is None and args.lake is None and args.path is None:
+        url = DEFAULT_URL
+    given = {"url": url, "lake": args.lake, "path": args.path, "token": args.token, "tokenFile": token_file}
+    options = {name: value for name, value in given.items() if value is not None}
+    if args.lake is not None and url is None:
+        options["lakeOnly"] = "true"
+    return options
+
+
+def _failed(error: Exception) -> int:
+    from topics.spark.pipelines.failures import Failed, explain, next_step
+
+    text = str(error) if isinstance(error, Failed) else explain(error)
+    if "are lost (" in text:
+        text = text.partition("; with failOnDataLoss")[0] + "\nnext: --lake heals what is archived, --gaps goes on"
+    elif not isinstance(error, Failed):
+        text += f"\nnext: {next_step(error).partition(', then run')[0]}"
+    status = _fail(text, EXIT_FAILED)
+    if os.environ.get("TOPICS_TRACEBACK"):
+        raise error
+    return status
+
+
+def _fail(text: str, status: int) -> int:
+    print(f"topics: {text}", file=sys.stderr)
+    return status
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows")
+    return int(text)

@@ -1,0 +1,117 @@
+"""What an archive has of a topic: somebody who copies records elsewhere reports how far that is safe.
+
+The engine keeps the highest seq that was reported, in the log and in snapshots, and does nothing else with it unless
+the topic holds for its archive (`archive: {"hold": true}`). Then retention goes by it: see `retention.expire`,
+`retention.enforce_caps` and `retention.spare`. Nothing is lost at the moment of the report itself; time and caps find
+more that they may take when they look next, so a replay ends where the live server was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from topics.engine import apply, checkpoint, retention
+from topics.engine.apply import State
+from topics.engine.commit import Ticket
+from topics.engine.state import Topic
+from topics.errors import Code, TopicsError, invalid
+from topics.storage import entry as log
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
+
+
+@log.known
+class Archived(Struct, array_like=True):
+    """An archive has all records up to `seq`."""
+
+    kind: ClassVar[int] = log.ARCHIVED
+    topic_id: int
+    seq: int
+
+
+class Reported(Struct):
+    """What the topic knows after a report; `moved` tells whether that is more than before."""
+
+    topic: Topic
+    archived: int
+    head: int
+    moved: bool
+
+
+class Standing(Struct):
+    """How a topic stands to its archive."""
+
+    unarchived: int  # live records that it does not have yet
+    overdue: int  # those of them that have outlived their TTL
+    evicted: int  # records that a cap took before they were archived
+
+
+def report(engine: Engine, name: str, *, seq: int, epoch: int) -> Ticket:
+    """An archive has everything up to `seq`, or more: that never moves back. Ends with `Reported`."""
+    topic = engine.topic(name)
+    check_epoch(topic, epoch)
+    if seq > topic.head:
+        raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
+    if seq <= topic.archived:
+        return Ticket.of(Reported(topic, topic.archived, topic.head, False))
+    entry = Archived(topic.topic_id, seq)
+
+    def take_effect(_: Ticket) -> Reported:
+        moved = seq > topic.archived
+        archived(engine.state, entry)
+        return Reported(topic, topic.archived, topic.head, moved)
+
+    ticket = Ticket(topic=topic, apply=take_effect, entry=entry)
+    if engine.logged and topic.config.durability != "ephemeral":
+        ticket.frame = log.encode(entry)
+        ticket.gated = topic.config.durability == "fsync"
+    engine.commits.stage(ticket)
+    return ticket
+
+
+def check_epoch(topic: Topic, epoch: int) -> None:
+    """Refuses what was meant for another life of the topic's name."""
+    if epoch != topic.epoch:
+        raise TopicsError(
+            Code.EPOCH_MISMATCH,
+            f'topic "{topic.name}" is not the one that was meant: its epoch is {topic.epoch}, not {epoch}',
+            detail={"topic": topic.name, "epoch": topic.epoch},
+        )
+
+
+@apply.replays(Archived)
+def archived(state: State, entry: Archived) -> None:
+    """Takes effect, live and replayed."""
+    topic = state.by_id.get(entry.topic_id)
+    if topic is not None:
+        topic.archived = max(topic.archived, entry.seq)
+
+
+def standing(topic: Topic, now_ms: int) -> Standing | None:
+    """None for a topic that has nothing to do with an archive."""
+    if not topic.archived and topic.config.archive is None:
+        return None
+    unarchived = retention.live_between(topic, topic.archived + 1, topic.head + 1)[0]
+    return Standing(unarchived, retention.overdue(topic, now_ms), topic.evicted_unarchived)
+
+
+def recovered(topic: Topic) -> None:
+    """After damage the log may know of an archive that has more than is left: new seqs are not archived by that."""
+    topic.archived = min(topic.archived, topic.head)
+
+
+def _save(state: State, topic: Topic) -> tuple[int, int] | None:
+    if not (topic.archived or topic.evicted_unarchived):
+        return None
+    return topic.archived, topic.evicted_unarchived
+
+
+def _load(state: State, topic: Topic, raw: msgspec.Raw) -> None:
+    topic.archived, topic.evicted_unarchived = msgspec.msgpack.decode(raw, type=tuple[int, int])
+
+
+checkpoint.TOPIC_PARTS.append(checkpoint.Part("archive", _save, _load))

@@ -1,0 +1,38 @@
+"""A lake of Parquet files: topics, kept for good, readable by everything that reads Parquet.
+
+    from topics.lake import Lake
+
+Needs pyarrow (`pip install 'topics[spark]'`), but neither Spark nor a server. What lies where: `layout`; how a change
+survives being killed: `staging`.
+"""
+
+from topics.lake.errors import Conflict, Damaged, LakeError, NoLake
+from topics.lake.lake import Lake
+from topics.lake.layout import GAP_SCHEMA, SCHEMA
+from topics.lake.manifest import Change, File, Gap, Life, Snapshot, Staged, joined
+from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file
+from topics.lake.staging import Staging
+from topics.lake.write import write_files
+
+__all__ = [
+    "GAP_SCHEMA",
+    "SCHEMA",
+    "Change",
+    "Conflict",
+    "Damaged",
+    "File",
+    "Gap",
+    "Lake",
+    "LakeError",
+    "Life",
+    "NoLake",
+    "Rewritten",
+    "Snapshot",
+    "Staged",
+    "Staging",
+    "joined",
+    "merge_files",
+    "plan_merges",
+    "rewrite_file",
+    "write_files",
+]

@@ -1,0 +1,124 @@
+"""Lake and live topic as one history: what a server lost, or gave up because the lake has it, comes from the lake.
+
+The server goes first. Where it has a record, that one counts, and where somebody deleted one that it would still have,
+the delete counts. The lake is asked for two kinds of ranges only: what the server tells as lost, and what it passes
+over in silence because `--trim` took it away. Each seq comes once, in order, and what neither has is a gap.
+
+The manifest is looked at anew for every such range, always after the server's answer: an archiver notes what it will
+trim before it trims, so whoever has seen the effect of a trim finds the note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct
+
+from topics.lake import Gap, Lake, Life
+from topics.model.records import TagMatch
+
+Piece: TypeAlias = pa.RecordBatch | Gap
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What a reader asked a server to leave out: the lake leaves out the same."""
+
+    tag: TagMatch | None = None
+    nodes: tuple[str, ...] = ()  # whose records are left out
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.tag is not None:
+            tags, text = batch.column("tag"), self.tag.text
+            hit = pc.equal(tags, text) if self.tag.op == "Eq" else pc.starts_with(tags, text)
+            batch = batch.filter(pc.fill_null(hit, False))
+        if self.nodes:
+            theirs = pc.is_in(batch.column("node"), value_set=pa.array(self.nodes, pa.string()))
+            batch = batch.filter(pc.invert(theirs))
+        return batch
+
+
+EVERYTHING = Wanted()
+
+
+class Healer:
+    """Fills the holes in one life of one topic."""
+
+    def __init__(self, lake: Lake, topic: str, epoch: int, wanted: Wanted = EVERYTHING) -> None:
+        self._lake = lake
+        self._topic, self._epoch = topic, epoch
+        self._wanted = wanted
+
+    def life(self) -> Life | None:
+        """What the lake has of it now; None if it was never archived."""
+        return self._lake.snapshot().life(self._topic, self._epoch)
+
+    def lost(self, first: int, last: int, reason: str) -> Iterator[Piece]:
+        """In place of seqs that the server lost: the lake's records, and gaps where it has none either."""
+        if first > last:
+            return
+        life = self.life()
+        if life is None:
+            yield Gap(first, last, reason, 0)
+            return
+        at = first
+        for low, high in [*life.uncovered(first, last), (last + 1, last)]:
+            if at < low:
+                yield from self._history(at, low - 1)
+            if low <= high:
+                yield Gap(low, high, reason, 0)
+            at = high + 1
+
+    def passed_over(self, first: int, last: int) -> Iterator[Piece]:
+        """In place of seqs that the server skipped without a word: only what was trimmed comes back."""
+        if first > last or (life := self.life()) is None:
+            return
+        last = min(last, life.trimmed_to)
+        if first <= last:
+            yield from self._history(first, last)
+
+    def _history(self, first: int, last: int) -> Iterator[Piece]:
+        for piece in self._lake.history(self._topic, self._epoch, first=first, last=last):
+            if isinstance(piece, Gap):
+                yield piece
+            elif (kept := self._wanted.of(piece)).num_rows:
+                yield kept
+
+
+def newest_life(lake: Lake, topic: str) -> Life | None:
+    """The last life of a topic that the lake knows of."""
+    lives = lake.snapshot().lives(topic)
+    return lives[-1] if lives else None
+
+
+def last_seq(life: Life) -> int:
+    """The last seq that the lake knows anything of."""
+    return max([life.archived_to, *(high for _, high in life.covered)])
+
+
+def first_record(life: Life | None) -> int | None:
+    """The lowest seq that is in a file."""
+    return None if life is None or not life.files else life.files[0].first
+
+
+def first_at(lake: Lake, life: Life, ts_ms: int) -> int:
+    """Where somebody begins who wants everything from a time on: right behind the last archived record that is older.
+
+    Not at the first one that is newer: between the two may lie a gap whose time nobody knows any more, which is to be
+    told and not jumped.
+    """
+    begin = max((file.last + 1 for file in life.files if file.max_ts < ts_ms), default=1)
+    newer = next((file for file in life.files if file.max_ts >= ts_ms), None)
+    if newer is None or newer.min_ts >= ts_ms:
+        return begin
+    bound = pa.scalar(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts_ms), pa.timestamp("us", tz="UTC"))
+    for batch in lake.read(life.topic, life.epoch, first=newer.first, last=newer.last, columns=["seq", "ts"]):
+        older = batch.filter(pc.less(batch.column("ts"), bound))
+        if older.num_rows:
+            begin = older.column("seq")[older.num_rows - 1].as_py() + 1
+        if older.num_rows < batch.num_rows:
+            break
+    return begin

@@ -1,0 +1,268 @@
+"""A lake: topics as Parquet, with a manifest that says what is in it, what was lost, and how far it goes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import xxhash
+
+from topics.lake import ledger
+from topics.lake.commits import Commits
+from topics.lake.errors import Conflict, Damaged
+from topics.lake.layout import COMMITS, SCHEMA, STAGING, local_path
+from topics.lake.manifest import Change, File, Gap, Life, Snapshot
+from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file
+from topics.lake.staging import Staging
+
+LAST = (1 << 63) - 1
+READ_AHEAD_BYTES = 1 << 20
+
+KeepOf = Callable[[str, int, pa.RecordBatch], pa.BooleanArray]
+Progress = Callable[[int, int], None]
+
+
+class Lake:
+    """The lake in a directory. Making one of these does nothing; it may travel to executors."""
+
+    def __init__(self, place: str) -> None:
+        self.path = local_path(place)
+        self._commits = Commits(self.path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lake, (self.path,)
+
+    # --- what there is
+
+    def exists(self) -> bool:
+        return self._commits.exists()
+
+    def create(self) -> None:
+        """Makes the directory a lake, if it is none yet."""
+        os.makedirs(os.path.join(self.path, STAGING), exist_ok=True)
+        ledger.create(self.path)
+        os.makedirs(os.path.join(self.path, COMMITS), exist_ok=True)
+
+    def snapshot(self) -> Snapshot:
+        """The newest version. Raises `NoLake`."""
+        return self._commits.newest()
+
+    def ledger(self) -> pa.Table:
+        """Every gap: topic, epoch, from_seq, to_seq, reason, met_at."""
+        return ledger.table_of(ledger.rows_of(self.snapshot()))
+
+    def dataset(self, topic: str | None = None) -> ds.Dataset:
+        """The records of a topic, or of all, by the manifest, with `topic` and `date` as columns.
+
+        Unlike one made from a listing, it takes a topic called 007 for a string.
+        """
+        while True:
+            snapshot = self.snapshot()
+            try:
+                return self._dataset(snapshot, snapshot.topics() if topic is None else [topic])
+            except Damaged:
+                if not self._moved_since(snapshot):
+                    raise
+
+    def _dataset(self, snapshot: Snapshot, topics: Iterable[str]) -> ds.Dataset:
+        found = [(file, name) for name in topics for life in snapshot.lives(name) for file in life.files]
+        return ds.FileSystemDataset.from_paths(
+            [self.locate(file) for file, _ in found],
+            schema=pa.schema([*SCHEMA, ("topic", pa.string()), ("date", pa.date32())]),
+            format=ds.ParquetFileFormat(),
+            filesystem=pa.fs.LocalFileSystem(),
+            partitions=[
+                (ds.field("topic") == name) & (ds.field("date") == date.fromisoformat(file.date))
+                for file, name in found
+            ],
+        )
+
+    # --- files
+
+    def locate(self, file: File) -> str:
+        """Where a file lies now. Raises `Damaged` where it is not."""
+        for path in (file.staged, file.path):
+            if path and os.path.exists(os.path.join(self.path, path)):
+                return os.path.join(self.path, path)
+        target = os.path.join(self.path, file.path)
+        if os.path.exists(target):  # renamed between the two looks
+            return target
+        raise Damaged(f"{target} is missing")
+
+    def open(self, file: File) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(self.locate(file), buffer_size=READ_AHEAD_BYTES, pre_buffer=False)
+        except FileNotFoundError:
+            return pq.ParquetFile(self.locate(file), buffer_size=READ_AHEAD_BYTES, pre_buffer=False)
+
+    def verify(self, file: File) -> None:
+        """Reads a file back and compares its checksum. Raises `Damaged`."""
+        found = xxhash.xxh3_64()
+        path = self.locate(file)
+        with open(path, "rb", buffering=0) as opened:
+            while data := opened.read(1 << 20):
+                found.update(data)
+        if found.hexdigest() != file.sum:
+            raise Damaged(f"{path} does not hold what was written to it")
+
+    # --- records
+
+    def read(
+        self,
+        topic: str,
+        epoch: int,
+        *,
+        first: int = 1,
+        last: int | None = None,
+        columns: Sequence[str] | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The records of a life from `first` to `last`, in the order of their seqs.
+
+        Where files are replaced meanwhile it goes on with the new ones, behind the last record that was given.
+        """
+        end = LAST if last is None else last
+        life = (snapshot or self.snapshot()).life(topic, epoch)
+        while life is not None:
+            try:
+                for file in life.files_in(first, end):
+                    yield from _within(self.open(file), first, end, columns)
+                    first = file.last + 1
+                return
+            except Damaged:
+                newer = self.snapshot().life(topic, epoch)
+                if newer is None or newer.files_in(first, end) == life.files_in(first, end):
+                    raise
+                life = newer
+
+    def history(
+        self, topic: str, epoch: int, *, first: int = 1, last: int | None = None, snapshot: Snapshot | None = None
+    ) -> Iterator[pa.RecordBatch | Gap]:
+        """Records and gaps in the order of their seqs."""
+        end = LAST if last is None else last
+        snapshot = snapshot or self.snapshot()
+        life = snapshot.life(topic, epoch)
+        gaps = [] if life is None else life.gaps_in(first, end)
+        for batch in self.read(topic, epoch, first=first, last=last, snapshot=snapshot):
+            rest = batch
+            while gaps and rest.num_rows and gaps[0].first <= rest.column("seq")[-1].as_py():
+                at = int(np.searchsorted(rest.column("seq").to_numpy(), gaps[0].first))
+                if at:
+                    yield rest.slice(0, at)
+                yield gaps.pop(0)
+                rest = rest.slice(at)
+            if rest.num_rows:
+                yield rest
+        yield from gaps
+
+    # --- changes
+
+    def stage(self) -> Staging:
+        """A place to prepare changes in. Raises `NoLake`, on entering."""
+        self.snapshot()
+        return Staging(self.path, self._commits)
+
+    def merge(self, staging: Staging, topic: str, epoch: int, *, min_files: int) -> int:
+        """Merges what small files of a life there are; how many went into others. One commit for each merged file."""
+        done = 0
+        base = self.snapshot()
+        life = base.life(topic, epoch)
+        for group in [] if life is None else plan_merges(life, min_files=min_files):
+            try:
+                merged = merge_files(self.path, staging.token, topic, epoch, group)
+            except Damaged:
+                if self._moved_since(base):
+                    continue
+                raise
+            try:
+                staging.commit(base, [Change(op="merge", topic=topic, epoch=epoch, adds=[merged], removes=group)])
+            except Conflict:
+                staging.discard([merged.file])
+                continue  # somebody has merged or rewritten them: the next round looks again
+            done += len(group)
+        return done
+
+    def _moved_since(self, base: Snapshot) -> bool:
+        """Where a file of `base` is missing: whether that may be because others have replaced it since."""
+        return self.snapshot().version > base.version
+
+    def erase(
+        self,
+        topics: Iterable[str] | None,
+        keep: KeepOf,
+        *,
+        columns: Sequence[str] = ("tag",),
+        note: dict[str, Any] | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Rewritten]:
+        """Rewrites every file that holds a record for which `keep(topic, epoch, columns)` is not true; in one commit.
+
+        Every topic that was named is marked as touched even where nothing was found in it: an archive that has read
+        its records before they were erased from the topic, and has not committed them yet, must read again.
+        """
+        named = None if topics is None else sorted(set(topics))
+        with self.stage() as staging:
+            while True:
+                base = self.snapshot()
+                names = base.topics() if named is None else named
+                lives = [life for name in names for life in base.lives(name)]
+                try:
+                    done = _rewrite_all(self.path, staging.token, lives, keep, columns, progress)
+                    if not dry_run:
+                        staging.commit(base, _erasures(names, done), note=note)
+                    return done
+                except Conflict:
+                    staging.discard([one.new.file for one in done if one.new is not None])
+                except Damaged:
+                    if not self._moved_since(base):
+                        raise
+
+
+def _rewrite_all(
+    lake: str, token: str, lives: Sequence[Life], keep: KeepOf, columns: Sequence[str], progress: Progress | None
+) -> list[Rewritten]:
+    done: list[Rewritten] = []
+    total, at = sum(len(life.files) for life in lives), 0
+    for life in lives:
+
+        def kept(batch: pa.RecordBatch, life: Life = life) -> pa.BooleanArray:
+            return keep(life.topic, life.epoch, batch)
+
+        for file in life.files:
+            one = rewrite_file(lake, token, life.topic, life.epoch, file, kept, columns=columns)
+            if one.removed:
+                done.append(one)
+            at += 1
+            if progress is not None:
+                progress(at, total)
+    return done
+
+
+def _erasures(topics: Iterable[str], done: Sequence[Rewritten]) -> list[Change]:
+    changes = [Change(op="erase", topic=topic, epoch=0) for topic in topics]  # life 0: of no life, only a mark
+    for one in done:
+        adds = [] if one.new is None else [one.new]
+        changes.append(Change(op="erase", topic=one.topic, epoch=one.epoch, adds=adds, removes=[one.old]))
+    return changes
+
+
+def _within(parquet: pq.ParquetFile, first: int, last: int, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    """What of a file lies in the range, row group by row group."""
+    names = SCHEMA.names if columns is None else list(columns)
+    needed = names if "seq" in names else [*names, "seq"]
+    for number in range(parquet.num_row_groups):
+        statistics = parquet.metadata.row_group(number).column(SCHEMA.get_field_index("seq")).statistics
+        if statistics is not None and (statistics.max < first or statistics.min > last):
+            continue
+        for batch in parquet.read_row_group(number, columns=needed).combine_chunks().to_batches():
+            seqs = batch.column("seq").to_numpy()
+            low, high = int(np.searchsorted(seqs, first)), int(np.searchsorted(seqs, last, "right"))
+            if low < high:
+                yield batch.slice(low, high - low).select(names)

@@ -1,0 +1,87 @@
+"""The gap ledger: each range that was lost before it could be archived, as rows of Parquet that anybody can read.
+
+It is made from the manifest. A version that adds gaps adds a file; when there are many, one takes the place of all
+(`<version>-all`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from topics.lake import disk
+from topics.lake.layout import GAP_SCHEMA, GAPS, HIDDEN
+from topics.lake.manifest import Commit, Gap, Snapshot
+
+FOLD_AT = 16  # files
+ALL = "-all"
+
+Row = tuple[str, int, Gap]
+
+
+def create(root: str) -> None:
+    """A ledger without rows: there is something to read, with the right columns, before anything was lost."""
+    os.makedirs(os.path.join(root, GAPS), exist_ok=True)
+    if not os.listdir(os.path.join(root, GAPS)):
+        disk.write_whole(_path(root, 0), _encode([]), via=os.path.join(root, HIDDEN))
+
+
+def publish(root: str, commits: Iterable[Commit], *, via: str) -> None:
+    """Adds the gaps of these commits, where they are not there yet."""
+    there = _files(root)
+    folded = max((version for version, is_all in there if is_all), default=-1)
+    for commit in commits:
+        rows = [(change.topic, change.epoch, gap) for change in commit.changes for gap in change.gaps]
+        if rows and commit.version > folded and (commit.version, False) not in there:
+            disk.write_whole(_path(root, commit.version), _encode(rows), via=via)
+    _remove(root, upto=folded)
+
+
+def fold(root: str, snapshot: Snapshot, *, via: str) -> None:
+    """One file for all, if there are many."""
+    if len(_files(root)) < FOLD_AT:
+        return
+    disk.write_whole(_path(root, snapshot.version, ALL), _encode(rows_of(snapshot)), via=via)
+    _remove(root, upto=snapshot.version)
+
+
+def rows_of(snapshot: Snapshot) -> list[Row]:
+    return [
+        (topic, life.epoch, gap) for topic in snapshot.topics() for life in snapshot.lives(topic) for gap in life.gaps
+    ]
+
+
+def table_of(rows: Iterable[Row]) -> pa.Table:
+    listed = [(topic, epoch, gap.first, gap.last, gap.reason, gap.met_at * 1000) for topic, epoch, gap in rows]
+    columns = zip(*listed, strict=True) if listed else [[]] * len(GAP_SCHEMA)
+    arrays = [pa.array(list(column), field.type) for column, field in zip(columns, GAP_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=GAP_SCHEMA)
+
+
+def _encode(rows: Iterable[Row]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(table_of(rows), out, compression="zstd")
+    return out.getvalue()
+
+
+def _files(root: str) -> set[tuple[int, bool]]:
+    """Version, and whether it stands for all before."""
+    names = [
+        name.removesuffix(".parquet") for name in os.listdir(os.path.join(root, GAPS)) if name.endswith(".parquet")
+    ]
+    return {(int(name.removesuffix(ALL)), name.endswith(ALL)) for name in names}
+
+
+def _remove(root: str, *, upto: int) -> None:
+    """Files that the one for all has taken the place of."""
+    for version, is_all in _files(root):
+        if version < upto or (version == upto and not is_all):
+            disk.remove(_path(root, version, ALL if is_all else ""))
+
+
+def _path(root: str, version: int, kind: str = "") -> str:
+    return os.path.join(root, GAPS, f"{version:020d}{kind}.parquet")

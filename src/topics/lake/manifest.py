@@ -1,0 +1,230 @@
+"""What a lake knows: for every life of every topic its files, gaps and progress. Pure: no files, no clock.
+
+A snapshot is one version of it and never changes; a commit makes the next version out of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct, field, structs
+
+from topics.lake.errors import Conflict
+
+Op = Literal["archive", "merge", "erase", "trim"]
+Range = tuple[int, int]  # seqs, both ends inclusive
+
+
+class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One file of records of one date. `staged` is where it may still lie if its last rename was not reached."""
+
+    path: str  # relative to the lake
+    date: str
+    first: int  # seqs that are in it
+    last: int
+    rows: int
+    bytes: int
+    min_ts: int  # ms
+    max_ts: int
+    sum: str  # XXH3-64 of its bytes
+    staged: str = ""
+
+
+class Gap(Struct, frozen=True):
+    """Seqs that were lost before they could be archived; both ends inclusive."""
+
+    first: int
+    last: int
+    reason: str
+    met_at: int  # ms
+
+
+class Staged(Struct, frozen=True):
+    """A finished file that is in no version yet."""
+
+    file: File
+
+    @property
+    def staged(self) -> str:
+        return self.file.staged
+
+
+class Change(Struct, kw_only=True, omit_defaults=True):
+    """What a commit does to one life of a topic."""
+
+    op: Op
+    topic: str
+    epoch: int
+    adds: list[Staged] = field(default_factory=list)
+    removes: list[File] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+    covered: Range | None = None
+    trimmed_to: int | None = None
+
+
+class Commit(Struct, kw_only=True):
+    """One version, as the difference to the one before."""
+
+    version: int
+    made_at: int  # ms
+    run: str
+    changes: list[Change]
+    note: dict[str, Any] | None = None
+
+
+class Life(Struct, frozen=True, kw_only=True):
+    """One epoch of a topic.
+
+    Every seq in `covered` is in a file, in a gap, or was deleted: before it was archived, or by an erase. Up to
+    `trimmed_to` the archive deleted the live records (or is about to), so there the lake is the one who knows.
+    """
+
+    topic: str
+    epoch: int
+    files: tuple[File, ...] = ()
+    covered: tuple[Range, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    trimmed_to: int = 0
+
+    @property
+    def archived_to(self) -> int:
+        """The last seq up to which everything from the first one on is covered."""
+        return self.covered[0][1] if self.covered and self.covered[0][0] == 1 else 0
+
+    def files_in(self, first: int, last: int) -> list[File]:
+        start = bisect_left(self.files, first, key=lambda file: file.last)
+        found = []
+        for file in self.files[start:]:
+            if file.first > last:
+                break
+            found.append(file)
+        return found
+
+    def gaps_in(self, first: int, last: int) -> list[Gap]:
+        """Clipped to the range."""
+        return [
+            Gap(max(gap.first, first), min(gap.last, last), gap.reason, gap.met_at)
+            for gap in self.gaps
+            if gap.first <= last and gap.last >= first
+        ]
+
+    def uncovered(self, first: int, last: int) -> list[Range]:
+        """What of the range nobody has archived."""
+        found = []
+        for low, high in self.covered:
+            if low > last:
+                break
+            if first < low:
+                found.append((first, low - 1))
+            first = max(first, high + 1)
+        if first <= last:
+            found.append((first, last))
+        return found
+
+
+class Snapshot(Struct, kw_only=True):
+    """One version of everything. Not to be changed: versions share what they have in common."""
+
+    version: int = 0
+    lives_of: dict[str, dict[str, Life]] = field(default_factory=dict)  # by topic and, as text, epoch
+    erased: dict[str, int] = field(default_factory=dict)  # the version in which something of a topic was last erased
+
+    def topics(self) -> list[str]:
+        return sorted(self.lives_of)
+
+    def lives(self, topic: str) -> list[Life]:
+        """The lives of a topic, oldest first."""
+        return sorted(self.lives_of.get(topic, {}).values(), key=lambda life: life.epoch)
+
+    def life(self, topic: str, epoch: int) -> Life | None:
+        return self.lives_of.get(topic, {}).get(str(epoch))
+
+    def after(self, commit: Commit) -> Snapshot:
+        """The next version."""
+        assert commit.version == self.version + 1, "commits are applied in order"
+        lives_of, erased = dict(self.lives_of), self.erased
+        for topic in {change.topic for change in commit.changes}:
+            lives_of[topic] = dict(lives_of.get(topic, {}))
+        for change in commit.changes:
+            lives, key = lives_of[change.topic], str(change.epoch)
+            if change.op == "erase":
+                erased = {**erased, change.topic: commit.version}
+            if change.epoch or change.op != "erase":
+                lives[key] = changed(lives.get(key) or Life(topic=change.topic, epoch=change.epoch), change)
+        for topic in [topic for topic, lives in lives_of.items() if not lives]:
+            del lives_of[topic]
+        return Snapshot(version=commit.version, lives_of=lives_of, erased=erased)
+
+    def published(self) -> Snapshot:
+        """The same, once no file lies in staging any more."""
+        return structs.replace(
+            self,
+            lives_of={
+                topic: {key: _published(life) for key, life in lives.items()} for topic, lives in self.lives_of.items()
+            },
+        )
+
+    def check(self, base: Snapshot, changes: Sequence[Change]) -> None:
+        """Raises `Conflict` where a change that was made from `base` does not fit this version any more."""
+        for change in changes:
+            life = self.life(change.topic, change.epoch) or Life(topic=change.topic, epoch=change.epoch)
+            if change.op == "archive":
+                self._check_archive(base, change, life)
+            there = {file.path for file in life.files} if change.removes else set()
+            for file in change.removes:
+                if file.path not in there:
+                    raise Conflict(f"{file.path} was replaced meanwhile")
+
+    def _check_archive(self, base: Snapshot, change: Change, life: Life) -> None:
+        assert change.covered is not None, "an archive change says what it covers"
+        if change.covered[0] != life.archived_to + 1:
+            raise Conflict(f"topic {change.topic} was archived up to {life.archived_to} by somebody else")
+        if self.erased.get(change.topic, 0) > base.version:
+            raise Conflict(f"records of topic {change.topic} were erased while they were being archived")
+
+
+def changed(life: Life, change: Change) -> Life:
+    """A life after one change."""
+    gone = {file.path for file in change.removes}
+    files = [file for file in life.files if file.path not in gone] if gone else list(life.files)
+    files += [added.file for added in change.adds]
+    if gone or change.adds:
+        files.sort(key=lambda file: file.first)
+    return Life(
+        topic=life.topic,
+        epoch=life.epoch,
+        files=tuple(files),
+        covered=life.covered if change.covered is None else merged([*life.covered, change.covered]),
+        gaps=tuple(sorted([*life.gaps, *change.gaps], key=lambda gap: gap.first)) if change.gaps else life.gaps,
+        trimmed_to=max(life.trimmed_to, change.trimmed_to or 0),
+    )
+
+
+def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """The same seqs in as few ranges as they fit in."""
+    found: list[Range] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return tuple(found)
+
+
+def joined(gaps: Iterable[Gap]) -> list[Gap]:
+    """Neighbours with the same reason as one: a gap that was cut between tasks is one gap again."""
+    found: list[Gap] = []
+    for gap in sorted(gaps, key=lambda gap: gap.first):
+        if found and found[-1].last + 1 == gap.first and found[-1].reason == gap.reason:
+            found[-1] = Gap(found[-1].first, gap.last, gap.reason, found[-1].met_at)
+        else:
+            found.append(gap)
+    return found
+
+
+def _published(life: Life) -> Life:
+    if not any(file.staged for file in life.files):
+        return life
+    return structs.replace(life, files=tuple(structs.replace(file, staged="") for file in life.files))

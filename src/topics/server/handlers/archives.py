@@ -1,0 +1,43 @@
+"""What archives report, and what a topic says of itself in return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.engine import archive
+from topics.model.wire import ArchivedAnswer, ArchivedRequest, ArchiveStanding, check_u64, decode_body
+from topics.server.answer import json_answer, performance, when_done
+from topics.server.http import Answer
+
+if TYPE_CHECKING:
+    from topics.engine.commit import Ticket
+    from topics.engine.state import Topic
+    from topics.server.app import TopicsApp
+    from topics.server.http import Request, Response
+    from topics.server.routes import Call
+
+_decode = msgspec.json.Decoder(ArchivedRequest)
+
+
+def report(app: TopicsApp, call: Call) -> Answer:
+    body: ArchivedRequest = decode_body(_decode, call.request.body)
+    seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: archive.Reported = ticket.result
+        return json_answer(
+            200,
+            ArchivedAnswer(
+                done.topic.name, done.topic.epoch, done.archived, done.head, done.moved, performance(request, ticket)
+            ),
+        )
+
+    return when_done(archive.report(app.engine, call.params["topic"], seq=seq, epoch=epoch), call.request, encode)
+
+
+def standing(app: TopicsApp, topic: Topic) -> ArchiveStanding | None:
+    """For the state of the topic; None where no archive is concerned."""
+    found = archive.standing(topic, app.clock.now_ms())
+    return None if found is None else ArchiveStanding(found.unarchived, found.overdue, found.evicted)

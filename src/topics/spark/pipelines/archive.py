@@ -1,0 +1,398 @@
+"""The pipeline `archive`: topics to a lake of Parquet, each record once, each loss in the ledger.
+
+The lake's manifest is all that is known about progress. A round looks at it, reads what topics have beyond, and
+commits files, gaps and progress as one: a run that is killed has either done a round or not. What comes after a commit
+(telling the server, trimming) is done again by the next run where it is missing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from typing import Unpack
+
+from msgspec import Struct, structs
+
+from topics.client import Client
+from topics.client.request import State
+from topics.errors import Code, TopicsError
+from topics.lake import Change, Conflict, Lake, LakeError, Snapshot, Staging, joined
+from topics.lake.layout import topic_folder
+from topics.spark import plan
+from topics.spark.archiving import Done, archive_spans
+from topics.spark.catalog import Servers
+from topics.spark.options import ReadOptions
+from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.report import Gap, Report
+from topics.spark.plan import Place, Span
+
+MERGE_FILES = 8  # neighbours that are small enough, from which on they become one
+EVERY_S = 5.0
+POLL_MS = 1000
+POLL_MANY_S = 0.5
+
+ROUND_BYTES = 1 << 30  # that a commit covers at least, where there is so much: what a kill costs at most
+PART_BYTES = 256 << 20  # of a task
+SMALL_PART_BYTES = 8 << 20  # below this another task is not worth another file
+
+GAPS_TOLD = 100
+
+OURS = "sys:"
+
+
+def archive(
+    *,
+    url: str,
+    lake: str,
+    topics: Sequence[str] = (),
+    prefix: str | None = None,
+    pattern: str | None = None,
+    follow: bool = False,
+    trim: bool = False,
+    every_s: float = EVERY_S,
+    merge_files: int = MERGE_FILES,
+    round_bytes: int | None = None,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Archives topics (one of `topics`, `prefix`, `pattern`) to the lake in a directory, up to their heads as they are.
+
+    `follow` goes on with what comes, a round every `every_s` seconds at most. `trim` deletes from the topics what the
+    lake has confirmed: committed, synced, read back from the disk with the right checksum. `merge_files` small files
+    become one; 0 leaves them. A commit covers about `round_bytes`, by default enough to keep all cores busy.
+    """
+    wanted = _subscription(topics, prefix, pattern)
+    with Job("archive", servers=[url], **options) as job:
+        try:
+            run = _Archive(job, Lake(lake), url, wanted, trim=trim, merge_files=merge_files, round_bytes=round_bytes)
+            if job.dry_run:
+                run.pretend()
+            else:
+                run.run(follow=follow, every_s=every_s)
+        except LakeError as error:
+            raise Failed(str(error), next="see the message; the lake is as it was after its last commit") from error
+    return job.report
+
+
+class _Wanted(Struct, frozen=True):
+    topics: tuple[str, ...]
+    prefix: str | None
+    pattern: str | None
+
+    def has(self, topic: str) -> bool:
+        """Not the topics in which pipelines and others report, unless somebody asks for just those."""
+        return not topic.startswith(OURS) or bool(self.topics) or (self.prefix or self.pattern or "").startswith(OURS)
+
+
+def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None) -> _Wanted:
+    if sum((bool(topics), prefix is not None, pattern is not None)) != 1:
+        raise BadUsage("say which topics with one of --topic, --prefix and --pattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BadUsage(f"--pattern: {pattern!r} is no regular expression: {error}") from None
+    return _Wanted(tuple(dict.fromkeys(topics)), prefix, pattern)
+
+
+class _Archive:
+    """One run."""
+
+    def __init__(
+        self, job: Job, lake: Lake, url: str, wanted: _Wanted, *, trim: bool, merge_files: int, round_bytes: int | None
+    ) -> None:
+        self._job, self._lake, self._url, self._wanted = job, lake, url.rstrip("/"), wanted
+        self._trim, self._merge_files, self._round_bytes = trim, merge_files, round_bytes
+        self._servers = Servers(
+            ReadOptions(
+                connection=job.connection(url), topics=wanted.topics, prefix=wanted.prefix, pattern=wanted.pattern
+            )
+        )
+        self._told: dict[tuple[str, int], int] = {}  # what the server was told to be archived
+        self._done = 0
+
+    # --- runs
+
+    def pretend(self) -> None:
+        """A dry run."""
+        with self._servers:
+            places = self._places(self._snapshot(), follow=False)
+        for span in _behind(self._snapshot(), places):
+            row = self._job.report.topic(span.topic, server=self._url)
+            row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
+            place = next(place for place in places if place.topic == span.topic)
+            row.records = min(place.count, span.stop - max(span.start, place.earliest))
+            row.size_bytes = round(row.records * place.bytes_per_seq)
+
+    def run(self, *, follow: bool, every_s: float) -> None:
+        self._lake.create()
+        due = 0.0
+        with self._servers, self._lake.stage() as staging, self._job.client(self._url) as client:
+            for _ in self._job.rounds(follow=follow):
+                if (pause_s := due - time.monotonic()) > 0:
+                    self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
+                    continue
+                places = self._places(self._lake.snapshot(), follow=follow)
+                worked = self._catch_up(staging, client, places)
+                due = time.monotonic() + (every_s if worked else 0)
+                if follow and not worked:
+                    self._wait(places)
+
+    def _catch_up(self, staging: Staging, client: Client, places: list[Place]) -> bool:
+        """Archives up to the heads that were seen. Whether there was anything to do."""
+        worked = False
+        total = self._done + sum(span.stop - span.start for span in _behind(self._lake.snapshot(), places))
+        while spans := self._next(base := self._lake.snapshot(), places):
+            worked = True
+            self._job.step(_told(spans))
+            moved = self._commit(staging, base, self._archive(staging, spans, places))
+            self._job.progress.show(self._done, total, unit="seqs")
+            self._after(staging, client, [place for place in places if place.topic in moved])
+        self._after(staging, client, places, merge=False)  # what an earlier run was killed before
+        return worked
+
+    def _wait(self, places: list[Place]) -> None:
+        """Until there is more, or a moment."""
+        if len(places) == 1:
+            self._servers.wait(places[0], POLL_MS)
+        else:
+            self._job.stopping.wait(POLL_MANY_S)
+
+    # --- planning
+
+    def _snapshot(self) -> Snapshot:
+        return self._lake.snapshot() if self._lake.exists() else Snapshot()
+
+    def _places(self, snapshot: Snapshot, *, follow: bool) -> list[Place]:
+        places = [place for place in self._servers.present() if self._wanted.has(place.topic)]
+        there = {place.topic for place in places}
+        for topic in self._wanted.topics:
+            if topic in there or snapshot.lives(topic):
+                self._job.report.topic(topic, server=self._url)
+            elif follow:
+                self._job.warn(f"topic {topic} does not exist yet")
+            else:
+                raise Failed(f"topic {topic} does not exist on {self._url}", next="see that its name is right")
+        for place in places:
+            topic_folder(place.topic)  # a name that is too long for a folder is known before any work is done
+        return places
+
+    def _next(self, snapshot: Snapshot, places: list[Place]) -> list[Span]:
+        """What the next commit covers."""
+        behind = _behind(snapshot, places)
+        if not behind:
+            return []
+        size_of = {place.topic: place for place in places}
+        left = float(self._round_bytes or max(ROUND_BYTES, 2 * self._parallelism * PART_BYTES))
+        found: list[Span] = []
+        for span in behind:
+            if left <= 0:
+                break
+            place = size_of[span.topic]
+            each = max(place.bytes_per_seq, 1.0)
+            begins = min(max(span.start, place.earliest), span.stop)  # what lies before is gone, and costs nothing
+            stop = begins + max(int(left / each), 1)
+            stop = min(span.stop, -(-stop // plan.GRID) * plan.GRID)
+            left -= (stop - begins) * each
+            for low, high in ((span.start, begins), (begins, stop)):
+                if low < high:
+                    found.append(structs.replace(span, start=low, stop=high))
+        return found
+
+    @property
+    def _parallelism(self) -> int:
+        return int(self._job.spark.sparkContext.defaultParallelism)
+
+    # --- one round
+
+    def _archive(self, staging: Staging, spans: list[Span], places: list[Place]) -> list[Done]:
+        place_of = {place.topic: place for place in places}
+
+        def bytes_per_seq(span: Span) -> float:
+            place = place_of[span.topic]
+            return 0.0 if span.stop <= place.earliest else max(place.bytes_per_seq, 1.0)
+
+        total = sum((span.stop - span.start) * bytes_per_seq(span) for span in spans)
+        parts = plan.cut(
+            spans,
+            bytes_per_seq,
+            min_partitions=max(min(self._parallelism, int(total / SMALL_PART_BYTES)), 1),
+            partition_bytes=PART_BYTES,
+        )
+        return archive_spans(
+            self._job.spark,
+            parts,
+            connection=self._job.connection(self._url),
+            lake=self._lake.path,
+            staging=staging.token,
+        )
+
+    def _commit(self, staging: Staging, base: Snapshot, done: list[Done]) -> set[str]:
+        """All topics in one commit, but those that somebody else has moved meanwhile: they are left for the next round.
+
+        Gives the topics that were committed.
+        """
+        changes = _changes(done)
+        while changes:
+            try:
+                staging.commit(base, changes, note={"run": self._job.report.run_id})
+                break
+            except Conflict:
+                newest = self._lake.snapshot()
+                fits = [change for change in changes if _fits(newest, base, change)]
+                for change in changes:
+                    if change not in fits:
+                        staging.discard(added.file for added in change.adds)
+                changes = fits
+        for change in changes:
+            self._warn_of_former_lives(base, change)
+            self._count(change)
+        return {change.topic for change in changes}
+
+    def _warn_of_former_lives(self, base: Snapshot, change: Change) -> None:
+        former = base.lives(change.topic)
+        if former and change.covered is not None and change.covered[0] == 1:
+            self._job.warn(
+                f"topic {change.topic} was deleted and made again: what its former life {former[-1].epoch} held above "
+                f"seq {former[-1].archived_to} is not in the lake, if there was anything"
+            )
+
+    def _count(self, change: Change) -> None:
+        assert change.covered is not None
+        first, last = change.covered
+        row = self._job.report.topic(change.topic, server=self._url)
+        row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
+        row.records += sum(added.file.rows for added in change.adds)
+        row.size_bytes += sum(added.file.bytes for added in change.adds)
+        row.gaps += [Gap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps]
+        del row.gaps[:-GAPS_TOLD]  # the ledger has them all; a report must not grow without end
+        if change.gaps:
+            lost = sum(gap.last - gap.first + 1 for gap in change.gaps)
+            row.figures["lost"] = row.figures.get("lost", 0) + lost
+        self._done += last - first + 1
+        self._figure("files", len(change.adds))
+
+    def _figure(self, name: str, more: int) -> None:
+        if more:
+            self._job.report.figures[name] = self._job.report.figures.get(name, 0) + more
+
+    # --- after the commits
+
+    def _after(self, staging: Staging, client: Client, places: list[Place], *, merge: bool = True) -> None:
+        snapshot = self._lake.snapshot()
+        for place in places:
+            life = snapshot.life(place.topic, place.epoch)
+            if life is None:
+                continue
+            self._tell(client, place, life.archived_to)
+            if self._trim and life.archived_to >= place.earliest:
+                self._trim_topic(staging, client, place)
+            if merge and self._merge_files:
+                merged = self._lake.merge(staging, place.topic, place.epoch, min_files=self._merge_files)
+                self._figure("merged", merged)
+        self._note_lags(snapshot, places)
+
+    def _note_lags(self, snapshot: Snapshot, places: list[Place]) -> None:
+        rows = {row.topic: row for row in self._job.report.topics}
+        for place in places:
+            if place.topic in rows:
+                life = snapshot.life(place.topic, place.epoch)
+                rows[place.topic].lag = max(place.head - (0 if life is None else life.archived_to), 0)
+
+    def _tell(self, client: Client, place: Place, archived_to: int) -> None:
+        """Lets the server know, for topics that keep what is not archived. It needs no more than a try."""
+        key = (place.topic, place.epoch)
+        if self._told.get(key, 0) >= archived_to:
+            return
+        try:
+            client.archived(place.topic, seq=archived_to, epoch=place.epoch)
+            self._told[key] = archived_to
+        except TopicsError as error:
+            if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
+                self._job.warn(f"the server could not be told what is archived: {error.message}")
+            elif error.code.status not in (404, 405, 409):  # gone, made again, or a server that does not ask
+                raise
+
+    def _trim_topic(self, staging: Staging, client: Client, place: Place) -> None:
+        """Deletes what is archived, after reading it back.
+
+        That it will be deleted is committed first: whoever reads lake and topic as one must know that these seqs are
+        missing in the topic because the lake has them, not because somebody deleted them.
+        """
+        base = self._lake.snapshot()
+        life = base.life(place.topic, place.epoch)
+        state = _state(client, place)
+        if life is None or state is None:
+            return
+        if state.type == "queue":
+            self._job.warn(f"topic {place.topic} is a queue: its jobs are left to its workers, not trimmed")
+            return
+        for file in life.files_in(state.earliest_seq, life.archived_to):
+            self._lake.verify(file)
+        if life.trimmed_to < life.archived_to:
+            change = Change(op="trim", topic=place.topic, epoch=place.epoch, trimmed_to=life.archived_to)
+            staging.commit(base, [change])
+        try:
+            gone = client.delete(place.topic, before_seq=life.archived_to + 1, epoch=place.epoch)
+        except TopicsError as error:
+            if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps made again
+                raise
+            return
+        row = self._job.report.topic(place.topic, server=self._url)
+        row.figures["trimmed"] = row.figures.get("trimmed", 0) + gone.deleted
+
+
+def _state(client: Client, place: Place) -> State | None:
+    """The topic as it is now; None if it is gone, or another one."""
+    try:
+        state = client.topic(place.topic)
+    except TopicsError as error:
+        if error.code is Code.TOPIC_NOT_FOUND:
+            return None
+        raise
+    return state if state.epoch == place.epoch else None
+
+
+def _behind(snapshot: Snapshot, places: Iterable[Place]) -> list[Span]:
+    """What topics have that the lake has not."""
+    found = []
+    for place in places:
+        life = snapshot.life(place.topic, place.epoch)
+        start = 1 if life is None else life.archived_to + 1
+        if start <= place.head:
+            found.append(
+                Span(server=place.server, topic=place.topic, epoch=place.epoch, start=start, stop=place.head + 1)
+            )
+    return found
+
+
+def _changes(done: Iterable[Done]) -> list[Change]:
+    """What the tasks did, by topic: a topic may have been cut between several of them."""
+    by_life: dict[tuple[str, int], list[Done]] = {}
+    for one in done:
+        by_life.setdefault((one.span.topic, one.span.epoch), []).append(one)
+    return [
+        Change(
+            op="archive",
+            topic=topic,
+            epoch=epoch,
+            adds=[staged for one in parts for staged in one.files],
+            gaps=joined(gap for one in parts for gap in one.gaps),
+            covered=(min(one.span.start for one in parts), max(one.span.stop for one in parts) - 1),
+        )
+        for (topic, epoch), parts in sorted(by_life.items())
+    ]
+
+
+def _fits(newest: Snapshot, base: Snapshot, change: Change) -> bool:
+    try:
+        newest.check(base, [change])
+    except Conflict:
+        return False
+    return True
+
+
+def _told(spans: Sequence[Span]) -> str:
+    seqs = sum(span.stop - span.start for span in spans)
+    names = spans[0].topic if len(spans) == 1 else f"{len(spans)} topics"
+    return f"archiving {seqs} seqs of {names}"

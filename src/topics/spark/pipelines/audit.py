@@ -1,0 +1,279 @@
+"""`audit`: proves that nothing is missing: each seq from 1 to the head is live, deleted, archived or in a recorded gap.
+
+Two passes, both spread over Spark's tasks: every file of the lake is read back, then every seq of every life is looked
+for, on the server and in the lake, and records that both have are compared. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
+
+from msgspec import Struct, field
+
+from topics.client import Client
+from topics.client.request import Summary
+from topics.errors import Code, TopicsError
+from topics.lake import File, Lake, Life, Snapshot
+from topics.lake.heal import last_seq
+from topics.spark.pipelines.auditing import (
+    Difference,
+    FileCheck,
+    FileFound,
+    Found,
+    Range,
+    Stretch,
+    check_file,
+    joined,
+    look,
+)
+from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.report import Gap, Report, TopicReport
+from topics.spark.pipelines.spread import spread
+
+ATTEMPTS = 5  # when the lake changes under the audit
+STRETCH_SEQS = 100_000
+STRETCH_BYTES = 16 << 20
+INFLATION = 5  # bytes in memory for one in a file, as a guess
+SHOWN = 20
+
+
+class Account(Struct, kw_only=True):
+    """One life of a topic: what is known of it, and what was found."""
+
+    topic: str
+    epoch: int
+    head: int
+    state: Summary | None  # None: not the life that the server has
+    life: Life
+    damaged: list[tuple[File, str]] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+
+    def stretches(self, lake: str, job: Job, url: str) -> Iterator[Stretch]:
+        bad = [file for file, _ in self.damaged]
+        size_bytes = sum(file.bytes for file in self.life.files) * INFLATION
+        size_bytes += 0 if self.state is None else self.state.bytes
+        step = max(min(STRETCH_SEQS, STRETCH_BYTES * self.head // max(size_bytes, 1)), 1000)
+        for first in range(1, self.head + 1, step):
+            last = min(first + step - 1, self.head)
+            files = self.life.files_in(first, last)
+            yield Stretch(
+                lake=lake,
+                connection=None if self.state is None else job.connection(url),
+                topic=self.topic,
+                epoch=self.epoch,
+                first=first,
+                last=last,
+                files=[file for file in files if file not in bad],
+                damaged=[(file.first, file.last) for file in files if file in bad],
+                gaps=[(gap.first, gap.last) for gap in self.life.gaps_in(first, last)],
+                uncovered=self.life.uncovered(first, last),
+                trimmed_to=self.life.trimmed_to,
+            )
+
+    @property
+    def unexplained(self) -> list[Range]:
+        return joined([pair for one in self.found for pair in one.unexplained])
+
+    @property
+    def differences(self) -> list[Difference]:
+        return [row for one in self.found for row in one.differences][:SHOWN]
+
+    def total(self, name: str) -> int:
+        return sum(one.counts.get(name, 0) for one in self.found)
+
+
+def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> Report:
+    """Looks for every seq of these topics, or of all that server and lake have. `ok` says whether all were found."""
+    with Job("audit", servers=[url], **options) as job, job.client(url) as client:
+        place = Lake(lake)
+        for _ in range(ATTEMPTS):
+            snapshot = place.snapshot()
+            accounts = _accounts(client, snapshot, topics)
+            if job.dry_run:
+                break
+            if _attempt(job, place, url, snapshot, accounts):
+                break
+            job.step("the lake has changed meanwhile: looking again")
+        else:
+            raise Failed(
+                f"the lake {place.path} changed {ATTEMPTS} times while it was looked at",
+                next="run the audit again, or stop what merges or erases until it is done",
+            )
+        _fill(job.report, url, accounts)
+        if strays := _strays(place, place.snapshot()):
+            job.warn(
+                f"{len(strays)} files in the lake are in no version of it, such as {strays[0]}; "
+                "the next archive removes what a killed run left, others are not ours"
+            )
+    return job.report
+
+
+def _accounts(client: Client, snapshot: Snapshot, topics: Sequence[str]) -> list[Account]:
+    live = _live_topics(client, topics)
+    archived = set(snapshot.topics())
+    for name in topics:
+        if name not in live and name not in archived:
+            raise BadUsage(f"topic {name!r} is neither on {client.url} nor in the lake")
+    names = list(dict.fromkeys(topics)) or sorted(archived | {name for name in live if not name.startswith("sys:")})
+    found = []
+    for name in names:
+        state = live.get(name)
+        lives = {life.epoch: life for life in snapshot.lives(name)}
+        if state is not None:
+            lives.setdefault(state.epoch, Life(topic=name, epoch=state.epoch))
+        for epoch, life in sorted(lives.items()):
+            of_server = state if state is not None and state.epoch == epoch else None
+            head = max(last_seq(life), 0 if of_server is None else of_server.head_seq)
+            found.append(Account(topic=name, epoch=epoch, head=head, state=of_server, life=life))
+    return found
+
+
+def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
+    if not topics:
+        return {row.topic: row for row in client.topics()}
+    found = {}
+    for name in topics:
+        try:
+            state = client.topic(name)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            continue
+        found[name] = Summary(
+            name, state.epoch, state.head_seq, state.earliest_seq, state.count, state.bytes, state.config.durable
+        )
+    return found
+
+
+def _attempt(job: Job, lake: Lake, url: str, snapshot: Snapshot, accounts: list[Account]) -> bool:
+    """Fills the accounts; False where what was found may come from a lake that was changing."""
+    _check_files(job, lake, accounts)
+    suspicious = any(account.damaged for account in accounts)
+    work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
+    job.step(f"looking for {sum(account.head for account in accounts)} seqs of {len(accounts)} topics")
+    done = spread(job.spark, [one for _, one in work], look, outcome=Found, weight=lambda one: one.last - one.first + 1)
+    for (account, stretch), found in zip(work, done, strict=True):
+        account.found.append(_closed(stretch, found))
+        suspicious |= found.problem is not None or bool(found.unexplained or found.lost or found.missing)
+    return not suspicious or lake.snapshot().version == snapshot.version
+
+
+def _closed(stretch: Stretch, found: Found) -> Found:
+    """A stretch that could not be read is not explained."""
+    return found if found.problem is None else Found(unexplained=[(stretch.first, stretch.last)])
+
+
+def _check_files(job: Job, lake: Lake, accounts: list[Account]) -> None:
+    checks = [(account, file) for account in accounts for file in account.life.files]
+    job.step(f"reading back {len(checks)} files of the lake")
+    work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
+    done = spread(job.spark, work, check_file, outcome=FileFound, weight=lambda check: check.file.bytes)
+    for (account, file), found in zip(checks, done, strict=True):
+        if found.problem is not None:
+            account.damaged.append((file, found.problem))
+
+
+def _strays(lake: Lake, snapshot: Snapshot) -> list[str]:
+    known = {
+        os.path.join(lake.path, file.path)
+        for topic in snapshot.topics()
+        for life in snapshot.lives(topic)
+        for file in life.files
+    }
+    found = []
+    for folder, _, names in os.walk(lake.path):
+        if os.path.basename(folder).startswith("date="):
+            found += [path for name in names if (path := os.path.join(folder, name)) not in known]
+    return sorted(found)
+
+
+# --- telling
+
+
+def _fill(report: Report, url: str, accounts: list[Account]) -> None:
+    for account in accounts:
+        report.topics.append(_row(account, url))
+    report.figures = {
+        "seqs": sum(account.head for account in accounts),
+        "files": sum(len(account.life.files) for account in accounts),
+        "compared": sum(one.both for account in accounts for one in account.found),
+        "unexplained": sum(_size(pair) for account in accounts for pair in account.unexplained),
+        "differing": sum(one.differing for account in accounts for one in account.found),
+        "missing": sum(one.missing for account in accounts for one in account.found),
+        "damaged_files": sum(len(account.damaged) for account in accounts),
+    }
+    report.ok = not any(report.figures[name] for name in ("unexplained", "differing", "missing", "damaged_files"))
+    if not report.ok:
+        report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
+
+
+def _row(account: Account, url: str) -> TopicReport:
+    figures: dict[str, Any] = {name: account.total(name) for name in ("live", "archived", "deleted", "in_gaps", "lost")}
+    figures["unexplained"] = account.unexplained
+    figures["differences"] = account.differences
+    figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
+    lost = joined([pair for one in account.found for pair in one.lost])
+    gaps = [
+        Gap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch) for gap in account.life.gaps
+    ]
+    gaps += [Gap(from_seq=low, to_seq=high, reason="not in the ledger yet", epoch=account.epoch) for low, high in lost]
+    return TopicReport(
+        topic=account.topic,
+        server=url.rstrip("/") if account.state is not None else "",
+        epoch=account.epoch,
+        from_seq=1 if account.head else 0,
+        to_seq=account.head,
+        gaps=gaps,
+        figures=figures,
+    )
+
+
+def describe(report: Report) -> str:
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for row in report.topics:
+        life = "" if row.server else f" (an earlier life, {row.epoch})"
+        if report.dry_run:
+            yield f"{row.topic}{life}: seqs 1 to {row.to_seq} would be looked for"
+            continue
+        counts = {
+            name.replace("_", " "): row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")
+        }
+        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
+        yield f"{row.topic}{life}: seqs {row.from_seq} to {row.to_seq}: {told}"
+        for low, high in row.figures["unexplained"][:SHOWN]:
+            yield f"  unexplained: seqs {low} to {high}" if low < high else f"  unexplained: seq {low}"
+        for one in row.figures["differences"]:
+            what = f"differs in {', '.join(one.fields)}" if one.fields else "is live, and the lake lacks it"
+            yield f"  seq {one.seq} {what}"
+        for one in row.figures["damaged"]:
+            yield f"  damaged file: {one['problem']}"
+        for gap in row.gaps[:SHOWN]:
+            yield f"  gap: seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
+    for text in report.warnings:
+        yield f"warning: {text}"
+    yield _last_line(report)
+
+
+def _last_line(report: Report) -> str:
+    figures = report.figures
+    findings = [f"{figures['unexplained']} unexplained"]
+    findings += [
+        f"{figures[name]} {text}"
+        for name, text in (
+            ("differing", "records differ"), ("missing", "live records missing in the lake"),
+            ("damaged_files", "files missing or damaged"),
+        )
+        if figures[name]
+    ]  # fmt: skip
+    seconds = (report.ended_ms - report.started_ms) / 1000
+    looked = f"{figures['seqs']} seqs of {len(report.topics)} topics, {figures['files']} files"
+    return f"audit: {looked}, {figures['compared']} records compared, {seconds:.1f} s: {', '.join(findings)}"
+
+
+def _size(pair: Range) -> int:
+    return pair[1] - pair[0] + 1

@@ -1,0 +1,82 @@
+"""Rows of a result appended to a topic, in one task, in requests that come out the same again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+from msgspec import Raw, Struct
+
+from topics.client import Client
+from topics.client.request import Record, Written
+from topics.errors import Code, TopicsError
+from topics.spark.chunks import MAX_BYTES, Chunk, framed
+from topics.spark.sink import TOO_LARGE
+from topics.spark.write_options import DEFAULT_WINDOW_MS
+
+MAX_RECORDS = 1000
+_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class Stamp(Struct, frozen=True, kw_only=True):
+    """What a written record says of the run that made it, under a key of its meta."""
+
+    name: str
+    plan: str
+    part: int
+
+
+def parts(records: Sequence[bytes]) -> Iterator[slice]:
+    """The slices that go into one request each."""
+    start = size_bytes = 0
+    for at, record in enumerate(records):
+        if at > start and (at - start >= MAX_RECORDS or size_bytes + len(record) > MAX_BYTES):
+            yield slice(start, at)
+            start, size_bytes = at, 0
+        size_bytes += len(record)
+    if start < len(records):
+        yield slice(start, len(records))
+
+
+def chunk(topic: str, run: str, part: int, records: list[bytes]) -> Chunk:
+    """A digest is part of the key: where a repetition comes out otherwise, it must be written, not dropped."""
+    return Chunk(topic, f"{run}/{part}/{xxhash.xxh3_64_hexdigest(framed(records))}", records)
+
+
+def put(client: Client, chunk: Chunk) -> Iterator[Written]:
+    """Appends it. One answer, or those of its halves where the server takes less at a time."""
+    records = [Raw(record) for record in chunk.records]
+    config = {"idempotency_window_ms": DEFAULT_WINDOW_MS}
+    try:
+        yield client.append(chunk.topic, records, idempotency_key=chunk.key, create=True, config=config)
+    except TopicsError as error:
+        if error.code not in TOO_LARGE or len(records) == 1:
+            raise
+        for half in chunk.halves():
+            yield from put(client, half)
+
+
+def parts_present(client: Client, topic: str, from_seq: int, *, key: str, name: str, plan: str) -> set[int]:
+    """Which parts of a plan the topic has already, behind this seq: an interrupted run wrote them."""
+    found: set[int] = set()
+    try:
+        for item in client.read(topic, from_seq=from_seq):
+            if isinstance(item, Record) and (stamp := _stamp(item.meta, key)) is not None:
+                if (stamp.name, stamp.plan) == (name, plan):
+                    found.add(stamp.part)
+    except TopicsError as error:
+        if error.code is not Code.TOPIC_NOT_FOUND:
+            raise
+    return found
+
+
+def _stamp(meta: Any, key: str) -> Stamp | None:
+    if not meta or key.encode() not in bytes(meta):
+        return None
+    try:
+        found = _decode_meta(meta).get(key)
+        return None if found is None else msgspec.json.decode(found, type=Stamp)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,67 @@
+"""Ranges of topics as DataFrames, for pipelines that look into records with SQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.client import Client
+from topics.client.request import State
+from topics.errors import Code, TopicsError
+from topics.spark.pipelines.failures import BadUsage, Failed
+from topics.spark.pipelines.job import Job
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+WAIT_MS = 500
+
+
+class Source:
+    """One topic of one server, healed by a lake where there is one."""
+
+    def __init__(self, job: Job, client: Client, topic: str, *, lake: str | None = None) -> None:
+        self.topic = topic
+        self._job = job
+        self._client = client
+        self._lake = lake
+
+    def state(self) -> State:
+        try:
+            return self._client.topic(self.topic)
+        except TopicsError as error:
+            if error.code is Code.TOPIC_NOT_FOUND:
+                raise BadUsage(f"topic {self.topic} does not exist in {self._client.url}") from None
+            raise
+
+    def load(self, start: int, stop: int) -> DataFrame:
+        """The rows of seqs [start, stop), losses among them as rows of kind gap.
+
+        Beside the source's columns there is `value`: `data` as a VARIANT, for `value:user.id::string` and the like.
+        """
+        reader = self._job.spark.read.format("topics").options(**self._job.reading(self._client.url))
+        reader = reader.option("subscribe", self.topic).option("failOnDataLoss", "false")
+        reader = reader.option("startingOffsets", _offsets(self.topic, start))
+        reader = reader.option("endingOffsets", _offsets(self.topic, stop))
+        if self._lake is not None:
+            reader = reader.option("lake", self._lake)
+        return reader.load().selectExpr("*", "try_parse_json(data) AS value")
+
+    def check_same(self, epoch: int) -> None:
+        """Raises `Failed` where the topic was made again while it was read: what was read is then of nobody knows."""
+        if self.state().epoch != epoch:
+            raise Failed(
+                f"topic {self.topic} was deleted and made again while it was read",
+                next="run the same command again: it goes on with the topic as it is now",
+            )
+
+    def wait(self, state: State) -> None:
+        """Until the topic has grown, or for a moment."""
+        self._client.diff(
+            self.topic, from_seq=state.head_seq, epoch=state.epoch, limit=1, include_meta=False, wait_ms=WAIT_MS
+        )
+
+
+def _offsets(topic: str, seq: int) -> str:
+    return msgspec.json.encode({topic: seq}).decode()

@@ -1,0 +1,326 @@
+"""Mirror: topics of one server copied to another, or both ways, until they hold the same records.
+
+A copy keeps node, tag, meta and data, and carries where it has been (`provenance`); that ends loops. How far a
+direction has come is written down on the server it writes to (`positions`), before and after each step; executors do
+the copying (`copying`), topics side by side and each in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Unpack
+
+from msgspec import Struct, structs
+
+from topics.client import Client
+from topics.client.request import Record, Summary
+from topics.errors import Code, TopicsError
+from topics.model.topic import TopicConfig
+from topics.spark.pipelines import identity, positions
+from topics.spark.pipelines.copying import Errand, Outcome, copy
+from topics.spark.pipelines.job import RUNS, BadUsage, Job, JobOptions
+from topics.spark.pipelines.positions import Positions
+from topics.spark.pipelines.provenance import hops_of
+from topics.spark.pipelines.report import Gap, Report
+from topics.spark.pipelines.spread import spread
+from topics.spark.write_options import DEFAULT_WINDOW_MS
+
+STEP_SEQS = 50_000  # of a topic, before it is the others' turn
+IDLE_S = 0.25
+OURS = (RUNS, identity.TOPIC, positions.TOPIC)
+KEPT_SETTINGS = (
+    "ttl_ms",
+    "cap_records",
+    "cap_bytes",
+    "discard",
+    "durability",
+    "priority",
+    "auto_priority",
+    "dedupe_node",
+)
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """How far a topic has come in one direction. Between `done` and `plan` is what a killed run may have written."""
+
+    epoch: int
+    done: int = 0
+    plan: int = 0
+    life: int = 0
+    target_epoch: int = 0
+    target_seq: int = 0  # head of the target's topic when the plan was made
+    lost_epoch: int | None = None  # the life before, until the target has been told that it is over
+
+
+def mirror(
+    *,
+    source: str,
+    target: str,
+    prefix: str | None = None,
+    topics: Sequence[str] = (),
+    both_ways: bool = False,
+    follow: bool = False,
+    only_local: bool = False,
+    source_name: str | None = None,
+    target_name: str | None = None,
+    source_nodes: Sequence[str] = (),
+    target_nodes: Sequence[str] = (),
+    source_token_file: str | None = None,
+    target_token_file: str | None = None,
+    step_seqs: int = STEP_SEQS,
+    positions_topic: str = positions.TOPIC,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Copies from `source` to `target`, and back with `both_ways`; once, or until the job is stopped.
+
+    `source_nodes` and `target_nodes` are nodes that write on that server only: their copies are then left out by the
+    other server's node filter, instead of being read and recognised.
+    """
+    source, target = source.rstrip("/"), target.rstrip("/")
+    if (prefix is None) == (not topics):
+        raise BadUsage("say which topics: with a prefix, which may be empty, or by their names")
+    if source == target:
+        raise BadUsage(f"{source} is both source and target")
+    wanted = Wanted(prefix=prefix, topics=tuple(topics), except_for=(*OURS, positions_topic))
+    keys = {source: source_token_file, target: target_token_file}
+    with Job("mirror", servers=[source, target], token_files=keys, **options) as job, ExitStack() as open_clients:
+        job.step(f"looking at {source} and {target}")
+        one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
+        one_id = identity.identity(one, name=source_name, dry_run=job.dry_run)
+        other_id = identity.identity(other, name=target_name, dry_run=job.dry_run)
+        if one_id == other_id and one_id != identity.NEW:
+            raise BadUsage(
+                f"{source} and {target} are both called {one_id!r}: one is a copy of the other",
+                next=f"delete the topic {identity.TOPIC} on the one that is the copy",
+            )
+        make = _Maker(job, wanted, only_local=only_local, step_seqs=step_seqs, positions_topic=positions_topic)
+        links = [make.link(one, other, one_id, other_id, target_nodes)]
+        if both_ways:
+            links.append(make.link(other, one, other_id, one_id, source_nodes))
+        _run(job, links, follow=follow)
+    return job.report
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Which topics are mirrored."""
+
+    prefix: str | None
+    topics: tuple[str, ...]
+    except_for: tuple[str, ...]
+
+    def among(self, client: Client) -> Iterator[Summary]:
+        for row in client.topics(_common(self.topics) if self.prefix is None else self.prefix):
+            if row.topic in self.except_for or (self.topics and row.topic not in self.topics):
+                continue
+            if row.topic.startswith("sys:") and not (self.prefix or "sys:").startswith("sys:"):
+                continue
+            yield row
+
+
+class Link:
+    """One direction."""
+
+    def __init__(
+        self,
+        job: Job,
+        wanted: Wanted,
+        *,
+        source: Client,
+        target: Client,
+        pattern: Errand,
+        step_seqs: int,
+        positions_topic: str,
+    ) -> None:
+        self.source, self.target = source, target
+        self._job = job
+        self._wanted = wanted
+        self._pattern = pattern  # what all errands of this direction share
+        self._step_seqs = step_seqs
+        self._positions = Positions(
+            target, f"mirror:{pattern.source_id}:", run=job.report.run_id, topic=positions_topic
+        )
+        self._at = self._positions.load(Place)
+        self._goal: dict[str, int] = {}
+
+    def aim(self) -> None:
+        """A run that does not follow goes as far as topics reach now."""
+        self._goal = {row.topic: row.head_seq for row in self._wanted.among(self.source)}
+
+    def plan(self, *, follow: bool) -> list[Errand]:
+        """What to do next, written down at the target before it is done."""
+        there = {row.topic: row for row in self._wanted.among(self.target)}
+        rows = [row for row in self._wanted.among(self.source) if self._is_log(row)]
+        found = []
+        for row in rows:
+            self._note_lag(row)
+            head = row.head_seq if follow else min(row.head_seq, self._goal.get(row.topic, 0))
+            errand = self._errand(row, there.get(row.topic), head)
+            if errand is not None:
+                found.append(errand)
+        if found and not self._job.dry_run:
+            self._positions.check_alone()
+            self._positions.save({errand.topic: self._at[errand.topic] for errand in found})
+        return found
+
+    def _errand(self, row: Summary, there: Summary | None, head: int) -> Errand | None:
+        at = self._at.get(row.topic, Place(epoch=row.epoch))
+        target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
+        if at.epoch != row.epoch or row.head_seq < max(at.done, at.plan):
+            at = Place(epoch=row.epoch, life=at.life + 1, lost_epoch=at.epoch)
+        elif target_seq < at.target_seq:
+            self._job.warn(f"topic {row.topic} in {self.target.url} was emptied or set back: it is copied anew")
+            at = Place(epoch=row.epoch, life=at.life + 1)
+        present = 0
+        if at.plan > at.done:
+            stop = at.plan + 1
+            present = 0 if self._job.dry_run else self._present(row.topic, at)
+        else:
+            stop = min(head, at.done + self._step_seqs) + 1
+            at = structs.replace(at, plan=stop - 1, target_epoch=target_epoch, target_seq=target_seq)
+        if stop <= at.done + 1 and at.lost_epoch is None:
+            return None
+        self._at[row.topic] = at
+        return structs.replace(
+            self._pattern,
+            topic=row.topic,
+            epoch=row.epoch,
+            life=at.life,
+            start=at.done + 1,
+            stop=stop,
+            present=present,
+            lost_epoch=at.lost_epoch,
+            config=self._settings(row.topic) if there is None else {},
+        )
+
+    def settle(self, errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> None:
+        """Notes what was done."""
+        done = {}
+        for errand, outcome in zip(errands, outcomes, strict=True):
+            at = self._at[errand.topic]
+            done[errand.topic] = self._at[errand.topic] = structs.replace(at, done=at.plan, lost_epoch=None)
+            self._report(errand, outcome)
+        self._positions.save(done)
+
+    def note_lags(self) -> None:
+        for row in self._wanted.among(self.source):
+            self._note_lag(row)
+
+    def expect(self, errands: Sequence[Errand]) -> None:
+        """What a dry run says: how many seqs would be looked at. Which are echoes is seen when they are read."""
+        for errand in errands:
+            self._report(errand, Outcome(records=errand.stop - errand.start))
+
+    def _report(self, errand: Errand, outcome: Outcome) -> None:
+        row = self._job.report.topic(errand.topic, server=self.source.url, into=self.target.url)
+        row.epoch = errand.epoch
+        row.from_seq = row.from_seq or errand.start
+        row.to_seq = errand.stop - 1
+        row.records += outcome.records
+        row.repeated += outcome.repeated
+        row.size_bytes += outcome.size_bytes
+        row.gaps += outcome.gaps
+        if errand.lost_epoch is not None:
+            row.gaps.append(Gap(from_seq=0, to_seq=0, reason="recreated", epoch=errand.lost_epoch))
+        for name, count in (("echoes", outcome.echoes), ("foreign", outcome.foreign)):
+            if count:
+                row.figures[name] = row.figures.get(name, 0) + count
+
+    def _note_lag(self, row: Summary) -> None:
+        at = self._at.get(row.topic)
+        if at is not None and at.epoch == row.epoch:
+            told = self._job.report.topic(row.topic, server=self.source.url, into=self.target.url)
+            told.lag = max(row.head_seq - at.done, 0)
+
+    def _is_log(self, row: Summary) -> bool:
+        if row.type == "log":
+            return True
+        self._job.warn(f"topic {row.topic} in {self.source.url} is a queue and is not mirrored: jobs would run twice")
+        return False
+
+    def _present(self, topic: str, at: Place) -> int:
+        """How far an interrupted run came: the last seq of ours that the target has."""
+        found = at.done
+        try:
+            for item in self.target.read(topic, from_seq=at.target_seq):
+                hops = hops_of(bytes(item.meta)) if isinstance(item, Record) and item.meta else []
+                if hops and hops[-1].at == self._pattern.source_id and hops[-1].epoch == at.epoch:
+                    found = max(found, hops[-1].last)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+        return found
+
+    def _settings(self, topic: str) -> dict[str, Any]:
+        """Those that a new topic at the target has in common with its source."""
+        config = self.source.topic(topic).config
+        defaults = TopicConfig()
+        kept = {
+            name: getattr(config, name) for name in KEPT_SETTINGS if getattr(config, name) != getattr(defaults, name)
+        }
+        return kept | {"idempotency_window_ms": max(config.idempotency_window_ms, DEFAULT_WINDOW_MS)}
+
+
+class _Maker(Struct, frozen=True):
+    """Makes the links of one job."""
+
+    job: Job
+    wanted: Wanted
+    only_local: bool = False
+    step_seqs: int = STEP_SEQS
+    positions_topic: str = positions.TOPIC
+
+    def link(self, source: Client, target: Client, source_id: str, target_id: str, nodes: Sequence[str]) -> Link:
+        pattern = Errand(
+            source=self.job.connection(source.url), target=self.job.connection(target.url),
+            source_id=source_id, target_id=target_id, topic="", epoch=0, start=0, stop=0,
+            nodes=tuple(nodes), only_local=self.only_local,
+        )  # fmt: skip
+        return Link(
+            self.job, self.wanted, source=source, target=target, pattern=pattern,
+            step_seqs=self.step_seqs, positions_topic=self.positions_topic,
+        )  # fmt: skip
+
+
+def _run(job: Job, links: Sequence[Link], *, follow: bool) -> None:
+    if job.dry_run:
+        for link in links:
+            link.aim()
+            link.expect(link.plan(follow=False))
+        return
+    job.step("copying")
+    if follow:
+        for _ in job.rounds(follow=True):
+            if not _step(job, links, follow=True):
+                job.stopping.wait(IDLE_S)
+    else:
+        # Both ways, the second pass is over the copies that the first one made: they are recognised, and that is that.
+        for _ in links:
+            for link in links:
+                link.aim()
+            while _step(job, links, follow=False):
+                pass
+    for link in links:
+        link.note_lags()
+    job.report.figures["lag"] = sum(row.lag or 0 for row in job.report.topics)
+
+
+def _step(job: Job, links: Sequence[Link], *, follow: bool) -> bool:
+    """One plan of all directions, done; False where there was nothing to do."""
+    plans: list[tuple[Link, list[Errand]]] = [(link, link.plan(follow=follow)) for link in links]
+    errands = [errand for _, planned in plans for errand in planned]
+    if not errands:
+        return False
+    outcomes = spread(job.spark, errands, copy, outcome=Outcome, weight=lambda errand: errand.stop - errand.start)
+    at = 0
+    for link, planned in plans:
+        link.settle(planned, outcomes[at : at + len(planned)])
+        at += len(planned)
+    job.progress.show(job.report.records)
+    return True
+
+
+def _common(names: Sequence[str]) -> str:
+    """What all names begin with: a list of topics is asked for by prefix."""
+    first, last = min(names), max(names)
+    return next((first[:at] for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first[: len(last)])

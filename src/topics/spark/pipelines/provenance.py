@@ -1,0 +1,60 @@
+"""Where a mirrored record has been, in its meta. Pure: bytes in, bytes out.
+
+A copy carries the servers it was on, oldest first, under a key of our own; all else in its meta stays as it was:
+
+    {"trace": "abc", "_topics_mirror": [{"at": "5f0c…", "epoch": 1794715944778, "seq": 17, "ts": 1794715950000}]}
+
+The first entry is the server where the record was written, the last one where the copy was taken from. A record goes to
+no server that is in its list: that is what ends every loop, with or without a `node`, and whoever else writes there.
+A record that tells of a loss (`"kind": "gap"` beside the list) has the last seq it stands for as `to`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+KEY = "_topics_mirror"
+_MARK = f'"{KEY}"'.encode()
+
+
+class Hop(Struct, frozen=True, kw_only=True):
+    """One server that a record was on, and where it stood there."""
+
+    at: str  # the server's id
+    epoch: int
+    seq: int
+    ts: int | UnsetType = UNSET  # when it was committed there
+    to: int | UnsetType = UNSET
+
+    @property
+    def last(self) -> int:
+        return self.seq if isinstance(self.to, UnsetType) else self.to
+
+
+_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_hops = msgspec.json.Decoder(list[Hop]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def hops_of(meta: bytes | None) -> list[Hop]:
+    """Where the record has been. Empty for one that was written where it is; what is not ours is taken for absent."""
+    if meta is None or _MARK not in meta:
+        return []
+    try:
+        found = _decode_meta(meta).get(KEY)
+        return [] if found is None else _decode_hops(found)
+    except msgspec.MsgspecError:
+        return []
+
+
+def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
+    """The meta with this list in it. Its other keys keep their text and order."""
+    stamp = b"%b:%b" % (_MARK, _encode(hops))
+    if meta is None:
+        return b"{%b}" % stamp
+    if _MARK in meta:
+        rest = {name: value for name, value in _decode_meta(meta).items() if name != KEY}
+        return _encode({**rest, KEY: hops})
+    inside = meta.strip()[1:-1].strip()
+    return b"{%b,%b}" % (inside, stamp) if inside else b"{%b}" % stamp

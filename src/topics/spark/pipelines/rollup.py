@@ -1,0 +1,440 @@
+"""Rollup: windowed aggregates of a topic, each window written once, when it is over.
+
+A round looks at what is new: which windows it belongs to, how far the watermark goes. If windows close, their records
+are read again and aggregated by the declared SQL. What is about to be written is noted first (`positions`, or a file
+beside the Parquet files), so that a run that is killed is repeated exactly.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from msgspec import Raw, Struct, field, structs
+
+from topics.client import Client
+from topics.errors import Code, TopicsError
+from topics.spark.catalog import client_for
+from topics.spark.options import Connection
+from topics.spark.pipelines import emitting, positions, windows
+from topics.spark.pipelines.declaration import Declaration
+from topics.spark.pipelines.emitting import Stamp
+from topics.spark.pipelines.failures import BadUsage, Failed
+from topics.spark.pipelines.frames import Source
+from topics.spark.pipelines.job import Job, JobOptions
+from topics.spark.pipelines.positions import Positions
+from topics.spark.pipelines.report import Gap, Report
+from topics.spark.pipelines.windows import Open, Seen
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STEP_SEQS = 1_000_000
+EVERY_S = 5.0
+KEY = "_topics_rollup"
+FOLDER = "_rollup"
+_encode = msgspec.json.Encoder().encode
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """How far it has come. `due` is what is being written, with the watermark before it, or None."""
+
+    digest: str
+    epoch: int
+    done: int = 0
+    life: int = 0
+    watermark_ms: int = windows.NEVER
+    open: list[Open] = field(default_factory=list)
+    due: Due | None = None
+
+
+class Due(Struct, frozen=True, kw_only=True):
+    """Windows that are over: their records are among seqs [low, stop)."""
+
+    low: int
+    stop: int
+    after_ms: int  # ends of windows, exclusive and inclusive
+    upto_ms: int
+    target_seq: int = 0
+
+
+class Outcome(Struct, kw_only=True):
+    """What the writing task did."""
+
+    records: int = 0
+    repeated: int = 0
+
+
+def rollup(
+    *,
+    url: str,
+    declaration: Declaration,
+    full: bool = False,
+    follow: bool = False,
+    every_s: float = EVERY_S,
+    lake: str | None = None,
+    step_seqs: int = STEP_SEQS,
+    positions_topic: str = positions.TOPIC,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Writes the windows that are over by now. `full` begins anew; windows are then written again."""
+    with Job("rollup", servers=[url], **options) as job, job.client(url) as client, ExitStack() as stack:
+        source = Source(job, client, declaration.topic, lake=lake)
+        output = stack.enter_context(closing(_output(job, client, declaration, positions_topic)))
+        work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
+        for _ in job.rounds(follow=follow):
+            state = source.state()
+            while work.step(state.head_seq) and not job.dry_run:
+                pass
+            if follow and not job.stopping.wait(every_s):
+                source.wait(state)
+        work.finish()
+    return job.report
+
+
+class Rolling:
+    """One rollup at work."""
+
+    def __init__(
+        self, job: Job, source: Source, output: Output, declared: Declaration, *, step_seqs: int, full: bool
+    ) -> None:
+        self._job = job
+        self._source = source
+        self._output = output
+        self._declared = declared
+        self._step_seqs = step_seqs
+        self._row = job.report.topic(declared.topic, into=output.name)
+        self._row.figures["late"] = 0
+        known = output.load()
+        self._life = 0 if known is None else known.life
+        if full and known is not None:
+            self._life, known = known.life + 1, None
+        if known is not None and known.digest != declared.digest:
+            raise BadUsage(
+                f"{output.name} holds a rollup that was declared otherwise",
+                next="use another output, or begin anew with --full: its windows are then written again",
+            )
+        self._at = known
+
+    def step(self, head: int) -> bool:
+        """What is due, or else the next part of the topic; False where there is neither."""
+        state = self._source.state()
+        at = self._at or Place(digest=self._declared.digest, epoch=state.epoch, life=self._life)
+        if at.epoch != state.epoch or state.head_seq < at.done:
+            at = self._another_life(at, state.epoch)
+        if at.due is not None and not self._job.dry_run:
+            self._at = self._write(at, at.due)
+            return True
+        stop = min(head, at.done + self._step_seqs) + 1
+        if stop <= at.done + 1:
+            self._at = at
+            return False
+        self._job.step(f"{self._declared.topic}: seqs {at.done + 1} to {stop - 1}")
+        self._row.epoch, self._row.to_seq = at.epoch, stop - 1
+        self._row.from_seq = self._row.from_seq or at.done + 1
+        if self._job.dry_run:
+            return False
+        self._at = self._look(at, stop)
+        if self._at.due is not None:
+            self._at = self._write(self._at, self._at.due)
+        return True
+
+    def _look(self, at: Place, stop: int) -> Place:
+        """Takes seqs up to `stop` in, and notes what is due because of them."""
+        seen, latest_ms = self._seen(at, stop)
+        self._source.check_same(at.epoch)
+        found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=self._declared.delay_ms)
+        self._row.figures["late"] += found.late
+        due = None
+        if found.closing:
+            low = min(one.low for one in found.closing)
+            due = Due(low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms)
+            due = structs.replace(due, target_seq=self._output.head())
+        at = structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
+        self._output.save(at)
+        return at
+
+    def _seen(self, at: Place, stop: int) -> tuple[list[Seen], int | None]:
+        """The windows of a new range, and its latest event time. Losses are noted in the report."""
+        from pyspark.sql import functions as F
+
+        rows = self._windowed(self._source.load(at.done + 1, stop), outer=True)
+        begin, end = F.expr("unix_millis(window.start)").alias("begin"), F.expr("unix_millis(window.end)").alias("end")
+        found = rows.groupBy("kind", begin, end, F.expr("IF(kind = 'gap', seq, NULL)")).agg(
+            F.min("seq").alias("low"), F.count("*").alias("n"), F.expr("max(unix_millis(time))").alias("latest"),
+            F.max("gap_to").alias("gap_to"), F.max("reason").alias("reason"),
+        )  # fmt: skip
+        seen, latest = [], None
+        for row in found.collect():
+            if row.kind == "gap":
+                self._row.gaps.append(Gap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch))
+            elif row.begin is None:
+                self._row.figures["without_time"] = self._row.figures.get("without_time", 0) + row.n
+            else:
+                seen.append(Seen(row.begin, row.end, row.low, row.n))
+                latest = row.latest if latest is None else max(latest, row.latest)
+        return seen, latest
+
+    def _windowed(self, rows: DataFrame, *, outer: bool = False) -> DataFrame:
+        """Rows with their event time, once for each window that they belong to.
+
+        Windows are counted from 1970 in UTC. `outer` keeps rows that have no time, with `window` NULL.
+        """
+        size, slide = self._declared.window_ms, self._declared.slide_ms
+        timed = rows.selectExpr("*", f"IF(kind = 'record', CAST(({self._declared.time}) AS TIMESTAMP), NULL) AS time")
+        last = f"(unix_millis(time) - pmod(unix_millis(time), {slide}))"
+        starts = f"IF(time IS NULL, NULL, sequence({last}, {last} - {size - 1}, -{slide}))"
+        explode = "explode_outer" if outer else "explode"
+        spread = timed.selectExpr("*", f"{explode}({starts}) AS _start").where(
+            f"_start IS NULL OR unix_millis(time) < _start + {size}"
+        )
+        window = (
+            f"IF(_start IS NULL, NULL, named_struct('start', timestamp_millis(_start), "
+            f"'end', timestamp_millis(_start + {size}))) AS window"
+        )
+        return spread.selectExpr("* EXCEPT (_start)", window)
+
+    def _write(self, at: Place, due: Due) -> Place:
+        """Writes the windows that are due, and notes that."""
+        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
+        closed = self._windowed(self._source.load(due.low, due.stop)).where(
+            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
+        )
+        closed.createOrReplaceTempView("records")
+        try:
+            outcome = self._output.write(self._job.spark.sql(self._declared.statement), at, due)
+        finally:
+            self._job.spark.catalog.dropTempView("records")
+        self._source.check_same(at.epoch)
+        self._row.records += outcome.records
+        self._row.repeated += outcome.repeated
+        at = structs.replace(at, due=None)
+        self._output.save(at)
+        return at
+
+    def _another_life(self, at: Place, epoch: int) -> Place:
+        """Windows that were open stay open, but what they had is gone with the life before."""
+        self._job.warn(f"topic {self._declared.topic} was made again; windows that were open are lost")
+        self._row.gaps.append(Gap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
+        return structs.replace(at, epoch=epoch, done=0, open=[], due=None, life=at.life + 1)
+
+    def finish(self) -> None:
+        if self._at is None:
+            return
+        self._row.lag = max(self._source.state().head_seq - self._at.done, 0)
+        self._row.figures["open_windows"] = len(self._at.open)
+        self._row.figures["watermark"] = _text(self._at.watermark_ms)
+
+
+# --- outputs
+
+
+class Output:
+    """Where windows go, and where it is noted how far they have come."""
+
+    name: str
+
+    def load(self) -> Place | None:
+        raise NotImplementedError
+
+    def save(self, at: Place) -> None:
+        raise NotImplementedError
+
+    def head(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
+        raise NotImplementedError
+
+
+def _output(job: Job, client: Client, declared: Declaration, positions_topic: str) -> Output:
+    if declared.parquet is None:
+        return TopicOutput(job, client, declared, positions_topic)
+    files = FileOutput(declared.parquet)
+    if not job.dry_run:
+        files.hold()
+    return files
+
+
+class FileOutput(Output):
+    """A directory with one Parquet file for all windows that closed together; its name says which."""
+
+    def __init__(self, folder: str) -> None:
+        self.name = os.path.abspath(folder)
+        self._place = os.path.join(self.name, FOLDER, "position.json")
+        self._lock: int | None = None
+
+    def load(self) -> Place | None:
+        try:
+            with open(self._place, "rb") as file:
+                return msgspec.json.decode(file.read(), type=Place)
+        except FileNotFoundError:
+            return None
+
+    def save(self, at: Place) -> None:
+        _replace(self._place, _encode(at))
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def hold(self) -> None:
+        """One run at a time. The system takes the lock back when a run ends, however it ends."""
+        os.makedirs(os.path.dirname(self._place), exist_ok=True)
+        self._lock = os.open(os.path.join(self.name, FOLDER, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failed(
+                f"another run is writing to {self.name}", next="let one of the two run, and stop the other"
+            ) from None
+
+    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
+        name = f"{at.life:04d}-{_text(due.after_ms, plain=True)}-{_text(due.upto_ms, plain=True)}.parquet"
+        staged = os.path.join(self.name, FOLDER, name + ".tmp")
+        outcome = _one_task(result, WriteFile(staged))
+        if outcome.records:
+            os.replace(staged, os.path.join(self.name, name))
+        else:
+            os.unlink(staged)
+        return outcome
+
+
+class TopicOutput(Output):
+    """A topic with one record for every window and group."""
+
+    def __init__(self, job: Job, client: Client, declared: Declaration, positions_topic: str) -> None:
+        assert declared.into is not None
+        self.name = declared.into
+        self._client = client
+        self._declared = declared
+        self._connection = job.connection(client.url)
+        prefix = f"rollup:{declared.topic}:{declared.into}:"
+        self._positions = Positions(client, prefix, run=job.report.run_id, topic=positions_topic)
+
+    def load(self) -> Place | None:
+        return self._positions.load(Place).get("")
+
+    def save(self, at: Place) -> None:
+        self._positions.check_alone()
+        self._positions.save({"": at})
+
+    def head(self) -> int:
+        try:
+            return self._client.topic(self.name).head_seq
+        except TopicsError as error:
+            if error.code is Code.TOPIC_NOT_FOUND:
+                return 0
+            raise
+
+    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
+        name, plan = self._declared.digest, f"{at.epoch}.{at.life}/{due.after_ms}-{due.upto_ms}"
+        present = emitting.parts_present(self._client, self.name, due.target_seq, key=KEY, name=name, plan=plan)
+        tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
+        text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
+        rows = result.selectExpr(text, f"{tag} AS tag")
+        return _one_task(rows, WriteTopic(self._connection, self.name, name, plan, present))
+
+
+# --- what tasks do
+
+
+def _one_task(rows: DataFrame, task: WriteFile | WriteTopic) -> Outcome:
+    done = rows.repartition(1).mapInArrow(task, "outcome BINARY").collect()
+    # Spark leaves out a task for which it knows that there are no rows.
+    found = bytes(done[0].outcome) if done else next(task(iter(()))).column(0)[0].as_py()
+    return msgspec.json.decode(found, type=Outcome)
+
+
+def _answer(outcome: Outcome) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"outcome": pa.array([_encode(outcome)], pa.binary())})
+
+
+class WriteFile:
+    """The result as it is, into a file under a temporary name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        found = [batch for batch in batches if batch.num_rows]
+        with open(self._path, "wb") as file:
+            if found:
+                table = pa.Table.from_batches(found)
+                pq.write_table(
+                    table.sort_by([(name, "ascending") for name in _sortable(table)]), file, compression="zstd"
+                )
+            file.flush()
+            os.fsync(file.fileno())
+        yield _answer(Outcome(records=sum(batch.num_rows for batch in found)))
+
+
+def _sortable(table: pa.Table) -> list[str]:
+    return [one.name for one in table.schema if not pa.types.is_nested(one.type)]
+
+
+class WriteTopic:
+    """The result, in the order of its text, to a topic."""
+
+    def __init__(self, connection: Connection, topic: str, name: str, plan: str, present: set[int]) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._name, self._plan = name, plan
+        self._present = present
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = Outcome()
+        rows = sorted(
+            (data, tag or "")
+            for batch in batches
+            for data, tag in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        )
+        sized = [data.encode() for data, _ in rows]
+        run = f"rollup/{self._name}/{xxhash.xxh3_64_hexdigest(self._plan.encode())}"
+        with client_for(self._connection, self._connection.servers[0]) as client:
+            for part, piece in enumerate(emitting.parts(sized)):
+                records = [self._record(*row, part) for row in rows[piece]]
+                if part in self._present:
+                    outcome.records += len(records)
+                    outcome.repeated += len(records)
+                    continue
+                for answer in emitting.put(client, emitting.chunk(self._topic, run, part, records)):
+                    outcome.records += answer.count
+                    outcome.repeated += answer.count if answer.deduped else 0
+        yield _answer(outcome)
+
+    def _record(self, data: str, tag: str, part: int) -> bytes:
+        stamp = Stamp(name=self._name, plan=self._plan, part=part)
+        record: dict[str, Any] = {"data": Raw(data.encode()), "meta": {KEY: stamp}}
+        if tag:
+            record["tag"] = tag
+        return _encode(record)
+
+
+# --- small things
+
+
+def _text(ms: int, *, plain: bool = False) -> str:
+    if ms == windows.NEVER:
+        return "begin" if plain else "none"
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    return at.strftime("%Y%m%dT%H%M%S") + f"{ms % 1000:03d}Z" if plain else at.isoformat(timespec="milliseconds")
+
+
+def _replace(path: str, data: bytes) -> None:
+    with open(path + ".tmp", "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)

@@ -1,0 +1,134 @@
+"""Rows for people and for programs: a table, JSON, lines of JSON, or CSV."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import datetime
+import decimal
+import io
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from pyspark.sql import DataFrame, Row
+
+Form = Literal["table", "json", "jsonl", "csv"]
+FORMS: tuple[str, ...] = get_args(Form)
+TABLE_ROWS = 1000
+CELL_WIDTH = 80
+
+
+def lines(frame: DataFrame, form: Form, *, limit: int | None = None) -> Iterator[str]:
+    """The answer, line by line as it comes. A table must know its widths, so it ends after `TABLE_ROWS` unless told."""
+    names = frame.columns
+    if form == "table":
+        shown = TABLE_ROWS if limit is None else limit
+        found = frame.limit(shown + 1).collect()
+        yield from _table(names, [[_cell(value) for value in row] for row in found[:shown]])
+        yield _counted(len(found), shown, asked=limit is not None)
+        return
+    rows = frame.toLocalIterator() if limit is None else islice(frame.toLocalIterator(), limit)
+    if form == "csv":
+        yield _csv(names)
+        for row in rows:
+            yield _csv([_cell(value, null="") for value in row])
+        return
+    texts = (_json(dict(zip(names, map(_plain, row), strict=True))) for row in rows)
+    yield from texts if form == "jsonl" else _array(texts)
+
+
+def _array(texts: Iterable[str]) -> Iterator[str]:
+    """One JSON array, an element a line, written while rows still come."""
+    before, held = "[", None
+    for text in texts:
+        if held is not None:
+            yield f"{before}{held},"
+            before = " "
+        held = text
+    yield f"{before}{held or ''}]"
+
+
+def _counted(found: int, shown: int, *, asked: bool) -> str:
+    if found > shown and not asked:
+        return f"the first {shown} rows; --limit N shows more, --csv and --json all"
+    count = min(found, shown)
+    return f"{count} row" + ("" if count == 1 else "s")
+
+
+def _table(names: list[str], rows: list[list[str]]) -> Iterator[str]:
+    cut = [[_fit(cell) for cell in row] for row in [names, *rows]]
+    widths = [max(_width(row[at]) for row in cut) for at in range(len(names))]
+    right = [bool(rows) and all(_is_number(row[at]) for row in rows) for at in range(len(names))]
+    for number, row in enumerate(cut):
+        cells = (_pad(cell, width, right=side) for cell, width, side in zip(row, widths, right, strict=True))
+        yield "  ".join(cells).rstrip()
+        if number == 0:
+            yield "  ".join("-" * width for width in widths)
+
+
+def _fit(text: str) -> str:
+    flat = text.replace("\n", "⏎").replace("\t", " ")
+    return flat if len(flat) <= CELL_WIDTH else flat[: CELL_WIDTH - 1] + "…"
+
+
+def _width(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def _pad(text: str, width: int, *, right: bool) -> str:
+    space = " " * (width - _width(text))
+    return space + text if right else text + space
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text == "NULL"
+    return True
+
+
+def _cell(value: Any, *, null: str = "NULL") -> str:
+    if value is None:
+        return null
+    plain = _plain(value)
+    if isinstance(plain, str):
+        return plain
+    return _json(plain)
+
+
+def _plain(value: Any) -> Any:
+    """A value of Spark's as JSON has it."""
+    match value:
+        case Row():
+            return {name: _plain(inner) for name, inner in value.asDict().items()}
+        case dict():
+            return {str(_plain(name)): _plain(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case datetime.datetime():
+            return value.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        case datetime.date() | datetime.time() | datetime.timedelta():
+            return str(value)
+        case decimal.Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case bytes() | bytearray():
+            return base64.b64encode(value).decode()
+        case float() if value != value or value in (float("inf"), float("-inf")):
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+    return json.loads(value.toJson()) if hasattr(value, "toJson") else str(value)  # a VARIANT, or an interval
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _csv(cells: Iterable[str]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(cells)
+    return out.getvalue()

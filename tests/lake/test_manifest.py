@@ -1,0 +1,163 @@
+"""What the manifest knows, without any files."""
+
+import pytest
+
+from topics.lake import Change, Conflict, File, Gap, Life, Snapshot, Staged, joined, plan_merges
+from topics.lake.manifest import Commit
+
+
+def file(first: int, last: int, *, size: int = 1000, date: str = "2024-02-29") -> File:
+    return File(
+        path=f"{first}-{last}", date=date, first=first, last=last, rows=last - first + 1, bytes=size,
+        min_ts=0, max_ts=0, sum="0",
+    )  # fmt: skip
+
+
+def after(snapshot: Snapshot, *changes: Change) -> Snapshot:
+    snapshot.check(snapshot, changes)
+    return snapshot.after(Commit(version=snapshot.version + 1, made_at=0, run="r", changes=list(changes)))
+
+
+def archived(first: int, last: int, *, topic: str = "a", gaps: list[Gap] | None = None) -> Change:
+    return Change(
+        op="archive", topic=topic, epoch=7, adds=[Staged(file(first, last))], gaps=gaps or [], covered=(first, last)
+    )
+
+
+def test_a_life_says_how_far_it_is_archived_and_what_lies_in_a_range():
+    gap = Gap(11, 15, "cap", 1)
+    life = after(after(Snapshot(), archived(1, 10)), archived(11, 30, gaps=[gap])).life("a", 7)
+    assert life is not None
+    assert (life.archived_to, life.covered) == (30, ((1, 30),))
+    assert [found.first for found in life.files_in(10, 11)] == [1, 11]
+    assert [found.first for found in life.files_in(31, 99)] == []
+    assert life.gaps_in(13, 14) == [Gap(13, 14, "cap", 1)]
+    assert life.uncovered(25, 40) == [(31, 40)]
+    assert life.uncovered(1, 30) == []
+
+
+def test_what_is_not_covered_lies_between_and_around_what_is():
+    life = Life(topic="a", epoch=7, covered=((5, 9), (20, 29)))
+    assert life.uncovered(1, 40) == [(1, 4), (10, 19), (30, 40)]
+    assert life.archived_to == 0
+
+
+def test_lives_of_a_topic_are_apart_and_come_oldest_first():
+    snapshot = after(Snapshot(), archived(1, 10))
+    other = Change(op="archive", topic="a", epoch=3, adds=[Staged(file(1, 5))], covered=(1, 5))
+    snapshot = after(snapshot, other)
+    assert [(life.epoch, life.archived_to) for life in snapshot.lives("a")] == [(3, 5), (7, 10)]
+    assert snapshot.life("a", 4) is None
+    assert snapshot.lives("b") == []
+
+
+def test_an_earlier_version_does_not_change_when_a_later_one_is_made():
+    first = after(Snapshot(), archived(1, 10))
+    after(first, archived(11, 20))
+    life = first.life("a", 7)
+    assert life is not None
+    assert life.archived_to == 10
+
+
+def test_two_who_archive_the_same_seqs_clash():
+    base = Snapshot()
+    newest = after(base, archived(1, 10))
+    with pytest.raises(Conflict, match="up to 10 by somebody else"):
+        newest.check(base, [archived(1, 12)])
+    newest.check(base, [archived(1, 5, topic="b")])
+
+
+def test_an_archive_that_leaves_out_seqs_clashes():
+    with pytest.raises(Conflict):
+        Snapshot().check(Snapshot(), [archived(2, 5)])
+
+
+def test_an_archive_that_has_read_before_an_erase_clashes_with_it():
+    base = after(Snapshot(), archived(1, 10))
+    newest = after(base, Change(op="erase", topic="a", epoch=0))
+    with pytest.raises(Conflict, match="erased"):
+        newest.check(base, [archived(11, 20)])
+    newest.check(newest, [archived(11, 20)])
+
+
+def test_an_erase_is_remembered_even_for_topics_that_are_not_in_the_lake():
+    newest = after(Snapshot(), Change(op="erase", topic="a", epoch=0))
+    assert newest.topics() == []
+    with pytest.raises(Conflict):
+        newest.check(Snapshot(), [archived(1, 10)])
+
+
+def test_a_merge_of_files_that_were_replaced_meanwhile_clashes():
+    base = after(after(Snapshot(), archived(1, 10)), archived(11, 20))
+    merge = Change(op="merge", topic="a", epoch=7, adds=[Staged(file(1, 20))], removes=[file(1, 10), file(11, 20)])
+    newest = after(base, merge)
+    life = newest.life("a", 7)
+    assert life is not None
+    assert [(found.first, found.last) for found in life.files] == [(1, 20)]
+    with pytest.raises(Conflict, match="replaced meanwhile"):
+        newest.check(base, [merge])
+
+
+def test_a_trim_never_goes_back():
+    snapshot = after(Snapshot(), archived(1, 10))
+    for upto in (8, 5):
+        snapshot = after(snapshot, Change(op="trim", topic="a", epoch=7, trimmed_to=upto))
+    life = snapshot.life("a", 7)
+    assert life is not None
+    assert life.trimmed_to == 8
+
+
+def test_a_gap_that_was_cut_between_tasks_is_one_gap():
+    pieces = [Gap(1001, 1500, "cap", 2), Gap(1, 1000, "cap", 1), Gap(1501, 1600, "ttl", 3), Gap(1700, 1800, "ttl", 3)]
+    assert joined(pieces) == [Gap(1, 1500, "cap", 1), Gap(1501, 1600, "ttl", 3), Gap(1700, 1800, "ttl", 3)]
+
+
+# --- which files are merged
+
+
+def life_of(*files: File) -> Life:
+    return Life(topic="a", epoch=7, files=files)
+
+
+def merges(life: Life) -> list[list[int]]:
+    return [[found.first for found in group] for group in plan_merges(life, min_files=3, target_bytes=100)]
+
+
+def test_small_neighbours_are_merged_once_there_are_enough():
+    assert merges(life_of(*(file(at, at, size=10) for at in range(1, 3)))) == []
+    assert merges(life_of(*(file(at, at, size=10) for at in range(1, 5)))) == [[1, 2, 3, 4]]
+
+
+def test_files_of_two_dates_are_not_merged():
+    dates = ["2024-02-28", "2024-02-28", "2024-02-29", "2024-02-29"]
+    assert merges(life_of(*(file(at, at, size=1, date=date) for at, date in enumerate(dates, 1)))) == []
+
+
+def test_a_file_that_is_large_enough_stays():
+    small = [file(at, at, size=10) for at in range(2, 6)]
+    assert merges(life_of(file(1, 1, size=60), *small)) == [[2, 3, 4, 5]]
+
+
+def test_a_file_waits_until_the_others_are_as_much_as_itself():
+    small = [file(at, at, size=10) for at in range(2, 6)]
+    assert merges(life_of(file(1, 1, size=45), *small)) == [[2, 3, 4, 5]]
+    assert merges(life_of(file(1, 1, size=35), *small)) == [[1, 2, 3, 4, 5]]
+
+
+def test_a_merged_file_is_not_larger_than_it_should_be():
+    assert merges(life_of(*(file(at, at, size=30) for at in range(1, 8)))) == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_what_one_small_file_costs_grows_slowly_with_their_number():
+    """Files of one byte come in one by one and are merged as planned: bytes written again stay within a logarithm."""
+    files: list[File] = []
+    rewritten = 0
+    for at in range(1, 1001):
+        files.append(file(at, at, size=1))
+        for group in plan_merges(life_of(*files), min_files=8, target_bytes=10_000):
+            size = sum(one.bytes for one in group)
+            rewritten += size
+            files = [one for one in files if one not in group] + [file(group[0].first, group[-1].last, size=size)]
+            files.sort(key=lambda one: one.first)
+    assert len(files) < 40
+    assert rewritten < 1000 * 10

@@ -1,0 +1,288 @@
+"""Changes of a lake on disk: what others see of them, and when."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.lake.making import archive, check_content, known, listed, seqs_of, staged
+from topics.lake import Change, Conflict, Damaged, Lake, LakeError, NoLake, Snapshot, merge_files
+from topics.lake.commits import CHECKPOINT_EVERY, KEPT, Commits
+from topics.lake.manifest import Commit
+
+
+def folders(lake: Lake) -> list[str]:
+    return os.listdir(Path(lake.path) / "_lake" / "staging")
+
+
+def commit_files(lake: Lake) -> list[str]:
+    return sorted(os.listdir(Path(lake.path) / "_lake" / "commits"))
+
+
+def without_publishing(lake: Lake, first: int, last: int, *, lost: int = 0) -> None:
+    """A writer who dies right after his commit."""
+    staging = lake.stage()
+    staging.__enter__()
+    staging._publish = lambda commits: None  # type: ignore[method-assign]
+    archive(lake, staging, "a", first, last, lost=lost)
+    os.close(staging._lock)
+
+
+def test_nothing_is_seen_of_files_that_were_not_committed(lake: Lake):
+    with lake.stage() as staging:
+        staged(lake, staging, "a", 1, 100)
+        assert listed(lake) == known(lake) == []
+    assert folders(lake) == []
+
+
+def test_a_commit_is_seen_by_those_who_list_and_by_those_who_ask_the_manifest(lake: Lake):
+    with lake.stage() as staging:
+        archive(lake, staging, "a", 1, 100)
+    assert listed(lake) == known(lake) == [("a", seq) for seq in range(1, 101)]
+    check_content(lake, "a")
+
+
+def test_what_a_writer_committed_and_did_not_put_in_place_is_readable_and_is_put_in_place_by_the_next(lake: Lake):
+    without_publishing(lake, 1, 100, lost=10)
+    assert listed(lake) == []
+    assert known(lake) == [("a", seq) for seq in range(11, 101)]
+    with lake.stage():
+        pass
+    assert listed(lake) == known(lake) == [("a", seq) for seq in range(11, 101)]
+    assert folders(lake) == []
+
+
+def test_files_that_are_committed_and_cannot_be_put_in_place_are_kept_for_the_next_writer(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+):
+    def no_space(old: str, new: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    with lake.stage() as staging:
+        monkeypatch.setattr(os, "rename", no_space)
+        with pytest.raises(OSError, match="No space"):
+            archive(lake, staging, "a", 1, 100)
+    monkeypatch.undo()
+    assert len(known(lake)) == 100
+    assert listed(lake) == []
+    with lake.stage():
+        assert len(listed(lake)) == 100
+    assert folders(lake) == []
+
+
+def test_several_archivers_at_once_leave_one_history(lake: Lake):
+    """Each takes what it believes to come next, and where it was wrong looks again."""
+    clashes: list[Conflict] = []
+
+    def work() -> None:
+        mine = Lake(lake.path)
+        with mine.stage() as staging:
+            for _ in range(15):
+                base = mine.snapshot()
+                life = base.life("a", 7)
+                at = 0 if life is None else life.archived_to
+                try:
+                    archive(mine, staging, "a", at + 1, at + 5, base=base)
+                    mine.merge(staging, "a", 7, min_files=4)
+                except Conflict as clash:
+                    clashes.append(clash)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    commits = 4 * 15 - len(clashes)
+    assert known(lake) == listed(lake) == [("a", seq) for seq in range(1, 5 * commits + 1)]
+    check_content(lake, "a")
+
+
+def test_the_folder_of_a_writer_who_lives_is_left_alone(lake: Lake):
+    with lake.stage() as one:
+        files = staged(lake, one, "a", 1, 10)
+        with lake.stage():
+            assert one.token in folders(lake)
+        one.commit(lake.snapshot(), [Change(op="archive", topic="a", epoch=7, adds=files, covered=(1, 10))])
+    assert len(listed(lake)) == 10
+
+
+def test_the_folder_of_a_writer_who_died_is_removed_by_the_next(lake: Lake):
+    dead = lake.stage()
+    dead.__enter__()
+    staged(lake, dead, "a", 1, 10)
+    os.close(dead._lock)
+    with lake.stage():
+        assert dead.token not in folders(lake)
+
+
+def test_of_two_who_archive_the_same_seqs_one_succeeds_and_the_other_is_told(lake: Lake):
+    with lake.stage() as one, lake.stage() as other:
+        base = lake.snapshot()
+        archive(lake, one, "a", 1, 10, base=base)
+        with pytest.raises(Conflict):
+            archive(lake, other, "a", 1, 12, base=base)
+        archive(lake, other, "a", 11, 12, lost=1)
+    assert known(lake) == listed(lake) == [("a", seq) for seq in (*range(1, 11), 12)]
+
+
+def test_changes_of_different_topics_do_not_clash(lake: Lake):
+    with lake.stage() as one, lake.stage() as other:
+        base = lake.snapshot()
+        archive(lake, one, "a", 1, 10, base=base)
+        archive(lake, other, "b", 1, 10, base=base)
+    assert lake.snapshot().topics() == ["a", "b"]
+
+
+def test_a_commit_of_a_file_that_is_not_there_is_refused(lake: Lake):
+    with lake.stage() as staging:
+        [file] = staged(lake, staging, "a", 1, 10)
+        os.unlink(Path(lake.path) / file.staged)
+        with pytest.raises(LakeError, match="driver and all executors share"):
+            staging.commit(Snapshot(), [Change(op="archive", topic="a", epoch=7, adds=[file], covered=(1, 10))])
+
+
+def test_a_commit_of_a_file_that_is_not_whole_is_refused(lake: Lake):
+    with lake.stage() as staging:
+        [file] = staged(lake, staging, "a", 1, 10)
+        os.truncate(Path(lake.path) / file.staged, 10)
+        with pytest.raises(Damaged):
+            staging.commit(Snapshot(), [Change(op="archive", topic="a", epoch=7, adds=[file], covered=(1, 10))])
+
+
+def test_versions_are_folded_now_and_then_and_old_ones_removed(lake: Lake):
+    rounds = KEPT + 2 * CHECKPOINT_EVERY + 3
+    with lake.stage() as staging:
+        for at in range(rounds):
+            archive(lake, staging, "a", 1 + 2 * at, 2 + 2 * at, lost=1)
+    fresh = Lake(lake.path)
+    assert fresh.snapshot().published() == lake.snapshot().published()
+    assert fresh.snapshot().version == rounds
+    assert known(fresh) == listed(fresh) == [("a", 2 * at) for at in range(1, rounds + 1)]
+    assert len(commit_files(lake)) < rounds
+    assert len(Commits(lake.path).checkpoints()) == 1
+    assert len(list((Path(lake.path) / "_gaps").iterdir())) < CHECKPOINT_EVERY + 2
+    assert fresh.ledger().num_rows == rounds
+
+
+def test_somebody_who_looked_long_ago_sees_the_newest_version(lake: Lake):
+    other = Lake(lake.path)
+    assert other.snapshot().version == 0
+    with lake.stage() as staging:
+        for at in range(KEPT + 2 * CHECKPOINT_EVERY):
+            archive(lake, staging, "a", 1 + at, 1 + at)
+    assert other.snapshot().published() == lake.snapshot().published()
+
+
+def test_a_version_whose_file_was_removed_long_ago_cannot_be_made_again(lake: Lake, tmp_path: Path):
+    with lake.stage() as staging:
+        for at in range(KEPT + 2 * CHECKPOINT_EVERY):
+            archive(lake, staging, "a", 1 + at, 1 + at)
+        before = lake.snapshot()
+        late = Commit(version=1, made_at=0, run="late", changes=[])
+        with pytest.raises(Conflict, match="moved on"):
+            Commits(lake.path).add(late, via=str(tmp_path))
+    assert "00000000000000000001.json" not in commit_files(lake)
+    assert Lake(lake.path).snapshot().published() == before.published()
+
+
+def test_merged_files_take_the_place_of_the_small_ones(lake: Lake):
+    with lake.stage() as staging:
+        for at in range(10):
+            archive(lake, staging, "a", 1 + 10 * at, 10 + 10 * at, lost=1)
+        before = known(lake)
+        assert lake.merge(staging, "a", 7, min_files=8) == 10
+    life = lake.snapshot().life("a", 7)
+    assert life is not None
+    assert len(life.files) == 1
+    assert listed(lake) == known(lake) == before
+    assert (life.archived_to, len(life.gaps)) == (100, 10)
+    check_content(lake, "a")
+
+
+def test_a_merge_gives_way_to_an_erase(lake: Lake):
+    with lake.stage() as staging:
+        for at in range(4):
+            archive(lake, staging, "a", 1 + 10 * at, 10 + 10 * at)
+        base = lake.snapshot()
+        life = base.life("a", 7)
+        assert life is not None
+        merged = merge_files(lake.path, staging.token, "a", 7, life.files)
+        erase(lake, "t1")
+        change = Change(op="merge", topic="a", epoch=7, adds=[merged], removes=list(life.files))
+        with pytest.raises(Conflict):
+            staging.commit(base, [change])
+    assert [("a", seq) for seq in range(1, 41) if seq % 3 != 1] == known(lake) == listed(lake)
+
+
+def erase(lake: Lake, tag: str, **options: bool) -> int:
+    import pyarrow.compute as pc
+
+    done = lake.erase(["a", "b"], lambda topic, epoch, batch: pc.not_equal(batch.column("tag"), tag), **options)
+    return sum(one.removed for one in done)
+
+
+def test_an_erase_takes_records_out_of_every_file_and_out_of_the_disk(lake: Lake):
+    with lake.stage() as staging:
+        archive(lake, staging, "a", 1, 30)
+        archive(lake, staging, "b", 1, 3)
+        archive(lake, staging, "c", 1, 3)
+    before = set(Path(lake.path).glob("topic=[ab]/*/*.parquet"))
+    assert erase(lake, "t1") == 11
+    assert not before & set(Path(lake.path).glob("topic=[ab]/*/*.parquet"))
+    left = [("a", seq) for seq in range(1, 31) if seq % 3 != 1] + [("b", 2), ("b", 3)]
+    assert known(lake) == listed(lake) == [*left, ("c", 1), ("c", 2), ("c", 3)]
+    check_content(lake, "a")
+    life = lake.snapshot().life("a", 7)
+    assert life is not None
+    assert life.uncovered(1, 30) == []  # that they are gone is known, and why
+
+
+def test_an_erase_that_leaves_nothing_of_a_file_removes_it(lake: Lake):
+    with lake.stage() as staging:
+        archive(lake, staging, "b", 1, 1)
+    assert erase(lake, "t1") == 1
+    assert known(lake) == listed(lake) == []
+    assert not list(Path(lake.path).glob("topic=b/*/*.parquet"))
+
+
+def test_a_dry_run_of_an_erase_counts_and_changes_nothing(lake: Lake):
+    with lake.stage() as staging:
+        archive(lake, staging, "a", 1, 30)
+    before = lake.snapshot()
+    assert erase(lake, "t1", dry_run=True) == 10
+    assert lake.snapshot() == before
+    assert len(listed(lake)) == 30
+
+
+def test_an_archive_on_its_way_during_an_erase_reads_again_even_if_the_erase_found_nothing(lake: Lake):
+    with lake.stage() as staging:
+        base = lake.snapshot()
+        erase(lake, "t1")
+        with pytest.raises(Conflict, match="erased"):
+            archive(lake, staging, "a", 1, 10, base=base)
+
+
+def test_a_directory_that_is_no_lake_says_so(tmp_path: Path):
+    lake = Lake(str(tmp_path / "nothing"))
+    assert not lake.exists()
+    with pytest.raises(NoLake, match="is no lake"):
+        lake.snapshot()
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/lake", "hdfs:///lake"])
+def test_a_place_that_is_no_directory_is_refused(place: str):
+    with pytest.raises(LakeError, match="is a directory"):
+        Lake(place)
+
+
+def test_a_reader_goes_on_when_files_are_merged_under_his_hands(lake: Lake):
+    with lake.stage() as staging:
+        for at in range(10):
+            archive(lake, staging, "a", 1 + 10 * at, 10 + 10 * at)
+        reading = lake.read("a", 7)
+        seen = seqs_of([next(reading)])
+        assert lake.merge(staging, "a", 7, min_files=2) == 10
+    assert seen + seqs_of(reading) == list(range(1, 101))

@@ -1,0 +1,105 @@
+"""What was written to topics, and whether a lake has just that."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from topics.client import Client
+from topics.lake import SCHEMA, Lake, Life
+
+Cells = tuple[str | None, str | None, str | None, str]  # node, tag, meta, data
+
+
+class Written:
+    """One life of a topic as its writer knows it."""
+
+    def __init__(self, client: Client, topic: str, **config: Any) -> None:
+        self.client, self.topic = client, topic
+        client.put_topic(topic, **config)
+        self.epoch = client.topic(topic).epoch
+        self.records: dict[int, Cells] = {}
+
+    def write(self, records: Sequence[dict[str, Any]]) -> None:
+        key = uuid.uuid4().hex  # the server may be killed and asked again
+        answer = self.client.append(self.topic, records, return_seqs=True, idempotency_key=key)
+        assert answer.seqs is not None
+        for seq, record in zip(answer.seqs, records, strict=True):
+            meta = msgspec.json.encode(record["meta"]).decode() if "meta" in record else None
+            data = msgspec.json.encode(record["data"]).decode()
+            self.records[seq] = (record.get("node"), record.get("tag"), meta, data)
+
+    def numbers(self, count: int) -> None:
+        """More records, of several shapes."""
+        first = len(self.records)
+        self.write([shaped(first + at) for at in range(count)])
+
+    def forget(self, seqs: Iterable[int]) -> None:
+        """These were deleted before they were archived."""
+        for seq in seqs:
+            del self.records[seq]
+
+    @property
+    def head(self) -> int:
+        return self.client.topic(self.topic).head_seq
+
+
+def shaped(n: int) -> dict[str, Any]:
+    record: dict[str, Any] = {"data": {"n": n} if n % 3 else f'"{n}" ünïcode\\'}
+    if n % 2:
+        record["tag"] = f"user-{n % 7}"
+    if n % 5 == 0:
+        record["node"] = "n:1"
+    if n % 11 == 0:
+        record["meta"] = {"k": [n, None]}
+    return record
+
+
+def life_of(lake: Lake, written: Written) -> Life:
+    life = lake.snapshot().life(written.topic, written.epoch)
+    assert life is not None
+    return life
+
+
+def check_exact(lake: Lake, written: Written, *, deleted: Iterable[int] = (), head: int | None = None) -> int:
+    """The lake has what was written, each record once; each other seq is in a gap or was deleted. Rows of the lake."""
+    life = life_of(lake, written)
+    head = written.head if head is None else head
+    assert life.archived_to == head
+    rows: dict[int, Cells] = {}
+    last = 0
+    for batch in lake.read(written.topic, written.epoch):
+        for row in batch.to_pylist():
+            assert row["seq"] > last, "twice, or out of order"
+            last = row["seq"]
+            rows[last] = (row["node"], row["tag"], row["meta"], row["data"])
+    lost = {seq for gap in life.gaps for seq in range(gap.first, gap.last + 1)}
+    assert sum(gap.last - gap.first + 1 for gap in life.gaps) == len(lost), "gaps overlap"
+    assert not lost & rows.keys(), "in a gap and there"
+    gone = set(deleted)
+    assert rows.keys() | lost | gone == set(range(1, head + 1)), "not accounted for"
+    assert rows == {seq: written.records[seq] for seq in rows}, "not what was written"
+    assert listed(lake, written.topic, written.epoch) == sorted(rows), "a listing shows something else"
+    check_ledger(lake)
+    for file in life.files:
+        lake.verify(file)
+    return len(rows)
+
+
+def listed(lake: Lake, topic: str, epoch: int) -> list[int]:
+    """The seqs that somebody finds who knows nothing of a manifest."""
+    schema = pa.schema([("topic", pa.string()), ("date", pa.string())])
+    partitioning = ds.partitioning(schema, flavor="hive")
+    dataset = ds.dataset(lake.path, pa.schema([*SCHEMA, *schema]), partitioning=partitioning, format="parquet")
+    wanted = (ds.field("topic") == topic) & (ds.field("epoch") == epoch)
+    return sorted(dataset.to_table(["seq"], filter=wanted)["seq"].to_pylist())
+
+
+def check_ledger(lake: Lake) -> None:
+    table = ds.dataset(f"{lake.path}/_gaps").to_table()
+    assert sorted(map(str, table.to_pylist())) == sorted(map(str, lake.ledger().to_pylist()))

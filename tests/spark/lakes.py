@@ -1,0 +1,61 @@
+"""Lakes for tests of what reads them, made without the archive pipeline: small, at once, and as odd as a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from msgspec import Raw
+
+from topics.client import Client
+from topics.client.request import Record, Tombstone
+from topics.lake import SCHEMA, Change, Gap, Lake, Life, write_files
+
+
+def archive(
+    client: Client,
+    path: Path,
+    topic: str,
+    *,
+    upto: int | None = None,
+    trim: bool = False,
+    spoil: Callable[[list[Record]], list[Record]] = list,
+) -> Life:
+    """Everything of the topic that is not in the lake yet, up to a seq; with `trim`, gone from the topic then."""
+    lake = Lake(str(path))
+    lake.create()
+    base = lake.snapshot()
+    state = client.topic(topic)
+    known = base.life(topic, state.epoch)
+    start = 1 if known is None else known.archived_to + 1
+    stop = state.head_seq if upto is None else upto
+    found = list(client.read(topic, from_seq=start - 1, include_tags=True))
+    lost = [item for item in found if isinstance(item, Tombstone) and item.gap_from <= stop]
+    gaps = [Gap(item.gap_from, min(item.gap_to, stop), item.reason, 0) for item in lost]
+    records = [item for item in found if isinstance(item, Record) and item.seq <= stop]
+    with lake.stage() as staging:
+        adds = write_files(lake.path, staging.token, topic, state.epoch, [_batch(spoil(records), state.epoch)])
+        change = Change(op="archive", topic=topic, epoch=state.epoch, adds=adds, gaps=gaps, covered=(start, stop))
+        made = staging.commit(base, [change])
+        if trim:
+            made = staging.commit(made, [Change(op="trim", topic=topic, epoch=state.epoch, trimmed_to=stop)])
+            client.delete(topic, before_seq=stop + 1)
+    life = made.life(topic, state.epoch)
+    assert life is not None
+    return life
+
+
+def _batch(records: list[Record], epoch: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "epoch": [epoch] * len(records),
+            "seq": [record.seq for record in records],
+            "ts": pa.array([record.ts * 1000 for record in records], SCHEMA.field("ts").type),
+            "node": [record.node for record in records],
+            "tag": [record.tag for record in records],
+            "meta": [bytes(one.meta).decode() if isinstance(one.meta, Raw) else None for one in records],
+            "data": [bytes(record.data).decode() for record in records],
+        },
+        schema=SCHEMA,
+    )

@@ -1,0 +1,296 @@
+"""Lake and live topic as one history: to Spark, in batches and streams, and to the Python client."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.lakes import archive
+from tests.spark.streams import drain, source
+from tests.spark.world import Seen, by_diff, by_spark, load
+from topics.client import Client
+from topics.client.request import Record
+from topics.lake import Lake, NoLake
+from topics.spark.batch import TopicsReader
+from topics.spark.options import BadOption, read_options
+from topics.spark.read import DataLoss
+
+
+def write(client: Client, topic: str, count: int, **config: Any) -> list[Seen]:
+    """So many records of all kinds; what a reader who was quick enough saw of them."""
+    client.put_topic(topic, **config)
+    first = client.topic(topic).head_seq + 1
+    records: list[dict[str, Any]] = []
+    for seq in range(first, first + count):
+        record: dict[str, Any] = {"data": {"n": seq, "text": 'ä "quoted"'}}
+        record |= {"tag": f"t{seq % 3}"} if seq % 5 else {}
+        record |= {"node": f"n{seq % 2}"} if seq % 7 else {}
+        record |= {"meta": {"trace": seq}} if seq % 4 == 0 else {}
+        records.append(record)
+    client.append(topic, records)
+    return by_diff(client, topic, from_seq=first - 1)
+
+
+def read(client: Client, lake: Path | None, **options: str) -> list[Seen]:
+    """What tasks of a batch read give, in the order in which they give it."""
+    given = {"url": client.url, "failOnDataLoss": "false", **options}
+    return list(seen(TopicsReader(read_options(given if lake is None else given | {"lake": str(lake)}))))
+
+
+def seen(reader: TopicsReader) -> Iterator[Seen]:
+    for part in reader.partitions():
+        for batch in reader.read(part):
+            for row in batch.to_pylist():
+                ms = None if row["ts"] is None else round(row["ts"].timestamp() * 1000)
+                rest = (row[name] for name in ("node", "tag", "meta", "data", "gap_to", "reason"))
+                yield Seen(row["seq"], ms, *rest)
+
+
+def test_what_was_evicted_but_archived_comes_back(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+    written = write(client, topic, 60)
+    archive(client, tmp_path, topic, upto=50)
+    client.put_topic(topic, cap_records=20)
+    assert by_diff(client, topic)[0] == Seen(1, gap_to=40, reason="cap")
+
+    healed = load(spark, url=client.url, subscribe=topic, lake=str(tmp_path), minPartitions="3")
+    assert by_spark(healed) == {topic: written}
+    assert by_diff(client, topic, lake=tmp_path) == written
+    assert read(client, tmp_path, subscribe=topic) == written  # and in this order
+
+
+def test_only_what_neither_has_is_a_gap(client: Client, topic: str, tmp_path: Path):
+    written = write(client, topic, 30)
+    archive(client, tmp_path, topic, upto=10)
+    client.put_topic(topic, cap_records=12)
+    expected = [*written[:10], Seen(11, gap_to=18, reason="cap"), *written[18:]]
+
+    assert read(client, tmp_path, subscribe=topic) == expected
+    assert by_diff(client, topic, lake=tmp_path) == expected
+    with pytest.raises(DataLoss, match=r"seqs 11 to 18 of topic .* are lost \(cap\)"):
+        read(client, tmp_path, subscribe=topic, failOnDataLoss="true")
+
+    archive(client, tmp_path, topic)  # the gap is in the ledger now, and stays when the rest is evicted, too
+    client.put_topic(topic, cap_records=1)
+    assert read(client, tmp_path, subscribe=topic) == expected
+    assert by_diff(client, topic, lake=tmp_path) == expected
+
+
+def test_what_was_trimmed_is_read_from_the_lake_and_what_was_deleted_is_not(client: Client, topic: str, tmp_path: Path):
+    written = write(client, topic, 40)
+    archive(client, tmp_path, topic, upto=20, trim=True)
+    archive(client, tmp_path, topic)
+    client.delete(topic, before_seq=31)  # somebody's own wish: 21 to 30 are archived, and not trimmed
+    client.delete(topic, match="t0")
+    expected = [*written[:20], *(one for one in written[30:] if one.tag != "t0")]
+
+    assert by_diff(client, topic)[0].seq > 30
+    assert read(client, tmp_path, subscribe=topic) == expected
+    assert by_diff(client, topic, lake=tmp_path) == expected
+
+
+def test_a_trim_between_planning_and_reading_loses_nothing(client: Client, topic: str, tmp_path: Path):
+    written = write(client, topic, 30)
+    archive(client, tmp_path, topic, upto=5)
+    reader = TopicsReader(read_options({"url": client.url, "subscribe": topic, "lake": str(tmp_path)}))
+    parts = reader.partitions()
+    archive(client, tmp_path, topic, upto=25, trim=True)
+    reader.partitions = lambda: parts  # type: ignore[method-assign]
+    assert list(seen(reader)) == written
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"tag": "t1"}, {"filter": ["tag", "Eq", "t1"]}),
+        ({"tag": "t*"}, {"filter": ["tag", "Glob", "t*"]}),
+        ({"node": "n0"}, {"node": "n0"}),
+        ({"node": "n0,n1", "tag": "t2"}, {"node": ["n0", "n1"], "filter": "t2"}),
+    ],
+)
+@pytest.mark.parametrize("dedupe_node", [True, False])
+def test_filters_leave_the_same_out_of_the_lake_as_of_the_topic(
+    client: Client, topic: str, tmp_path: Path, options: Any, fields: Any, dedupe_node: bool
+):
+    write(client, topic, 60, dedupe_node=dedupe_node)
+    expected = by_diff(client, topic, **fields)
+    assert 0 < len(expected)
+    archive(client, tmp_path, topic, upto=20, trim=True)
+    archive(client, tmp_path, topic, upto=45)
+    client.put_topic(topic, cap_records=22)
+
+    assert read(client, tmp_path, subscribe=topic, **options) == expected
+    assert by_diff(client, topic, lake=tmp_path, **fields) == expected
+
+
+def test_a_topic_that_was_dropped_is_read_from_the_lake_and_one_made_again_is_another(
+    client: Client, topic: str, tmp_path: Path
+):
+    written = write(client, topic, 12)
+    archive(client, tmp_path, topic)
+    client.drop_topic(topic)
+    assert read(client, tmp_path, subscribe=topic) == written
+    assert by_diff(client, topic, lake=tmp_path) == written
+
+    again = write(client, topic, 3)
+    assert read(client, tmp_path, subscribe=topic) == again
+    assert by_diff(client, topic, lake=tmp_path) == again
+
+
+def test_a_topic_that_is_made_again_while_it_is_read_goes_on_in_the_lake(client: Client, topic: str, tmp_path: Path):
+    written = write(client, topic, 12)
+    archive(client, tmp_path, topic, upto=10)
+    reader = TopicsReader(
+        read_options({"url": client.url, "subscribe": topic, "lake": str(tmp_path), "failOnDataLoss": "false"})
+    )
+    parts = reader.partitions()
+    client.drop_topic(topic)
+    write(client, topic, 3)
+    reader.partitions = lambda: parts  # type: ignore[method-assign]
+    assert list(seen(reader)) == [*written[:10], Seen(11, gap_to=12, reason="recreated")]
+
+
+def test_a_time_to_begin_at_may_lie_in_the_lake(client: Client, topic: str, tmp_path: Path):
+    written = write(client, topic, 10)
+    while written[-1].ts_ms == written[0].ts_ms:  # until the clock has moved on
+        written += write(client, topic, 10)
+    since = written[-1].ts_ms
+    assert since is not None
+    expected = [one for one in written if one.ts_ms is not None and one.ts_ms >= since]
+    assert len(expected) < len(written)
+    archive(client, tmp_path, topic)
+    client.put_topic(topic, cap_records=1)
+
+    assert read(client, tmp_path, subscribe=topic, startingTimestamp=str(since)) == expected
+    assert by_diff(client, topic, lake=tmp_path, from_ts=since) == expected
+    assert read(client, tmp_path, subscribe=topic, startingTimestamp=str(since + 100_000)) == []
+    assert by_diff(client, topic, lake=tmp_path, from_ts=since + 100_000) == []
+
+
+def test_a_stream_begins_in_the_lake_and_goes_on_live(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+    written = write(client, topic, 50)
+    archive(client, tmp_path / "lake", topic, upto=30)
+    client.put_topic(topic, cap_records=20)
+    frame = source(spark, client.url, subscribe=topic, lake=tmp_path / "lake", maxOffsetsPerTrigger=20)
+    batches = drain(frame, tmp_path / "checkpoint")
+    assert [[row.seq for row in rows] for rows in batches] == [
+        list(range(1, 21)), list(range(21, 41)), list(range(41, 51)),
+    ]  # fmt: skip
+    assert [row.data for rows in batches for row in rows] == [one.data for one in written]
+
+    more = write(client, topic, 10)
+    assert [row.seq for rows in drain(frame, tmp_path / "checkpoint") for row in rows] == [one.seq for one in more]
+
+
+def test_a_lake_is_read_without_a_server_too(client: Client, topic: str, tmp_path: Path):
+    written = write(client, topic, 20)
+    archive(client, tmp_path, topic, upto=15)
+    options = {"subscribe": topic, "lake": str(tmp_path), "lakeOnly": "true"}
+    assert list(seen(TopicsReader(read_options(options)))) == written[:15]
+    assert list(seen(TopicsReader(read_options(options | {"tag": "t1"})))) == [
+        one for one in written[:15] if one.tag == "t1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lakeOnly": "true"}, "say where the lake is"),
+        ({"lakeOnly": "true", "lake": "/x", "url": "http://h:1"}, "leave one of them out"),
+        ({"lake": "/x", "path": "/y"}, "path and lake: give one of them"),
+        ({"lake": "s3://x"}, "is not a directory"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options: dict[str, str], message: str):
+    with pytest.raises(BadOption, match=message):
+        read_options({"subscribe": "t", **options})
+
+
+def test_a_directory_that_is_no_lake_is_an_error_before_anything_is_read(client: Client, topic: str, tmp_path: Path):
+    write(client, topic, 3)
+    with pytest.raises(NoLake):
+        read(client, tmp_path / "nothing", subscribe=topic)
+    with pytest.raises(NoLake):
+        next(client.read(topic, lake=tmp_path / "nothing"))
+
+
+def test_without_pyarrow_the_client_says_what_is_missing():
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from topics.client import Client\n"
+        "try:\n    Client().read('orders', lake='/lake')\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "reading from a lake needs pyarrow, which is not installed: pip install pyarrow\n"
+
+
+def test_archived_records_have_the_form_that_was_asked_for(client: Client, topic: str, tmp_path: Path):
+    write(client, topic, 8)
+    plain, bare = list(client.read(topic)), list(client.read(topic, include_meta=False))
+    archive(client, tmp_path, topic, trim=True)
+    assert list(client.read(topic, lake=tmp_path)) == plain
+    assert list(client.read(topic, lake=tmp_path, include_meta=False)) == bare
+    assert all(isinstance(record, Record) and record.tag is None for record in plain)
+
+
+def test_schemas_of_a_lake_and_of_the_source_agree():
+    from topics.lake import SCHEMA
+    from topics.spark.schema import Shape
+
+    plain: pa.Schema = Shape().arrow()
+    assert all(SCHEMA.field(name).type == plain.field(name).type for name in SCHEMA.names if name != "epoch")
+    assert Lake("/x").path == "/x"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happened_every_seq_comes_once_and_only_what_is_nowhere_is_a_gap(
+    client: Client, topic: str, tmp_path: Path, seed: int
+):
+    """Random writes, archives, trims, evictions and deletes, against an account of what happened to each seq."""
+    chance = random.Random(seed)
+    written: dict[int, Seen] = {}
+    archived: set[int] = set()
+    deleted: set[int] = set()
+    for _ in range(25):
+        match chance.choice(["write", "write", "archive", "trim", "evict", "delete", "delete tag"]):
+            case "write":
+                written |= {one.seq: one for one in write(client, topic, chance.randint(1, 40))}
+            case "archive" | "trim" as what if written:
+                known = Lake(str(tmp_path)).snapshot().lives(topic) if Lake(str(tmp_path)).exists() else []
+                start, head = (known[0].archived_to if known else 0), max(written)
+                upto = chance.randint(start, head)
+                if upto > start:
+                    live = {one.seq for one in by_diff(client, topic) if one.reason is None}
+                    archived |= {seq for seq in live if start < seq <= upto}
+                    archive(client, tmp_path, topic, upto=upto, trim=what == "trim")
+            case "evict" if written:
+                client.put_topic(topic, cap_records=chance.randint(5, 60))
+                client.put_topic(topic, cap_records=0)
+            case "delete" if written:
+                before = chance.randint(1, max(written))
+                deleted |= {one.seq for one in by_diff(client, topic) if one.reason is None and one.seq < before}
+                client.delete(topic, before_seq=before)
+            case "delete tag" if written:
+                deleted |= {one.seq for one in by_diff(client, topic) if one.tag == "t1"}
+                client.delete(topic, match="t1")
+    Lake(str(tmp_path)).create()
+    live = {one.seq for one in by_diff(client, topic) if one.reason is None}
+    for found in (
+        read(client, tmp_path, subscribe=topic, startingOffsets=f'{{"{topic}":1}}'),
+        by_diff(client, topic, lake=tmp_path),
+    ):
+        records = {one.seq: one for one in found if one.reason is None}
+        lost = [seq for one in found if one.gap_to is not None for seq in range(one.seq, one.gap_to + 1)]
+        assert [one.seq for one in found] == sorted(one.seq for one in found)
+        assert len(records) + len(lost) == len({*records, *lost}), "no seq comes twice"
+        assert all(written[seq] == one for seq, one in records.items())
+        for seq in written.keys() - deleted:
+            assert (seq in records) == (seq in live or seq in archived), seq
+            assert (seq in lost) == (seq not in records), seq
+        assert not (records.keys() & deleted) - archived

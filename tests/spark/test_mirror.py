@@ -1,0 +1,352 @@
+"""Two servers that mirror each other: the same records on both, each once, and no echo."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import SMALL_PARTS, ServerProcess, StartServer
+from tests.spark.processes import wait_for
+from topics.client import Client
+from topics.client.request import Record
+from topics.spark.pipelines import mirror as module
+from topics.spark.pipelines.failures import BadUsage, Failed
+from topics.spark.pipelines.mirror import mirror
+from topics.spark.pipelines.provenance import KEY
+from topics.spark.pipelines.report import Report
+
+
+class Side(NamedTuple):
+    url: str
+    client: Client
+
+
+class Pair(NamedTuple):
+    one: Side
+    other: Side
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
+    directory = tmp_path_factory.mktemp("pair")
+    running = [
+        ServerProcess(directory / name, {"data_dir": directory / name / "data", **SMALL_PARTS})
+        for name in ("one", "other")
+    ]
+    yield running
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture
+def pair(servers: list[ServerProcess]) -> Iterator[Pair]:
+    with Client(servers[0].url) as one, Client(servers[1].url) as other:
+        yield Pair(Side(servers[0].url, one), Side(servers[1].url, other))
+
+
+def content(client: Client, topic: str) -> Counter[str]:
+    """What a topic holds, record by record, without what a mirror added and what each server gives by itself."""
+    found: Counter[str] = Counter()
+    for item in client.read(topic, include_tags=True):
+        assert isinstance(item, Record)
+        meta = msgspec.json.decode(item.meta) if item.meta else {}
+        meta.pop(KEY, None)
+        found[repr((item.node, item.tag, meta, bytes(item.data)))] += 1
+    return found
+
+
+def run(spark: SparkSession, pair: Pair, topic: str, **options: Any) -> Report:
+    return mirror(source=pair.one.url, target=pair.other.url, topics=[topic], spark=spark, **options)
+
+
+def some(count: int, seed: int, word: str) -> list[dict[str, Any]]:
+    """Records of all kinds: with and without node, tag and meta, and some of them equal."""
+    chance = random.Random(seed)
+    found = []
+    for at in range(count):
+        record: dict[str, Any] = {"data": {word: at % 40, "text": 'ü "quoted" \\ '}}
+        if chance.random() < 0.5:
+            record["node"] = chance.choice(["till-1", "till-2"])
+        if chance.random() < 0.5:
+            record["tag"] = chance.choice(["a:1", "b\u00e4"])
+        if chance.random() < 0.5:
+            record["meta"] = {"trace": at, "deep": {"x": [1, None]}}
+        found.append(record)
+    return found
+
+
+def test_both_ways_both_servers_come_to_hold_the_same_records_and_none_comes_back(
+    spark: SparkSession, pair: Pair, topic: str
+):
+    pair.one.client.append(topic, some(2300, 1, "one"))
+    pair.other.client.append(topic, some(1700, 2, "other"))
+
+    report = run(spark, pair, topic, both_ways=True)
+
+    assert content(pair.one.client, topic) == content(pair.other.client, topic)
+    assert pair.one.client.topic(topic).count == pair.other.client.topic(topic).count == 4000
+    there, back = report.topics
+    assert (there.records, back.records) == (2300, 1700)
+    assert (there.figures, back.figures) == ({"echoes": 1700}, {"echoes": 2300})
+    assert (there.lag, back.lag, report.figures["lag"]) == (0, 0, 0)
+
+    again = run(spark, pair, topic, both_ways=True)
+    assert again.records == 0
+    assert pair.one.client.topic(topic).head_seq == 4000
+
+
+def test_a_copy_keeps_order_node_tag_meta_and_data_and_says_where_it_was(spark: SparkSession, pair: Pair, topic: str):
+    sent = {"data": {"n": 1.50}, "node": "till-1", "tag": "web", "meta": {"trace": "abc"}}
+    pair.one.client.append(topic, [sent, *({"data": n} for n in range(1500))])
+
+    run(spark, pair, topic)
+
+    copies = [item for item in pair.other.client.read(topic, include_tags=True) if isinstance(item, Record)]
+    first = copies[0]
+    assert (bytes(first.data), first.node, first.tag) == (b'{"n":1.5}', "till-1", "web")
+    meta = msgspec.json.decode(first.meta)
+    original = next(iter(pair.one.client.read(topic)))
+    assert isinstance(original, Record)
+    [hop] = meta.pop(KEY)
+    assert meta == {"trace": "abc"}
+    assert (hop["seq"], hop["ts"], hop["epoch"]) == (1, original.ts, pair.one.client.topic(topic).epoch)
+    assert [copy.value for copy in copies[1:]] == list(range(1500))
+
+
+def test_what_was_lost_at_the_source_is_in_the_report_and_a_record_at_the_target_tells_it(
+    spark: SparkSession, pair: Pair, topic: str
+):
+    pair.one.client.put_topic(topic, cap_records=10)
+    pair.one.client.append(topic, [{"data": n} for n in range(25)])
+    pair.other.client.put_topic(topic)
+
+    report = run(spark, pair, topic)
+
+    [gap] = report.topics[0].gaps
+    assert (gap.from_seq, gap.to_seq, gap.reason) == (1, 15, "cap")
+    told, *copies = [item for item in pair.other.client.read(topic) if isinstance(item, Record)]
+    assert told.value == {"topic": topic, "gap_from": 1, "gap_to": 15, "reason": "cap"}
+    assert msgspec.json.decode(told.meta)["kind"] == "gap"
+    assert [copy.value for copy in copies] == list(range(15, 25))
+
+
+def test_a_topic_made_by_a_mirror_has_the_settings_of_its_source(spark: SparkSession, pair: Pair, topic: str):
+    pair.one.client.put_topic(topic, cap_records=10, ttl_ms=3_600_000, discard="reject", durability="fsync")
+    pair.one.client.append(topic, [{"data": 1}])
+
+    run(spark, pair, topic)
+
+    config = pair.other.client.topic(topic).config
+    assert (config.cap_records, config.ttl_ms, config.discard, config.durability) == (10, 3_600_000, "reject", "fsync")
+    assert config.idempotency_window_ms == 7 * 24 * 3_600_000
+
+
+def test_a_topic_that_was_made_again_is_copied_from_its_beginning(
+    spark: SparkSession, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Even where the run that noticed it dies before it has done anything."""
+    pair.one.client.append(topic, [{"data": n} for n in range(5)])
+    run(spark, pair, topic)
+    pair.one.client.drop_topic(topic)
+    pair.one.client.append(topic, [{"data": 100 + n} for n in range(3)])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "spread", _die)
+        with pytest.raises(MemoryError):
+            run(spark, pair, topic)
+
+    report = run(spark, pair, topic)
+
+    values = [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)]
+    assert values[:5] == list(range(5))
+    assert values[5]["reason"] == "recreated"
+    assert values[6:] == [100, 101, 102]
+    assert [gap.reason for gap in report.topics[0].gaps] == ["recreated"]
+
+
+def _die(*arguments: object, **options: object) -> None:
+    raise MemoryError
+
+
+def test_a_topic_that_was_made_again_and_is_empty_is_told_of_once(spark: SparkSession, pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": 1}])
+    run(spark, pair, topic)
+    pair.one.client.drop_topic(topic)
+    pair.one.client.put_topic(topic)
+    for _ in range(2):
+        run(spark, pair, topic)
+    assert pair.other.client.topic(topic).head_seq == 2
+
+
+def test_a_target_that_was_emptied_is_filled_again(spark: SparkSession, pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": n} for n in range(5)])
+    run(spark, pair, topic)
+    pair.one.client.append(topic, [{"data": 5}])
+    run(spark, pair, topic)
+    pair.other.client.drop_topic(topic)
+
+    report = run(spark, pair, topic)
+
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(6))
+    assert any("copied anew" in text for text in report.warnings)
+
+
+def test_a_record_goes_through_a_chain_but_never_back_to_where_it_was(
+    spark: SparkSession, pair: Pair, server: ServerProcess, client: Client, topic: str
+):
+    """Three servers in a circle: it ends where it began."""
+    pair.one.client.append(topic, [{"data": n} for n in range(7)])
+    run(spark, pair, topic)
+    for source, target in ((pair.other.url, server.url), (server.url, pair.one.url)):
+        mirror(source=source, target=target, topics=[topic], spark=spark)
+
+    assert client.topic(topic).count == 7
+    assert pair.one.client.topic(topic).count == 7
+
+    last = next(iter(client.read(topic)))
+    assert isinstance(last, Record)
+    assert [hop["seq"] for hop in msgspec.json.decode(last.meta)[KEY]] == [1, 1]
+
+
+def test_only_local_leaves_out_what_a_third_server_wrote(
+    spark: SparkSession, pair: Pair, server: ServerProcess, client: Client, topic: str
+):
+    client.append(topic, [{"data": "third"}])
+    mirror(source=server.url, target=pair.one.url, topics=[topic], spark=spark)
+    pair.one.client.append(topic, [{"data": "own"}])
+
+    report = run(spark, pair, topic, only_local=True)
+
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == ["own"]
+    assert report.topics[0].figures == {"foreign": 1}
+
+
+def test_nodes_that_write_on_one_side_only_are_left_out_by_the_server(spark: SparkSession, pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": n, "node": "till-1"} for n in range(4)])
+    run(spark, pair, topic)
+
+    report = run(spark, pair, topic, both_ways=True, source_nodes=["till-1"])
+
+    assert pair.one.client.topic(topic).count == 4
+    assert report.topics[-1].figures == {}, "the echoes were not even read"
+
+
+def test_a_record_that_the_target_refuses_is_told_of_and_holds_up_nothing(
+    spark: SparkSession, pair: Pair, topic: str, start_server: StartServer
+):
+    strict = start_server(max_meta_bytes=256)
+    records: list[dict[str, Any]] = [{"data": n} for n in range(9)]
+    records[4]["meta"] = {"long": "x" * 200}
+    pair.one.client.append(topic, records)
+
+    report = mirror(source=pair.one.url, target=strict.url, topics=[topic], spark=spark)
+
+    with Client(strict.url) as client:
+        values = [item.value for item in client.read(topic) if isinstance(item, Record)]
+    assert values[:4] + values[5:] == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert (values[4]["gap_from"], values[4]["gap_to"]) == (5, 5)
+    assert "refused" in values[4]["reason"]
+    assert [gap.from_seq for gap in report.topics[0].gaps] == [5]
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": 1}, {"data": 2}])
+    before = {row.topic for row in pair.other.client.topics()}
+
+    report = mirror(source=pair.one.url, target=pair.other.url, topics=[topic], dry_run=True)
+
+    assert (report.dry_run, report.records, report.topics[0].to_seq) == (True, 2, 2)
+    assert {row.topic for row in pair.other.client.topics()} == before
+
+
+def test_queues_and_our_own_topics_are_no_part_of_a_mirror(spark: SparkSession, pair: Pair, topic: str):
+    pair.one.client.put_topic(f"{topic}.jobs", type="queue")
+    pair.one.client.append(f"{topic}.jobs", [{"data": 1}])
+    pair.one.client.append(f"{topic}.log", [{"data": 1}])
+
+    report = mirror(source=pair.one.url, target=pair.other.url, prefix=topic, spark=spark)
+
+    assert [row.topic for row in report.topics] == [f"{topic}.log"]
+    assert any("queue" in text for text in report.warnings)
+    everything = mirror(source=pair.one.url, target=pair.other.url, prefix="", spark=spark, dry_run=True)
+    assert not [row for row in everything.topics if row.topic.startswith("sys:")]
+
+
+def test_a_server_is_not_mirrored_to_itself(pair: Pair, topic: str):
+    elsewhere = pair.one.url.replace("127.0.0.1", "localhost")
+    pair.one.client.append(topic, [{"data": 1}])
+    with pytest.raises(BadUsage, match="both called"):
+        mirror(source=pair.one.url, target=elsewhere, topics=[topic])
+
+
+def test_a_second_run_of_the_same_mirror_is_noticed(spark: SparkSession, pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": 0}])
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def follow() -> None:
+        try:
+            run(spark, pair, topic, follow=True, stop=stop)
+        except Failed as error:
+            failures.append(error)
+
+    following = threading.Thread(target=follow)
+    following.start()
+    try:
+        wait_for(lambda: _count(pair.other.client, topic) == 1, "the mirror")
+        pair.one.client.append(topic, [{"data": 1}])
+        wait_for(lambda: _count(pair.other.client, topic) == 2, "the mirror")
+        while not failures:
+            pair.one.client.append(topic, [{"data": 2}])
+            try:
+                run(spark, pair, topic)
+            except Failed as error:
+                failures.append(error)
+    finally:
+        stop.set()
+        following.join(60)
+    assert "another run" in str(failures[0])
+
+
+def test_a_mirror_that_follows_carries_what_is_written_while_it_runs_and_ends_in_order(
+    spark: SparkSession, pair: Pair, topic: str
+):
+    stop = threading.Event()
+    reports: list[Report] = []
+    pair.one.client.append(topic, [{"data": -1}])
+    following = threading.Thread(
+        target=lambda: reports.append(run(spark, pair, topic, both_ways=True, follow=True, stop=stop))
+    )
+    following.start()
+    try:
+        for number in range(30):
+            pair.one.client.append(topic, some(50, number, "one"))
+            pair.other.client.append(topic, some(30, 100 + number, "other"))
+        wait_for(
+            lambda: _count(pair.one.client, topic) == _count(pair.other.client, topic) == 1 + 30 * 80, "the mirror"
+        )
+    finally:
+        stop.set()
+        following.join(60)
+    assert content(pair.one.client, topic) == content(pair.other.client, topic)
+    [report] = reports
+    assert report.state == "stopped"
+    told = [item.value for item in pair.other.client.read("sys:pipelines") if isinstance(item, Record)]
+    assert told[-1]["run_id"] == report.run_id
+    assert told[-1]["topics"][0]["topic"] == topic
+
+
+def _count(client: Client, topic: str) -> int:
+    return next((row.count for row in client.topics(topic) if row.topic == topic), 0)
+
+
+def test_names_of_servers_that_differ_from_what_they_are_called_are_refused(pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": 1}])
+    with pytest.raises(BadUsage, match="is called"):
+        mirror(source=pair.one.url, target=pair.other.url, topics=[topic], source_name="berlin")

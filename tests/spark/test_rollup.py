@@ -1,0 +1,201 @@
+"""Windows of a topic, each written once, when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import SparkSession
+
+from topics.client import Client
+from topics.client.request import Record
+from topics.spark.pipelines import rollup as module
+from topics.spark.pipelines.declaration import Declaration
+from topics.spark.pipelines.failures import BadUsage, Failed
+from topics.spark.pipelines.report import Report
+from topics.spark.pipelines.rollup import rollup
+
+MINUTE = 60_000
+BASE = 1_700_000_040_000  # on a full minute
+
+
+@pytest.fixture(autouse=True)
+def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a handful of rows compiling a plan takes longer than running it."""
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    spark = request.getfixturevalue("spark")
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for setting, value in settings.items():
+        spark.conf.set(setting, value)
+    yield
+    for setting in settings:
+        spark.conf.unset(setting)
+
+
+def sell(client: Client, topic: str, *sales: tuple[float, str, int]) -> None:
+    """Each at a number of minutes."""
+    client.append(topic, [{"data": {"at": BASE + int(at * MINUTE), "total": t}, "tag": tag} for at, tag, t in sales])
+
+
+def declare(topic: str, **fields: Any) -> Declaration:
+    said = {
+        "topic": topic, "window": "1 minute", "time": "timestamp_millis(value:at::bigint)", "watermark": "30 seconds",
+        "by": ["tag"], "select": ["count(*) AS n", "sum(value:total::bigint) AS total"],
+    }  # fmt: skip
+    return msgspec.convert(said | fields, Declaration)
+
+
+def minute(text: str) -> int:
+    from datetime import datetime
+
+    return round((datetime.fromisoformat(text).timestamp() * 1000 - BASE) / MINUTE)
+
+
+def in_topic(client: Client, topic: str) -> list[tuple[int, str, int, int]]:
+    found = [item.value for item in client.read(topic) if isinstance(item, Record)]
+    return [(minute(row["window"]["start"]), row["tag"], row["n"], row["total"]) for row in found]
+
+
+def test_a_window_is_written_once_the_watermark_has_passed_it(spark: SparkSession, client: Client, topic: str):
+    declared = declare(topic, into=f"{topic}.sums")
+
+    def run() -> Report:
+        return rollup(url=client.url, declaration=declared, spark=spark)
+
+    sell(client, topic, (0.1, "web", 5), (0.9, "shop", 7), (0.2, "web", 1), (1.4, "web", 2))
+    report = run().topics[0]
+    assert report.records == 0, "the watermark is at 0.9 minutes"
+    assert (report.figures["open_windows"], report.figures["late"]) == (2, 0)
+
+    sell(client, topic, (0.5, "shop", 3), (1.6, "web", 4))
+    report = run().topics[0]
+    assert in_topic(client, f"{topic}.sums") == [(0, "shop", 2, 10), (0, "web", 2, 6)]
+    assert (report.records, report.figures["open_windows"]) == (2, 1)
+
+    sell(client, topic, (0.3, "web", 9), (3, "web", 1))
+    report = run().topics[0]
+    assert report.figures["late"] == 1
+    assert in_topic(client, f"{topic}.sums")[2:] == [(1, "web", 2, 6)]
+    assert run().topics[0].records == 0
+
+
+def test_what_a_dead_run_was_writing_is_written_once(
+    spark: SparkSession, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It dies when the windows are in the topic and before that is noted; new records come before the next run."""
+    declared = declare(topic, into=f"{topic}.sums")
+    sell(client, topic, (0.1, "web", 5), (2, "web", 1))
+    with monkeypatch.context() as patch:
+        saved = module.TopicOutput.save
+
+        def die_after_writing(self: Any, at: Any) -> None:
+            if at.due is None and at.done:
+                raise MemoryError
+            saved(self, at)
+
+        patch.setattr(module.TopicOutput, "save", die_after_writing)
+        with pytest.raises(MemoryError):
+            rollup(url=client.url, declaration=declared, spark=spark)
+    sell(client, topic, (0.2, "web", 100), (4, "web", 1))
+
+    report = rollup(url=client.url, declaration=declared, spark=spark).topics[0]
+
+    assert in_topic(client, f"{topic}.sums") == [(0, "web", 1, 5), (2, "web", 1, 1)]
+    assert (report.records, report.repeated, report.figures["late"]) == (2, 1, 1)
+
+
+def test_parquet_files_are_written_again_under_the_same_name(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    declared = declare(topic, parquet=str(tmp_path / "sums"))
+    sell(client, topic, (0.1, "web", 5), (2, "web", 1))
+    with monkeypatch.context() as patch:
+        saved = module.FileOutput.save
+
+        def die_after_writing(self: Any, at: Any) -> None:
+            if at.due is None and at.done:
+                raise MemoryError
+            saved(self, at)
+
+        patch.setattr(module.FileOutput, "save", die_after_writing)
+        with pytest.raises(MemoryError):
+            rollup(url=client.url, declaration=declared, spark=spark)
+    sell(client, topic, (4, "web", 1))
+    rollup(url=client.url, declaration=declared, spark=spark)
+
+    rows = ds.dataset(tmp_path / "sums", format="parquet").to_table().sort_by("total").to_pylist()
+    assert [(row["tag"], row["n"], row["total"]) for row in rows] == [("web", 1, 1), ("web", 1, 5)]
+    assert len(list((tmp_path / "sums").glob("*.parquet"))) == 2
+    assert spark.read.parquet(str(tmp_path / "sums")).count() == 2
+
+
+def test_two_runs_into_one_directory_are_refused(client: Client, topic: str, tmp_path: Path):
+    sell(client, topic, (0, "web", 1))
+    other = module.FileOutput(str(tmp_path))
+    other.hold()
+    with pytest.raises(Failed, match="another run"):
+        rollup(url=client.url, declaration=declare(topic, parquet=str(tmp_path)))
+    other.close()
+
+
+def test_windows_that_overlap_count_a_record_in_each(spark: SparkSession, client: Client, topic: str):
+    declared = declare(topic, into=f"{topic}.sums", window="2 minutes", slide="1 minute", watermark="0 seconds")
+    sell(client, topic, (1.5, "web", 1), (10, "web", 1))
+    rollup(url=client.url, declaration=declared, spark=spark)
+    assert in_topic(client, f"{topic}.sums") == [(0, "web", 1, 1), (1, "web", 1, 1)]
+
+
+def test_a_statement_of_ones_own_and_a_tag(spark: SparkSession, client: Client, topic: str):
+    sql = "SELECT tag, max_by(value:total::int, time) AS last FROM records WHERE tag <> 'no' GROUP BY window, tag"
+    declared = declare(topic, into=f"{topic}.last", by=[], select=["count(*) AS count"], sql=sql, tag="tag")
+    sell(client, topic, (0.5, "web", 1), (0.6, "web", 2), (0.1, "no", 3), (5, "web", 9))
+    client.append(topic, [{"data": "no time"}])
+    report = rollup(url=client.url, declaration=declared, spark=spark).topics[0]
+    [record] = client.read(f"{topic}.last", include_tags=True)
+    assert isinstance(record, Record)
+    assert (record.value, record.tag) == ({"tag": "web", "last": 2}, "web")
+    assert report.figures["without_time"] == 1
+
+
+def test_windows_of_the_time_of_commit_need_no_declaration_of_time(spark: SparkSession, client: Client, topic: str):
+    declared = Declaration(topic=topic, window="10 ms", into=f"{topic}.counts")
+    client.append(topic, [{"data": 1}, {"data": 2}])
+    first = client.topic(topic).last_write_ts or 0
+    while (client.topic(topic).last_write_ts or 0) < first + 20:
+        client.append(topic, [{"data": 3}])
+    rollup(url=client.url, declaration=declared, spark=spark)
+    rows = [item.value for item in client.read(f"{topic}.counts") if isinstance(item, Record)]
+    assert rows
+    assert rows[0]["count"] >= 2
+
+
+def test_what_was_lost_is_reported(spark: SparkSession, client: Client, topic: str):
+    client.put_topic(topic, cap_records=2)
+    sell(client, topic, *((n, "web", 1) for n in range(4)))
+    report = rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
+    assert [(gap.from_seq, gap.to_seq) for gap in report.topics[0].gaps] == [(1, 2)]
+
+
+def test_another_declaration_for_the_same_output_is_refused_unless_it_begins_anew(
+    spark: SparkSession, client: Client, topic: str
+):
+    sell(client, topic, (0, "web", 1), (5, "web", 1))
+    rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
+    other = declare(topic, into=f"{topic}.sums", watermark="1 minute")
+    with pytest.raises(BadUsage, match="declared otherwise"):
+        rollup(url=client.url, declaration=other, spark=spark)
+    rollup(url=client.url, declaration=other, full=True, spark=spark)
+    assert len(in_topic(client, f"{topic}.sums")) == 2
+
+
+def test_a_dry_run_writes_nothing(client: Client, topic: str):
+    sell(client, topic, (0, "web", 1), (5, "web", 1))
+    report = rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), dry_run=True)
+    assert report.topics[0].to_seq == 2
+    assert [row.topic for row in client.topics(f"{topic}.sums")] == []

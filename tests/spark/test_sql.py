@@ -1,0 +1,171 @@
+"""`topics sql`: real topics, asked through the command."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.lakes import archive
+from topics.cli.main import main
+from topics.client import Client
+
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(spark: SparkSession, client: Client, capsys: pytest.CaptureFixture[str]) -> Ask:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["sql", *([] if "--lake" in arguments else ["--url", client.url]), *arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def orders(client: Client, topic: str) -> str:
+    """A topic whose name needs quoting everywhere but here."""
+    name = f"shop:{topic}.orders-eu"
+    client.append(
+        name,
+        [
+            {"data": {"sku": "V60", "qty": 2, "by": {"name": "Ann"}}, "tag": "web", "meta": {"trace": "a"}},
+            {"data": {"sku": "KETTLE", "qty": 1, "by": {"name": "Bo"}, "lines": [{"n": 7}]}, "tag": "shop"},
+            {"data": {"sku": "V60", "qty": 3, "by": {"name": "Bo"}}, "tag": "web"},
+            {"data": "no object"},
+        ],
+    )
+    return name
+
+
+def rows(out: str) -> Any:
+    return json.loads(out)
+
+
+def test_fields_of_data_and_meta_are_asked_for_by_their_path(ask: Ask, orders: str):
+    status, out, err = ask(
+        f"select data.sku, sum(data.qty) as sold from {orders} where data.qty > 0 group by 1 order by 1", "--json"
+    )
+    assert (status, err) == (0, "")
+    assert rows(out) == [{"sku": "KETTLE", "sold": 1}, {"sku": "V60", "sold": 5}]
+    status, out, _ = ask(
+        f"select o.data.by.name as who, o.data.lines[0].n as n, o.meta.trace from {orders} o order by seq", "--json"
+    )
+    assert rows(out)[:2] == [{"who": "Ann", "n": None, "trace": "a"}, {"who": "Bo", "n": 7, "trace": None}]
+
+
+def test_data_alone_is_the_text_that_was_written(ask: Ask, orders: str):
+    _, out, _ = ask(f"select * from {orders} where seq = 1", "--json")
+    [row] = rows(out)
+    assert list(row) == ["topic", "seq", "ts", "node", "tag", "meta", "data"]
+    assert row["data"] == '{"sku":"V60","qty":2,"by":{"name":"Ann"}}'
+    assert row["ts"].endswith("Z")
+    _, out, _ = ask(f"select *, data.sku from {orders} where seq = 1", "--json")
+    assert list(rows(out)[0]) == ["topic", "seq", "ts", "node", "tag", "meta", "data", "sku"]
+
+
+def test_answers_come_as_a_table_as_csv_and_as_lines_of_json(ask: Ask, orders: str):
+    query = f"select seq, tag, data.sku from {orders} where tag is not null order by seq"
+    assert ask(query)[1].splitlines() == [
+        "seq  tag   sku",
+        "---  ----  ------",
+        "  1  web   V60",
+        "  2  shop  KETTLE",
+        "  3  web   V60",
+        "3 rows",
+    ]
+    assert list(csv.reader(io.StringIO(ask(query, "--csv")[1])))[:2] == [["seq", "tag", "sku"], ["1", "web", "V60"]]
+    lines = ask(query, "--format", "jsonl", "--limit", "2")[1].splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [1, 2]
+    assert rows(ask(f"select 1 from {orders} where seq < 0", "--json")[1]) == []
+
+
+def test_tables_can_be_listed_described_joined_and_taken_by_prefix(ask: Ask, orders: str):
+    assert {"topic": orders} in rows(ask("show tables", "--json")[1])
+    described = {row["column"]: row["type"] for row in rows(ask(f"describe {orders}", "--json")[1])}
+    assert (described["seq"], described["data.qty"], described["data.by"]) == (
+        "bigint",
+        "bigint",
+        "struct<name:string>",
+    )
+    query = f"select count(*) as n from {orders} a join {orders} b on a.data.sku = b.data.sku where a.seq < 2"
+    assert rows(ask(query, "--json")[1]) == [{"n": 2}]
+    assert rows(ask(f"select count(*) as n from {orders[:-3]}*", "--json")[1]) == [{"n": 4}]
+    query = f"with x as (select * from {orders}) select count(*) as n from x a, x b where a.seq < 2 and b.seq > 1"
+    assert rows(ask(query, "--json")[1]) == [{"n": 3}]
+
+
+def test_a_field_that_no_sample_has_is_null_and_a_note_says_so(ask: Ask, orders: str):
+    status, out, err = ask(f"select data.skuu, data.by.age from {orders} where seq = 1", "--json")
+    assert (status, rows(out)) == (0, [{"skuu": None, "age": None}])
+    assert f"data.skuu is in none of 4 records of {orders} that were looked at; did you mean data.sku?" in err
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select * from {}x", "there is no topic {}x; did you mean {}"),
+        ("select nosuch from {}", "`nosuch` cannot be resolved. Did you mean"),
+        ("select * fro {}", "              ^"),
+        ("drop table {}", "only queries can be run here"),
+        ("select 1/0", "Division by zero"),
+        (";", "there is no statement"),
+    ],
+)
+def test_mistakes_are_told_in_a_line_or_two(ask: Ask, orders: str, query: str, message: str):
+    status, out, err = ask(query.replace("{}", orders))
+    assert (status in (1, 2), out) == (True, "")
+    assert message.replace("{}", orders) in err
+    assert len(err.splitlines()) < 8
+    assert "Traceback" not in err
+
+
+def test_a_lake_alone_and_a_lake_with_its_server_are_tables_too(ask: Ask, client: Client, orders: str, tmp_path: Path):
+    archive(client, tmp_path, orders, upto=2)
+    client.put_topic(orders, cap_records=1)
+    count = f"select count(*) as n, min(seq) as low from {orders}"
+    assert rows(ask(count, "--json")[1]) == [{"n": 1, "low": 4}]
+    assert rows(ask(count, "--json", "--lake", str(tmp_path))[1]) == [{"n": 2, "low": 1}]
+    both = ("--json", "--lake", str(tmp_path), "--url", client.url)
+    status, _, err = ask(count, *both)
+    assert status == 1
+    assert f"seqs 3 to 3 of topic {orders}" in err
+    assert "--gaps goes on" in err
+    archive(client, tmp_path, orders)
+    ledger = ask("select topic, from_seq, to_seq, reason from lake.gaps", "--json", "--lake", str(tmp_path))[1]
+    assert rows(ledger) == [{"topic": orders, "from_seq": 3, "to_seq": 3, "reason": "cap"}]
+    query = f"select kind, seq, gap_to, reason from {orders} order by seq"
+    assert [tuple(row.values()) for row in rows(ask(query, "--gaps", *both)[1])] == [
+        ("record", 1, None, None), ("record", 2, None, None), ("gap", 3, 3, "cap"), ("record", 4, None, None),
+    ]  # fmt: skip
+
+
+def test_the_prompt_answers_goes_on_after_mistakes_and_ends(
+    ask: Ask, orders: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    typed = iter(["help", "select nosuch", ";", "select count(*) as n", f"from {orders};", "quit", "select 2;"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    status, out, err = ask()
+    assert status == 0
+    assert "show tables;" in out
+    assert "nosuch" in err
+    assert out.splitlines()[-4:] == ["n", "-", "4", "1 row"]
+    assert list(typed) == ["select 2;"]
+
+
+def test_statements_come_from_standard_input_too(ask: Ask, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("select 1 as a;\nselect 2 as a;"))
+    assert ask("-", "--csv")[1].split() == ["a", "1", "a", "2"]
+
+
+def test_a_server_that_is_not_there_is_named(spark: SparkSession, capsys: pytest.CaptureFixture[str]):
+    assert main(["sql", "--url", "http://127.0.0.1:1", "--path", "/x", "select 1"]) == 2
+    assert "path and url: give one of them" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""Statements as they are typed, and as Spark gets them."""
+
+import pytest
+
+from topics.spark.sql.rewrite import NoQuery, read, read_condition, split
+
+TOPICS = {"orders", "orders.eu", "app:log-2", "Mixed", "a.b.c"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "tables", "run"),
+    [
+        ("select * from orders", ["orders"], "select * from `orders`"),
+        ("select * from orders.eu o", ["orders.eu"], "select * from `orders.eu` o"),
+        ("SELECT 1 FROM app:log-2, orders", ["app:log-2", "orders"], "SELECT 1 FROM `app:log-2`, `orders`"),
+        ("select 1 from `orders.eu`", ["orders.eu"], "select 1 from `orders.eu`"),
+        ("select 1 from orders.*", ["orders.*"], "select 1 from `orders.*`"),
+        ("select 1 from MIXED", ["Mixed"], "select 1 from `Mixed`"),
+        ("select 1 from orders--x", ["orders"], "select 1 from `orders`--x"),
+        ("select 1 from (select 2 from orders) x", ["orders"], "select 1 from (select 2 from `orders`) x"),
+        ("select 1 from orders a join orders b on a.seq = b.seq", ["orders"] * 2, None),
+        ("select extract(year from ts), 2 from orders", ["orders"], None),
+        ("select 'from orders' from orders -- from orders", ["orders"], None),
+        ("select 1 from range(10), orders", ["orders"], "select 1 from range(10), `orders`"),
+        ("with x as (select * from orders) select * from x", ["orders"], None),
+        ("select tag, seq from orders where tag in ('a', 'b'), orders", ["orders"], None),
+    ],
+)
+def test_topics_are_found_where_tables_stand(typed: str, tables: list[str], run: str | None):
+    statement = read(typed, TOPICS)
+    assert statement.tables == tables
+    assert run is None or statement.text == run
+
+
+@pytest.mark.parametrize(
+    ("typed", "run", "paths"),
+    [
+        ("select data from orders", "select data from `orders`", {}),
+        ("select data.sku from orders", "select _data.sku from `orders`", {"data": [("sku",)]}),
+        ("select o.data.a.b from orders o", "select o._data.a.b from `orders` o", {"data": [("a", "b")]}),
+        ("select data.items[0].qty from orders", "select _data.items[0].qty from `orders`", {"data": [("items",)]}),
+        ("select data['x'] from orders", "select _data['x'] from `orders`", {"data": [()]}),
+        ("select meta.`a b` from orders", "select _meta.`a b` from `orders`", {"meta": [("a b",)]}),
+        ("select DATA . x from orders", "select _data . x from `orders`", {"data": [("x",)]}),
+        ("select orders.eu.data.x from orders.eu", "select `orders.eu`._data.x from `orders.eu`", {"data": [("x",)]}),
+        ("select 'data.x', `data.x` from orders", "select 'data.x', `data.x` from `orders`", {}),
+        ("select get_json_object(data, '$.x') from orders", None, {}),
+        ("select x.y.data.z from orders", "select x.y.data.z from `orders`", {}),
+    ],
+)
+def test_fields_are_asked_of_the_typed_twin(typed: str, run: str | None, paths: object):
+    statement = read(typed, TOPICS)
+    assert statement.paths == paths
+    assert run is None or statement.text == run
+
+
+def test_a_name_that_is_no_topic_is_left_to_spark():
+    statement = read("select * from ordres", TOPICS)
+    assert (statement.tables, statement.unknown, statement.text) == ([], ["ordres"], "select * from ordres")
+
+
+@pytest.mark.parametrize("typed", ["drop table orders", "insert into orders values (1)", "", "-- nothing", "set a=b"])
+def test_only_queries_are_taken(typed: str):
+    with pytest.raises(NoQuery):
+        read(typed, TOPICS)
+
+
+def test_statements_part_at_semicolons_outside_of_texts():
+    assert split("select ';' ; select 2;; -- ;\n") == ["select ';'", "select 2"]
+
+
+def test_a_condition_alone_is_read_the_same_way():
+    statement = read_condition("data.total > 100 and tag like 'a%' and value:x::int = 1")
+    assert statement.text == "_data.total > 100 and tag like 'a%' and value:x::int = 1"
+    assert statement.variant
