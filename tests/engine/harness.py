@@ -96,8 +96,11 @@ def delete(engine: Engine, name: str, **fields: Any) -> Any:
 
 
 def read(engine: Engine, name: str, **query: Any) -> Reading:
-    """A read, fetching from the disk what it asks for."""
-    return waiting(lambda: engine.read(name, Query(**query))[1])
+    """A read, fetching from the disk what it asks for. Where there is a shorter way to the answer, both must agree."""
+    found = waiting(lambda: engine.read(name, Query(**query))[1])
+    if query.keys() <= {"from_seq", "limit", "max_bytes"}:
+        assert waiting(lambda: engine.read(name, Query(plain=True, **query))[1]) == found
+    return found
 
 
 def waiting(act: Callable[[], T]) -> T:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.harness import FakeLog, open_engine, read, record, seqs, write
+from tests.engine.harness import FakeLog, objects, open_engine, read, record, seqs, write
 from topics.engine.engine import Engine
 from topics.engine.state import FIRST_CEILING
 from topics.errors import Code, TopicsError
@@ -301,6 +301,36 @@ def test_a_delete_by_tag_in_a_turn_sees_the_writes_before_it():
     gone = bench.engine.delete_records("a", before_seq=None, match=TagMatch("Eq", "x"))
     bench.turn()
     assert (gone.value().deleted, gone.value().earliest) == (1, 2)
+
+
+def test_what_comes_behind_a_waiting_write_waits_for_it_but_for_no_sync_of_its_own():
+    """Or a topic that is written to all the time would never come out of waiting again."""
+    bench = Bench(a=DISK)
+    bench.engine.append("a", write(*[record()] * FIRST_CEILING))
+    bench.engine.flush()
+    first = bench.engine.append("a", write(record()))  # above the ceiling
+    bench.engine.flush()
+    assert (first.done, len(bench.log.syncs)) == (False, 1)
+    bench.engine.topic("a").ceiling = 10 * FIRST_CEILING  # from here on nothing waits for its own sake
+    behind = [bench.engine.append("a", write()) for _ in range(3)]
+    bench.engine.flush()
+    assert not any(ticket.done for ticket in behind)
+    bench.log.syncs.pop()(None)
+    assert [ticket.value().first for ticket in (first, *behind)] == [FIRST_CEILING + n for n in (1, 2, 3, 4)]
+    assert bench.log.syncs == []
+
+
+def test_single_writes_of_a_turn_land_together_and_each_is_told_its_own_seq():
+    bench = Bench(a=DISK, b=DISK)
+    tickets = [bench.engine.append(name, write(record(str(n), tag=f"t{n}"))) for n, name in enumerate("aaabbaaaaaaa")]
+    tickets.append(bench.engine.append("a", write(record("12", meta='{"k":1}'))))
+    bench.turn()
+    landed = [ticket.value() for ticket in tickets]
+    assert [one.first for one in landed] == [1, 2, 3, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert all((one.last, one.head) == (one.first, one.first) for one in landed)
+    found = objects(read(bench.engine, "a", limit=100))
+    assert [(one["$seq"], one["data"]) for one in found] == list(enumerate([0, 1, 2, 5, 6, 7, 8, 9, 10, 11, 12], 1))
+    assert bench.kinds() == [log_entry.APPEND] * 13
 
 
 # --- the ceiling of a topic that acknowledges without a sync
