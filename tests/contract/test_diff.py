@@ -354,3 +354,49 @@ def test_a_server_that_stops_answers_its_waiting_readers_first(start_server, con
 def wait_until_read(api: Api, topic: str) -> None:
     """A read leaves its time on the topic, so this sees a long poll that has begun."""
     eventually(lambda: api.state(topic)["last_read_ts"], lambda ts: ts is not None)
+
+
+# --- the same question again
+
+
+def test_the_same_question_gets_the_answer_that_is_true_now(api: Api, topic: str):
+    """Answers to polls are kept for the next who asks; a question that was never asked before cannot have been kept."""
+    blanks = iter(range(1, 1000))
+
+    def check() -> None:
+        for from_seq, limit in ((0, 0), (0, 1), (2, 1), (3, 5), (4, 1), (99, 1)):
+            body = b'{"from_seq":%d,"limit":%d}' % (from_seq, limit)
+            fresh = body.replace(b"}", b" " * next(blanks) + b"}")
+            pages = [api.call("POST", f"/v0/topics/{topic}/diff", raw=raw).json() for raw in (body, body, fresh)]
+            for page in pages:
+                page.pop("performance")
+            assert pages[0] == pages[1] == pages[2], (from_seq, limit)
+
+    steps = [
+        lambda: api.put(topic),
+        lambda: api.write(topic, "a", "b", "c", tag="x"),
+        lambda: api.write(topic, "d", tag="y"),
+        lambda: api.delete(topic, match="y"),
+        lambda: api.write(topic, "e", "f"),
+        lambda: api.put(topic, cap_records=3),
+        lambda: api.write(topic, "g"),
+        lambda: api.delete(topic, before_seq=5),
+        lambda: api.put(topic, cap_records=0, ttl_ms=86_400_000),
+        lambda: api.put(topic, ttl_ms=0, priority=7),
+        lambda: api.drop(topic),
+        lambda: api.write(topic, "z"),
+    ]
+    for step in steps:
+        step()
+        if step is not steps[10]:
+            check()
+    api.drop(topic)
+    assert api.call("POST", f"/v0/topics/{topic}/diff", {"from_seq": 0, "limit": 1}).status_code == 404
+
+
+def test_a_question_that_is_asked_again_still_counts_as_interest(api: Api, topic: str):
+    api.write(topic, "a")
+    for _ in range(3):
+        seen = now_ms()
+        api.diff(topic, from_seq=0, limit=1)
+        assert api.state(topic)["last_read_ts"] >= seen - 1

@@ -12,7 +12,7 @@ from topics.engine.state import Remembered, Topic, Totals
 from topics.model.records import TagMatch
 from topics.model.topic import TopicConfig
 from topics.storage import entry as log
-from topics.storage.columns import extend
+from topics.storage.columns import extend, extend_plain
 from topics.storage.segments import MemorySegment, Segment
 
 DELETED = 1
@@ -102,7 +102,8 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
         columns.extras.update({segment.count + at: extra for at, extra in entry.extras.items()})
         if topic.queue is not None:
             topic.queue.arrived(first, ts, entry.extras)
-    extend(columns, ts, sizes, entry.tags, entry.nodes, entry.metas)
+    if not entry.plain or not extend_plain(columns, ts, size_bytes, entry.tags):
+        extend(columns, ts, sizes, entry.tags, entry.nodes, entry.metas)
     segment.grew(blob, n, ts)
     topic.head = head = topic.head + n
     if topic.next_seq <= head:  # in a replay: a live write has moved it already

@@ -14,7 +14,7 @@ from topics.engine.losses import Losses
 from topics.engine.state import Remembered, Topic
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
-from topics.storage.columns import Columns, growable
+from topics.storage.columns import Columns, copied
 from topics.storage.segments import MemorySegment, SealedSegment
 
 TAIL_MAX_BYTES = 256 << 10
@@ -173,6 +173,6 @@ def _ref(segment: SealedSegment) -> snap.SegmentRef:
 def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:
     """A closed segment no longer grows, so only its marks are copied; one that still grows is copied whole."""
     marks = None if segment.marks is None else bytes(segment.marks)
-    columns = growable(segment.columns) if growing else segment.columns
+    columns = copied(segment.columns) if growing else segment.columns
     rendered = bytes(segment.rendered) if growing else segment.rendered
     return Frozen(segment, columns, rendered, marks, segment.live, segment.live_bytes)

@@ -5,7 +5,8 @@ effect right then; an entry of an `fsync` topic waits until the log is synced, s
 could be refused afterwards. Entries that come behind it in the same topic wait for it, too, but not for a sync of their
 own. What the log does not take is refused as a whole, in order, and leaves no trace.
 
-Single records that land in one topic side by side take effect together, for little more than the price of one.
+Single records that come to one topic side by side in one turn are staged as one: the first leads, the others follow it
+through the log and into the topic, for a fraction of the price.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Ticket(Struct, eq=False):
     count: int = 0
     size_bytes: int = 0
     plain: bool = False  # of an append: one record, nothing to it but a tag
+    followers: list[Ticket] | None = None  # plain appends right behind this one: whatever becomes of it becomes of them
     gated: bool = False  # whether it takes effect only once synced
     behind: bool = False  # whether it takes effect only after one that is gated
     undo: Callable[[], object] | None = None
@@ -143,6 +145,7 @@ class Commits:
         self._generation = 0
 
     def stage(self, ticket: Ticket) -> None:
+        """Takes the ticket into this turn. A plain append may lead others until something else comes to its topic."""
         topic = ticket.topic
         if topic is not None and topic.links is not None:
             topic.links.staging(ticket)
@@ -151,6 +154,7 @@ class Commits:
         self._staged.append(ticket)
         self.pending_bytes += ticket.size_bytes
         if topic is not None:
+            topic.leader = ticket if ticket.plain and topic.links is None else None
             topic.pending += 1
             if ticket.gated:
                 topic.waiting += 1
@@ -164,7 +168,7 @@ class Commits:
             return
         self._staged = []
         self.turn_ms = 0
-        frames = [ticket.frame for ticket in batch if ticket.frame is not None]
+        frames = _frames(batch)
         began = self.tick_ns()
         if frames:
             try:
@@ -175,6 +179,8 @@ class Commits:
         took = self.tick_ns() - began
         for ticket in batch:
             ticket.wal_ns = took
+            if ticket.topic is not None:
+                ticket.topic.leader = None
             if ticket.gated or (ticket.behind and ticket.topic is not None and ticket.topic.waiting):
                 self._written.append(ticket)
             else:
@@ -206,12 +212,16 @@ class Commits:
         )
         for ticket in reversed(tickets):
             self._leave(ticket)
+            if ticket.topic is not None:
+                ticket.topic.leader = None
             if ticket.topic is not None and ticket.first:
                 ticket.topic.next_seq = ticket.first
             if ticket.undo is not None:
                 ticket.undo()
         for ticket in tickets:
             ticket.settle(None, error)
+            for follower in ticket.followers or ():
+                follower.settle(None, error)
 
     def _begin_sync(self) -> None:
         self._syncing, self._written = self._written, []
@@ -257,7 +267,7 @@ class Commits:
         """What waited for the sync is refused; what is staged, whose seqs may come after, with it."""
         staged, self._staged = self._staged, []
         self.turn_ms = 0
-        self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
+        self.log.void(_frames(waiting))
         self.refuse(waiting + staged, failure)
 
     def _land(self) -> None:
@@ -265,41 +275,30 @@ class Commits:
         landing = self._landing
         while landing:
             ticket = landing.popleft()
-            tickets = [ticket]
-            if ticket.plain:
-                topic, ts = ticket.topic, ticket.entry.ts
-                while landing and (other := landing[0]).plain and other.topic is topic and other.entry.ts == ts:
-                    tickets.append(landing.popleft())
-            self._take_effect(tickets)
-            for ticket in tickets:
-                ticket.done = True
-                if ticket.then is not None:
-                    ticket.then(ticket)
+            followers = ticket.followers
+            self._take_effect(ticket, followers)
+            ticket.done = True
+            if ticket.then is not None:
+                ticket.then(ticket)
+            if followers is None:
+                continue
+            error, wal_ns, sync_ns = ticket.error, ticket.wal_ns, ticket.sync_ns
+            for follower in followers:
+                follower.error, follower.wal_ns, follower.sync_ns = error, wal_ns, sync_ns
+                follower.done = True
+                if follower.then is not None:
+                    follower.then(follower)
 
-    def _take_effect(self, tickets: list[Ticket]) -> None:
-        """One ticket, or several plain appends."""
-        ticket = tickets[0]
+    def _take_effect(self, ticket: Ticket, followers: list[Ticket] | None) -> None:
+        self._leave(ticket)
         try:
-            if len(tickets) > 1:
-                self._leave_plain(tickets)
-                self._apply_plain(tickets)
+            if followers is not None:
+                self._apply_plain([ticket, *followers])
             elif ticket.apply is not None:
-                self._leave(ticket)
                 ticket.result = ticket.apply(ticket)
         except Exception as error:  # a broken invariant must not take the rest of the batch with it
             log.failure("entry_not_applied", error, topic="" if ticket.topic is None else ticket.topic.name)
-            for ticket in tickets:
-                ticket.error = TopicsError(Code.INTERNAL, "internal error")
-
-    def _leave_plain(self, tickets: list[Ticket]) -> None:
-        topic, n = tickets[0].topic, len(tickets)
-        assert topic is not None
-        size_bytes = sum([ticket.size_bytes for ticket in tickets])
-        self.pending_bytes -= size_bytes
-        topic.pending -= n
-        topic.waiting -= sum([ticket.gated for ticket in tickets])
-        topic.staged_count -= n
-        topic.staged_bytes -= size_bytes
+            ticket.error = TopicsError(Code.INTERNAL, "internal error")
 
     def _leave(self, ticket: Ticket) -> None:
         self.pending_bytes -= ticket.size_bytes
@@ -309,3 +308,14 @@ class Commits:
             topic.waiting -= ticket.gated
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
+
+
+def _frames(tickets: list[Ticket]) -> list[bytes]:
+    """In the order of the log."""
+    frames = []
+    for ticket in tickets:
+        if ticket.frame is not None:
+            frames.append(ticket.frame)
+            if ticket.followers is not None:
+                frames += [follower.frame for follower in ticket.followers if follower.frame is not None]
+    return frames

@@ -211,6 +211,8 @@ class Engine:
             _check_terms(config, entry)
         if config.cap_bytes or config.cap_records or self.limits.max_total_bytes:
             self._check_room(config, topic, entry, now)
+        elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
+            return self._follow(leader, entry)
         count, size_bytes = len(entry.sizes), len(entry.blob)
         ticket = Ticket(topic, None, self._append_applied, entry, first, count, size_bytes, entry.plain)
         durability = config.durability
@@ -230,6 +232,19 @@ class Engine:
             ticket.undo = lambda: topic.staged_keys.pop(key, None)
         commits.stage(ticket)
         commits.turn_ms = now
+        return ticket
+
+    def _follow(self, leader: Ticket, entry: log.Append) -> Ticket:
+        """A plain append right behind another one of this turn, where no cap asks how much is under way."""
+        topic, first = leader.topic, entry.first
+        assert topic is not None
+        frame = None if leader.frame is None else log.encode(entry)
+        ticket = Ticket(topic, frame, None, entry, first, 1, 0, True)
+        if leader.followers is None:
+            leader.followers = [ticket]
+        else:
+            leader.followers.append(ticket)
+        topic.next_seq = first + 1
         return ticket
 
     def read(self, name: str, query: Query) -> tuple[Topic, Reading]:

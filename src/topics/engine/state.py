@@ -63,6 +63,7 @@ class Topic:
         "last_read_ts",
         "last_ts",
         "last_write_ts",
+        "leader",
         "links",
         "listeners",
         "losses",
@@ -111,6 +112,7 @@ class Topic:
         self.last_read_ts: int | None = None
         self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first
         self.staged_keys: dict[str, Any] = {}  # key → the ticket under way
+        self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0
         self.staged_bytes = 0
         self.pending = 0  # entries that wait for the log

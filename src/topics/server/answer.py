@@ -53,7 +53,13 @@ class TicketAnswer(Deferred):
         request, encode = self.request, self.encode
         assert request is not None
         assert encode is not None
-        self.resolve(encode(ticket, request) if ticket.error is None else error_answer(ticket.error, request))
+        response = encode(ticket, request) if ticket.error is None else error_answer(ticket.error, request)
+        callback = self._callback
+        if callback is None or self._over is not None:
+            self.resolve(response)
+        else:  # the same without a call, as nearly all are
+            self._response, self._callback = response, None
+            callback(response)
 
 
 def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Request], Response]) -> Answer:

@@ -24,6 +24,7 @@ from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
 from topics.server.limits import Release
+from topics.server.polled import PolledAnswers
 from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
 from topics.server.storage import Storage
@@ -72,6 +73,7 @@ class TopicsApp:
         self.forwarding = Forwarding(self)
         self.pressed = False  # whether the server runs late: the one thing that hot paths look at
         self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
+        self.polled = PolledAnswers()
         self.hub = Hub(self)
         self.sessions = Sessions(self)
         self.desks = Desks(self)

@@ -49,6 +49,12 @@ class GrowingNames:
         self.names = list(names)
         self.ids = {name: at for at, name in enumerate(self.names, 1)}
 
+    def copied(self) -> GrowingNames:
+        """As they are now. The way from a name to its id is shared, and may come to know more names."""
+        copy = GrowingNames.__new__(GrowingNames)
+        copy.names, copy.ids = self.names[:], self.ids
+        return copy
+
     def add(self, name: str) -> int:
         known = self.ids.get(name)
         if known is None:
@@ -182,21 +188,8 @@ def extend(
     assert isinstance(offsets, array)
     assert isinstance(columns.ts, array)
     end = offsets[-1]
-    if n == 1:
-        offsets.append(end + sizes[0])
-        columns.ts.append(ts)
-        if nodes is None and metas is None and columns.nodes is None and columns.metas is None:
-            if tags is not None or columns.tags is not None:
-                # The same as below without two calls: nearly every single write of a tagged record passes here.
-                ids = columns.tags if type(columns.tags) is array else _grown(columns.tags, at)
-                names, tag = columns.tag_names, None if tags is None else tags[0]
-                assert type(names) is GrowingNames
-                ids.append(0 if tag is None else names.ids.get(tag) or names.add(tag))
-                columns.tags = ids
-            return
-    else:
-        offsets.extend(islice(accumulate(sizes, initial=end), 1, None))
-        columns.ts.extend([ts] * n)
+    offsets.extend(islice(accumulate(sizes, initial=end), 1, None))
+    columns.ts.extend([ts] * n)
     if tags is not None or columns.tags is not None:
         columns.tags = _extend_ids(columns.tags, columns.tag_names, tags, at, n)
     if nodes is not None or columns.nodes is not None:
@@ -205,6 +198,35 @@ def extend(
         lengths = _grown(columns.metas, at)
         lengths.extend([0] * n if metas is None else metas)
         columns.metas = lengths
+
+
+def extend_plain(columns: Columns, ts: int, size_bytes: int, tags: Sequence[str | None] | None) -> bool:
+    """The same for one record with no more than a tag, at a fraction of the cost; False where the columns need more."""
+    if columns.nodes is not None or columns.metas is not None:
+        return False
+    offsets, ids = columns.offsets, columns.tags
+    if tags is not None or ids is not None:
+        if ids is None:
+            ids = columns.tags = _grown(None, len(columns.ts))
+        names, tag = columns.tag_names, None if tags is None else tags[0]
+        ids.append(0 if tag is None else names.ids.get(tag) or names.add(tag))  # type: ignore[union-attr]
+    offsets.append(offsets[-1] + size_bytes)  # type: ignore[union-attr]
+    columns.ts.append(ts)  # type: ignore[union-attr]
+    return True
+
+
+def copied(columns: Columns) -> Columns:
+    """The columns of a run that still grows, as they are now: to be read, not to be added to."""
+    fresh = Columns(columns.first)
+    fresh.offsets, fresh.ts = columns.offsets[:], columns.ts[:]
+    fresh.tags = None if columns.tags is None else columns.tags[:]
+    fresh.nodes = None if columns.nodes is None else columns.nodes[:]
+    fresh.metas = None if columns.metas is None else columns.metas[:]
+    assert isinstance(columns.tag_names, GrowingNames)
+    assert isinstance(columns.node_names, GrowingNames)
+    fresh.tag_names, fresh.node_names = columns.tag_names.copied(), columns.node_names.copied()
+    fresh.extras = dict(columns.extras)
+    return fresh
 
 
 def growable(columns: Columns) -> Columns:

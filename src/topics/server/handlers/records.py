@@ -85,12 +85,13 @@ def _appended_listing(ticket: Ticket, request: Request) -> Response:
 
 def _appended_one(ticket: Ticket, request: Request) -> Response:
     """What `_appended` says of a single record: most answers of a busy server."""
-    seq, topic = ticket.first, ticket.topic
+    seq, topic, sync_ns = ticket.first, ticket.topic, ticket.sync_ns
     assert topic is not None
     body = (
         f'{{"topic":"{topic.name}","first_seq":{seq},"last_seq":{seq},"seqs":[{seq}],"head_seq":{seq},"count":1,'
         f'"created":false,"deduped":false,"performance":{{"server_total_ms":{_ms(_now_ns() - request.started_ns)},'
-        f'"wal_append_ms":{_ms(ticket.wal_ns)},"fsync_ms":{_ms(ticket.sync_ns)},"throttle_wait_ms":0.0}}}}'
+        f'"wal_append_ms":{_ms(ticket.wal_ns)},"fsync_ms":{_ms(sync_ns) if sync_ns else "0.000"},'
+        f'"throttle_wait_ms":0.0}}}}'
     )
     return Response(200, body.encode())
 
@@ -121,15 +122,23 @@ def _ms(ns: int) -> str:
 
 def diff(app: TopicsApp, call: Call) -> Answer:
     request = call.request
-    wanted: DiffRequest = decode_body(_decode_diff, request.body)
-    query = _query(app, wanted)
     name = call.params["topic"]
     if app.pressed:
         app.throttle.check(name)
+    polled = app.polled.find(name, request.body)
+    if polled is not None:
+        polled.topic.last_read_ts = app.clock.now_ms()
+        took = _ms(_now_ns() - request.started_ns).encode()
+        return Response(200, b"".join((polled.before, took, polled.after)))
+    wanted: DiffRequest = decode_body(_decode_diff, request.body)
+    query = _query(app, wanted)
     topic, reading = app.engine.read(name, query)
     if wanted.wait_ms and _nothing(topic, reading) and not app.draining:
         return LongPoll(app, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))
-    return _diff_answer(topic, reading, request)
+    before, after = _diff_answer(topic, reading)
+    if query.plain and len(before) == 1:
+        app.polled.keep(topic, request.body, bytes(before[0]), after)
+    return _timed(before, after, request)
 
 
 def _query(app: TopicsApp, wanted: DiffRequest) -> Query:
@@ -164,22 +173,29 @@ def _nothing(topic: Topic, reading: Reading) -> bool:
     return not reading.count and reading.tombstone is None and reading.next_from_seq >= topic.head
 
 
-def _diff_answer(topic: Topic, reading: Reading, request: Request) -> Response:
+def _timed(before: list[bytes | memoryview], after: bytes, request: Request) -> Response:
+    took = _ms(_now_ns() - request.started_ns).encode()
+    if len(before) == 1:
+        return Response(200, b"".join((before[0], took, after)))  # one write, by the short way
+    return Response(200, [*before, took + after])
+
+
+def _diff_answer(topic: Topic, reading: Reading) -> tuple[list[bytes | memoryview], bytes]:
+    """All of the answer but the time it took: what comes before that, and after."""
     head, next_from = topic.head, reading.next_from_seq
     tombstone = "null" if reading.tombstone is None else _tombstone(reading.tombstone)
-    start = topic.diff_start
     end = (
         f'],"next_from_seq":{next_from},"head_seq":{head},"earliest_seq":{topic.earliest},'
         f'"caught_up":{"true" if next_from == head else "false"},"tombstone":{tombstone},"lag":{head - next_from},'
-        f'"performance":{{"server_total_ms":{_ms(_now_ns() - request.started_ns)},'
-        f'"records_scanned":{reading.scanned}}}}}'
+        '"performance":{"server_total_ms":'
     ).encode()
-    parts = reading.parts
+    after = f',"records_scanned":{reading.scanned}}}}}'.encode()
+    start, parts = topic.diff_start, reading.parts
     if not parts:
-        return Response(200, start + end)
+        return [start + end], after
     if len(parts) == 1 and len(parts[0]) < SMALL_BYTES:
-        return Response(200, b"".join((start, parts[0][:-1], end)))  # one write, by the short way
-    return Response(200, [start, *reading.body(), end])
+        return [b"".join((start, parts[0][:-1], end))], after
+    return [start, *reading.body(), end], after
 
 
 def _tombstone(gap: Tombstone) -> str:
@@ -240,7 +256,7 @@ class LongPoll:
 
     def _finish_with(self, topic: Topic, reading: Reading) -> None:
         reading.scanned += self._scanned
-        self._finish(_diff_answer(topic, reading, self._request))
+        self._finish(_timed(*_diff_answer(topic, reading), self._request))
 
     def _finish(self, response: Response) -> None:
         self._timer.cancel()
