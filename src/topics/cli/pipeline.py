@@ -74,6 +74,24 @@ def add(
     return parser
 
 
+def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
+    """For pipelines that can go on by themselves."""
+    parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")
+    parser.add_argument(
+        "--every", metavar="SECONDS", type=float, default=every_s, help="pause between rounds of --follow [%(default)g]"
+    )
+
+
+def add_positions(parser: argparse.ArgumentParser) -> None:
+    """For pipelines that note at their target how far they have come."""
+    parser.add_argument(
+        "--positions",
+        metavar="TOPIC",
+        default="sys:positions",
+        help="topic that keeps how far it has come [%(default)s]",
+    )
+
+
 def shared(args: argparse.Namespace) -> JobOptions:
     """The options of every pipeline, as its function takes them."""
     from topics.spark.pipelines.progress import progress_for

@@ -35,12 +35,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         parser.add_argument(
             f"--{side}-token-file", metavar="FILE", dest=f"{word}_token_file", help="the key for that server alone"
         )
-    parser.add_argument(
-        "--positions",
-        metavar="TOPIC",
-        default="sys:positions",
-        help="topic that keeps how far it has come [%(default)s]",
-    )
+    pipeline.add_positions(parser)
 
 
 def execute(args: argparse.Namespace) -> Report:

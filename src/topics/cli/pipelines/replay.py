@@ -46,12 +46,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--allow-gaps", action="store_true", help="go on where the source lost records, and write a record that says so"
     )
-    parser.add_argument(
-        "--positions",
-        metavar="TOPIC",
-        default="sys:positions",
-        help="topic that keeps how far it has come [%(default)s]",
-    )
+    pipeline.add_positions(parser)
 
 
 def execute(args: argparse.Namespace) -> Report:

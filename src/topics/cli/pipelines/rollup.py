@@ -36,16 +36,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--tag", metavar="SQL", help="tag of the records written, from columns of the result")
     parser.add_argument("--full", action="store_true", help="begin anew with the first seq; windows are written again")
     parser.add_argument("--lake", metavar="DIR", help="lake to read from what the topic has no more")
-    parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")
-    parser.add_argument(
-        "--every", metavar="SECONDS", type=float, default=5.0, help="pause between rounds of --follow [%(default)s]"
-    )
-    parser.add_argument(
-        "--positions",
-        metavar="TOPIC",
-        default="sys:positions",
-        help="topic that keeps how far it has come [%(default)s]",
-    )
+    pipeline.add_follow(parser, every_s=5.0)
+    pipeline.add_positions(parser)
 
 
 def execute(args: argparse.Namespace) -> Report:
