@@ -272,3 +272,19 @@ def test_probes_ask_for_a_key_where_the_operator_says_so(tmp_path: Path):
     assert server.send("GET", "/v0/metrics", key="k-write").status == 403
     server.close()
     running.stop()
+
+
+def test_an_error_about_routers_names_no_topic_beyond_the_prefix(guarded: Caller):
+    """A circle and a second source can lead through topics that the caller may not know of."""
+    for name, source, dest in (("r1", "in.a", "secret"), ("r2", "secret", "in.b"), ("r3", "secret", "in.c")):
+        reply = guarded.send("PUT", f"/v0/routers/{name}", {"source": source, "dest": dest}, key=FULL)
+        assert reply.status == 201, reply.text
+    circle = {"source": "in.b", "dest": "in.a"}
+    told = guarded.send("PUT", "/v0/routers/in.circle", circle, key=FULL)
+    assert told.json["error"]["detail"]["cycle"] == ["in.b", "in.a", "secret", "in.b"]
+    hidden = guarded.send("PUT", "/v0/routers/in.circle", circle, key=FULL_IN)
+    assert (hidden.status, hidden.json["error"]["code"]) == (409, "router_cycle")
+    assert hidden.json["error"]["detail"]["cycle"] == ["in.b", "in.a", "…", "in.b"]
+    second = guarded.send("PUT", "/v0/routers/in.second", {"source": "in.a", "dest": "in.c"}, key=FULL_IN)
+    assert (second.status, second.json["error"]["detail"]["reason"]) == (409, "router_dest_fan_in")
+    assert "secret" not in hidden.text + second.text

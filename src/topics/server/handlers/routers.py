@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from topics.engine.routers import DroppedRouter, PutRouter
+from topics.errors import Code, TopicsError
 from topics.model.names import check_router, check_topic
 from topics.model.router import (
     PreviewAnswer,
@@ -17,7 +18,9 @@ from topics.model.router import (
     RouterPutAnswer,
     RouterRequest,
     RouterSummary,
+    fan_in,
     parse_filter,
+    router_cycle,
 )
 from topics.model.wire import check_u64, decode_body
 from topics.server import query
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 _decode_router = msgspec.json.Decoder(RouterRequest)
 _decode_preview = msgspec.json.Decoder(PreviewRequest)
 
+HIDDEN = "…"  # stands for a name that a key's prefixes rule out
+
 
 def put_router(app: TopicsApp, call: Call) -> Answer:
     request: RouterRequest = decode_body(_decode_router, call.request.body)
@@ -46,7 +51,25 @@ def put_router(app: TopicsApp, call: Call) -> Answer:
         answer = RouterPutAnswer(**_fields(done.router), created=done.created, performance=performance(request, ticket))
         return json_answer(201 if done.created else 200, answer)
 
-    return when_done(app.engine.routers.put(call.params["router"], request), call.request, encode)
+    try:
+        ticket = app.engine.routers.put(call.params["router"], request)
+    except TopicsError as error:
+        raise _told_to(call.caller, error) from None
+    return when_done(ticket, call.request, encode)
+
+
+def _told_to(caller: Caller, error: TopicsError) -> TopicsError:
+    """The same error without the names of topics that the caller may not know of."""
+
+    def shown(name: str) -> str:
+        return name if caller.may_use(name) else HIDDEN
+
+    detail = error.detail or {}
+    if error.code is Code.ROUTER_CYCLE:
+        return router_cycle([shown(name) for name in detail["cycle"]])
+    if detail.get("reason") == "router_dest_fan_in":
+        return fan_in(detail["dest"], shown(detail["source"]))
+    return error
 
 
 def get_router(app: TopicsApp, call: Call) -> Answer:
