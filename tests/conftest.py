@@ -18,10 +18,14 @@ WAIT_S = 20
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests that need Spark go to one worker: a session takes seconds to start and a gigabyte to keep."""
+    """All tests that share the Spark session go to one worker: it takes seconds to start and a gigabyte to keep.
+
+    Those that start processes with sessions of their own go one after the other, wherever there is room.
+    """
     for item in items:
         if "tests/spark/" in item.path.as_posix():
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            shares = "spark" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("spark" if shares else "spark-processes"))
 
 
 class ServerProcess:

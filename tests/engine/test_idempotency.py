@@ -98,6 +98,14 @@ def test_twins_in_one_turn_land_once():
     assert seqs(read(engine, "a")) == [1]
 
 
+def test_without_a_window_even_twins_of_one_turn_land_twice():
+    engine = open_engine()
+    put(engine, "a", idempotency_window_ms=0)
+    twins = [engine.append("a", write(idempotency_key="k")) for _ in range(2)]
+    engine.flush()
+    assert [(twin.value().first, twin.value().deduped) for twin in twins] == [(1, False), (2, False)]
+
+
 def test_twins_that_create_the_topic_land_once():
     engine = open_engine()
     tickets = [engine.append("a", write(idempotency_key="k")) for _ in range(2)]

@@ -4,82 +4,39 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from random import Random
-from typing import NamedTuple, TypeVar
 
 import pytest
 
+from tests.faults.filming import FilmedDisk, Moment
 from tests.faults.ledger import Client, Ledger
 from tests.faults.workloads import STEPS, play, setup, some, workloads
 from topics.engine import archive
 from topics.testing.clock import SimClock
-from topics.testing.disk import MUTATING, SimDisk
 from topics.testing.harness import SimServer, View
-from topics.testing.inode import CrashMode, Write
+from topics.testing.inode import CrashMode
 
 SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
-T = TypeVar("T")
 
 
-class Moment(NamedTuple):
-    """The instant before a call, or in the middle of a write: the disk, the clock, and who was told what."""
-
-    what: str
-    disk: SimDisk
-    ms: int
-    ledger: Ledger
-
-
-class FilmedDisk(SimDisk):
-    """Keeps a copy of itself from before every call that changes something, so that one run shows every crash."""
-
-    ledger: Ledger | None = None
-    clock: SimClock
-
-    def film(self, client: Client) -> None:
-        self.moments: list[Moment] = []
-        self.ledger, self.clock = client.ledger, client.server.clock
-
-    def _call(self, op: str, path: str, work: Callable[[], T], fail: Callable[[bool], None] | None = None) -> T:
-        if self.ledger is None or op not in MUTATING:
-            return super()._call(op, path, work, fail)
-        moment = Moment(
-            f"before call {len(self.calls)}: {op} {path}", self.clone(), self.clock.now_ms(), self.ledger.copy()
-        )
-        self.moments.append(moment)
-        result = super()._call(op, path, work, fail)
-        if op in ("pwrite", "pwritev"):
-            self._film_half(moment, path)
-        return result
-
-    def _film_half(self, moment: Moment, path: str) -> None:
-        written = self._names.file(path)._pending[-1]
-        if isinstance(written, Write) and len(written.data) > 1:
-            half = moment.disk.clone()
-            cut = Random(f"{self.seed} {moment.what}").randrange(1, len(written.data))
-            half.open(path, write=True).pwrite(written.data[:cut], written.at)
-            self.moments.append(moment._replace(what=moment.what.replace("before", "during"), disk=half))
-
-
-def film(names: tuple[str, ...], *, fresh: bool = False) -> list[Moment]:
+def film(names: tuple[str, ...], *, fresh: bool = False) -> list[Moment[Ledger]]:
     """Every moment of a workload, the last one after its end."""
-    disk = FilmedDisk(seed=SEED)
+    disk: FilmedDisk[Ledger] = FilmedDisk(seed=SEED)
     server = SimServer(disk)
     client = Client(server)
     if fresh:
-        disk.film(client)
+        disk.film(client.ledger, server.clock)
         server.open()
     else:
         server.open()
         setup(client)
-        disk.film(client)
+        disk.film(client.ledger, server.clock)
     play(client, names)
     disk.moments.append(Moment("after the end", disk.clone(), server.clock.now_ms(), client.ledger.copy()))
     return disk.moments
 
 
-def survive(moment: Moment, mode: CrashMode, *, thorough: bool) -> None:
+def survive(moment: Moment[Ledger], mode: CrashMode, *, thorough: bool) -> None:
     """One crash: the restart keeps every promise, a second restart finds the same, and the server works."""
     start = SimServer(moment.disk, clock=SimClock(moment.ms))
     after = start.crash(mode)

@@ -13,8 +13,9 @@ from random import Random
 import pytest
 
 from tests.faults.ledger import Client
+from topics.model.topic import ConfigPatch
 from topics.testing.disk import SimDisk
-from topics.testing.harness import DeferredWorker, SimServer
+from topics.testing.harness import DeferredWorker, SimServer, request
 
 SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 # Two files of the log may be unsynced at once. Torn apart, they leave a hole between them, as reordered sectors do.
@@ -55,9 +56,9 @@ class Race:
             server.tick()
         elif roll < 0.85:
             client.checkpoint()
-        elif roll < 0.90 and name in server.engine.topics:
+        elif roll < 0.90 and server.engine.find(name) is not None:
             client.delete(name, tag="t")
-        elif roll < 0.92 and client.ledger.life(name) is not None:
+        elif roll < 0.92 and server.engine.find(name) is not None:
             client.drop(name)
         elif roll < 0.94:
             client.put(name, cap_records=rng.choice([3, 50]), durability=TOPICS[name])
@@ -115,6 +116,53 @@ def test_slow_threads_break_no_promise() -> None:
 
 def test_slow_threads_and_failing_calls_break_no_promise() -> None:
     try_schedules(range(SEED * 1000, SEED * 1000 + 60), faults=True, steps=60)
+
+
+def slow() -> tuple[SimServer, DeferredWorker]:
+    """A server with a topic of each class whose syncs are done when somebody says so."""
+    sync = DeferredWorker()
+    server = SimServer.start(SimDisk(seed=SEED), sync_worker=sync)
+    for name, durability in TOPICS.items():
+        server.engine.put_topic(name, ConfigPatch(durability=durability))
+        server.engine.flush()
+        sync.run_all()
+    return server, sync
+
+
+def heal(server: SimServer, sync: DeferredWorker) -> None:
+    for _ in range(2):
+        sync.run_all()
+        server.tick()
+    sync.run_all()
+    assert not server.wal.broken
+
+
+def test_what_was_refused_stays_so_though_a_sync_under_way_had_made_it_durable() -> None:
+    server, sync = slow()
+    drop = server.engine.drop_topic("f")
+    server.engine.flush()
+    server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
+    server.engine.append("d", request("1"))
+    server.engine.flush()
+    assert server.engine.find("f") is not None, "asked for while its end waits for a log that has failed"
+    assert drop.error is not None
+    heal(server, sync)
+    assert "f" in server.crash("keep").engine.topics
+
+
+def test_a_sync_behind_one_that_failed_proves_nothing() -> None:
+    server, sync = slow()
+    server.append("d", "1")
+    server.tick()
+    write = server.engine.append("f", request("2"))
+    server.engine.flush()
+    assert len(sync) == 2, "one for each of them"
+    server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
+    sync.run_all()
+    assert write.error is not None, "the disk may have dropped it with the first sync, and says so once"
+    heal(server, sync)
+    after = server.crash("lose")
+    assert (after.data("d"), after.data("f")) == (["1"], [])
 
 
 @pytest.mark.torture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import msgspec
@@ -10,7 +11,9 @@ import pytest
 from topics.engine.read import Query
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
-from topics.testing.harness import SimServer, request
+from topics.model.topic import ConfigPatch
+from topics.testing.disk import FOREVER
+from topics.testing.harness import DeferredWorker, SimServer, request
 
 
 def route(server: SimServer, source: str, dest: str, **fields: Any) -> None:
@@ -186,6 +189,86 @@ def test_the_way_of_a_record_through_a_cycle_ends_where_it_began() -> None:
     after = server.crash("keep")
     forward(after)
     assert after.view() == server.next(server.disk.clone()).view()
+
+
+def test_routers_log_their_steps_for_as_long_as_they_lie_on_a_cycle() -> None:
+    server = SimServer.start()
+    for source, dest in (("a", "b"), ("b", "c"), ("b", "side")):
+        route(server, source, dest)
+
+    def logged(name: str) -> int:
+        server.append(name, "1")
+        before = wal_bytes(server)
+        forward(server)
+        return wal_bytes(server) - before
+
+    assert logged("a") == 0
+    route(server, "c", "a", allow_cycle=True)
+    assert logged("a") > 0
+    assert [feed.dest.name for feed in server.engine.routers.table.feeds() if not feed.cyclic] == ["side"]
+    server.done(server.engine.routers.drop("b->c"))
+    assert logged("a") == 0
+
+
+def test_a_copy_on_a_cycle_of_synced_topics_shows_once_it_is_synced_itself() -> None:
+    sync = DeferredWorker()
+    server = SimServer.start(sync_worker=sync)
+    for name in "ab":
+        server.engine.put_topic(name, ConfigPatch(durability="fsync"))
+        server.engine.flush()
+        sync.run_all()
+    route(server, "a", "b", allow_cycle=True)
+    route(server, "b", "a", allow_cycle=True)
+    for data in "12":
+        server.engine.append("a", request(data))
+        server.engine.flush()
+        sync.run_all()
+    server.engine.routers.run(0)
+    server.engine.flush()
+    assert server.engine.topic("b").next_seq == 3
+    assert (server.data("b"), server.engine.routers.get("a->b").cursor) == ([], 0)
+    sync.run_all()
+    assert (server.data("b"), server.engine.routers.get("a->b").cursor) == (["1", "2"], 2)
+
+
+def test_copies_on_a_cycle_that_the_log_refuses_are_made_when_it_takes_writes_again() -> None:
+    server = SimServer.start()
+    for name in "ab":
+        server.put(name, durability="fsync")
+    route(server, "a", "b", allow_cycle=True)
+    route(server, "b", "a", allow_cycle=True)
+    server.append("a", "1", "2")
+    server.disk.fail(at=len(server.disk.calls), error=errno.ENOSPC, times=FOREVER)
+    forward(server)
+    assert (server.data("b"), server.engine.routers.get("a->b").cursor) == ([], 0)
+    wait = server.engine.routers.run(0)
+    assert wait, "it does not ask again and again"
+    server.disk.heal()
+    server.tick()
+    server.tick()
+    server.clock.advance(ms=wait)
+    forward(server)
+    assert server.by_seq("b") == {1: "1", 2: "2"}
+    assert server.by_seq("a") == {1: "1", 2: "2"}
+    assert server.crash("lose").by_seq("b") == {1: "1", 2: "2"}
+
+
+def test_what_an_ephemeral_topic_on_a_cycle_gets_never_reaches_the_disk() -> None:
+    server = SimServer.start()
+    server.put("b", durability="ephemeral")
+    route(server, "a", "b", allow_cycle=True)
+    route(server, "b", "a", allow_cycle=True)
+    server.append("a", '"from a"')
+    server.append("b", '"from b"')
+    forward(server)
+    assert server.data("a") == ['"from a"', '"from b"']
+    assert sorted(server.data("b")) == ['"from a"', '"from b"']
+    after = server.crash("keep")
+    forward(after)
+    assert (after.data("a"), after.data("b")) == (['"from a"', '"from b"'], [])
+    after.append("b", '"more"')
+    forward(after)
+    assert after.data("a") == ['"from a"', '"from b"', '"more"']
 
 
 def test_a_reader_who_waits_for_the_destination_is_told_of_copies() -> None:

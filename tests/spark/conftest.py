@@ -62,13 +62,6 @@ def hash_text(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process of several runs all of these: a second session would cost more than it gains."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["SPARK_HOME"] = str(spark_home(tmp_path_factory.mktemp("spark")))

@@ -76,6 +76,7 @@ def head(server: Server, topic: str) -> int:
         return next((row.head_seq for row in client.topics(topic)), 0)
 
 
+@pytest.mark.torture
 def test_a_mirror_whose_driver_is_killed_in_the_middle_copies_every_record_once(
     two_servers: list[Server], tmp_path: Path
 ):

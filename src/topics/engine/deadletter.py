@@ -414,6 +414,8 @@ def _undo_also(ticket: Ticket, more: Any) -> None:
 @apply.replays(Moved)
 def _replay_moved(state: State, entry: Moved) -> None:
     if entry.append is not None:
+        if entry.append.topic_id not in state.by_id:
+            return  # damage to the log took the topic that was made for them: they stay where they are
         apply.replay(state, entry.append)
     if (source := state.by_id.get(entry.topic_id)) is not None:
         _leave(source, entry)

@@ -452,9 +452,11 @@ class Engine:
 
     def _seen(self, topic: Topic, key: str, now: int) -> Ticket | None:
         """The outcome of an earlier write under the same key, if it is remembered or still under way."""
-        write = topic.keys.get(key)
         window_ms = topic.config.idempotency_window_ms
-        if write is not None and window_ms and now - write.at_ms <= window_ms:
+        if not window_ms:
+            return None  # keys mean nothing here, not even to the next write of the same turn
+        write = topic.keys.get(key)
+        if write is not None and now - write.at_ms <= window_ms:
             return Ticket.of(Appended(topic, write.first, write.last, topic.head, deduped=True))
         leader: Ticket | None = topic.staged_keys.get(key)
         if leader is None:

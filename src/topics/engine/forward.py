@@ -18,6 +18,11 @@ because live it had been forwarded by then.
 
 The commit time of a copy is that of the source's record, but never before the destination's last one, the creation
 of its router, or the moment a full destination took copies again (`Resume`).
+
+On a cycle nothing is derived. There "before" has no end: what a router does depends on what comes back to it, so which
+of two routers was first decides what a cap takes. Routers on a cycle therefore log every step they take, copies
+included (`Copies`), and a replay follows them. A router becomes one of a cycle, or ceases to be, with an entry of the
+log; the one that closes a cycle comes behind marks for everything on it.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from topics.engine.router_state import Feed, Router, Table, in_cycle
+from topics.engine.router_state import Feed, Router, Table
 from topics.engine.state import Topic
 from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
@@ -90,7 +95,22 @@ class Gathered(Struct):
 
 def comes_back(feed: Feed, reason: str) -> bool:
     """Whether a loss is itself the echo of a loss, which would be told around a cycle for ever."""
-    return reason == "source_trim" and in_cycle(feed)
+    return reason == "source_trim" and feed.cyclic
+
+
+def count_copies(table: Table, router: Router, n: int, upto: int) -> None:
+    """The router has made `n` more copies, of records up to `upto`."""
+    router.forwarded_total += n
+    if n and router.config.guarantee == "exactly_once":
+        highest = table.stamps.setdefault(router.feed.dest.topic_id, {})
+        space = stamp_space(router)
+        highest[space] = max(highest.get(space, 0), upto)
+
+
+def stamp_space(router: Router) -> str:
+    """What the seqs in a router's stamps belong to: one life of one source."""
+    source = router.feed.source
+    return f"{router.name} {source.name} {source.epoch}"
 
 
 def skippable(source: Topic, router: Router, upto: int) -> int:
@@ -174,7 +194,7 @@ class Copier:
         self._table = table
         self._feed = feed
         self._router = router
-        self._tracks = in_cycle(feed)
+        self._tracks = feed.cyclic
         self._epoch = feed.source.epoch
         self._known = self._stamped_before()
 
@@ -191,12 +211,13 @@ class Copier:
 
     def copied(self, piece: Piece) -> None:
         """The piece is in the destination now."""
-        self._router.forwarded_total += len(piece.seqs)
-        if self._router.config.guarantee == "exactly_once":
-            highest = self._table.stamps.setdefault(self._feed.dest.topic_id, {})
-            highest[self._space] = max(highest.get(self._space, 0), piece.seqs[-1])
-            if self._router.present is not None:
-                self._router.present[1].update(self._key(seq) for seq in piece.seqs)
+        count_copies(self._table, self._router, len(piece.seqs), piece.seqs[-1])
+        self.remember(piece)
+
+    def remember(self, piece: Piece) -> None:
+        """Spares the next look at the destination."""
+        if self._router.present is not None and self._router.config.guarantee == "exactly_once":
+            self._router.present[1].update(self._key(seq) for seq in piece.seqs)
 
     # --- which
 
@@ -282,10 +303,6 @@ class Copier:
 
     # --- exactly once
 
-    @property
-    def _space(self) -> str:
-        return f"{self._router.name} {self._feed.source.name} {self._epoch}"
-
     def _key(self, seq: int) -> str:
         return f"{self._router.name}/{self._feed.source.name}/{self._epoch}/{seq}"
 
@@ -293,7 +310,7 @@ class Copier:
         """The highest seq of the source that ever got a stamp here: beyond it nothing can be present."""
         if self._router.config.guarantee != "exactly_once":
             return 0
-        return self._table.stamps.get(self._feed.dest.topic_id, {}).get(self._space, 0)
+        return self._table.stamps.get(self._feed.dest.topic_id, {}).get(stamp_space(self._router), 0)
 
     def _present(self) -> set[str]:
         """Keys that live records of the destination carry: found by a look at all, and anew once one is gone."""

@@ -14,11 +14,11 @@ from topics.engine import apply, retention, router_replay
 from topics.engine.commit import Ticket
 from topics.engine.forward import Copier, Gathered, Piece, comes_back, count_eligible, gather, skippable
 from topics.engine.router_replay import room, table_of
-from topics.engine.router_state import Feed, Links, Router, in_cycle
+from topics.engine.router_state import Feed, Links, Router
 from topics.engine.state import Topic
 from topics.model.records import TagMatch
 from topics.storage import entry as log
-from topics.storage.router_entry import Mark, Resume, Trim
+from topics.storage.router_entry import Copies, Mark, Resume, Trim
 from topics.storage.segments import Cold, Damaged
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MAX_BACKOFF_MS = 1000
 SOON_MS = 1  # when entries of a topic wait for the log
 STARVED_NS = 20_000_000  # after this long, the log is waited for
 
-PARTIES = (Trim, Resume)  # entries about a destination that leave the routers out of it alone
+PARTIES = (Trim, Resume, Copies)  # entries about a destination that leave the routers out of it alone
 
 
 class Forwarder:
@@ -67,7 +67,7 @@ class Forwarder:
             if upto is not None:
                 self.losing(links, upto, entry)
         leaves_sources = bool(ticket.count) or type(entry) in PARTIES
-        if ticket.frame is not None and not (leaves_sources and links.fed is None):
+        if ticket.frame is not None and not (leaves_sources and (links.fed is None or links.fed.cyclic)):
             head = (ticket.first or topic.next_seq) - 1
             pin = mark(links, head=head, out=not leaves_sources, holds=True)
             ticket.frame = log.encode(pin) + ticket.frame
@@ -127,28 +127,39 @@ class Forwarder:
         for seq in range(max(source.head, router.reached) + 1, upto + 1):
             lost += router.config.filter is None or _matches(router.config.filter, coming, seq)
         entry = Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost)
-        was = router.giving_up
+        ticket = Ticket(topic=dest, entry=entry, first=dest.next_seq)
+        if self._engine.logged:
+            ticket.frame = log.encode(entry)
+        self._stage_step(ticket, router, upto, lambda: router_replay.trim(self._engine.state, entry))
+        dest.next_seq += lost
+
+    def _stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
+        """A step that brings the router to `upto` once it is in the log."""
+        feed, was = router.feed, router.under_way
 
         def take_effect(_: Ticket) -> None:
             feed.busy -= 1
-            router_replay.trim(self._engine.state, entry)
-            if router.giving_up <= upto:
-                router.giving_up = 0
-            self._told(dest)
+            before = feed.dest.head
+            act()
+            if router.under_way <= upto:
+                router.under_way = 0
+            if feed.last_error is None:
+                feed.backoff_ms = 0
+            if feed.dest.head != before:
+                self._told(feed.dest)
             self._enqueue(feed)
 
         def undo() -> None:
             feed.busy -= 1
-            router.giving_up = was
-            self._enqueue(feed)
+            router.under_way = was
+            if feed.source.links is not None:
+                feed.source.links.low = 0  # it counted on this step
+            self._back_off(feed, self._engine.clock.now_ms())  # the log takes nothing at the moment
 
-        ticket = Ticket(topic=dest, apply=take_effect, entry=entry, first=dest.next_seq, undo=undo)
-        if self._engine.logged:
-            ticket.frame = log.encode(entry)
+        ticket.apply, ticket.undo = take_effect, undo
         self._engine.commits.stage(ticket)
-        router.giving_up = upto
+        router.under_way = upto
         feed.busy += 1
-        dest.next_seq += lost
 
     # --- forwarding
 
@@ -239,14 +250,14 @@ class Forwarder:
         source, start = feed.source, router.cursor + 1
         if (run := source.losses.covering(start)) is not None:
             if comes_back(feed, run[2]):
-                router.cursor = min(run[1], upto)
+                self._pass(router, min(run[1], upto))
             else:
                 self._trim(router, min(run[1], upto))
             return True
         lost = source.losses.next_from(start)
         upto = upto if lost is None else min(upto, lost - 1)
         if (passed := skippable(source, router, upto)) > router.cursor:
-            router.cursor = passed
+            self._pass(router, passed)
             return True
         try:
             return self._copy(feed, router, self._gather(source, router, upto), now)
@@ -271,6 +282,9 @@ class Forwarder:
         return False
 
     def _starved(self, feed: Feed) -> bool:
+        """Not while a step of its own is on its way: it goes on as soon as that has landed."""
+        if feed.busy:
+            return False
         now = self._engine.clock.monotonic_ns()
         feed.starved_ns = feed.starved_ns or now
         return now - feed.starved_ns > STARVED_NS
@@ -286,8 +300,13 @@ class Forwarder:
     def _copy(self, feed: Feed, router: Router, gathered: Gathered, now: int) -> bool:
         dest = feed.dest
         copier = Copier(self.table, feed, router)
-        for entry, piece in list(copier.entries(gathered, dest.next_seq)):
-            router.cursor = max(router.cursor, piece.seqs[0] - 1)
+        made = list(copier.entries(gathered, dest.next_seq))
+        logs = self._logs(feed)
+        for entry, piece in made:
+            if not logs:
+                router.cursor = max(router.cursor, piece.seqs[0] - 1)
+            if feed.busy and dest.config.ttl_ms and entry.ts - made[0][0].ts > dest.config.ttl_ms:
+                return False  # it would push out copies that have not even landed
             fits = self._fits(feed, entry, now)
             if fits <= 0:
                 return False
@@ -300,12 +319,22 @@ class Forwarder:
                 entry, piece = next(copier.entries(Gathered([piece.only(list(range(fits)))], 0), entry.first))
             if dest.links.feeds and not self._make_way(feed, entry):
                 return False
-            self._land(copier, router, entry, piece)
-            router.cursor = piece.seqs[-1]
+            whole = not partly and piece is made[-1][1]
+            self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
             if partly or dest.next_seq != entry.last + 1:
                 return True  # what comes behind is worked out anew
-        router.cursor = max(router.cursor, gathered.upto)
+        self._pass(router, gathered.upto)
         return True
+
+    def _pass(self, router: Router, upto: int) -> None:
+        """There is nothing more to copy up to `upto`."""
+        feed = router.feed
+        if not (feed.cyclic and self._engine.logged):
+            router.cursor = max(router.cursor, upto)
+        elif upto > router.reached:
+            entry = Copies(feed.dest.topic_id, router.router_id, upto)
+            ticket = Ticket(topic=feed.dest, entry=entry, frame=log.encode(entry))
+            self._stage_step(ticket, router, upto, lambda: router_replay.copies(self._engine.state, entry))
 
     def _keeps(self, dest: Topic, entry: log.Append) -> int:
         """How many copies at a time, so that none goes again before a router out of the destination has seen it."""
@@ -313,7 +342,10 @@ class Forwarder:
         if dest.links.feeds:
             while (
                 fits > 1
-                and retention.reach(dest, first=entry.first, sizes=entry.sizes[:fits], ts=entry.ts) > entry.first
+                and retention.reach(
+                    dest, first=entry.first, sizes=entry.sizes[:fits], ts=entry.ts, before_bytes=dest.staged_bytes
+                )
+                > entry.first
             ):
                 fits //= 2
         return fits
@@ -324,12 +356,14 @@ class Forwarder:
         Those that are held give up on it. So do all around a cycle, where each would wait for the other.
         """
         links = feed.dest.links
-        upto = self._pushes_out(links, entry)
+        upto = self._pushes_out(links, entry, before_bytes=feed.dest.staged_bytes)
         if upto is None:
             return True
+        if feed.busy:
+            return False  # once the copies before it have landed
         behind = [other for other in links.feeds.values() if any(router.reached < upto - 1 for router in other.routers)]
         able = [other for other in behind if other.last_error is None]
-        if not able or in_cycle(feed):
+        if not able or feed.cyclic:
             self.losing(links, upto, entry)
             self._engine.flush()
             return True
@@ -342,39 +376,49 @@ class Forwarder:
             self._waiting[feed] = None
         return False
 
-    def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece) -> None:
-        source, dest = router.feed.source, router.feed.dest
-        if self._engine.logged and source.config.durability == "ephemeral" and dest.config.durability != "ephemeral":
-            self._log_copies(copier, router, entry, piece)
+    def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
+        dest = router.feed.dest
+        if self._logs(router.feed):
+            self._log_copies(copier, router, entry, piece, upto)
             return
         apply.append(self._engine.state, dest, entry)
         copier.copied(piece)
+        router.cursor = max(router.cursor, upto)
         self._told(dest)
 
-    def _log_copies(self, copier: Copier, router: Router, entry: log.Append, piece: Piece) -> None:
-        """The source leaves nothing in the log to make these copies from, so they are written there themselves."""
-        engine, dest, before = self._engine, router.feed.dest, router.cursor
+    def _logs(self, feed: Feed) -> bool:
+        """Whether a replay could not make the copies: on a cycle, or because the source leaves nothing in the log."""
+        if not self._engine.logged:
+            return False
+        from_nothing = feed.source.config.durability == "ephemeral" != feed.dest.config.durability
+        return feed.cyclic or from_nothing
+
+    def _log_copies(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
+        engine, feed, dest = self._engine, router.feed, router.feed.dest
         count, size_bytes = len(entry.sizes), len(entry.blob)
+        step = Copies.of(router.router_id, upto, entry)
 
-        def take_effect(_: Ticket) -> None:
-            apply.append(engine.state, dest, entry)
-            copier.copied(piece)
-            self._told(dest)
-            self._enqueue(router.feed)
+        def act() -> None:
+            router_replay.copies(engine.state, step)
+            copier.remember(piece)
 
-        def undo() -> None:
-            router.cursor = before
-
-        ticket = Ticket(dest, log.encode(entry), take_effect, entry, entry.first, count, size_bytes, undo=undo)
-        if dest.config.durability == "fsync":
+        ticket = Ticket(topic=dest, entry=entry, first=entry.first, count=count, size_bytes=size_bytes)
+        durability = dest.config.durability
+        if not feed.cyclic:
+            ticket.frame = log.encode(entry)  # where the router stood in a source that is gone says nothing
+        elif durability != "ephemeral":
+            ticket.frame = log.encode(step)
+        else:
+            ticket.frame = log.encode(Copies(dest.topic_id, router.router_id, upto))
+        if durability == "fsync":
             ticket.gated = True
-        elif entry.last > dest.ceiling_staged - dest.ceiling_step // 2:
+        elif durability != "ephemeral" and entry.last > dest.ceiling_staged - dest.ceiling_step // 2:
             engine._raise_ceiling(dest, entry.last + 1)
             ticket.gated = entry.last >= dest.ceiling
         dest.next_seq = entry.first + count
         dest.staged_count += count
         dest.staged_bytes += size_bytes
-        engine.commits.stage(ticket)
+        self._stage_step(ticket, router, upto, act)
 
     def _told(self, dest: Topic) -> None:
         if dest.waiters or dest.listeners:
@@ -386,7 +430,7 @@ class Forwarder:
     def _fits(self, feed: Feed, entry: log.Append, now: int) -> int:
         """How many of the copies the destination takes now; 0 holds the feed."""
         dest, quota = feed.dest, self._engine.limits.max_total_bytes
-        if quota and self._engine.state.totals.bytes + len(entry.blob) > quota:
+        if quota and self._engine.state.totals.bytes + self._engine.commits.pending_bytes + len(entry.blob) > quota:
             return self._hold(feed, now, "throttled: the server holds as much as max_total_bytes allows")
         fits = room(dest, entry.sizes)
         if fits or not entry.sizes:
@@ -399,11 +443,14 @@ class Forwarder:
         return self._hold(feed, now, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
 
     def _hold(self, feed: Feed, now: int, why: str) -> int:
+        self._back_off(feed, now)
+        feed.last_error = why
+        return 0
+
+    def _back_off(self, feed: Feed, now: int) -> None:
         feed.backoff_ms = min(max(feed.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
         feed.held_until_ms = now + feed.backoff_ms
-        feed.last_error = why
         self._waiting[feed] = None
-        return 0
 
     def _resume(self, feed: Feed, now: int) -> None:
         """The destination takes copies again. They count as made now, which a replay has to be told."""

@@ -347,6 +347,11 @@ def _existing(queue: Leases, seqs: list[int]) -> list[Job]:
     return [job for seq in seqs if (job := queue.leases.get(seq)) is not None]
 
 
+def _is_there(topic: Topic, seq: int) -> bool:
+    """Damage to the log may have taken the job and left its lease, which would count for ever as one that is out."""
+    return topic.earliest <= seq <= topic.head and topic.losses.covering(seq) is None
+
+
 @apply.replays(Leased)
 def _replay_leased(state: State, entry: Leased) -> None:
     queue = _replayed(state, entry.topic_id)
@@ -359,6 +364,7 @@ def _replay_leased(state: State, entry: Leased) -> None:
     ]
     queue.check_upto = max(queue.check_upto, *entry.seqs)
     queue.grant(jobs, entry.node, entry.first_lease, entry.deadline_ms)
+    queue.left([seq for seq in entry.seqs if not _is_there(queue.topic, seq)])
 
 
 @apply.replays(Released)

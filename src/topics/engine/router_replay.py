@@ -2,7 +2,8 @@
 
 While entries are replayed, routers move only when something asks for it: a `Mark` or a `Trim` that says where they
 were, a direct write that begins further on than its topic's head, a record that is about to be evicted. At the end
-they all go as far as they can.
+they all go as far as they can. Those on a cycle do not even then: each of their steps is in the log, and they take the
+next one when the server runs.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from topics.engine.router_state import Feed, Links, Router, Table
 from topics.engine.state import Topic
 from topics.model.router import RouterConfig
 from topics.storage.entry import Append
-from topics.storage.router_entry import Mark, Resume, RouterDrop, RouterPut, Trim
+from topics.storage.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
 from topics.storage.segments import Cold, Damaged
 
 T = TypeVar("T")
@@ -59,6 +60,8 @@ def bring(
 
     `obeys_caps` lets a full destination stop them; otherwise it is known that it did not.
     """
+    if feed.cyclic:
+        return
     feed.busy += 1
     try:
         while (turn := feed.next(targets)) is not None:
@@ -67,8 +70,10 @@ def bring(
                 # One at a time: the next may push out what this router, and nobody else here, has to see first.
                 fill(state, feed.source, feed.source.head + 1)
             upto = min(upto, feed.source.head)
-            if upto <= router.cursor or not _advance(state, router, upto, max_head, obeys_caps):
+            if upto <= router.cursor:
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
+            elif not _advance(state, router, upto, max_head, obeys_caps):
+                return  # full: no router overtakes the one whose turn it is, even if its own copies are smaller
     finally:
         feed.busy -= 1
 
@@ -76,7 +81,7 @@ def bring(
 def fill(state: State, topic: Topic, head: int) -> None:
     """Has a topic's feed make copies until the topic reaches `head`, if it can."""
     feed = None if topic.links is None else topic.links.fed
-    if feed is None or feed.busy:
+    if feed is None or feed.busy or feed.cyclic:
         return
     while topic.head < head:
         before = topic.head, [router.cursor for router in feed.routers]
@@ -106,8 +111,7 @@ def _advance(
     start = router.cursor + 1
     if (run := source.losses.covering(start)) is not None:
         last = min(run[1], upto)
-        if not forward.comes_back(feed, run[2]):
-            _skip(dest, last - start + 1, max_head)
+        _skip(dest, last - start + 1, max_head)
         router.cursor = last
         return True
     lost = source.losses.next_from(start)
@@ -159,9 +163,9 @@ def room(dest: Topic, sizes: Sequence[int]) -> int:
     fits = len(sizes)
     spare_records, spare_bytes = (0, 0) if config.archive is None else retention.spare(dest)
     if config.cap_records:
-        fits = min(fits, max(config.cap_records - dest.count + spare_records, 0))
+        fits = min(fits, max(config.cap_records - dest.count - dest.staged_count + spare_records, 0))
     if config.cap_bytes:
-        left = config.cap_bytes - dest.bytes + spare_bytes
+        left = config.cap_bytes - dest.bytes - dest.staged_bytes + spare_bytes
         for at, size in enumerate(sizes[:fits]):
             left -= size
             if left < 0:
@@ -278,6 +282,26 @@ def trim(state: State, entry: Trim) -> None:
 
 
 apply.replays(Trim)(trim)
+
+
+def copies(state: State, entry: Copies) -> None:
+    """Takes effect, live and replayed."""
+    dest, table = state.by_id.get(entry.topic_id), table_of(state)
+    if dest is not None and entry.sizes:
+        if entry.first <= dest.head:
+            return
+        retention.skip_to(dest, entry.first, "corrupt")  # what came before it was damaged
+        apply.append(state, dest, entry.append())
+    if (router := table.by_id.get(entry.router_id)) is not None:
+        router.cursor = max(router.cursor, entry.upto)
+        forward.count_copies(table, router, len(entry.sizes), entry.upto)
+
+
+@apply.replays(Copies)
+def _replay_copies(state: State, entry: Copies) -> None:
+    copies(state, entry)
+    if (router := table_of(state).by_id.get(entry.router_id)) is not None:
+        router.present = None
 
 
 def resume(state: State, entry: Resume) -> None:

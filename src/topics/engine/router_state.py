@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Router:
     """One rule. Everything up to `cursor` of the source has been looked at."""
 
-    __slots__ = ("config", "cursor", "feed", "forwarded_total", "giving_up", "name", "present", "router_id")
+    __slots__ = ("config", "cursor", "feed", "forwarded_total", "name", "present", "router_id", "under_way")
 
     def __init__(self, name: str, *, router_id: int, feed: Feed, config: RouterConfig, cursor: int) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class Router:
         self.feed = feed
         self.config = config
         self.cursor = cursor
-        self.giving_up = 0  # where the cursor will be once a staged `Trim` has landed
+        self.under_way = 0  # where the cursor will be once what is staged has landed
         self.forwarded_total = 0
         self.present: tuple[int, set[str]] | None = None  # stamps found in the destination, see `forward`
 
@@ -40,7 +40,7 @@ class Router:
     @property
     def reached(self) -> int:
         """The cursor with everything that is under way."""
-        return max(self.cursor, self.giving_up)
+        return max(self.cursor, self.under_way)
 
 
 class Feed:
@@ -49,6 +49,7 @@ class Feed:
     __slots__ = (
         "backoff_ms",
         "busy",
+        "cyclic",
         "dest",
         "floor_ms",
         "held_until_ms",
@@ -63,12 +64,13 @@ class Feed:
         self.source = source
         self.dest = dest
         self.routers: list[Router] = []
+        self.cyclic = False  # what it forwards can come back to its source
         self.floor_ms = 0  # no copy is older than this
         self.last_error: str | None = None  # why nothing is forwarded
         self.held_until_ms = 0
         self.backoff_ms = 0
         self.room_floor = 1  # the destination's floor when the log last heard of the room it has
-        self.busy = 0  # a `Trim` is on its way, or a copy under way
+        self.busy = 0  # entries of its own that have not landed yet
         self.starved_ns = 0  # since when it could go on but for entries that wait for the log
 
     def next(self, targets: dict[int, int] | None = None) -> tuple[Router, int] | None:
@@ -184,6 +186,8 @@ class Table:
         feed = into.fed
         if feed is None:
             feed = into.fed = out.feeds[dest.topic_id] = Feed(source, dest)
+            for one in cycle_through(feed):
+                one.cyclic = True
         assert feed.source is source, "a destination has one source"
         router = Router(name, router_id=router_id, feed=feed, config=config, cursor=cursor)
         feed.routers.append(router)
@@ -197,6 +201,9 @@ class Table:
         feed.routers.remove(router)
         del self.by_name[router.name], self.by_id[router.router_id]
         if not feed.routers:
+            if feed.cyclic:
+                for one in cycle_through(feed):
+                    one.cyclic = False
             out, into = feed.source.links, feed.dest.links
             del out.feeds[feed.dest.topic_id]
             into.fed = None
@@ -237,6 +244,13 @@ def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
     return line
 
 
-def in_cycle(feed: Feed) -> bool:
-    """Whether what the feed forwards can come back to its source."""
-    return feed.dest in upstream(feed.source)
+def cycle_through(feed: Feed) -> list[Feed]:
+    """The feeds of the cycle that this one lies on, if it does. There is at most one: a topic has one source."""
+    ring = [feed]
+    while (links := ring[-1].source.links) is not None and (before := links.fed) is not None:
+        if before is feed:
+            return ring
+        if before.cyclic and not feed.cyclic:
+            break  # another cycle, whose feeds come from nowhere else
+        ring.append(before)
+    return []

@@ -1,7 +1,8 @@
-"""Log entries of routers. Copies are not among them: see `engine.forward` for how they come back without.
+"""Log entries of routers. Most copies are not among them: see `engine.forward` for how they come back without.
 
 What is logged is what a replay could not work out from the records alone: which routers there are, how far they had
-come when something else happened to one of their topics (`Mark`), and what they gave up (`Trim`).
+come when something else happened to one of their topics (`Mark`), what they gave up (`Trim`), and every step of those
+that lie on a cycle (`Copies`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from topics.model.router import RouterConfig
-from topics.storage.entry import known
+from topics.storage.entry import Append, known
 
 
 @known
@@ -72,3 +73,40 @@ class Resume(Struct, array_like=True):
     kind: ClassVar[int] = 20
     topic_id: int  # the destination
     at_ms: int
+
+
+@known
+class Copies(Struct, array_like=True):
+    """A router on a cycle has looked at everything up to `upto`, and these are its copies; often none.
+
+    The fields behind `upto` are those of an `Append`.
+    """
+
+    kind: ClassVar[int] = 21
+    topic_id: int  # the destination
+    router_id: int
+    upto: int
+    first: int = 0
+    ts: int = 0
+    sizes: list[int] = []
+    blob: bytes = b""
+    tags: list[str | None] | None = None
+    nodes: list[str | None] | str | None = None
+    metas: list[int] | None = None
+    extras: dict[int, bytes] | None = None
+
+    @classmethod
+    def of(cls, router_id: int, upto: int, made: Append) -> Copies:
+        """A step with copies: both are in the log or neither."""
+        return cls(
+            made.topic_id, router_id, upto, made.first, made.ts, list(made.sizes), made.blob,
+            None if made.tags is None else list(made.tags),
+            made.nodes if made.nodes is None or isinstance(made.nodes, str) else list(made.nodes),
+            None if made.metas is None else list(made.metas), made.extras,
+        )  # fmt: skip
+
+    def append(self) -> Append:
+        return Append(
+            self.topic_id, self.first, self.ts, self.sizes, self.blob, self.tags, self.nodes, self.metas, None,
+            self.extras,
+        )  # fmt: skip

@@ -68,6 +68,9 @@ class Wal:
         # frames ever taken out of that list: several syncs may be under way, each counting from the start
         self._forgotten = 0
         self._synced_to = (0, 0)  # file number and offset up to which all is durable
+        # Since the failure that the log has to heal from:
+        self._voided = False  # some of the frames were refused
+        self._sync_failed = False  # a sync failed: no later one of these files says anything about what is in them
         self._behind: list[File] = []  # full files that still need a sync
         self._callbacks: list[Callable[[], None]] = []
         self._syncing = 0  # syncs given to the worker and not reported back
@@ -147,9 +150,10 @@ class Wal:
 
         def finished(error: Exception | None) -> None:
             self._syncing -= 1
-            if error is not None:
+            if error is not None or self._sync_failed:
+                self._sync_failed = True
                 self._callbacks = callbacks + self._callbacks
-                if self._file is not None:
+                if self._file is not None and error is not None:
                     self._fail(error, broken=True)
                 done(LogFailed(self.read_only))
                 return
@@ -169,6 +173,7 @@ class Wal:
             for file in files:
                 file.datasync()
         except OSError as error:
+            self._sync_failed = True
             self._fail(error, broken=True)
             raise LogFailed(self.read_only) from error
         callbacks, self._callbacks = self._callbacks, []
@@ -186,6 +191,7 @@ class Wal:
         refused = {id(frame) for frame in frames}
         # In place: a sync under way counts on the order.
         self._unsynced = [b"" if id(frame) in refused else frame for frame in self._unsynced]
+        self._voided = True
 
     def tick(self) -> None:
         """What is due now and then: sync what nobody waits for, prepare the next file, heal."""
@@ -227,6 +233,7 @@ class Wal:
             self._behind.clear()
             self._forget(covered)
             self._synced_to = self.position
+            self._voided = self._sync_failed = False
             self.stats.rotations_total += 1
             log.info("log_healed", file=number)
             callbacks, self._callbacks = self._callbacks, []
@@ -289,7 +296,9 @@ class Wal:
                 self._behind.remove(file)
                 # Behind the syncs that the worker still has: one of them may have been told to sync this file too.
                 self._worker.submit(partial(_let_go, file), lambda error: None)
-        if position > self._synced_to:
+        # A sync that was under way when the log failed may have made a frame durable that was refused meanwhile. What
+        # is good goes to the new file without it, so the old one must not count up to there.
+        if position > self._synced_to and not self._voided:
             self._synced_to = position
             self._forget(covered)
         self.stats.queue_depth = len(self._unsynced)

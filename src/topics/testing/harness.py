@@ -92,8 +92,19 @@ class SimServer:
         self._dir = DataDir(disk, ROOT)
         limits = Limits()
         state = State(segments=segments, max_keys=limits.max_idempotency_keys)
-        self.wal = Wal(self._dir, file_bytes=wal_file_bytes, worker=sync_worker or InlineWorker(), clock=self.clock)
-        self.store = Store(self._dir, state, self.wal, worker=store_worker or InlineWorker(), clock=self.clock)
+        self.wal = Wal(
+            self._dir,
+            file_bytes=wal_file_bytes,
+            worker=InlineWorker() if sync_worker is None else sync_worker,
+            clock=self.clock,
+        )
+        self.store = Store(
+            self._dir,
+            state,
+            self.wal,
+            worker=InlineWorker() if store_worker is None else store_worker,
+            clock=self.clock,
+        )
         self.engine = Engine(clock=self.clock, limits=limits, log=self.wal, state=state)
         self.store.commits = self.engine.commits
         self.recovered: Recovered | None = None

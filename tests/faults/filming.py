@@ -1,0 +1,62 @@
+"""Every crash that one run of a workload could have had, from that one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from topics.testing.clock import SimClock
+from topics.testing.disk import MUTATING, SimDisk
+from topics.testing.inode import Write
+
+T = TypeVar("T")
+
+
+class Copied(Protocol):
+    """What clients know, which goes on while a film is made."""
+
+    def copy(self: T) -> T: ...
+
+
+Kept = TypeVar("Kept", bound=Copied)
+
+
+class Moment(NamedTuple, Generic[Kept]):
+    """The instant before a call, or in the middle of a write: the disk, the clock, and who was told what."""
+
+    what: str
+    disk: SimDisk
+    ms: int
+    ledger: Kept
+
+
+class FilmedDisk(SimDisk, Generic[Kept]):
+    """Keeps a copy of itself from before every call that changes something, so that one run shows every crash."""
+
+    ledger: Kept | None = None
+    clock: SimClock
+
+    def film(self, ledger: Kept, clock: SimClock) -> None:
+        self.moments: list[Moment[Kept]] = []
+        self.ledger, self.clock = ledger, clock
+
+    def _call(self, op: str, path: str, work: Callable[[], T], fail: Callable[[bool], None] | None = None) -> T:
+        if self.ledger is None or op not in MUTATING:
+            return super()._call(op, path, work, fail)
+        moment = Moment(
+            f"before call {len(self.calls)}: {op} {path}", self.clone(), self.clock.now_ms(), self.ledger.copy()
+        )
+        self.moments.append(moment)
+        result = super()._call(op, path, work, fail)
+        if op in ("pwrite", "pwritev"):
+            self._film_half(moment, path)
+        return result
+
+    def _film_half(self, moment: Moment[Kept], path: str) -> None:
+        written = self._names.file(path)._pending[-1]
+        if isinstance(written, Write) and len(written.data) > 1:
+            half = moment.disk.clone()
+            cut = Random(f"{self.seed} {moment.what}").randrange(1, len(written.data))
+            half.open(path, write=True).pwrite(written.data[:cut], written.at)
+            self.moments.append(moment._replace(what=moment.what.replace("before", "during"), disk=half))

@@ -1,0 +1,333 @@
+"""What producers and workers of queues were told, and what a restart may therefore look like.
+
+A `Shop` drives a `SimServer` and writes down every attempt and its answer, job by job. `QueueLedger.check` then judges
+a server that came back after a crash: no job is lost, none is there twice, one that was acked does not come back beyond
+what its topic's class allows, and a lease that was written down is the one its worker was told of.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from tests.faults.ledger import Attempt
+from tests.queues.harness import waiting
+from topics.engine import queue as verbs
+from topics.engine.commit import Ticket
+from topics.engine.leases import Leases, leases_of
+from topics.engine.queue import Want
+from topics.errors import TopicsError
+from topics.model.records import NewRecord, WriteRequest
+from topics.testing.harness import SimServer
+
+MAX_DELIVERIES = 2
+NOBODY = ""
+
+
+@dataclass
+class Job:
+    """One job, as those who deal with it know it."""
+
+    payload: str
+    written: Attempt
+    seq: int = 0
+    due_ms: int = 0  # not before
+    node: str = NOBODY  # who was told last that it holds the job
+    lease_id: str = ""
+    deadline_ms: int = 0
+    deliveries: int = 0
+    acked: Attempt | None = None
+    in_doubt: int = 0  # requests under way that may change who holds it
+    dead: bool = False  # seen in the dead-letter topic
+
+    def held(self, now_ms: int) -> bool:
+        return self.node != NOBODY and now_ms <= self.deadline_ms
+
+    def gives_up(self) -> bool:
+        return self.deliveries >= MAX_DELIVERIES
+
+    def let_go(self, due_ms: int) -> None:
+        self.node, self.due_ms = NOBODY, due_ms
+
+
+@dataclass
+class Queue:
+    """One queue and its dead-letter topic."""
+
+    name: str
+    durability: str
+    leases_durable: bool
+    jobs: dict[str, Job] = field(default_factory=dict)
+    leases: set[str] = field(default_factory=set)  # every lease that anybody was told of
+
+    @property
+    def dead_letter(self) -> str:
+        return f"{self.name}.dead"
+
+    def held_by(self, node: str, now_ms: int) -> list[Job]:
+        return [job for job in self.jobs.values() if job.node == node and job.held(now_ms) and job.acked is None]
+
+
+class QueueLedger:
+    """All queues."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue] = {}
+
+    def copy(self) -> QueueLedger:
+        return copy.deepcopy(self)
+
+    def check(self, server: SimServer, mode: str) -> None:
+        for queue in self.queues.values():
+            if queue.name in server.engine.topics:  # what is made with an answer is there: see the other ledger
+                _Judge(server, queue, mode).judge()
+        if mode in ("keep", "lose", "tear"):
+            assert server.recovered is not None
+            assert server.recovered.damage == [], "nothing was damaged"
+
+    def drain(self, server: SimServer) -> None:
+        """Workers come back and do all that is left: each job goes to one of them, or to the dead letters."""
+        for queue in self.queues.values():
+            if queue.name in server.engine.topics:
+                _drain(server, queue)
+
+
+class _Judge:
+    """One queue after a crash."""
+
+    def __init__(self, server: SimServer, queue: Queue, mode: str) -> None:
+        self.queue = queue
+        self.safe = queue.durability == "fsync" or mode == "keep"
+        self.topic = server.engine.look(queue.name, touch=False)
+        self.found = leases_of(self.topic)
+        self.now_ms = server.clock.now_ms()
+        self.rows = server.by_seq(queue.name)
+        self.seqs = {payload: seq for seq, payload in self.rows.items()}
+        dead = server.by_seq(queue.dead_letter) if queue.dead_letter in server.engine.topics else {}
+        self.dead = list(dead.values())
+
+    def judge(self) -> None:
+        places = [*self.rows.values(), *self.dead]
+        assert len(set(places)) == len(places), "a job is in two places"
+        assert set(places) <= set(self.queue.jobs), "nobody wrote that"
+        self.figures()
+        for job in self.queue.jobs.values():
+            self.whereabouts(job)
+            if self.queue.leases_durable:
+                self.lease(job)
+            else:
+                self.no_lease(job)
+
+    def figures(self) -> None:
+        found, topic = self.found, self.topic
+        assert topic.pending == topic.staged_count == 0
+        assert not found.leaving
+        out = [*found.leases, *found.reclaim, *found.resting, *found.later]
+        assert len(set(out)) == len(out), "a job is in two states"
+        assert set(out) <= set(self.rows), "a job that is gone has a state"
+        assert found.ready + found.in_flight + found.delayed == topic.count == len(self.rows)
+        assert found.ready >= 0
+        assert found.dead_lettered >= len(self.dead) or not self.safe
+
+    def whereabouts(self, job: Job) -> None:
+        if job.payload in self.dead:
+            assert job.gives_up() or job.in_doubt, f"{job.payload} was not delivered too often"
+        if not self.safe or job.written.status != "acked":
+            return
+        there = job.payload in self.seqs or job.payload in self.dead
+        if job.acked is None:
+            assert there, f"{self.queue.name}: {job.payload} is lost"
+        elif job.acked.status == "acked":
+            assert not there, f"{self.queue.name}: {job.payload} was acked and is back"
+        assert not job.dead or job.payload in self.dead, f"{job.payload} left the dead letters"
+        if job.payload in self.seqs:
+            assert self.seqs[job.payload] == job.seq
+
+    def lease(self, job: Job) -> None:
+        """What was told is what is known; a request under way may have been quicker than its answer."""
+        seq = self.seqs.get(job.payload)
+        held = None if seq is None else self.found.leases.get(seq)
+        if held is not None and not job.in_doubt:
+            assert held.lease_id in self.queue.leases, "nobody was told of this lease"
+        if seq is None or job.in_doubt or job.acked is not None or job.written.status != "acked" or not self.safe:
+            return
+        known = self.found.find(seq)
+        assert (0 if known is None else known.deliveries) == job.deliveries
+        assert (held is not None) == job.held(self.now_ms), f"{self.queue.name}: {job.payload}"
+        if held is not None:
+            assert (held.lease_id, held.node, held.deadline_ms) == (job.lease_id, job.node, job.deadline_ms)
+        else:
+            assert (seq in self.found.resting or seq in self.found.later) == (job.due_ms > self.now_ms)
+
+    def no_lease(self, job: Job) -> None:
+        seq = self.seqs.get(job.payload)
+        if seq is not None:
+            assert self.found.find(seq) is None, "a lease that was not written down"
+            if job.written.status == "acked" and not job.deliveries and not job.in_doubt and self.safe:
+                assert (seq in self.found.later) == (job.due_ms > self.now_ms)
+
+
+def _drain(server: SimServer, queue: Queue) -> None:
+    engine, clock = server.engine, server.clock
+    left = set(server.by_seq(queue.name).values())
+    done: list[str] = []
+    for turn in range(50):
+        found: Leases = leases_of(server.engine.look(queue.name, touch=False))
+        held = {server.by_seq(queue.name)[seq] for seq in found.leases}
+        rows = _claim(server, queue.name, f"late{turn}", max_jobs=3, lease_ms=60_000)
+        payloads = [bytes(row.data).decode() for row in rows]
+        assert not held & set(payloads), "held by two"
+        assert not {row.lease_id for row in rows} & queue.leases, "a lease id came back"
+        done += payloads
+        if rows:
+            seqs = [row.seq for row in rows]
+            topic = verbs.queue_of(engine, queue.name)
+            server.done(waiting(lambda topic=topic, seqs=seqs, turn=turn: verbs.ack(  # type: ignore[misc]
+                engine, topic, f"late{turn}", seqs, None)))  # fmt: skip
+        elif not server.by_seq(queue.name):
+            break
+        clock.advance(ms=2_000)
+    assert len(done) == len(set(done)), "done twice"
+    letters = set(server.data(queue.dead_letter)) if queue.dead_letter in engine.topics else set()
+    assert left <= set(done) | letters, "a job that nobody can get"
+    assert leases_of(engine.look(queue.name, touch=False)).in_flight == 0
+
+
+class _Row(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+    data: Raw
+    lease_id: str
+    deadline: int
+    deliveries: int
+
+
+_decode_row = msgspec.json.Decoder(_Row).decode
+
+
+def _claim(server: SimServer, name: str, node: str, *, max_jobs: int, lease_ms: int) -> list[_Row]:
+    engine = server.engine
+    topic = verbs.queue_of(engine, name)
+    want = Want(node=node, max=max_jobs, lease_ms=lease_ms)
+    [claimed], ticket = waiting(lambda: verbs.claim(engine, topic, [want]))
+    engine.flush()
+    if ticket is not None:
+        ticket.value()
+    return [_decode_row(row) for row in claimed.rows]
+
+
+class Shop:
+    """Producers and workers. Payloads are numbers, each used once."""
+
+    def __init__(self, server: SimServer) -> None:
+        self.server = server
+        self.ledger = QueueLedger()
+        self._number = 0
+
+    @property
+    def now_ms(self) -> int:
+        return self.server.clock.now_ms()
+
+    def open(self, name: str, *, durability: str, leases_durable: bool) -> None:
+        queue = self.ledger.queues[name] = Queue(name, durability, leases_durable)
+        self.server.put(
+            name, type="queue", durability=durability, leases_durable=leases_durable, max_deliveries=MAX_DELIVERIES,
+            dead_letter=queue.dead_letter,
+        )  # fmt: skip
+
+    def write(self, name: str, n: int = 1, *, delay_ms: int | None = None, priority: int | None = None) -> None:
+        attempt, jobs = Attempt(), []
+        for _ in range(n):
+            self._number += 1
+            jobs.append(Job(f'"{self._number:04d}"', attempt, due_ms=self.now_ms + (delay_ms or 0)))
+        self.ledger.queues[name].jobs.update((job.payload, job) for job in jobs)
+        records = [
+            NewRecord(Raw(job.payload.encode()), priority=priority, delay_ms=delay_ms) for job in jobs
+        ]  # fmt: skip
+
+        def answered(result: Any) -> None:
+            for seq, job in enumerate(jobs, result.first):
+                job.seq = seq
+
+        self._follow(attempt, lambda: self.server.engine.append(name, WriteRequest(records)), answered)
+
+    def claim(self, name: str, node: str, n: int = 1, *, lease_ms: int = 1_000) -> None:
+        queue = self.ledger.queues[name]
+        with _in_doubt([job for job in queue.jobs.values() if not job.held(self.now_ms)]):
+            rows = _claim(self.server, name, node, max_jobs=n, lease_ms=lease_ms)
+            for row in rows:
+                job = queue.jobs[bytes(row.data).decode()]
+                assert not job.held(self.now_ms), "held by two"
+                job.node, job.lease_id, job.deadline_ms = node, row.lease_id, row.deadline
+                job.deliveries = row.deliveries
+            assert not {row.lease_id for row in rows} & queue.leases
+            queue.leases |= {row.lease_id for row in rows}
+            if queue.dead_letter in self.server.engine.topics:
+                for payload in self.server.data(queue.dead_letter):
+                    queue.jobs[payload].dead = True
+
+    def ack(self, name: str, node: str, n: int = 1) -> None:
+        jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
+        attempt = Attempt()
+        for job in jobs:
+            job.acked = attempt
+        self._settle(name, jobs, lambda topic, seqs: verbs.ack(self.server.engine, topic, node, seqs, None), attempt)
+
+    def nack(self, name: str, node: str, n: int = 1, *, delay_ms: int = 0) -> None:
+        jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
+        due_ms = self.now_ms + delay_ms
+        self._settle(
+            name, jobs,
+            lambda topic, seqs: verbs.nack(self.server.engine, topic, node, seqs, None, delay_ms=delay_ms),
+        )  # fmt: skip
+        for job in jobs:
+            job.let_go(due_ms)
+
+    def extend(self, name: str, node: str, n: int = 1, *, lease_ms: int = 5_000) -> None:
+        jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
+        self._settle(
+            name, jobs,
+            lambda topic, seqs: verbs.extend(self.server.engine, topic, node, seqs, None, lease_ms=lease_ms),
+        )  # fmt: skip
+        for job in jobs:
+            job.deadline_ms = self.now_ms + lease_ms
+
+    def _settle(
+        self, name: str, jobs: list[Job], verb: Callable[[Any, list[int]], Ticket], attempt: Attempt | None = None
+    ) -> None:
+        if not jobs:
+            return
+        topic = verbs.queue_of(self.server.engine, name)
+        with _in_doubt(jobs):
+            seqs = [job.seq for job in jobs]
+            self._follow(attempt or Attempt(), lambda: waiting(lambda: verb(topic, seqs)))
+
+    def _follow(
+        self, attempt: Attempt, verb: Callable[[], Ticket], answered: Callable[[Any], None] = lambda result: None
+    ) -> None:
+        def done(ticket: Ticket) -> None:
+            if ticket.error is not None:
+                attempt.status = "refused"
+            else:
+                answered(ticket.result)
+                attempt.status = "acked"
+
+        try:
+            verb().on_done(done)
+        except (TopicsError, OSError):
+            attempt.status = "refused"
+        self.server.engine.flush()
+
+
+@contextmanager
+def _in_doubt(jobs: list[Job]) -> Iterator[None]:
+    for job in jobs:
+        job.in_doubt += 1
+    yield
+    for job in jobs:
+        job.in_doubt -= 1

@@ -1,0 +1,152 @@
+"""Everything that happens to a job, cut off at every file call, with everything a disk may do to unsynced bytes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from random import Random
+
+import pytest
+
+from tests.faults.filming import FilmedDisk, Moment
+from tests.faults.queue_ledger import QueueLedger, Shop
+from topics.testing.clock import SimClock
+from topics.testing.harness import SimServer
+from topics.testing.inode import CrashMode
+
+SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
+MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
+QUEUES: dict[str, tuple[str, bool]] = {
+    "sure": ("fsync", True),
+    "plain": ("fsync", False),
+    "quick": ("disk", True),
+    "light": ("disk", False),
+}
+Step = Callable[[Shop, str], None]
+
+
+def _time_out(shop: Shop, name: str) -> None:
+    """All leases end; what was delivered too often goes to the dead letters with the next claim."""
+    shop.server.clock.advance(ms=1_001)
+    shop.claim(name, "b", 4)
+
+
+def _claim_and_ack(shop: Shop, name: str) -> None:
+    shop.claim(name, "a", 2)
+    shop.ack(name, "a", 2)
+
+
+def _checkpoint(shop: Shop) -> None:
+    shop.server.checkpoint()
+
+
+STEPS: dict[str, Step] = {
+    "write": lambda shop, name: shop.write(name, 2),
+    "write_later": lambda shop, name: shop.write(name, delay_ms=400, priority=3),
+    "claim": lambda shop, name: shop.claim(name, "a", 2),
+    "ack": lambda shop, name: shop.ack(name, "a"),
+    "ack_all": lambda shop, name: shop.ack(name, "a", 9),
+    "claim_and_ack": _claim_and_ack,
+    "nack": lambda shop, name: shop.nack(name, "a", 2),
+    "nack_delayed": lambda shop, name: shop.nack(name, "a", 2, delay_ms=300),
+    "extend": lambda shop, name: shop.extend(name, "a", 2),
+    "time_out": _time_out,
+    "checkpoint": lambda shop, _: _checkpoint(shop),
+}
+
+
+def setup(shop: Shop, name: str) -> None:
+    """Jobs in every state on both sides of a snapshot: done, held once and twice, resting, waiting, untouched."""
+    durability, leases_durable = QUEUES[name]
+    shop.open(name, durability=durability, leases_durable=leases_durable)
+    shop.write(name, 5)
+    shop.write(name, delay_ms=60_000)
+    shop.claim(name, "a", 2)
+    shop.ack(name, "a")
+    shop.nack(name, "a")
+    shop.claim(name, "a")  # the same job again, which is once too often if it comes back
+    shop.claim(name, "a")
+    shop.server.checkpoint()
+    shop.nack(name, "a", delay_ms=200)
+    shop.write(name, 2)
+    shop.claim(name, "a", 2)
+
+
+def film(name: str, steps: tuple[str, ...]) -> list[Moment[QueueLedger]]:
+    disk: FilmedDisk[QueueLedger] = FilmedDisk(seed=SEED)
+    server = SimServer.start(disk)
+    shop = Shop(server)
+    setup(shop, name)
+    disk.film(shop.ledger, server.clock)
+    for step in steps:
+        STEPS[step](shop, name)
+    disk.moments.append(Moment("after the end", disk.clone(), server.clock.now_ms(), shop.ledger.copy()))
+    return disk.moments
+
+
+def survive(moment: Moment[QueueLedger], mode: CrashMode, *, thorough: bool) -> None:
+    """One crash: the restart keeps every promise, a second one finds the same, and workers can finish the work."""
+    after = SimServer(moment.disk, clock=SimClock(moment.ms)).crash(mode)
+    moment.ledger.check(after, mode)
+    if thorough:
+        found = after.view()
+        again = after.crash("keep")
+        moment.ledger.check(again, mode)
+        assert again.view() == found, "a second start finds something else"
+        moment.ledger.drain(again)
+
+
+def sweep(
+    workloads: Iterable[tuple[str, tuple[str, ...]]],
+    modes: Callable[[int], Iterable[CrashMode]],
+    *,
+    thorough_every: int,
+) -> int:
+    points = 0
+    for name, steps in workloads:
+        for at, moment in enumerate(film(name, steps)):
+            for mode in modes(at):
+                points += 1
+                try:
+                    survive(moment, mode, thorough=points % thorough_every == 0)
+                except BaseException as error:
+                    error.add_note(f"seed {SEED}, queue {name}, steps {steps}, {moment.what}, then {mode}")
+                    raise
+    return points
+
+
+def test_every_step_of_a_job_survives_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    points = sweep(((name, (step,)) for name in QUEUES for step in STEPS), lambda at: MODES, thorough_every=3)
+    _tell(capsys, f"{points} crash points in single steps of queues")
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("quick", ("time_out", "time_out", "claim", "claim_and_ack", "write_later", "nack")),  # a lease without its job
+        ("plain", ("ack", "nack_delayed", "checkpoint", "write_later", "time_out", "nack")),  # a letter without a topic
+    ],
+)
+def test_a_log_with_holes_in_it_loses_no_job_and_invents_no_lease(name: str, steps: tuple[str, ...]) -> None:
+    sweep([(name, steps)], lambda at: ["reorder", "zero"], thorough_every=5)
+
+
+def test_some_days_of_a_queue_survive_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    rng = Random(SEED)
+    days = [(rng.choice(list(QUEUES)), tuple(rng.choices(list(STEPS), k=4))) for _ in range(35)]
+    points = sweep(days, lambda at: [MODES[at % 5]], thorough_every=5)
+    _tell(capsys, f"{points} crash points in days of queues")
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", QUEUES)
+def test_every_triple_of_steps_survives_every_crash(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    triples = ((name, steps) for steps in itertools.product(STEPS, repeat=3))
+    points = sweep(triples, lambda at: [MODES[at % 5], MODES[(at + 2) % 5]], thorough_every=7)
+    _tell(capsys, f"{points} crash points in triples of steps of {name}")
+
+
+def _tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with capsys.disabled():
+        print(f"\n{text} (seed {SEED})")
