@@ -23,6 +23,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     found.stop()
 
 
+@pytest.mark.torture
 def test_a_cluster_reads_writes_and_streams_exactly_once_though_an_executor_is_killed(
     cluster: Cluster, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):

@@ -24,6 +24,7 @@ def block(language: str) -> str:
     return str(text)
 
 
+@pytest.mark.torture
 def test_a_connect_session_reads_writes_and_streams(server: ServerProcess, client: Client, topic: str, tmp_path: Path):
     numbers(client, topic, range(1500))
     driver = application(

@@ -94,6 +94,17 @@ def test_what_was_trimmed_is_read_from_the_lake_and_what_was_deleted_is_not(clie
     assert by_diff(client, topic, lake=tmp_path) == expected
 
 
+@pytest.mark.parametrize(("first", "end"), [(1, 10), (1, 41), (5, 20), (1, 40), (39, 41)])
+def test_a_range_within_what_was_trimmed_is_read_to_its_end_and_no_further(
+    client: Client, topic: str, tmp_path: Path, first: int, end: int
+):
+    written = write(client, topic, 40)
+    archive(client, tmp_path, topic, trim=True)
+    write(client, topic, 5)
+    bounds = {"startingOffsets": f'{{"{topic}": {first}}}', "endingOffsets": f'{{"{topic}": {end}}}'}
+    assert read(client, tmp_path, subscribe=topic, **bounds) == written[first - 1 : end - 1]
+
+
 def test_a_trim_between_planning_and_reading_loses_nothing(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 30)
     archive(client, tmp_path, topic, upto=5)

@@ -194,7 +194,8 @@ def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
     at = span.start
     for piece in _from_server(span, how):
         if isinstance(piece, int):
-            yield from _told(healer.passed_over(at, piece - 1))
+            # Of a topic that was trimmed, a server goes on to its first record, which may lie behind the span.
+            yield from _told(healer.passed_over(at, min(piece, span.stop) - 1))
             yield piece
             return
         if isinstance(piece, Run):
@@ -203,7 +204,7 @@ def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
             at = piece.last + 1
         else:
             low, high = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
-            yield from _told(healer.passed_over(at, low - 1))
+            yield from _told(healer.passed_over(at, min(low, span.stop) - 1))
             yield from _told(healer.lost(low, high, piece.reason))
             at = max(at, high + 1)
 

@@ -123,6 +123,7 @@ class Job:
             report.state = "stopped" if self.stopping.is_set() else "done"
         else:
             report.state, report.error, report.next = "failed", explain(error), next_step(error)
+            report.ok = False
         self.tell()
         self.progress.close()
         if self._owns_spark and self._spark is not None:

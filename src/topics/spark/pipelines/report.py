@@ -39,7 +39,7 @@ class TopicReport(Struct, kw_only=True, omit_defaults=True):
 
 
 class Report(Struct, kw_only=True):
-    """One run. `ok` is false where the pipeline worked but found something wrong; the command then exits with 1."""
+    """One run. `ok` is false where it failed, or worked and found something wrong; the command then exits with 1."""
 
     pipeline: str
     run_id: str
