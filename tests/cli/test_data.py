@@ -586,5 +586,5 @@ def test_the_operator_s_page_names_metrics_and_settings_that_exist():
     assert set(re.findall(r"TOPICS_[A-Z_]+", text)) <= {row.variable for row in SETTINGS}
     source = (root / "src" / "topics" / "server" / "metrics.py").read_text()
     for name in set(re.findall(r"`(topics_[a-z_]+)`", text)):
-        prefixes = ("", "topics_wal_", "topics_topic_", "topics_topic_archive_")
+        prefixes = ("", "topics_wal_", "topics_topic_")
         assert any(name.startswith(prefix) and name.removeprefix(prefix) in source for prefix in prefixes), name

@@ -121,16 +121,17 @@ def _archives(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric
     names = sorted(name for name in filter(may_see, found) if found[name].archived or found[name].config.archive)
     shown = [found[name] for name in names[: app.settings.metrics_max_topics]]
     standings = [(topic, archive.standing(topic, now_ms)) for topic in shown]
-    for name, kind, help in (
-        ("unarchived", "gauge", "Live records that the archive does not have yet."),
-        ("overdue", "gauge", "Records past their TTL that are there only because the topic holds them."),
-        ("evicted", "counter", "Records that a cap evicted before they were archived, though the topic holds."),
-    ):
+    for part, name, kind, help in (
+        ("unarchived", "topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet."),
+        ("overdue", "topics_topic_archive_overdue", "gauge",
+         "Records past their TTL that are there only because the topic holds them."),
+        ("evicted", "topics_topic_archive_evicted_total", "counter",
+         "Records that a cap evicted before they were archived, though the topic holds."),
+    ):  # fmt: skip
         samples: list[Sample] = [
-            ("", {"topic": topic.name}, getattr(standing, name)) for topic, standing in standings if standing
+            ("", {"topic": topic.name}, getattr(standing, part)) for topic, standing in standings if standing
         ]
-        suffix = "_total" if kind == "counter" else ""
-        yield Metric(f"topics_topic_archive_{name}{suffix}", kind, help, samples)
+        yield Metric(name, kind, help, samples)
     yield Metric(
         "topics_topic_archived_seq", "gauge", "Seq up to which an archive was reported to have everything.",
         [("", {"topic": topic.name}, topic.archived) for topic in shown],
