@@ -80,6 +80,33 @@ def drop(state: State, topic: Topic) -> None:
     topic.gone = True
 
 
+def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
+    """What `append` does with one plain record in the middle of a segment, where no cap or TTL asks for more."""
+    segment, config, limits = topic.open, topic.config, state.segment_limits
+    count, ts, blob = segment.count, entry.ts, entry.blob
+    size_bytes = len(blob)
+    if (
+        not 0 < count < limits.max_events
+        or segment.columns.offsets[-1] + size_bytes > limits.max_bytes
+        or ts - segment.opened_ms > limits.max_age_ms
+        or config.ttl_ms
+        or config.cap_records
+        or config.cap_bytes
+        or not extend_plain(segment.columns, ts, size_bytes, entry.tags)
+    ):
+        append(state, topic, entry)
+        return
+    assert entry.first == topic.head + 1, f"{topic.name}: entry begins at {entry.first}, head is {topic.head}"
+    segment.grew(blob, 1, ts)
+    topic.head = entry.first
+    topic.count += 1
+    topic.bytes += size_bytes
+    totals = topic.totals
+    totals.records += 1
+    totals.bytes += size_bytes
+    topic.last_ts = topic.last_write_ts = ts
+
+
 def append(state: State, topic: Topic, entry: log.Append) -> None:
     """Takes up records that begin at the topic's next seq."""
     first, sizes, ts, blob = entry.first, entry.sizes, entry.ts, entry.blob
@@ -102,8 +129,7 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
         columns.extras.update({segment.count + at: extra for at, extra in entry.extras.items()})
         if topic.queue is not None:
             topic.queue.arrived(first, ts, entry.extras)
-    if not entry.plain or not extend_plain(columns, ts, size_bytes, entry.tags):
-        extend(columns, ts, sizes, entry.tags, entry.nodes, entry.metas)
+    extend(columns, ts, sizes, entry.tags, entry.nodes, entry.metas)
     segment.grew(blob, n, ts)
     topic.head = head = topic.head + n
     if topic.next_seq <= head:  # in a replay: a live write has moved it already

@@ -427,8 +427,15 @@ class Engine:
         )
 
     def _append_applied(self, ticket: Ticket) -> Appended:
-        assert ticket.topic is not None
-        return self._land(ticket.topic, ticket.entry)
+        topic = ticket.topic
+        assert topic is not None
+        if not ticket.plain:
+            return self._land(topic, ticket.entry)
+        apply.append_plain(self.state, topic, ticket.entry)
+        if topic.waiters or topic.listeners:
+            self.grew(topic)
+        seq = ticket.first
+        return Appended(topic, seq, seq, seq)
 
     def _land_plain(self, tickets: list[Ticket]) -> None:
         """Single records for one topic, one after the other, in one go unless they would not fit in one segment."""
