@@ -68,7 +68,9 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
     if plain or (isinstance(nodes, str | None) and not any(record.meta is not UNSET for record in records)):
         node = b"" if nodes is None else b',"$node":%b' % _encode_json(nodes)
         middle = b',"$ts":%d%b,"data":' % (ts, node)
-        rows = [b'{"$seq":%d%b%b},' % (seq, middle, record.data) for seq, record in enumerate(records, first)]
+        seqs = _encode_json(list(range(first, first + n)))[1:-1].split(b",")  # in half the time of formatting each
+        join = b"".join
+        rows = [join((b'{"$seq":', seq, middle, record.data, b"},")) for seq, record in zip(seqs, records, strict=True)]
         meta_sizes = None
     else:
         assert not isinstance(request, PlainWriteRequest)
