@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lake.making import archive, check_content, known, listed, seqs_of, staged
-from topics.lake import Change, Conflict, Damaged, Lake, LakeError, NoLake, Snapshot, merge_files
+from topics.lake import Change, Conflict, Damaged, File, Lake, LakeError, NoLake, Snapshot, merge_files
 from topics.lake.commits import CHECKPOINT_EVERY, KEPT, Commits
 from topics.lake.manifest import Commit
 
@@ -63,7 +63,7 @@ def test_files_that_are_committed_and_cannot_be_put_in_place_are_kept_for_the_ne
 
     with lake.stage() as staging:
         monkeypatch.setattr(os, "rename", no_space)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(LakeError, match="lake: No space left on device; make room"):
             archive(lake, staging, "a", 1, 100)
     monkeypatch.undo()
     assert len(known(lake)) == 100
@@ -286,3 +286,25 @@ def test_a_reader_goes_on_when_files_are_merged_under_his_hands(lake: Lake):
         seen = seqs_of([next(reading)])
         assert lake.merge(staging, "a", 7, min_files=2) == 10
     assert seen + seqs_of(reading) == list(range(1, 101))
+
+
+def test_a_file_that_is_put_in_place_or_replaced_while_it_is_opened_is_found_or_told(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+):
+    without_publishing(lake, 1, 10)
+    life = lake.snapshot().life("a", 7)
+    assert life is not None
+    [file] = life.files
+    locate, moves = Lake.locate, iter([lake.stage, lambda: os.unlink(Path(lake.path) / file.path)])
+
+    def and_move(self: Lake, wanted: File) -> str:
+        """Where it was a moment ago."""
+        path = locate(self, wanted)
+        if (move := next(moves, None)) is not None and (done := move()) is not None:
+            with done:
+                pass
+        return path
+
+    monkeypatch.setattr(Lake, "locate", and_move)
+    with pytest.raises(Damaged, match="is missing"):
+        lake.verify(file)

@@ -224,3 +224,23 @@ def test_many_workers_at_once_get_every_job_exactly_once(api: Api, jobs: str):
     together(*(lambda node=node: work(node) for node in "abcdef"))
     assert sorted(done) == list(range(1, 201))
     assert api.state(jobs)["queue"] == {"ready": 0, "in_flight": 0, "dead_lettered": 0, "delayed": 0}
+
+
+def test_half_a_surrogate_pair_in_a_job_goes_to_the_dead_letters_and_back_as_it_is(api: Api, topic: str):
+    """Legal JSON, which records keep token for token, though it denotes no text."""
+    dead = f"{topic}.dead"
+    api.put(topic, type="queue", max_deliveries=1, dead_letter=dead)
+    record = rb'{"data":"cut \ud83d here","meta":{"k\ud83d":"\udc00"}}'
+    succeeded(api.call("POST", f"/v0/topics/{topic}", raw=b'{"records":[%b]}' % record))
+
+    def text(name: str) -> bytes:
+        return api.call("POST", f"/v0/topics/{name}/diff", {"from_seq": 0}).content
+
+    verb(api, topic, "nack", node="w", seqs=[claim(api, topic)["claimed"][0]["$seq"]])
+    assert claim(api, topic)["claimed"] == []
+    letter = text(dead)
+    assert rb'"data":"cut \ud83d here"' in letter
+    assert rb'"k\ud83d":"\udc00"' in letter
+    assert b'"$dead_letter_src_seq":1' in letter
+    assert verb(api, topic, "redrive")["redriven"] == 1
+    assert rb'"data":"cut \ud83d here","meta":{"k\ud83d":"\udc00"}}' in text(topic)

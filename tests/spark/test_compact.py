@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from topics.client import Client
 from topics.client.request import Record
+from topics.spark.options import Connection
 from topics.spark.pipelines import compact as module
 from topics.spark.pipelines.compact import compact
 from topics.spark.pipelines.failures import BadUsage
@@ -167,6 +169,52 @@ def test_beginning_anew_honours_what_was_deleted_in_the_topic(
         compact(full=True, **options)
         found = in_file(tmp_path / f"{topic}.parquet") if kind == "file" else in_topic(client, f"{topic}.latest")
         assert found == {"b": 2}
+
+
+@pytest.mark.parametrize("by", ["somebody", "nobody"])
+def test_a_topic_that_was_deleted_is_filled_again_though_nothing_is_new(
+    spark: SparkSession, client: Client, topic: str, by: str
+):
+    into = f"{topic}.latest"
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "into": into, "spark": spark}
+    write(client, topic, ("a", 1), ("b", 1), ("b", 2))
+    compact(**options)
+    client.drop_topic(into)
+    if by == "somebody":
+        client.put_topic(into)
+    report = compact(**options)
+    assert in_topic(client, into) == {"a": 1, "b": 2}
+    assert "was deleted" in report.warnings[0]
+    write(client, topic, ("a", 2))
+    assert compact(**options).warnings == []
+    assert in_topic(client, into) == {"a": 2, "b": 2}
+
+
+def rows(*given: tuple[str, str]) -> pa.RecordBatch:
+    """What the task that writes a topic is given."""
+    found = [
+        {"key": key, "n": 1, "epoch": 7, "seq": seq, "ts": None, "node": None, "tag": key, "meta": None, "data": data}
+        for seq, (key, data) in enumerate(given, 1)
+    ]
+    losses = [pa.field("gap_to", pa.int64()), pa.field("reason", pa.string()), pa.field("n", pa.int64())]
+    return pa.RecordBatch.from_pylist(found, schema=pa.schema([*module.COLUMNS, *losses]))
+
+
+def test_a_record_that_is_refused_with_its_origin_is_told_of_and_holds_up_nothing(client: Client, topic: str):
+    into = f"{topic}.latest"
+    large = '"' + "x" * (1024 * 1024 - 30) + '"'
+    place = module.Place(topic=topic, by="tag", epoch=7)
+    for _ in range(2):
+        task = module.WriteTopic(
+            connection=Connection(servers=(client.url,)), topic=into, place=place, fresh=True, null_removes=False,
+            part=module.Range(epoch=7, start=1, stop=4),
+        )  # fmt: skip
+        [answer] = task(iter([rows(("a", "1"), ("b", large), ("c", '"\\ud800"'))]))
+        outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=module.Outcome)
+        [gap] = outcome.gaps
+        assert (gap.from_seq, gap.to_seq, outcome.keys) == (2, 2, 3)
+        found = in_topic(client, into)
+        assert (found["a"], found["c"], found["b"]["reason"]) == (1, "\ud800", gap.reason)
 
 
 def test_what_was_lost_is_in_the_report_and_in_the_file(

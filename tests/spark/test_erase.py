@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -160,6 +161,83 @@ def test_what_cannot_be_told_apart_is_left_and_reported(world: World, capsys: py
     assert world.live("b") == ["same", "same"]
 
 
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_records_of_others_that_look_like_a_copy_stay(world: World, guarantee: str):
+    """One copy for one original; a router that may write a copy twice leaves a doubt about the others."""
+    world.route("a", "b", preserve_tag=False, guarantee=guarantee)
+    world.write("a", ("user-42:x", "ping"))
+    world.forwarded()
+    for _ in range(5):
+        next_ms()
+        world.write("b", (None, "ping"))
+    archive(world.client, world.lake, "b")
+    report = world.erase(topics=["a"])
+    assert places(report) == {"a": 1, "b": 1, "lake b": 1}
+    assert [item.seq for item in world.client.read("b") if isinstance(item, Record)] == [2, 3, 4, 5, 6]
+    doubts = 5 if guarantee == "at_least_once" else 0
+    assert (report.ok, report.figures.get("ambiguous", 0)) == (not doubts, doubts)
+    assert len(world.archived("b")) == 5
+
+
+def test_more_candidates_than_originals_of_which_no_time_tells_are_all_left(world: World):
+    world.write("a", ("user-42:x", "ping"))
+    next_ms()
+    world.write("b", (None, "pong"))
+    world.route("a", "b", preserve_tag=False, from_seq=0)
+    world.forwarded()
+    world.write("b", (None, "ping"))
+    report = world.erase()
+    assert (world.live("b"), report.figures["ambiguous"], report.ok) == (["pong", "ping", "ping"], 2, False)
+
+
+def test_a_run_behind_one_that_was_cut_off_takes_no_other_record_for_the_copy_that_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    world.route("a", "b", preserve_tag=False, guarantee="at_least_once")
+    world.write("a", ("user-42:x", "ping"))
+    world.forwarded()
+    next_ms()
+    world.write("b", (None, "ping"))
+    archive(world.client, world.lake, "a")
+    real = Client.delete
+
+    def cut(self: Client, topic: str, **how: Any) -> Any:
+        if topic == "a":
+            raise Cut
+        return real(self, topic, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "delete", cut)
+        with pytest.raises(Cut):
+            world.erase()
+    assert len(world.live("b")) == 1
+    report = world.erase()
+    assert (world.live("a"), world.live("b")) == ([], ["ping"])
+    assert places(report) == {"a": 1, "b": 1, "lake a": 1}
+
+
+@pytest.mark.parametrize("routed", [False, True])
+def test_jobs_that_died_are_followed_to_where_they_went(world: World, routed: bool):
+    world.client.put_topic("jobs", type="queue", max_deliveries=1, lease_ms=100, dead_letter="jobs.dead")
+    if routed:
+        world.route("orders", "jobs", preserve_tag=False)
+    source = "orders" if routed else "jobs"
+    world.write(source, ("user-42:x", "secret"), ("user-7", "other"), meta={"k": 1})
+    world.forwarded()
+
+    def died() -> bool:
+        asked = urllib.request.Request(
+            f"{world.url}/v0/topics/jobs/claim", b'{"node":"w","max":9}', {"content-type": "application/json"}
+        )
+        urllib.request.urlopen(asked).close()
+        return any(one.topic == "jobs.dead" and one.count == 2 for one in world.client.topics())
+
+    wait_for(died, "jobs to die", every_s=0.05)
+    report = world.erase(topics=[source])
+    assert world.live("jobs.dead") == ["other"]
+    assert (places(report)["jobs.dead"], report.ok) == (1, True)
+
+
 def test_originals_that_only_the_lake_has_tell_which_copies_go(world: World):
     world.client.put_topic("a", cap_records=2)
     world.route("a", "b", preserve_tag=False)
@@ -247,16 +325,27 @@ def family(world: World) -> dict[str, list[Any]]:
     return dict.fromkeys(("a", "b", "c", "d", "lake b", "lake d"), left)
 
 
-@pytest.mark.parametrize("step", range(7))
-def test_a_run_that_is_cut_off_anywhere_is_ended_by_the_next(world: World, step: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", range(13))
+def test_a_run_that_is_cut_off_anywhere_is_ended_by_the_next_whose_receipt_is_of_both(
+    world: World, step: int, after: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Cut off before a delete or a rewriting, or between that and its note."""
     left = family(world)
+    (world.lake / "_erase").mkdir()
+    (world.lake / "_erase" / "of another.json.77.tmp").touch()
+    os.utime(world.lake / "_erase" / "of another.json.77.tmp", (0, 0))
     steps = iter(range(100))
 
     def cut(real: Callable[..., Any]) -> Callable[..., Any]:
         def act(*args: Any, **options: Any) -> Any:
-            if next(steps) == step:
+            is_last = next(steps) == step
+            if is_last and not after:
                 raise Cut
-            return real(*args, **options)
+            answer = real(*args, **options)
+            if is_last:
+                raise Cut
+            return answer
 
         return act
 
@@ -265,9 +354,53 @@ def test_a_run_that_is_cut_off_anywhere_is_ended_by_the_next(world: World, step:
         patched.setattr(Lake, "erase", cut(Lake.erase))
         with pytest.raises(Cut):
             world.erase()
-    world.erase()
+    report = world.erase()
     assert world.everything() == left
+    assert places(report) == dict.fromkeys(left, 4)
+    assert (report.figures["topics"], report.figures["lake"], report.figures["copies"]) == (16, 8, 8)
+    assert report.ok
     assert not list((world.lake / "_erase").glob("*"))
+
+
+def test_without_a_lake_a_run_that_is_cut_off_has_left_a_receipt_of_what_it_did(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    for topic in "ab":
+        world.write(topic, ("user-42:x", 1))
+    real = Client.delete
+
+    def cut(self: Client, topic: str, **how: Any) -> Any:
+        if topic == "b":
+            raise Cut
+        return real(self, topic, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "delete", cut)
+        with pytest.raises(Cut):
+            world.erase()
+    before_the_cut, _ = [item.value for item in world.client.read("sys:pipelines") if isinstance(item, Record)]
+    [row] = before_the_cut["topics"]
+    assert (before_the_cut["state"], row["topic"], row["records"]) == ("running", "a", 1)
+    assert places(world.erase()) == {"b": 1}
+
+
+def test_the_receipt_tells_what_went_in_a_run_that_was_cut_off(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    left = family(world)
+    with monkeypatch.context() as patched:
+        patched.setattr(Lake, "erase", _cut)
+        with pytest.raises(Cut):
+            world.erase()
+    assert main(["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES]) == 0
+    said = capsys.readouterr().out
+    assert "24 records erased" in said
+    assert "16 of these went in runs that were killed." in said
+    assert world.everything() == left
+
+
+def _cut(*arguments: object, **options: object) -> None:
+    raise Cut
 
 
 def test_killed_at_random_and_run_again_it_ends_the_same(world: World, tmp_path: Path):

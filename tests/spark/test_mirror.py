@@ -197,6 +197,85 @@ def test_a_target_that_was_emptied_is_filled_again(spark: SparkSession, pair: Pa
     assert any("copied anew" in text for text in report.warnings)
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for a Spark session: what executors do is done here."""
+    monkeypatch.setattr(module, "spread", lambda spark, errands, do, **rest: [do(errand) for errand in errands])
+    return object()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_target_that_was_deleted_is_filled_again_though_nothing_is_new(here: Any, pair: Pair, topic: str, steps: int):
+    pair.one.client.append(topic, [{"data": n} for n in range(5)])
+    run(here, pair, topic, step_seqs=5 // steps)
+    pair.other.client.drop_topic(topic)
+
+    report = run(here, pair, topic)
+
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(5))
+    assert any("copied anew" in text for text in report.warnings)
+    assert run(here, pair, topic).records == 0
+
+
+def test_a_target_that_was_deleted_and_made_again_by_somebody_is_filled_again(here: Any, pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": n} for n in range(5)])
+    run(here, pair, topic)
+    pair.other.client.drop_topic(topic)
+    pair.other.client.append(topic, [{"data": "own"}] * 30)
+    pair.one.client.append(topic, [{"data": 5}])
+
+    for _ in range(2):
+        run(here, pair, topic)
+
+    found = [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)]
+    assert found == ["own"] * 30 + list(range(6))
+
+
+def test_a_target_that_shows_its_copies_under_another_epoch_is_not_copied_twice(here: Any, pair: Pair, topic: str):
+    """As one that came back from a backup does."""
+    pair.one.client.append(topic, [{"data": n} for n in range(5)])
+    run(here, pair, topic)
+    copies = [item for item in pair.other.client.read(topic) if isinstance(item, Record)]
+    pair.other.client.drop_topic(topic)
+    pair.other.client.append(topic, [{"data": copy.data, "meta": copy.meta} for copy in copies])
+    pair.one.client.append(topic, [{"data": 5}])
+
+    report = run(here, pair, topic)
+
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(6))
+    assert (report.records, report.warnings) == (1, [])
+
+
+def test_records_that_were_deleted_at_the_target_do_not_come_back(here: Any, pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": n} for n in range(5)])
+    run(here, pair, topic)
+    pair.other.client.delete(topic, before_seq=6)
+    pair.one.client.append(topic, [{"data": 5}])
+
+    run(here, pair, topic)
+
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == [5]
+
+
+def test_half_a_surrogate_pair_is_mirrored_and_holds_up_no_restart(
+    here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    odd = b'"\\ud800x"'
+    pair.one.client.append(topic, [msgspec.Raw(b'{"data":%b,"meta":{"k":%b}}' % (odd, odd)), {"data": 1}])
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Link, "settle", _die)
+        with pytest.raises(MemoryError):
+            run(here, pair, topic, both_ways=True)
+
+    for _ in range(2):
+        run(here, pair, topic, both_ways=True)
+
+    for side in pair:
+        found = [item for item in side.client.read(topic) if isinstance(item, Record)]
+        assert [bytes(item.data) for item in found] == [odd, b"1"]
+        assert bytes(found[0].meta).startswith(b'{"k":%b' % odd)
+
+
 def test_a_record_goes_through_a_chain_but_never_back_to_where_it_was(
     spark: SparkSession, pair: Pair, server: ServerProcess, client: Client, topic: str
 ):

@@ -47,6 +47,12 @@ def test_what_is_not_ours_is_taken_for_a_record_that_was_written_here():
     assert hops_of(b'{"_topics_mirror":"no list"}') == []
 
 
+def test_half_a_surrogate_pair_beside_the_list_hides_nothing():
+    twice = stamped(stamped(b'{"\\udc00":"\\ud800"}', [HOP]), [HOP, HOP])
+    assert hops_of(twice) == [HOP, HOP]
+    assert twice.startswith(b'{"\\udc00":"\\ud800",')
+
+
 def test_a_loss_stands_for_all_its_seqs():
     gap = Hop(at="a", epoch=7, seq=3, to=9)
     assert gap.last == 9

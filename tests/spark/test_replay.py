@@ -111,6 +111,8 @@ def test_a_replay_that_is_called_again_goes_on_and_repeats_nothing(play: Play, c
     assert play(lake=str(lake)).records == 100
     assert read_numbers(client, f"{topic}.again") == list(range(2600))
     assert play(lake=str(lake), name="once more", to_seq=10).records == 10
+    client.delete(f"{topic}.again", before_seq=100)
+    assert play(lake=str(lake)).records == 0, "what was deleted there does not come back"
     client.drop_topic(f"{topic}.again")  # whoever empties it wants it filled
     assert play(lake=str(lake)).records == 2600
 
@@ -140,6 +142,27 @@ def test_an_interrupted_plan_is_finished_exactly_though_its_keys_are_forgotten(
     report = play(lake=str(lake))
     assert (report.topics[0].records, report.topics[0].repeated) == (3000, 1499)
     assert [n for n in read_numbers(client, into) if n >= 0] == list(range(3000))
+
+
+def test_a_record_that_is_refused_is_told_of_and_holds_up_nothing(client: Client, topic: str):
+    """One that fits as it was, and does not with its origin in its meta."""
+    into = f"{topic}.again"
+    origin = {"id": "x", "topic": topic, "epoch": 7}
+    data = {seq: b"%d" % seq for seq in range(1, 10)} | {5: b'"%b"' % (b"x" * (1024 * 1024 - 60))}
+    rows = [
+        Row(seq, seq, b'{"data":%b,"meta":%b}' % (text, stamped(None, Origin(**origin, seq=seq))))
+        for seq, text in data.items()
+    ]
+    sender = Sender(target=Connection(servers=(client.url,)), into=into, start=1, stop=10, **origin)
+    outcome = sender.send(rows)
+    [gap] = outcome.gaps
+    assert (outcome.records, gap.from_seq, gap.to_seq, gap.epoch) == (9, 5, 5, 7)
+    assert gap.reason.startswith("refused: ")
+    told = records(client, into)[4]
+    assert told.value == {"topic": topic, "gap_from": 5, "gap_to": 5, "reason": gap.reason}
+    assert origin_of(bytes(told.meta)) == Origin(**origin, seq=5, to=5)
+    assert seqs(client, into) == list(range(1, 10))
+    assert sender.send(rows).repeated == 9
 
 
 def test_a_directory_and_a_server_can_be_replayed_too(play: Play, client: Client, topic: str, tmp_path: Path):

@@ -110,6 +110,28 @@ def test_what_a_dead_run_was_writing_is_written_once(
     assert (report.records, report.repeated, report.figures["late"]) == (2, 1, 1)
 
 
+@pytest.mark.parametrize("by", ["nobody", "somebody", "a backup"])
+def test_a_topic_that_was_deleted_is_filled_again_unless_it_came_back_as_it_was(
+    spark: SparkSession, client: Client, topic: str, by: str
+):
+    into = f"{topic}.sums"
+    declared = declare(topic, into=into)
+    sell(client, topic, (0.1, "web", 5), (2, "web", 1))
+    rollup(url=client.url, declaration=declared, spark=spark)
+    written = [item for item in client.read(into) if isinstance(item, Record)]
+    client.drop_topic(into)
+    if by == "somebody":
+        client.put_topic(into)
+    if by == "a backup":
+        client.append(into, [{"data": item.data, "meta": item.meta} for item in written])
+    sell(client, topic, (4, "web", 1))
+
+    report = rollup(url=client.url, declaration=declared, spark=spark)
+
+    assert in_topic(client, into) == [(0, "web", 1, 5), (2, "web", 1, 1)]
+    assert len(report.warnings) == (by != "a backup")
+
+
 def test_parquet_files_are_written_again_under_the_same_name(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

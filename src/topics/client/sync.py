@@ -92,7 +92,7 @@ class Client:
         return self._call(request.append(topic, records, **options), request.Written)
 
     def diff(self, topic: str, **fields: Any) -> request.Diff:
-        return self._call(request.diff(topic, **fields), request.Diff)
+        return request.diff_answer(self._with_retries(request.diff(topic, **fields)))
 
     def read(
         self, topic: str, *, from_seq: int = 0, lake: str | os.PathLike[str] | None = None, **fields: Any

@@ -20,6 +20,7 @@ from topics.engine.leases import Job, Leases, Terms, leases_of, pack_terms, term
 from topics.engine.read import Query, read
 from topics.engine.state import Topic
 from topics.errors import TopicsError, invalid, topic_not_found
+from topics.model import surrogates
 from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagMatch
 from topics.model.topic import ConfigPatch, configure
 from topics.storage import entry as log
@@ -78,9 +79,7 @@ class Redriven(Struct):
     caught_up: bool
 
 
-_decode_letter = msgspec.json.Decoder(Letter).decode
 _decode_rows = msgspec.json.Decoder(list[Letter]).decode
-_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 # --- to the dead-letter topic
@@ -100,7 +99,7 @@ def bury(engine: Engine, topic: Topic, jobs: list[Job], rendered: dict[int, pick
     queue = leases_of(topic)
     copies = []
     for job in jobs:
-        row = _decode_letter(rendered[job.seq].whole())
+        [row] = _letters(rendered[job.seq].whole())
         meta = stamp(None if row.meta is UNSET else bytes(row.meta), topic.name, job)
         copies.append(Copy(bytes(row.data), row.tag, row.node, meta, job.priority or 0))
     for job in jobs:
@@ -151,8 +150,25 @@ def unstamp(meta: bytes | None) -> bytes | None:
     """The meta without the stamps of a dead letter; None where nothing else was in it."""
     if meta is None or b'"$dead_letter_' not in meta:
         return meta
-    kept = {key: value for key, value in _decode_meta(meta).items() if key not in _STAMPS}
-    return _encode_json(kept) if kept else None
+    kept = {key: value for key, value in surrogates.members(meta).items() if key not in _STAMPS}
+    return surrogates.object_of(kept) if kept else None
+
+
+def _letters(rows: bytes) -> list[Letter]:
+    """Stored records, with a comma between each two. What half a surrogate pair is in stays as it is."""
+    text = b"[%b]" % rows
+    try:
+        return _decode_rows(text)
+    except msgspec.DecodeError:
+        masked = surrogates.mask(text)
+        if masked is None:
+            raise
+    letters = _decode_rows(masked.text)
+    for letter in letters:
+        letter.data = masked.restore(letter.data)
+        if not isinstance(letter.meta, UnsetType):
+            letter.meta = masked.restore(letter.meta)
+    return letters
 
 
 # --- and back
@@ -226,7 +242,7 @@ def _find(
         if at > source.head:
             continue
         reading = read(source, query, now_ms)
-        rows = _decode_rows(b"[%b]" % b"".join(reading.body()))
+        rows = _letters(b"".join(reading.body()))
         found += [row for row in rows if _is_from(row, origin) and not _is_out(source, row.seq)]
         examined += max(reading.scanned, 1)
         at = reading.next_from_seq
@@ -238,7 +254,7 @@ def _find(
 def _is_from(row: Letter, origin: str) -> bool:
     if row.meta is UNSET or b'"$dead_letter_from"' not in bytes(row.meta):
         return False
-    return bytes(_decode_meta(row.meta).get(STAMP_FROM, Raw(b"null"))) == _encode_json(origin)
+    return bytes(surrogates.members(row.meta).get(STAMP_FROM, Raw(b"null"))) == _encode_json(origin)
 
 
 def _is_out(topic: Topic, seq: int) -> bool:

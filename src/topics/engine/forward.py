@@ -37,6 +37,7 @@ from msgspec import Struct
 
 from topics.engine.router_state import Feed, Router, Table
 from topics.engine.state import Topic
+from topics.model import surrogates
 from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.columns import encode_json
@@ -49,7 +50,6 @@ PATH = b"r"  # begins the extras of a record that came through a cycle; the ids 
 
 _encode = msgspec.msgpack.encode
 _decode_path = msgspec.msgpack.Decoder(list[int]).decode
-_decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Stamp(Struct):
@@ -281,8 +281,8 @@ class Copier:
         end = len(rest) - 2  # the closing brace and the comma
         meta = rest[end - meta_size + 8 : end] if meta_size else b"{}"  # 8: `,"meta":`
         if b"_topics_router" in meta:
-            members = {name: value for name, value in _decode_meta(meta).items() if name != STAMP}
-            meta = msgspec.json.encode(members)
+            members = {name: value for name, value in surrogates.members(meta).items() if name != STAMP}
+            meta = surrogates.object_of(members)
         source = self._feed.source
         stamp = encode_json(Stamp(self._router.name, source.name, self._epoch, seq, self._key(seq)))
         others = meta[1:].lstrip()
@@ -342,7 +342,7 @@ def _stamps(dest: Topic) -> Iterator[str]:
 
 def _key_in(meta: bytes) -> Iterator[str]:
     """A writer may put anything under that name: what is no stamp is none."""
-    raw = _decode_meta(meta).get(STAMP)
+    raw = surrogates.members(meta).get(STAMP)
     if raw is not None:
         try:
             yield _decode_stamp(raw).key

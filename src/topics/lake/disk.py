@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from topics.lake.errors import LakeError
+
+TELLING = {
+    errno.ENOSPC: "make room there, and run the same command again",
+    errno.EDQUOT: "make room there, and run the same command again",
+    errno.EROFS: "see how it is mounted, and run the same command again",
+    errno.EACCES: "see to whom it belongs, and run the same command again",
+    errno.EPERM: "see to whom it belongs, and run the same command again",
+    errno.EIO: "see to the disk, then have topics pipeline audit look at the lake",
+}
+
+
+@contextmanager
+def telling(place: str) -> Iterator[None]:
+    """What a disk refuses becomes an error that names the place, and says what to do next."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in TELLING:
+            raise
+        name = error.filename if isinstance(error.filename, str) else place
+        raise LakeError(f"{name}: {error.strerror}; {TELLING[error.errno]}") from error
 
 
 def sync_folder(path: str) -> None:
@@ -35,6 +58,8 @@ def create_whole(path: str, data: bytes, *, via: str) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
         raise LakeError(f"{path}: cannot be created: {error.strerror}; a lake needs hard links") from error
     finally:
         os.unlink(temporary)

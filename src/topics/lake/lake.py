@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import xxhash
 
-from topics.lake import ledger
+from topics.lake import disk, ledger
 from topics.lake.commits import Commits
 from topics.lake.errors import Conflict, Damaged
 from topics.lake.layout import COMMITS, SCHEMA, STAGING, local_path
@@ -26,6 +27,7 @@ READ_AHEAD_BYTES = 1 << 20
 
 KeepOf = Callable[[str, int, pa.RecordBatch], pa.BooleanArray]
 Progress = Callable[[int, int], None]
+Found = TypeVar("Found")
 
 
 class Lake:
@@ -45,9 +47,10 @@ class Lake:
 
     def create(self) -> None:
         """Makes the directory a lake, if it is none yet."""
-        os.makedirs(os.path.join(self.path, STAGING), exist_ok=True)
-        ledger.create(self.path)
-        os.makedirs(os.path.join(self.path, COMMITS), exist_ok=True)
+        with disk.telling(self.path):
+            os.makedirs(os.path.join(self.path, STAGING), exist_ok=True)
+            ledger.create(self.path)
+            os.makedirs(os.path.join(self.path, COMMITS), exist_ok=True)
 
     def snapshot(self) -> Snapshot:
         """The newest version. Raises `NoLake`."""
@@ -93,23 +96,41 @@ class Lake:
         target = os.path.join(self.path, file.path)
         if os.path.exists(target):  # renamed between the two looks
             return target
-        raise Damaged(f"{target} is missing")
+        raise Damaged(f"{target} is missing: bring it back from a copy of the lake")
 
     def open(self, file: File) -> pq.ParquetFile:
-        try:
-            return pq.ParquetFile(self.locate(file), buffer_size=READ_AHEAD_BYTES, pre_buffer=False)
-        except FileNotFoundError:
-            return pq.ParquetFile(self.locate(file), buffer_size=READ_AHEAD_BYTES, pre_buffer=False)
+        return self._at(file, lambda path: pq.ParquetFile(path, buffer_size=READ_AHEAD_BYTES, pre_buffer=False))
 
     def verify(self, file: File) -> None:
         """Reads a file back and compares its checksum. Raises `Damaged`."""
-        found = xxhash.xxh3_64()
-        path = self.locate(file)
-        with open(path, "rb", buffering=0) as opened:
-            while data := opened.read(1 << 20):
-                found.update(data)
-        if found.hexdigest() != file.sum:
-            raise Damaged(f"{path} does not hold what was written to it")
+        if self._at(file, _sum_of) != file.sum:
+            path = os.path.join(self.path, file.path)
+            raise Damaged(f"{path} does not hold what was written to it: bring it back from a copy of the lake")
+
+    def _at(self, file: File, do: Callable[[str], Found]) -> Found:
+        """Does something with a file where it lies now. It moves once, into its place, and may go from there."""
+        for _ in range(2):
+            with suppress(FileNotFoundError):
+                return do(self.locate(file))
+        return do(self.locate(file))
+
+    def strays(self) -> list[str]:
+        """Files among the records, relative to the lake, that no version has: who lists the directory reads them, too.
+
+        Those that a version has replaced, and that are about to be removed, are none.
+        """
+        there = [
+            os.path.relpath(os.path.join(folder, name), self.path)
+            for folder, _, names in os.walk(self.path)
+            if os.path.basename(folder).startswith("date=")
+            for name in names
+        ]
+        snapshot = self.snapshot()  # after the listing: what came into place before it is known by now
+        ours = {file.path for topic in snapshot.topics() for life in snapshot.lives(topic) for file in life.files}
+        ours |= {
+            file.path for commit in self._commits.unfolded() for change in commit.changes for file in change.removes
+        }
+        return sorted(path for path in there if path not in ours and os.path.exists(os.path.join(self.path, path)))
 
     # --- records
 
@@ -177,9 +198,9 @@ class Lake:
             try:
                 merged = merge_files(self.path, staging.token, topic, epoch, group)
             except Damaged:
-                if self._moved_since(base):
-                    continue
-                raise
+                if self.has(topic, epoch, group):
+                    raise
+                continue  # replaced meanwhile
             try:
                 staging.commit(base, [Change(op="merge", topic=topic, epoch=epoch, adds=[merged], removes=group)])
             except Conflict:
@@ -187,6 +208,12 @@ class Lake:
                 continue  # somebody has merged or rewritten them: the next round looks again
             done += len(group)
         return done
+
+    def has(self, topic: str, epoch: int, files: Iterable[File]) -> bool:
+        """Whether the newest version still has all of these: a file that it has not may well be missing."""
+        life = self.snapshot().life(topic, epoch)
+        there = set() if life is None else {file.path for file in life.files}
+        return all(file.path in there for file in files)
 
     def _moved_since(self, base: Snapshot) -> bool:
         """Where a file of `base` is missing: whether that may be because others have replaced it since."""
@@ -223,6 +250,14 @@ class Lake:
                 except Damaged:
                     if not self._moved_since(base):
                         raise
+
+
+def _sum_of(path: str) -> str:
+    found = xxhash.xxh3_64()
+    with open(path, "rb", buffering=0) as opened:
+        while data := opened.read(1 << 20):
+            found.update(data)
+    return found.hexdigest()
 
 
 def _rewrite_all(

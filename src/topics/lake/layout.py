@@ -15,6 +15,7 @@ ever used for a second content, so nothing has to be ordered to rename or remove
 from __future__ import annotations
 
 import os
+import re
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -56,6 +57,8 @@ CHECKPOINT = "checkpoint-"
 MAX_NAME_BYTES = 255  # that file systems take for one directory or file
 DAY_US = 86_400_000_000
 
+_COMMIT = re.compile(r"([0-9]{20})\.json")
+
 
 def local_path(place: str) -> str:
     """A path or `file:` URL as an absolute path. Raises `LakeError` for a place that is no directory."""
@@ -84,6 +87,15 @@ def file_path(topic: str, date: str, epoch: int, first: int, last: int, mark: st
 
 def commit_name(version: int) -> str:
     return f"{version:020d}.json"
+
+
+def commit_version(name: str) -> int | None:
+    """The version that a file of the manifest holds; None for a file that is not ours."""
+    return int(found[1]) if (found := _COMMIT.fullmatch(name)) else None
+
+
+def checkpoint_version(name: str) -> int | None:
+    return commit_version(name.removeprefix(CHECKPOINT)) if name.startswith(CHECKPOINT) else None
 
 
 def date_of(day: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -20,13 +21,15 @@ from topics.lake.manifest import Commit, Gap, Snapshot
 FOLD_AT = 16  # files
 ALL = "-all"
 
+_NAME = re.compile(r"([0-9]{20})(-all)?\.parquet")
+
 Row = tuple[str, int, Gap]
 
 
 def create(root: str) -> None:
     """A ledger without rows: there is something to read, with the right columns, before anything was lost."""
     os.makedirs(os.path.join(root, GAPS), exist_ok=True)
-    if not os.listdir(os.path.join(root, GAPS)):
+    if not _files(root):
         disk.write_whole(_path(root, 0), _encode([]), via=os.path.join(root, HIDDEN))
 
 
@@ -69,11 +72,9 @@ def _encode(rows: Iterable[Row]) -> bytes:
 
 
 def _files(root: str) -> set[tuple[int, bool]]:
-    """Version, and whether it stands for all before."""
-    names = [
-        name.removesuffix(".parquet") for name in os.listdir(os.path.join(root, GAPS)) if name.endswith(".parquet")
-    ]
-    return {(int(name.removesuffix(ALL)), name.endswith(ALL)) for name in names}
+    """Version, and whether it stands for all before. What has another name is not ours, and is left alone."""
+    names = map(_NAME.fullmatch, os.listdir(os.path.join(root, GAPS)))
+    return {(int(found[1]), found[2] is not None) for found in names if found}
 
 
 def _remove(root: str, *, upto: int) -> None:

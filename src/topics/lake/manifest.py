@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 from msgspec import Struct, field, structs
 
-from topics.lake.errors import Conflict
+from topics.lake.errors import Conflict, Damaged
 
 Op = Literal["archive", "merge", "erase", "trim"]
 Range = tuple[int, int]  # seqs, both ends inclusive
@@ -65,9 +66,10 @@ class Change(Struct, kw_only=True, omit_defaults=True):
 
 
 class Commit(Struct, kw_only=True):
-    """One version, as the difference to the one before."""
+    """One version, as the difference to the one before, which `parent` is the checksum of."""
 
     version: int
+    parent: str = ""
     made_at: int  # ms
     run: str
     changes: list[Change]
@@ -130,6 +132,7 @@ class Snapshot(Struct, kw_only=True):
     version: int = 0
     lives_of: dict[str, dict[str, Life]] = field(default_factory=dict)  # by topic and, as text, epoch
     erased: dict[str, int] = field(default_factory=dict)  # the version in which something of a topic was last erased
+    sum: str = ""  # XXH3-64 of the bytes of the commit that made it
 
     def topics(self) -> list[str]:
         return sorted(self.lives_of)
@@ -141,9 +144,13 @@ class Snapshot(Struct, kw_only=True):
     def life(self, topic: str, epoch: int) -> Life | None:
         return self.lives_of.get(topic, {}).get(str(epoch))
 
-    def after(self, commit: Commit) -> Snapshot:
-        """The next version."""
+    def after(self, commit: Commit, sum: str = "") -> Snapshot:
+        """The next version. Raises `Damaged` where the commit cannot have been made from this one."""
         assert commit.version == self.version + 1, "commits are applied in order"
+        if commit.parent and self.sum and commit.parent != self.sum:
+            raise Damaged(
+                f"version {commit.version} was made from another version {self.version} than the one that is here"
+            )
         lives_of, erased = dict(self.lives_of), self.erased
         for topic in {change.topic for change in commit.changes}:
             lives_of[topic] = dict(lives_of.get(topic, {}))
@@ -155,7 +162,7 @@ class Snapshot(Struct, kw_only=True):
                 lives[key] = changed(lives.get(key) or Life(topic=change.topic, epoch=change.epoch), change)
         for topic in [topic for topic, lives in lives_of.items() if not lives]:
             del lives_of[topic]
-        return Snapshot(version=commit.version, lives_of=lives_of, erased=erased)
+        return Snapshot(version=commit.version, lives_of=lives_of, erased=erased, sum=sum)
 
     def published(self) -> Snapshot:
         """The same, once no file lies in staging any more."""
@@ -186,12 +193,16 @@ class Snapshot(Struct, kw_only=True):
 
 
 def changed(life: Life, change: Change) -> Life:
-    """A life after one change."""
+    """A life after one change. Raises `Damaged` where the two contradict each other: no seq is archived twice."""
+    _check_consistent(life, change)
     gone = {file.path for file in change.removes}
     files = [file for file in life.files if file.path not in gone] if gone else list(life.files)
     files += [added.file for added in change.adds]
     if gone or change.adds:
         files.sort(key=lambda file: file.first)
+    for file, following in pairwise(files) if change.adds else ():
+        if following.first <= file.last:
+            raise Damaged(f"{file.path} and {following.path} hold the same seqs: a version between them is missing")
     return Life(
         topic=life.topic,
         epoch=life.epoch,
@@ -200,6 +211,16 @@ def changed(life: Life, change: Change) -> Life:
         gaps=tuple(sorted([*life.gaps, *change.gaps], key=lambda gap: gap.first)) if change.gaps else life.gaps,
         trimmed_to=max(life.trimmed_to, change.trimmed_to or 0),
     )
+
+
+def _check_consistent(life: Life, change: Change) -> None:
+    there = {file.path for file in life.files} if change.removes else set()
+    for file in change.removes:
+        if file.path not in there:
+            raise Damaged(f"{file.path} is replaced by a version, and no earlier one has it")
+    if change.covered is not None and life.uncovered(*change.covered) != [change.covered]:
+        first, last = change.covered
+        raise Damaged(f"seqs {first} to {last} of topic {life.topic}, life {life.epoch}, are archived twice")
 
 
 def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:

@@ -1,16 +1,27 @@
-"""New files from old ones: merged, or without some of their records. A row group at a time, so memory is bounded."""
+"""New files from old ones: merged, or without some of their records. A row group at a time, so memory is bounded.
+
+A new file has a new checksum. So that it cannot vouch for records that somebody changed in an old one, an old file is
+verified first, its rows are counted while they are read, and the new one must have as many as it should.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
+from topics.lake import disk
+from topics.lake.errors import Damaged
 from topics.lake.manifest import File, Life, Staged
 from topics.lake.write import FILE_BYTES, FilesWriter
+
+if TYPE_CHECKING:
+    from topics.lake.lake import Lake
 
 MERGE_MIN = 8  # files
 MERGE_BYTES = 64 << 20  # that a merged file should have at most; one of half that size is no small file any more
@@ -37,21 +48,24 @@ def rewrite_file(
     """
     from topics.lake.lake import Lake
 
-    parquet = Lake(lake).open(file)
-    removed = sum(_lost(batch, keep) for batch in groups(parquet, columns))
+    opened = Lake(lake)
+    with _readable(file):
+        parquet = opened.open(file)
+        if parquet.metadata.num_rows != file.rows:
+            raise Damaged(f"{file.path} has {parquet.metadata.num_rows} records where {file.rows} were written")
+        removed = sum(_lost(batch, keep) for batch in groups(parquet, columns))
     if not removed:
         return Rewritten(topic=topic, epoch=epoch, old=file)
-    if removed == file.rows:
-        return Rewritten(topic=topic, epoch=epoch, old=file, removed=removed)
-    writer = FilesWriter(lake, token, topic, epoch, file_bytes=1 << 62, mark=True)
-    try:
-        for batch in groups(parquet):
+
+    def kept() -> Iterator[pa.RecordBatch]:
+        for batch in verified(opened, file):
             seen = batch if columns is None else batch.select(list(columns))
-            writer.write(batch.filter(keep(seen), null_selection_behavior="drop"))
-        [new] = writer.finish()
-    except BaseException:
-        writer.abort()
-        raise
+            yield batch.filter(keep(seen), null_selection_behavior="drop")
+
+    new = _written(lake, token, topic, epoch, kept())
+    left = 0 if new is None else new.file.rows
+    if left + removed != file.rows:
+        raise Damaged(f"{file.path}: {left} of {file.rows} records are left where {removed} were to go")
     return Rewritten(topic=topic, epoch=epoch, old=file, new=new, removed=removed)
 
 
@@ -59,17 +73,52 @@ def merge_files(lake: str, token: str, topic: str, epoch: int, files: Iterable[F
     """Neighbours of one date as one file."""
     from topics.lake.lake import Lake
 
-    opened = Lake(lake)
+    opened, parts = Lake(lake), list(files)
+    merged = _written(lake, token, topic, epoch, (batch for file in parts for batch in verified(opened, file)))
+    assert merged is not None, "files are not empty"
+    found = (merged.file.first, merged.file.last, merged.file.rows)
+    if found != (parts[0].first, parts[-1].last, sum(file.rows for file in parts)):
+        raise Damaged(f"{parts[0].path} to {parts[-1].path}, merged, do not have the records that they have")
+    return merged
+
+
+def verified(lake: Lake, file: File) -> Iterator[pa.RecordBatch]:
+    """The records of a file that holds what was written to it. Raises `Damaged`, at the latest behind the last one."""
+    rows, first, last = 0, 0, 0
+    with _readable(file):
+        lake.verify(file)
+        for batch in groups(lake.open(file)):
+            if batch.num_rows:
+                rows, first = rows + batch.num_rows, first or batch.column("seq")[0].as_py()
+                last = batch.column("seq")[-1].as_py()
+                yield batch
+    if (rows, first, last) != (file.rows, file.first, file.last):
+        raise Damaged(f"{file.path}: its rows are not those that the manifest names")
+
+
+@contextmanager
+def _readable(file: File) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk's; Arrow's own, for bytes that it does not understand, have no number
+        raise Damaged(f"{file.path} cannot be read: {error}") from error
+
+
+def _written(lake: str, token: str, topic: str, epoch: int, batches: Iterable[pa.RecordBatch]) -> Staged | None:
+    """Records of one date as one file; None where there are none."""
     writer = FilesWriter(lake, token, topic, epoch, file_bytes=1 << 62, mark=True)
     try:
-        for file in files:
-            for batch in groups(opened.open(file)):
+        with disk.telling(lake):
+            for batch in batches:
                 writer.write(batch)
-        [merged] = writer.finish()
+            done = writer.finish()
     except BaseException:
         writer.abort()
         raise
-    return merged
+    assert len(done) <= 1, "records of one date make one file"
+    return done[0] if done else None
 
 
 def plan_merges(life: Life, *, min_files: int = MERGE_MIN, target_bytes: int = MERGE_BYTES) -> list[list[File]]:

@@ -44,9 +44,11 @@ class Staging:
         self.token = ""
 
     def __enter__(self) -> Self:
-        self.token, self._lock = _claim(self._root)
+        with disk.telling(self._root):
+            self.token, self._lock = _claim(self._root)
         try:
-            self.repair()
+            with disk.telling(self._root):
+                self.repair()
         except BaseException:
             self._leave()
             raise
@@ -59,12 +61,16 @@ class Staging:
 
     def commit(self, base: Snapshot, changes: Sequence[Change], *, note: dict[str, Any] | None = None) -> Snapshot:
         """Makes the changes, all in one version, and publishes them. Raises `Conflict` where `base` is too old."""
+        with disk.telling(self._root):
+            return self._commit(base, changes, note)
+
+    def _commit(self, base: Snapshot, changes: Sequence[Change], note: dict[str, Any] | None) -> Snapshot:
         self._check_staged(changes)
         while True:
             newest = self._commits.newest()
             newest.check(base, changes)
             commit = Commit(
-                version=newest.version + 1, made_at=SystemClock().now_ms(), run=self.token,
+                version=newest.version + 1, parent=newest.sum, made_at=SystemClock().now_ms(), run=self.token,
                 changes=list(changes), note=note,
             )  # fmt: skip
             if self._add(commit):
@@ -101,7 +107,7 @@ class Staging:
         self._pending = True  # whatever happens from here on
         try:
             self._pending = self._commits.add(commit, via=self._folder)
-        except Conflict:
+        except (Conflict, Damaged):
             self._pending = False
             raise
         return self._pending

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
+from topics.lake import disk
 from topics.lake.errors import LakeError
 from topics.lake.layout import DAY_US, SCHEMA, STAGING, date_of, file_path
 from topics.lake.manifest import File, Staged
@@ -39,9 +40,10 @@ def write_files(
     """Batches of one life, in the order of their seqs, as staged files. They may have more columns than a file."""
     writer = FilesWriter(lake, token, topic, epoch, file_bytes=file_bytes)
     try:
-        for batch in batches:
-            writer.write(batch)
-        return writer.finish()
+        with disk.telling(lake):
+            for batch in batches:
+                writer.write(batch)
+            return writer.finish()
     except BaseException:
         writer.abort()
         raise

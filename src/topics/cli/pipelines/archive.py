@@ -31,6 +31,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="merge small files once there are so many [%(default)d]; 0: never",
     )
+    parser.add_argument(
+        "--new-lake",
+        action="store_true",
+        help="go on though the server was told of more than this lake has; what is not live any more is a gap",
+    )
 
 
 def execute(args: argparse.Namespace) -> Report:
@@ -46,5 +51,6 @@ def execute(args: argparse.Namespace) -> Report:
         trim=args.trim,
         every_s=args.every,
         merge_files=args.merge,
+        new_lake=args.new_lake,
         **pipeline.shared(args),
     )

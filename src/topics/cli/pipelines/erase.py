@@ -52,6 +52,8 @@ def show(report: Report) -> str:
     lines += [f"  {_place(row):<{width}}  {row.records:>10,}{_detail(row)}" for row in places]
     clean = len(report.topics) - len(places)
     lines.append(f"{'' if not places else chr(10)}{clean} other places were looked through and held nothing.")
+    if figures.get("earlier"):
+        lines.append(f"{figures['earlier']:,} of these went in runs that were killed.")
     lines += [f"warning: {text}" for text in report.warnings]
     return "\n".join(lines)
 

@@ -15,9 +15,8 @@ from typing import Unpack
 from msgspec import Struct, structs
 
 from topics.client import Client
-from topics.client.request import State
 from topics.errors import Code, TopicsError
-from topics.lake import Change, Conflict, Lake, LakeError, Snapshot, Staging, joined
+from topics.lake import Change, Conflict, Damaged, Lake, LakeError, Life, Snapshot, Staging, joined
 from topics.lake.layout import topic_folder
 from topics.spark import plan
 from topics.spark.archiving import Done, archive_spans
@@ -25,6 +24,18 @@ from topics.spark.catalog import Servers
 from topics.spark.options import ReadOptions
 from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
 from topics.spark.pipelines.report import Gap, Report
+from topics.spark.pipelines.standing import (
+    Key,
+    ahead_of,
+    check_heads,
+    check_same,
+    last_files,
+    refuse_other_lake,
+    state_of,
+    told_as_archived,
+    verify,
+    with_gaps,
+)
 from topics.spark.plan import Place, Span
 
 MERGE_FILES = 8  # neighbours that are small enough, from which on they become one
@@ -53,6 +64,7 @@ def archive(
     every_s: float = EVERY_S,
     merge_files: int = MERGE_FILES,
     round_bytes: int | None = None,
+    new_lake: bool = False,
     **options: Unpack[JobOptions],
 ) -> Report:
     """Archives topics (one of `topics`, `prefix`, `pattern`) to the lake in a directory, up to their heads as they are.
@@ -60,11 +72,17 @@ def archive(
     `follow` goes on with what comes, a round every `every_s` seconds at most. `trim` deletes from the topics what the
     lake has confirmed: committed, synced, read back from the disk with the right checksum. `merge_files` small files
     become one; 0 leaves them. A commit covers about `round_bytes`, by default enough to keep all cores busy.
+
+    A lake that has less than the server was told to be archived is refused. With `new_lake` it is not: the seqs that it
+    lacks and the topic has no more are a gap then.
     """
     wanted = _subscription(topics, prefix, pattern)
     with Job("archive", servers=[url], **options) as job:
         try:
-            run = _Archive(job, Lake(lake), url, wanted, trim=trim, merge_files=merge_files, round_bytes=round_bytes)
+            run = _Archive(
+                job, Lake(lake), url, wanted,
+                trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake,
+            )  # fmt: skip
             if job.dry_run:
                 run.pretend()
             else:
@@ -99,24 +117,37 @@ class _Archive:
     """One run."""
 
     def __init__(
-        self, job: Job, lake: Lake, url: str, wanted: _Wanted, *, trim: bool, merge_files: int, round_bytes: int | None
+        self,
+        job: Job,
+        lake: Lake,
+        url: str,
+        wanted: _Wanted,
+        *,
+        trim: bool,
+        merge_files: int,
+        round_bytes: int | None,
+        new_lake: bool,
     ) -> None:
         self._job, self._lake, self._url, self._wanted = job, lake, url.rstrip("/"), wanted
         self._trim, self._merge_files, self._round_bytes = trim, merge_files, round_bytes
+        self._new_lake = new_lake
         self._servers = Servers(
             ReadOptions(
                 connection=job.connection(url), topics=wanted.topics, prefix=wanted.prefix, pattern=wanted.pattern
             )
         )
-        self._told: dict[tuple[str, int], int] = {}  # what the server was told to be archived
+        self._told: dict[Key, int] = {}  # what the server was told to be archived, by this run
+        self._elsewhere: dict[Key, int] = {}  # by others, of a lake that is not this one
+        self._checked: set[Key] = set()
+        self._damaged: dict[Key, str] = {}  # nothing of these is merged or trimmed any more
         self._done = 0
 
     # --- runs
 
     def pretend(self) -> None:
         """A dry run."""
-        with self._servers:
-            places = self._places(self._snapshot(), follow=False)
+        with self._servers, self._job.client(self._url) as client:
+            places = self._places(client, self._snapshot(), follow=False)
         for span in _behind(self._snapshot(), places):
             row = self._job.report.topic(span.topic, server=self._url)
             row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
@@ -125,14 +156,26 @@ class _Archive:
             row.size_bytes = round(row.records * place.bytes_per_seq)
 
     def run(self, *, follow: bool, every_s: float) -> None:
-        self._lake.create()
+        with self._servers, self._job.client(self._url) as client:
+            if not self._lake.exists():
+                self._places(client, Snapshot(), follow=follow)  # fails where there should be one already
+            self._lake.create()
+            self._rounds(client, follow=follow, every_s=every_s)
+        if self._damaged:
+            raise Failed(
+                "; ".join(self._damaged.values()),
+                next="topics pipeline audit names all that is damaged; what is new was archived all the same, and "
+                "nothing of the topics concerned was merged or trimmed",
+            )
+
+    def _rounds(self, client: Client, *, follow: bool, every_s: float) -> None:
         due = 0.0
-        with self._servers, self._lake.stage() as staging, self._job.client(self._url) as client:
+        with self._lake.stage() as staging:
             for _ in self._job.rounds(follow=follow):
                 if (pause_s := due - time.monotonic()) > 0:
                     self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
                     continue
-                places = self._places(self._lake.snapshot(), follow=follow)
+                places = self._places(client, self._lake.snapshot(), follow=follow)
                 worked = self._catch_up(staging, client, places)
                 due = time.monotonic() + (every_s if worked else 0)
                 if follow and not worked:
@@ -163,7 +206,8 @@ class _Archive:
     def _snapshot(self) -> Snapshot:
         return self._lake.snapshot() if self._lake.exists() else Snapshot()
 
-    def _places(self, snapshot: Snapshot, *, follow: bool) -> list[Place]:
+    def _places(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[Place]:
+        """The topics as they are now, after the snapshot. Raises `Failed` where lake and server cannot be a pair."""
         places = [place for place in self._servers.present() if self._wanted.has(place.topic)]
         there = {place.topic for place in places}
         for topic in self._wanted.topics:
@@ -175,7 +219,38 @@ class _Archive:
                 raise Failed(f"topic {topic} does not exist on {self._url}", next="see that its name is right")
         for place in places:
             topic_folder(place.topic)  # a name that is too long for a folder is known before any work is done
+        check_heads(snapshot, places)
+        self._check_lake(client, snapshot, places)
         return places
+
+    def _check_lake(self, client: Client, snapshot: Snapshot, places: list[Place]) -> None:
+        """Once for each life: what this run does itself cannot make it wrong."""
+        behind = {(span.topic, span.epoch) for span in _behind(snapshot, places)} - self._checked
+        new = [place for place in places if (place.topic, place.epoch) in behind]
+        if not new:
+            return
+        told = told_as_archived(client, new)
+        newest = self._snapshot()
+        ahead = ahead_of(newest, told)
+        if not self._new_lake:
+            refuse_other_lake(self._lake, newest, ahead)
+        self._elsewhere |= ahead
+        for place in new:
+            if (life := newest.life(place.topic, place.epoch)) is not None:
+                self._check_records(place, life)
+        self._checked |= behind
+
+    def _check_records(self, place: Place, life: Life) -> None:
+        try:
+            if verify(self._lake, life, last_files(life, earliest=place.earliest)):
+                check_same(self._lake, self._job.connection(self._url), life, earliest=place.earliest, to_trim=False)
+        except Damaged as error:
+            self._note_damage(place, error)
+
+    def _note_damage(self, place: Place, error: Damaged) -> None:
+        """What is new goes on being archived; what may rest on the damaged file is left as it is."""
+        self._damaged[place.topic, place.epoch] = str(error)
+        self._job.warn(f"{error}; of topic {place.topic} nothing is merged or trimmed by this run any more")
 
     def _next(self, snapshot: Snapshot, places: list[Place]) -> list[Span]:
         """What the next commit covers."""
@@ -232,7 +307,10 @@ class _Archive:
 
         Gives the topics that were committed.
         """
-        changes = _changes(done)
+        changes = [
+            with_gaps(self._lake, change, upto=self._elsewhere.get((change.topic, change.epoch), 0))
+            for change in _changes(done)
+        ]
         while changes:
             try:
                 staging.commit(base, changes, note={"run": self._job.report.run_id})
@@ -285,11 +363,15 @@ class _Archive:
             if life is None:
                 continue
             self._tell(client, place, life.archived_to)
-            if self._trim and life.archived_to >= place.earliest:
-                self._trim_topic(staging, client, place)
-            if merge and self._merge_files:
-                merged = self._lake.merge(staging, place.topic, place.epoch, min_files=self._merge_files)
-                self._figure("merged", merged)
+            key = (place.topic, place.epoch)
+            try:
+                if self._trim and life.archived_to >= place.earliest and key not in self._damaged:
+                    self._trim_topic(staging, client, place)
+                if merge and self._merge_files and key not in self._damaged:
+                    merged = self._lake.merge(staging, place.topic, place.epoch, min_files=self._merge_files)
+                    self._figure("merged", merged)
+            except Damaged as error:
+                self._note_damage(place, error)
         self._note_lags(snapshot, places)
 
     def _note_lags(self, snapshot: Snapshot, places: list[Place]) -> None:
@@ -321,14 +403,15 @@ class _Archive:
         """
         base = self._lake.snapshot()
         life = base.life(place.topic, place.epoch)
-        state = _state(client, place)
+        state = state_of(client, place)
         if life is None or state is None:
             return
         if state.type == "queue":
             self._job.warn(f"topic {place.topic} is a queue: its jobs are left to its workers, not trimmed")
             return
-        for file in life.files_in(state.earliest_seq, life.archived_to):
-            self._lake.verify(file)
+        if not verify(self._lake, life, life.files_in(state.earliest_seq, life.archived_to)):
+            return  # merged or rewritten meanwhile: the next round looks again
+        check_same(self._lake, self._job.connection(self._url), life, earliest=state.earliest_seq, to_trim=True)
         if life.trimmed_to < life.archived_to:
             change = Change(op="trim", topic=place.topic, epoch=place.epoch, trimmed_to=life.archived_to)
             staging.commit(base, [change])
@@ -340,17 +423,6 @@ class _Archive:
             return
         row = self._job.report.topic(place.topic, server=self._url)
         row.figures["trimmed"] = row.figures.get("trimmed", 0) + gone.deleted
-
-
-def _state(client: Client, place: Place) -> State | None:
-    """The topic as it is now; None if it is gone, or another one."""
-    try:
-        state = client.topic(place.topic)
-    except TopicsError as error:
-        if error.code is Code.TOPIC_NOT_FOUND:
-            return None
-        raise
-    return state if state.epoch == place.epoch else None
 
 
 def _behind(snapshot: Snapshot, places: Iterable[Place]) -> list[Span]:

@@ -15,8 +15,9 @@ from msgspec import Struct, field
 from topics.client import Client
 from topics.client.request import Summary
 from topics.errors import Code, TopicsError
-from topics.lake import File, Lake, Life, Snapshot
+from topics.lake import File, Lake, LakeError, Life, Snapshot
 from topics.lake.heal import last_seq
+from topics.lake.layout import topic_folder
 from topics.spark.pipelines.auditing import (
     Difference,
     FileCheck,
@@ -38,6 +39,15 @@ STRETCH_BYTES = 16 << 20
 INFLATION = 5  # bytes in memory for one in a file, as a guess
 SHOWN = 20
 
+FINDINGS = {
+    "unexplained": "unexplained",
+    "differing": "records differ",
+    "missing": "live records missing in the lake",
+    "damaged_files": "files missing or damaged",
+    "doubled": "seqs twice in the lake",
+    "stray_files": "files that no version of the lake has",
+}
+
 
 class Account(Struct, kw_only=True):
     """One life of a topic: what is known of it, and what was found."""
@@ -47,6 +57,7 @@ class Account(Struct, kw_only=True):
     head: int
     state: Summary | None  # None: not the life that the server has
     life: Life
+    told_to: int = 0  # the server was told that everything up to here is archived
     damaged: list[tuple[File, str]] = field(default_factory=list)
     found: list[Found] = field(default_factory=list)
 
@@ -70,11 +81,16 @@ class Account(Struct, kw_only=True):
                 gaps=[(gap.first, gap.last) for gap in self.life.gaps_in(first, last)],
                 uncovered=self.life.uncovered(first, last),
                 trimmed_to=self.life.trimmed_to,
+                told_to=self.told_to,
             )
 
     @property
     def unexplained(self) -> list[Range]:
         return joined([pair for one in self.found for pair in one.unexplained])
+
+    @property
+    def doubled(self) -> list[Range]:
+        return joined([pair for one in self.found for pair in one.doubled])
 
     @property
     def differences(self) -> list[Difference]:
@@ -88,26 +104,32 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
     """Looks for every seq of these topics, or of all that server and lake have. `ok` says whether all were found."""
     with Job("audit", servers=[url], **options) as job, job.client(url) as client:
         place = Lake(lake)
-        for _ in range(ATTEMPTS):
-            snapshot = place.snapshot()
-            accounts = _accounts(client, snapshot, topics)
-            if job.dry_run:
-                break
-            if _attempt(job, place, url, snapshot, accounts):
-                break
-            job.step("the lake has changed meanwhile: looking again")
-        else:
+        try:
+            accounts = _audited(job, client, place, url, topics)
+            strays = place.strays()
+        except LakeError as error:
             raise Failed(
-                f"the lake {place.path} changed {ATTEMPTS} times while it was looked at",
-                next="run the audit again, or stop what merges or erases until it is done",
-            )
-        _fill(job.report, url, accounts)
-        if strays := _strays(place, place.snapshot()):
-            job.warn(
-                f"{len(strays)} files in the lake are in no version of it, such as {strays[0]}; "
-                "the next archive removes what a killed run left, others are not ours"
-            )
+                str(error), next="see that --lake is the lake, and mounted; bring what is missing back from a copy"
+            ) from error
+        folders = tuple(topic_folder(account.topic) + "/" for account in accounts)
+        listed = [path for path in strays if _is_listed(path) and (not topics or path.startswith(folders))]
+        _fill(job.report, url, accounts, listed)
+        if others := [path for path in strays if path not in listed]:
+            job.warn(f"{len(others)} files in the lake are in no version of it, such as {others[0]}")
     return job.report
+
+
+def _audited(job: Job, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[Account]:
+    for _ in range(ATTEMPTS):
+        snapshot = lake.snapshot()
+        accounts = _accounts(client, snapshot, topics)
+        if job.dry_run or _attempt(job, lake, url, snapshot, accounts):
+            return accounts
+        job.step("the lake has changed meanwhile: looking again")
+    raise Failed(
+        f"the lake {lake.path} changed {ATTEMPTS} times while it was looked at",
+        next="run the audit again, or stop what merges or erases until it is done",
+    )
 
 
 def _accounts(client: Client, snapshot: Snapshot, topics: Sequence[str]) -> list[Account]:
@@ -126,8 +148,19 @@ def _accounts(client: Client, snapshot: Snapshot, topics: Sequence[str]) -> list
         for epoch, life in sorted(lives.items()):
             of_server = state if state is not None and state.epoch == epoch else None
             head = max(last_seq(life), 0 if of_server is None else of_server.head_seq)
-            found.append(Account(topic=name, epoch=epoch, head=head, state=of_server, life=life))
+            told_to = 0 if of_server is None else _told_to(client, of_server)
+            found.append(Account(topic=name, epoch=epoch, head=head, state=of_server, life=life, told_to=told_to))
     return found
+
+
+def _told_to(client: Client, state: Summary) -> int:
+    try:
+        now = client.topic(state.topic)
+    except TopicsError as error:
+        if error.code is not Code.TOPIC_NOT_FOUND:
+            raise
+        return 0
+    return (now.archived_seq or 0) if now.epoch == state.epoch else 0
 
 
 def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
@@ -156,7 +189,8 @@ def _attempt(job: Job, lake: Lake, url: str, snapshot: Snapshot, accounts: list[
     done = spread(job.spark, [one for _, one in work], look, outcome=Found, weight=lambda one: one.last - one.first + 1)
     for (account, stretch), found in zip(work, done, strict=True):
         account.found.append(_closed(stretch, found))
-        suspicious |= found.problem is not None or bool(found.unexplained or found.lost or found.missing)
+        suspicious |= found.problem is not None
+        suspicious |= bool(found.unexplained or found.lost or found.missing or found.doubled)
     return not suspicious or lake.snapshot().version == snapshot.version
 
 
@@ -175,24 +209,16 @@ def _check_files(job: Job, lake: Lake, accounts: list[Account]) -> None:
             account.damaged.append((file, found.problem))
 
 
-def _strays(lake: Lake, snapshot: Snapshot) -> list[str]:
-    known = {
-        os.path.join(lake.path, file.path)
-        for topic in snapshot.topics()
-        for life in snapshot.lives(topic)
-        for file in life.files
-    }
-    found = []
-    for folder, _, names in os.walk(lake.path):
-        if os.path.basename(folder).startswith("date="):
-            found += [path for name in names if (path := os.path.join(folder, name)) not in known]
-    return sorted(found)
+def _is_listed(path: str) -> bool:
+    """Whether readers who list the directory take it for records."""
+    name = os.path.basename(path)
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
 # --- telling
 
 
-def _fill(report: Report, url: str, accounts: list[Account]) -> None:
+def _fill(report: Report, url: str, accounts: list[Account], strays: list[str]) -> None:
     for account in accounts:
         report.topics.append(_row(account, url))
     report.figures = {
@@ -203,8 +229,11 @@ def _fill(report: Report, url: str, accounts: list[Account]) -> None:
         "differing": sum(one.differing for account in accounts for one in account.found),
         "missing": sum(one.missing for account in accounts for one in account.found),
         "damaged_files": sum(len(account.damaged) for account in accounts),
+        "doubled": sum(_size(pair) for account in accounts for pair in account.doubled),
+        "stray_files": len(strays),
+        "strays": strays[:SHOWN],
     }
-    report.ok = not any(report.figures[name] for name in ("unexplained", "differing", "missing", "damaged_files"))
+    report.ok = not any(report.figures[name] for name in FINDINGS)
     if not report.ok:
         report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
 
@@ -212,6 +241,7 @@ def _fill(report: Report, url: str, accounts: list[Account]) -> None:
 def _row(account: Account, url: str) -> TopicReport:
     figures: dict[str, Any] = {name: account.total(name) for name in ("live", "archived", "deleted", "in_gaps", "lost")}
     figures["unexplained"] = account.unexplained
+    figures["doubled"] = account.doubled
     figures["differences"] = account.differences
     figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
     lost = joined([pair for one in account.found for pair in one.lost])
@@ -247,6 +277,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"{row.topic}{life}: seqs {row.from_seq} to {row.to_seq}: {told}"
         for low, high in row.figures["unexplained"][:SHOWN]:
             yield f"  unexplained: seqs {low} to {high}" if low < high else f"  unexplained: seq {low}"
+        for low, high in row.figures["doubled"][:SHOWN]:
+            yield f"  twice in the lake: seqs {low} to {high}" if low < high else f"  twice in the lake: seq {low}"
         for one in row.figures["differences"]:
             what = f"differs in {', '.join(one.fields)}" if one.fields else "is live, and the lake lacks it"
             yield f"  seq {one.seq} {what}"
@@ -254,6 +286,8 @@ def _lines(report: Report) -> Iterator[str]:
             yield f"  damaged file: {one['problem']}"
         for gap in row.gaps[:SHOWN]:
             yield f"  gap: seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
+    for path in report.figures["strays"]:
+        yield f"stray file: {path}"
     for text in report.warnings:
         yield f"warning: {text}"
     yield _last_line(report)
@@ -261,15 +295,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _last_line(report: Report) -> str:
     figures = report.figures
-    findings = [f"{figures['unexplained']} unexplained"]
-    findings += [
-        f"{figures[name]} {text}"
-        for name, text in (
-            ("differing", "records differ"), ("missing", "live records missing in the lake"),
-            ("damaged_files", "files missing or damaged"),
-        )
-        if figures[name]
-    ]  # fmt: skip
+    findings = [f"{figures[name]} {text}" for name, text in FINDINGS.items() if figures[name] or name == "unexplained"]
     seconds = (report.ended_ms - report.started_ms) / 1000
     looked = f"{figures['seqs']} seqs of {len(report.topics)} topics, {figures['files']} files"
     return f"audit: {looked}, {figures['compared']} records compared, {seconds:.1f} s: {', '.join(findings)}"

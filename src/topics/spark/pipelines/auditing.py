@@ -2,7 +2,8 @@
 
 A seq that is not live is explained where a file of the lake holds it, where the gap ledger has it, where it was
 deleted, or where the server tells that it was lost and the lake has not come that far. What is left is unexplained: it
-was there once, and nobody says where it went.
+was there once, and nobody says where it went. What the server was told to be archived, and this lake knows nothing of,
+is left too.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Stretch(Struct, kw_only=True):
     gaps: list[Range] = []
     uncovered: list[Range] = []
     trimmed_to: int = 0
+    told_to: int = 0  # the server was told that everything up to here is archived
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -78,6 +80,7 @@ class Found(Struct, kw_only=True):
     both: int = 0  # records that are live and archived, and were compared
     unexplained: list[Range] = field(default_factory=list)
     lost: list[Range] = field(default_factory=list)
+    doubled: list[Range] = field(default_factory=list)  # that the lake has more than once
     differing: int = 0
     missing: int = 0
     differences: list[Difference] = field(default_factory=list)  # the first few
@@ -105,8 +108,10 @@ def look(stretch: Stretch) -> Found:
         archived = _table(_archived(stretch))
     except Damaged as error:
         return Found(problem=str(error))
+    archived, doubled = _once(archived)
     marks = _mark(stretch, live, lost, archived)
     found = Found(
+        doubled=doubled,
         counts={name: int(np.count_nonzero(marks == mark)) for mark, name in NAMES.items()},
         unexplained=ranges(marks == UNEXPLAINED, stretch.first),
         lost=ranges(marks == LOST, stretch.first),
@@ -121,7 +126,7 @@ def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.
     _put(marks, stretch, [pair for low, high in lost for pair in _within(stretch.uncovered, low, high)], LOST)
     if stretch.connection is None:
         _put(marks, stretch, stretch.uncovered, UNEXPLAINED)
-    _put(marks, stretch, _within(stretch.uncovered, 1, stretch.trimmed_to), UNEXPLAINED)
+    _put(marks, stretch, _within(stretch.uncovered, 1, max(stretch.trimmed_to, stretch.told_to)), UNEXPLAINED)
     _put(marks, stretch, stretch.damaged, UNEXPLAINED)
     _put(marks, stretch, stretch.gaps, GAP)
     marks[archived.column("seq").to_numpy() - stretch.first] = ARCHIVED
@@ -163,8 +168,17 @@ def _archived(stretch: Stretch) -> Iterator[pa.RecordBatch]:
                 low, high = np.searchsorted(seqs, [stretch.first, stretch.last + 1]).tolist()
                 if low < high:
                     yield batch.slice(low, high - low)
-        except OSError as error:
-            raise Damaged(str(error)) from error
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged(f"{file.path}: {error}") from error
+
+
+def _once(archived: pa.Table) -> tuple[pa.Table, list[Range]]:
+    """Each seq once and in order, and those that came several times."""
+    seqs = archived.column("seq").to_numpy()
+    if not np.any(np.diff(seqs) <= 0):
+        return archived, []
+    each, at, count = np.unique(seqs, return_index=True, return_counts=True)
+    return archived.take(pa.array(at)), joined([(seq, seq) for seq in each[count > 1].tolist()])
 
 
 def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: Found) -> None:

@@ -19,9 +19,11 @@ from msgspec import Raw, Struct, field, structs
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
+from topics.model import surrogates
 from topics.spark.catalog import client_for
 from topics.spark.options import Connection
 from topics.spark.pipelines import emitting, positions
+from topics.spark.pipelines.copying import REFUSED
 from topics.spark.pipelines.failures import BadUsage
 from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job, JobOptions
@@ -36,6 +38,7 @@ EVERY_S = 10.0
 META = b"topics.compact"  # of the file
 KEY = "_topics_compact"  # of a record's meta
 GAPS_KEPT = 1000
+LOSS = '{"kind":"gap"}'  # meta of a record that tells of one that could not be written
 
 COLUMNS = pa.schema(
     [
@@ -61,6 +64,7 @@ class Place(Struct, frozen=True, kw_only=True):
     epoch: int
     done: int = 0
     plan: int = 0
+    target_epoch: int = 0  # of the topic it goes to; 0 while that is not there
     target_seq: int = 0
     generation: int = 0  # counts beginnings: what is written anew is another write
     stale_to: int = 0  # records of the output up to this seq are of an earlier beginning
@@ -154,6 +158,9 @@ class Compaction:
     def step(self, head: int) -> bool:
         """The next part of the topic; False where there is none."""
         state = self._source.state()
+        if self._at is not None and self._output.is_lost(self._at):
+            self._job.warn(f"topic {self._output.name} was deleted: it is filled again")
+            self._generation, self._anew, self._at = self._at.generation + 1, True, None
         at = self._at or self._beginning(state.epoch)
         if at.epoch != state.epoch or state.head_seq < at.done:
             self._job.warn(f"topic {at.topic} was made again; what its earlier life left unread is lost")
@@ -180,8 +187,8 @@ class Compaction:
         outcome = self._output.write(latest, planned, part, anew=self._anew)
         self._source.check_same(part.epoch)
         gaps = [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
-        self._at = structs.replace(planned, done=planned.plan, stale_to=0, gaps=[*at.gaps, *gaps][-GAPS_KEPT:])
-        self._output.commit(self._at)
+        done = structs.replace(planned, done=planned.plan, stale_to=0, gaps=[*at.gaps, *gaps][-GAPS_KEPT:])
+        self._at = self._output.commit(done)
         self._anew = False
         return outcome
 
@@ -231,6 +238,10 @@ class Output:
     def load(self) -> Place | None:
         raise NotImplementedError
 
+    def is_lost(self, at: Place) -> bool:
+        """Whether what was written up to here is gone as a whole."""
+        return False
+
     def plan(self, at: Place, *, anew: bool) -> Place:
         """Notes what is about to be done, where that is needed."""
         return at
@@ -238,7 +249,8 @@ class Output:
     def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
         raise NotImplementedError
 
-    def commit(self, at: Place) -> None:
+    def commit(self, at: Place) -> Place:
+        """Makes it last; where it has come to."""
         raise NotImplementedError
 
 
@@ -271,9 +283,10 @@ class FileOutput(Output):
         place = structs.replace(at, done=at.plan)
         return _one_task(rows, ("key", "seq"), WriteFile(self._staged, place, self._null_removes))
 
-    def commit(self, at: Place) -> None:
+    def commit(self, at: Place) -> Place:
         os.replace(self._staged, self.name)
         _sync(os.path.dirname(self.name))
+        return at
 
     def _tidy(self) -> None:
         """What killed runs left; nobody but this pipeline writes such names."""
@@ -305,20 +318,25 @@ class TopicOutput(Output):
     def load(self) -> Place | None:
         return self._positions.load(Place).get("")
 
+    def is_lost(self, at: Place) -> bool:
+        return at.target_epoch != 0 and self._target()[0] != at.target_epoch
+
     def plan(self, at: Place, *, anew: bool) -> Place:
         self._positions.check_alone()
-        head = self._head()
-        at = structs.replace(at, target_seq=head, stale_to=head if anew else at.stale_to)
+        epoch, head = self._target()
+        at = structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=head if anew else at.stale_to)
         self._positions.save({"": at})
         return at
 
-    def _head(self) -> int:
+    def _target(self) -> tuple[int, int]:
+        """Epoch and head of the topic; zeros while it is not there."""
         try:
-            return self._client.topic(self.name).head_seq
+            state = self._client.topic(self.name)
         except TopicsError as error:
             if error.code is Code.TOPIC_NOT_FOUND:
-                return 0
+                return 0, 0
             raise
+        return state.epoch, state.head_seq
 
     def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
         task = WriteTopic(
@@ -330,8 +348,11 @@ class TopicOutput(Output):
             self._client.delete(self.name, before_seq=at.stale_to + 1)
         return outcome
 
-    def commit(self, at: Place) -> None:
+    def commit(self, at: Place) -> Place:
+        """The first records make the topic, so its epoch is known only now."""
+        at = structs.replace(at, target_epoch=at.target_epoch or self._target()[0])
         self._positions.save({"": at})
+        return at
 
 
 # --- what tasks do
@@ -426,7 +447,14 @@ class WriteTopic:
         """A repetition whose key the server has forgotten writes again, and then deletes the first copy: still one."""
         one = emitting.chunk(self._topic, self._run, rows[0]["seq"], records)
         seqs: list[int] = []
-        for answer in emitting.put(client, one):
+        try:
+            answers = list(emitting.put(client, one))
+        except TopicsError as error:
+            if error.code not in REFUSED:
+                raise
+            self._put_refused(client, rows, records, outcome, error)
+            return
+        for answer in answers:
             seqs += range(answer.first_seq, answer.last_seq + 1)
             outcome.records += answer.count
             outcome.repeated += answer.count if answer.deduped else 0
@@ -434,14 +462,38 @@ class WriteTopic:
             for row, seq in zip(rows, seqs, strict=True):
                 client.delete(self._topic, match=row["key"], before_seq=seq)
 
+    def _put_refused(
+        self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: Outcome, error: TopicsError
+    ) -> None:
+        """A record that is too large with what was added to it must not hold up the others: one tells of it instead."""
+        self._fresh = False  # a part of the request may have been written before
+        if len(rows) > 1:
+            middle = len(rows) // 2
+            self._put(client, rows[:middle], records[:middle], outcome)
+            self._put(client, rows[middle:], records[middle:], outcome)
+            return
+        [row] = rows
+        if _is_loss(row):
+            raise error
+        reason = f"refused: {error.message}"
+        lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
+        told = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
+        self._put(client, [told], [self._record(told)], outcome)
+        outcome.gaps.append(Gap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
+
     def _record(self, row: dict[str, Any]) -> bytes:
         """The record as it was, with its key as its tag, and where it was in its meta."""
         known = {"topic": self._source, "epoch": row["epoch"], "seq": row["seq"], "tag": row["tag"]}
-        meta = {} if row["meta"] is None else msgspec.json.decode(row["meta"], type=dict[str, Raw])
-        record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": {**meta, KEY: known}}
+        meta = {} if row["meta"] is None else surrogates.members(row["meta"])
+        told = Raw(surrogates.object_of({**meta, KEY: known}))
+        record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": told}
         if row["node"] is not None:
             record["node"] = row["node"]
         return _encode(record)
+
+
+def _is_loss(row: dict[str, Any]) -> bool:
+    return bool(row["meta"] == LOSS)
 
 
 def is_null(data: str) -> bool:

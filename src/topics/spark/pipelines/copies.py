@@ -4,11 +4,13 @@ A router that keeps tags needs nothing of this: its copies have the tag that is 
 (`preserve_tag: false`) leaves copies that only their origin tells, and that is known
 
 - exactly, where the router stamps its copies (`guarantee: "exactly_once"`): the stamp names topic, epoch and seq;
-- else by what the copy is: the same data, meta and node, committed no earlier than the original. If records that stay
-  have the same content, a copy belongs to those that go only if its commit time is that of one of them. What remains
-  undecided is counted as `ambiguous`, and stays.
+- else by what the copy is: the same data, meta and node, committed no earlier than the original. One with the commit
+  time of an original is its copy. The others are copies if there are no more of them than originals without one, and
+  no record that stays has the same content. What remains undecided is `unsure`, and stays; so are those that are too
+  many, because a router that is not exact may have written a copy twice.
 
-Rows come from a topic and from a lake; the same record in both is one.
+Rows come from a topic and from a lake; the same record in both is one. An original whose copy was found is `settled`:
+a run that goes on where another was killed must not take the next record for the copy that is gone already.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct
+from msgspec import Struct, field
 
 from topics.client.request import Router
+from topics.model import surrogates
 from topics.model.records import TagMatch
 from topics.model.router import STAMP
 
@@ -29,7 +32,7 @@ Id = tuple[int, int]  # epoch, seq
 Content = tuple[str, tuple[tuple[str, bytes], ...], str | None]  # data, meta without a stamp, node
 Rows = Iterable[tuple[int, pa.RecordBatch]]  # epoch, records with the columns of a lake
 
-_decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+DEAD_LETTER = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq")  # added when a job dies
 NEEDED = ("seq", "ts", "node", "tag", "meta", "data")
 
 
@@ -52,10 +55,11 @@ class Row(Struct, frozen=True):
 
 
 class Found(Struct):
-    """Copies in one destination, and how many could be ones."""
+    """Copies in one destination, the originals that they are of, and what else could be one."""
 
-    ids: set[Id]
-    ambiguous: int = 0
+    ids: set[Id] = field(default_factory=set)
+    settled: set[Id] = field(default_factory=set)
+    unsure: set[Id] = field(default_factory=set)
 
 
 class Origins:
@@ -64,9 +68,9 @@ class Origins:
     def __init__(self, source: str, going: list[Row]) -> None:
         self.source = source
         self.ids = {row.id for row in going}
-        self.times: dict[Content, Counter[int]] = defaultdict(Counter)
-        for row in going:
-            self.times[row.content][row.ts_ms] += 1
+        self.going: dict[Content, list[Row]] = defaultdict(list)
+        for row in sorted(going, key=lambda row: row.id):
+            self.going[row.content].append(row)
         self.others: dict[Content, Counter[int]] = defaultdict(Counter)
         self.data = pa.array(sorted({row.content[0] for row in going}), pa.string())
 
@@ -74,7 +78,7 @@ class Origins:
         """Looks through all of the source for records that stay and cannot be told from those that go."""
         seen = set(self.ids)
         for row in _rows(_with_data(rows, self.data)):
-            if row.id not in seen and row.content in self.times:
+            if row.id not in seen and row.content in self.going:
                 seen.add(row.id)
                 self.others[row.content][row.ts_ms] += 1
 
@@ -97,30 +101,33 @@ def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
     return pc.fill_null(found, False)
 
 
-def copies(rows: Rows, origins: Origins, router: Router) -> Found:
-    """Records of the destination that the router made of `origins`."""
-    candidates = {row.id: row for row in _rows(_with_data(rows, origins.data)) if row.tag is None}
-    found = Found({row.id for row in candidates.values() if _stamped(row, origins)})
+def copies(rows: Rows, origins: Origins, router: Router, *, known: Found) -> Found:
+    """Records of the destination that the router made of `origins`, beside those that are known."""
+    rows_by_id = {row.id: row for row in _rows(_with_data(rows, origins.data)) if row.tag is None}
+    candidates = [row for row in rows_by_id.values() if row.id not in known.ids]
+    found = Found(settled=set(known.settled))
     by_content: dict[Content, list[Row]] = defaultdict(list)
-    for row in candidates.values():
-        if row.stamp is None or row.stamp.source != origins.source:
+    for row in sorted(candidates, key=lambda row: row.id):
+        origin = _origin(row, origins)
+        if origin is not None:
+            found.ids.add(row.id)
+            found.settled.add(origin)
+        elif row.stamp is None or row.stamp.source != origins.source:
             by_content[row.content].append(row)
-    for content, times, others in _as_copied(origins, router):
-        took, unsure = _decide(sorted(by_content.get(content, ()), key=lambda row: row.id), times, others)
-        found.ids |= {row.id for row in took}
-        found.ambiguous += unsure
+    for content, going, others in _as_copied(origins, router):
+        _decide(by_content.get(content, []), going, others, found, exact=router.guarantee == "exactly_once")
     return found
 
 
-def _as_copied(origins: Origins, router: Router) -> Iterator[tuple[Content, Counter[int], Counter[int]]]:
-    """Contents as the router writes them, with the commit times of those that go and of those that stay."""
-    times: dict[Content, Counter[int]] = defaultdict(Counter)
+def _as_copied(origins: Origins, router: Router) -> Iterator[tuple[Content, list[Row], Counter[int]]]:
+    """Contents as the router writes them, with the records that go and the commit times of those that stay."""
+    going: dict[Content, list[Row]] = defaultdict(list)
     others: dict[Content, Counter[int]] = defaultdict(Counter)
-    for content, found in origins.times.items():
-        times[_without_node(content, router)] += found
-    for content, found in origins.others.items():
-        others[_without_node(content, router)] += found
-    for content, found in times.items():
+    for content, found in origins.going.items():
+        going[_without_node(content, router)] += found
+    for content, times in origins.others.items():
+        others[_without_node(content, router)] += times
+    for content, found in going.items():
         yield content, found, others[content]
 
 
@@ -128,28 +135,36 @@ def _without_node(content: Content, router: Router) -> Content:
     return content if router.preserve_node else (*content[:2], None)
 
 
-def _stamped(row: Row, origins: Origins) -> bool:
+def _origin(row: Row, origins: Origins) -> Id | None:
     stamp = row.stamp
-    return stamp is not None and stamp.source == origins.source and (stamp.epoch, stamp.seq) in origins.ids
+    if stamp is None or stamp.source != origins.source or (stamp.epoch, stamp.seq) not in origins.ids:
+        return None
+    return stamp.epoch, stamp.seq
 
 
-def _decide(rows: list[Row], times: Counter[int], others: Counter[int]) -> tuple[list[Row], int]:
-    """Which of these, all of one content, go; and how many of the rest might have to."""
-    first_ms = min(times)
-    rows = [row for row in rows if row.ts_ms >= first_ms]
-    if not others:
-        return rows, 0
-    left, kept = Counter(times), Counter(others)
-    took, rest = [], []
+def _decide(rows: list[Row], going: list[Row], others: Counter[int], found: Found, *, exact: bool) -> None:
+    """Which of these, all of one content, are copies of those that go; and how many of the rest might be."""
+    first_ms = min(row.ts_ms for row in going)
+    twins: dict[int, list[Id]] = defaultdict(list)
+    for row in going:
+        if row.id not in found.settled:
+            twins[row.ts_ms].append(row.id)
+    kept, rest = Counter(others), []
     for row in rows:
-        if left[row.ts_ms]:
-            left[row.ts_ms] -= 1
-            took.append(row)
+        if twins[row.ts_ms]:
+            found.ids.add(row.id)
+            found.settled.add(twins[row.ts_ms].pop(0))
         elif kept[row.ts_ms]:
             kept[row.ts_ms] -= 1
-        else:
+        elif row.ts_ms >= first_ms:
             rest.append(row)
-    return took, min(len(rest), left.total())
+    left = [one for ids in twins.values() for one in ids]
+    if not others and len(rest) <= len(left):
+        found.ids |= {row.id for row in rest}
+        found.settled |= set(left[: len(rest)])
+        return
+    too_many = 0 if exact else max(len(rest) - len(left) - kept.total(), 0)
+    found.unsure |= {row.id for row in rest[: min(len(rest), len(left)) + too_many]}
 
 
 def _with_data(rows: Rows, data: pa.Array) -> Rows:
@@ -172,7 +187,7 @@ def _meta(text: str | None) -> tuple[tuple[tuple[str, bytes], ...], Stamp | None
     """The members of meta in an order of their own, and the stamp apart. A writer may call anything a stamp."""
     if text is None:
         return (), None
-    members = _decode_meta(text)
+    members = {name: raw for name, raw in surrogates.members(text).items() if name not in DEAD_LETTER}
     raw = members.pop(STAMP, None)
     stamp = None
     if raw is not None:

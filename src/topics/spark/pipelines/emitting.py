@@ -12,12 +12,12 @@ from msgspec import Raw, Struct
 from topics.client import Client
 from topics.client.request import Record, Written
 from topics.errors import Code, TopicsError
+from topics.model import surrogates
 from topics.spark.chunks import MAX_BYTES, Chunk, framed
 from topics.spark.sink import TOO_LARGE
 from topics.spark.write_options import DEFAULT_WINDOW_MS
 
 MAX_RECORDS = 1000
-_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
@@ -60,23 +60,31 @@ def put(client: Client, chunk: Chunk) -> Iterator[Written]:
 
 def parts_present(client: Client, topic: str, from_seq: int, *, key: str, name: str, plan: str) -> set[int]:
     """Which parts of a plan the topic has already, behind this seq: an interrupted run wrote them."""
-    found: set[int] = set()
+    found = _stamps(client, topic, from_seq, key=key)
+    return {stamp.part for stamp in found if (stamp.name, stamp.plan) == (name, plan)}
+
+
+def holds(client: Client, topic: str, *, key: str, name: str) -> bool:
+    """Whether anything in the topic was written under this name."""
+    return any(stamp.name == name for stamp in _stamps(client, topic, 0, key=key))
+
+
+def _stamps(client: Client, topic: str, from_seq: int, *, key: str) -> Iterator[Stamp]:
+    """Of what lies behind this seq; none where there is no such topic."""
     try:
         for item in client.read(topic, from_seq=from_seq):
             if isinstance(item, Record) and (stamp := _stamp(item.meta, key)) is not None:
-                if (stamp.name, stamp.plan) == (name, plan):
-                    found.add(stamp.part)
+                yield stamp
     except TopicsError as error:
         if error.code is not Code.TOPIC_NOT_FOUND:
             raise
-    return found
 
 
 def _stamp(meta: Any, key: str) -> Stamp | None:
     if not meta or key.encode() not in bytes(meta):
         return None
     try:
-        found = _decode_meta(meta).get(key)
+        found = surrogates.members(meta).get(key)
         return None if found is None else msgspec.json.decode(found, type=Stamp)
     except msgspec.MsgspecError:
         return None

@@ -11,14 +11,12 @@ over by its tag or its payload.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Unpack
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct, field
@@ -29,7 +27,9 @@ from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, Snapshot
 from topics.model.records import TagMatch
-from topics.spark.pipelines.copies import NEEDED, Id, Origins, Row, Rows, copies, going, named, tagged
+from topics.spark.pipelines import copies
+from topics.spark.pipelines.copies import NEEDED, Id, Origins, Row, Rows, going, named, tagged
+from topics.spark.pipelines.erasing import Going, Note, Notes
 from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
 from topics.spark.pipelines.report import Report
 from topics.storage.run import Run
@@ -43,7 +43,11 @@ class Found(Struct):
     """What goes from one topic, beside what its tag tells."""
 
     ids: set[Id] = field(default_factory=set)  # copies without a tag
-    ambiguous: int = 0
+    unsure: set[Id] = field(default_factory=set)  # that may be ones
+
+    @property
+    def ambiguous(self) -> int:
+        return len(self.unsure - self.ids)
 
 
 class Scope(Struct):
@@ -52,14 +56,29 @@ class Scope(Struct):
     states: dict[str, State]  # topics of the server, as they were when it began
     archived: list[str]  # topics of the lake
     routers: list[Router]
+    dead_letters: dict[str, str]  # of queues
 
     def depth(self, topic: str) -> int:
-        """How many routers a record has passed to get here, at most. A cycle ends where it comes back."""
-        source_of = {router.dest: router.source for router in self.routers}
+        """How many topics a record has passed to get here, at most. A cycle ends where it comes back."""
+        source_of = {dead: queue for queue, dead in self.dead_letters.items()}
+        source_of |= {router.dest: router.source for router in self.routers}
         seen = [topic]
         while (source := source_of.get(seen[-1])) is not None and source not in seen:
             seen.append(source)
         return len(seen) - 1
+
+    def erasing(self) -> list[str]:
+        """Copies before originals; but a queue before its dead letters, since jobs move on meanwhile."""
+        last = set(self.dead_letters.values())
+        names = sorted({*self.states, *last}, key=lambda name: (-self.depth(name), name))
+        return [name for name in names if name not in last] + sorted(last, key=lambda name: (self.depth(name), name))
+
+    def landing(self, router: Router) -> list[str]:
+        """Where copies of a router may be by now: its destination, and where jobs go that die there."""
+        found = [router.dest]
+        while (dead := self.dead_letters.get(found[-1])) is not None and dead not in found:
+            found.append(dead)
+        return found
 
 
 def erase(
@@ -110,6 +129,10 @@ class _Erasure:
         self.lake = lake
         self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
         self.found: dict[str, Found] = defaultdict(Found)
+        self.settled: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
+        self.notes = None if lake is None else Notes(os.path.join(lake.path, NOTES), f"{match.op} {match.text}")
+        self.note = Note()
+        self.earlier = 0  # records that runs before this one erased, which were killed
 
     def run(self, topics: Sequence[str], prefix: str | None) -> None:
         scope = self._scope(topics, prefix)
@@ -117,14 +140,20 @@ class _Erasure:
         self._load_note()
         for topic in sorted({*scope.states, *scope.archived}, key=lambda name: (scope.depth(name), name)):
             self._trace(scope, topic)
-        if not self.job.dry_run:
-            self._save_note()
-        for topic in sorted(scope.states, key=lambda name: (-scope.depth(name), name)):
-            self._erase_topic(scope.states[topic])
+        self._save_note()
+        dead_letters = set(scope.dead_letters.values())
+        for topic in scope.erasing():
+            if topic in dead_letters and not self.job.dry_run and (now := self._state(topic)) is not None:
+                scope.states[topic] = now  # with the jobs that died while their queue was erased
+            if topic in scope.states:
+                self._erase_topic(scope.states[topic])
+                if self.notes is None and self.note.tally(topic).records:
+                    self._fill_in()
+                    self.job.tell()  # what else would know of it, if this run is killed?
         if self.lake is not None:
             self._erase_lake(self.lake, scope)
-        if not self.job.dry_run:
-            self._drop_note()
+        if self.notes is not None and not self.job.dry_run:
+            self.notes.drop()
         self._sum_up()
 
     # --- where
@@ -139,17 +168,22 @@ class _Erasure:
             live = [one.topic for one in self.client.topics(prefix or "")]
             begins = prefix or ""
             names = {name for name in (*live, *archived) if name.startswith(begins) and _ours(name, begins)}
-        while more := {router.dest for router in routers if router.source in names} - names:
-            names |= more
-        states = {}
-        for name in sorted(names):
-            state = self._state(name)
-            if state is not None:
-                states[name] = state
-            elif name in topics and name not in archived:
-                raise Failed(f'there is no topic "{name}", on the server or in the lake', next="check its name")
+        states: dict[str, State] = {}
+        dead_letters: dict[str, str] = {}
+        looked_at: set[str] = set()
+        while more := sorted(names - looked_at):
+            for name in more:
+                state = self._state(name)
+                if state is not None:
+                    states[name] = state
+                    if state.config.dead_letter is not None:
+                        dead_letters[name] = state.config.dead_letter
+                elif name in topics and name not in archived:
+                    raise Failed(f'there is no topic "{name}", on the server or in the lake', next="check its name")
+            looked_at.update(more)
+            names |= {router.dest for router in routers if router.source in names} | set(dead_letters.values())
         used = [router for router in routers if router.source in names]
-        return Scope(states, sorted(names & set(archived)), used)
+        return Scope(states, sorted(names & set(archived)), used, dead_letters)
 
     def _state(self, topic: str) -> State | None:
         try:
@@ -191,12 +225,15 @@ class _Erasure:
             origins = self._origins(scope, topic, router)
             if origins is None:
                 continue
-            self.job.step(f"looking for copies in {router.dest}")
             self._warn_of_untraceable(scope, router)
-            more = copies(self._rows(scope, router.dest), origins, router)
-            known = self.found[router.dest]
-            known.ids |= more.ids
-            known.ambiguous += more.ambiguous
+            for dest in scope.landing(router):
+                self.job.step(f"looking for copies in {dest}")
+                known = self.found[dest]
+                so_far = copies.Found(ids=known.ids, settled=self.settled[router.router])
+                more = copies.copies(self._rows(scope, dest), origins, router, known=so_far)
+                known.ids |= more.ids
+                known.unsure |= more.unsure
+                self.settled[router.router] |= more.settled
 
     def _origins(self, scope: Scope, topic: str, router: Router) -> Origins | None:
         rows: dict[Id, Row] = {}
@@ -245,81 +282,141 @@ class _Erasure:
         """Copies one by one, then everything with the tag; of this life, and of what was there when the run began."""
         name, dry = state.topic, self.job.dry_run
         self.job.step(f"{'counting in' if dry else 'erasing from'} {name}")
-        by_seq = 0
-        seqs = sorted(seq for epoch, seq in self.found[name].ids if epoch == state.epoch and seq <= state.head_seq)
-        for at in range(0, len(seqs), SEQS_A_REQUEST):
-            part = seqs[at : at + SEQS_A_REQUEST]
-            by_seq += self.client.delete(name, seqs=part, epoch=state.epoch, dry_run=dry).deleted
-        by_tag = self.client.delete(
-            name, match=wire(self.match), before_seq=state.head_seq + 1, epoch=state.epoch, dry_run=dry
-        ).deleted
+        about = Going(epoch=state.epoch, head_seq=state.head_seq)
+        tally = self.note.tally(name)
+        if dry or self.notes is not None:
+            about.tagged, about.copies = self._delete(name, about, dry_run=True)
+        if dry:
+            tagged_here, copied_here = about.tagged, about.copies
+        elif self.notes is not None and not about.tagged and not about.copies:
+            tagged_here = copied_here = 0
+        else:
+            self.note.going[name] = about
+            self._save_note()
+            tagged_here, copied_here = self._delete(name, about)
+            del self.note.going[name]
+        tally.tagged += tagged_here
+        tally.copies += copied_here
         row = self.job.report.topic(name, server=self.url)
         row.epoch, row.to_seq = state.epoch, state.head_seq
-        row.records += by_tag + by_seq
-        row.figures = {"tagged": by_tag, "copies": by_seq}
         if self.found[name].ambiguous:
             row.figures["ambiguous"] = self.found[name].ambiguous
+
+    def _delete(self, topic: str, about: Going, *, dry_run: bool = False) -> tuple[int, int]:
+        """How many went by their tag, and how many one by one."""
+        by_seq = 0
+        seqs = sorted(seq for epoch, seq in self.found[topic].ids if epoch == about.epoch and seq <= about.head_seq)
+        for at in range(0, len(seqs), SEQS_A_REQUEST):
+            part = seqs[at : at + SEQS_A_REQUEST]
+            by_seq += self.client.delete(topic, seqs=part, epoch=about.epoch, dry_run=dry_run).deleted
+        by_tag = self.client.delete(
+            topic, match=wire(self.match), before_seq=about.head_seq + 1, epoch=about.epoch, dry_run=dry_run
+        ).deleted
+        return by_tag, by_seq
 
     def _erase_lake(self, lake: Lake, scope: Scope) -> None:
         dry = self.job.dry_run
         self.job.step("counting in the lake" if dry else "rewriting files of the lake")
         names = sorted({*scope.states, *scope.archived})
         note = {"pipeline": "erase", "run_id": self.job.report.run_id}
+        if not dry:
+            for topic in scope.archived:
+                state = scope.states.get(topic)
+                about = Going() if state is None else Going(epoch=state.epoch, head_seq=state.head_seq)
+                about.tagged = self._in_lake(lake, topic, about)
+                if about.tagged:
+                    self.note.going_from_lake[topic] = about
+            self._save_note()
         done = lake.erase(
             names, lambda topic, epoch, batch: self._kept(scope, topic, epoch, batch), columns=("tag", "seq"),
             note=note, dry_run=dry, progress=lambda at, total: self.job.progress.show(at, total, unit="files"),
         )  # fmt: skip
         for topic in scope.archived:
             mine = [one for one in done if one.topic == topic]
-            row = self.job.report.topic(topic, into=lake.path)
-            row.records = sum(one.removed for one in mine)
-            row.figures = {"files": len(mine)}
+            tally = self.note.tally(topic)
+            tally.lake += sum(one.removed for one in mine)
+            self.job.report.topic(topic, into=lake.path).figures = {"files": len(mine)}
+
+    def _in_lake(self, lake: Lake, topic: str, about: Going) -> int:
+        """How many records of a topic the lake has that are to go."""
+        count, snapshot = 0, lake.snapshot()
+        for life in snapshot.lives(topic):
+            for batch in lake.read(topic, life.epoch, columns=("tag", "seq"), snapshot=snapshot):
+                count += pc.sum(self._goes(topic, life.epoch, batch, about)).as_py() or 0
+        return count
 
     def _kept(self, scope: Scope, topic: str, epoch: int, batch: pa.RecordBatch) -> pa.BooleanArray:
+        state = scope.states.get(topic)
+        about = Going() if state is None else Going(epoch=state.epoch, head_seq=state.head_seq)
+        return pc.invert(self._goes(topic, epoch, batch, about))
+
+    def _goes(self, topic: str, epoch: int, batch: pa.RecordBatch, about: Going) -> pa.BooleanArray:
         copied = pa.array(sorted(seq for life, seq in self.found[topic].ids if life == epoch), pa.int64())
         goes = pc.or_(tagged(batch, self.match), pc.is_in(batch.column("seq"), value_set=copied))
-        state = scope.states.get(topic)
-        if state is not None and state.epoch == epoch:
-            goes = pc.and_(goes, pc.less_equal(batch.column("seq"), state.head_seq))
-        return pc.invert(goes)
+        if about.epoch == epoch:
+            goes = pc.and_(goes, pc.less_equal(batch.column("seq"), about.head_seq))
+        return goes
 
     # --- what a run that is killed leaves to the next
 
-    def _note_path(self) -> str | None:
-        if self.lake is None:
-            return None
-        name = hashlib.sha256(f"{self.match.op} {self.match.text}".encode()).hexdigest()[:16]
-        return os.path.join(self.lake.path, NOTES, f"{name}.json")
-
     def _load_note(self) -> None:
-        path = self._note_path()
-        if path is not None and os.path.exists(path):
-            with open(path, "rb") as file:
-                noted = msgspec.json.decode(file.read(), type=dict[str, list[Id]])
-            for topic, ids in noted.items():
-                self.found[topic].ids.update(ids)
+        if self.notes is None:
+            return
+        if not self.job.dry_run:
+            self.notes.tidy()
+        noted = self.notes.load()
+        for topic, ids in noted.ids.items():
+            self.found[topic].ids.update(ids)
+        for router, originals in noted.settled.items():
+            self.settled[router].update(originals)
+        if self.job.dry_run:
+            return
+        self.note = Note(gone=noted.gone)
+        for topic, about in noted.going.items():
+            self._count_gone(topic, about)
+        for topic, about in noted.going_from_lake.items():
+            assert self.lake is not None
+            if not self._in_lake(self.lake, topic, about):  # all of it goes in one commit, or nothing
+                self.note.tally(topic).lake += about.tagged
+        self.earlier = sum(one.records for one in self.note.gone.values())
+
+    def _count_gone(self, topic: str, about: Going) -> None:
+        """What of a delete that was under way took place."""
+        try:
+            by_tag, by_seq = self._delete(topic, about, dry_run=True)
+        except TopicsError as error:
+            if error.code not in (Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH):
+                raise
+            return  # somebody else has removed the topic
+        tally = self.note.tally(topic)
+        tally.tagged += max(about.tagged - by_tag, 0)
+        tally.copies += max(about.copies - by_seq, 0)
 
     def _save_note(self) -> None:
-        """Seqs only: nothing of what is to be erased."""
-        path = self._note_path()
-        noted = {topic: sorted(found.ids) for topic, found in self.found.items() if found.ids}
-        if path is None or not noted:
+        """Seqs and counts only: nothing of what is to be erased."""
+        if self.notes is None or self.job.dry_run:
             return
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        with open(temporary, "wb") as file:
-            file.write(msgspec.json.encode(noted))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        self.note.ids = {topic: sorted(found.ids) for topic, found in self.found.items() if found.ids}
+        self.note.settled = {router: sorted(ids) for router, ids in self.settled.items() if ids}
+        if self.note.ids or self.note.gone or self.note.going or self.note.going_from_lake:
+            self.notes.save(self.note)
 
-    def _drop_note(self) -> None:
-        path = self._note_path()
-        if path is not None and os.path.exists(path):
-            os.unlink(path)
+    def _fill_in(self) -> None:
+        """The tallies, into the report."""
+        report = self.job.report
+        for topic, tally in self.note.gone.items():
+            if tally.lake and self.lake is not None:
+                report.topic(topic, into=self.lake.path).records = tally.lake
+            if tally.tagged or tally.copies or any(row.topic == topic and not row.into for row in report.topics):
+                row = report.topic(topic, server=self.url)
+                row.records = tally.tagged + tally.copies
+                row.figures |= {"tagged": tally.tagged, "copies": tally.copies}
 
     def _sum_up(self) -> None:
         report = self.job.report
+        self._fill_in()
+        if self.earlier:
+            report.figures["earlier"] = self.earlier
         for row in report.topics:
             report.figures["lake" if row.into else "topics"] += row.records
             report.figures["copies"] += row.figures.get("copies", 0)
@@ -329,8 +426,8 @@ class _Erasure:
             report.ok = False
             report.figures["ambiguous"] = ambiguous
             self.job.warn(
-                f"{ambiguous} records without a tag may be copies of what was erased, or of records with the same "
-                "content that stay: they were left alone"
+                f"{ambiguous} records without a tag may be copies of what was erased, or have the same content for "
+                "another reason: they were left alone"
             )
 
 

@@ -48,8 +48,8 @@ class Place(Struct, frozen=True, kw_only=True):
     done: int = 0
     plan: int = 0
     life: int = 0
-    target_epoch: int = 0
-    target_seq: int = 0  # head of the target's topic when the plan was made
+    target_epoch: int = 0  # of the target's topic; 0 while it is not there
+    target_seq: int = 0  # its head when the plan was made, and when it was done
     lost_epoch: int | None = None  # the life before, until the target has been told that it is over
 
 
@@ -168,9 +168,8 @@ class Link:
         target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
         if at.epoch != row.epoch or row.head_seq < max(at.done, at.plan):
             at = Place(epoch=row.epoch, life=at.life + 1, lost_epoch=at.epoch)
-        elif target_seq < at.target_seq:
-            self._job.warn(f"topic {row.topic} in {self.target.url} was emptied or set back: it is copied anew")
-            at = Place(epoch=row.epoch, life=at.life + 1)
+        elif (at.target_epoch and target_epoch != at.target_epoch) or target_seq < at.target_seq:
+            at = self._at[row.topic] = self._filled_again(row.topic, at, there)
         present = 0
         if at.plan > at.done:
             stop = at.plan + 1
@@ -193,12 +192,28 @@ class Link:
             config=self._settings(row.topic) if there is None else {},
         )
 
+    def _filled_again(self, topic: str, at: Place, there: Summary | None) -> Place:
+        """The target's topic is another than it was: one that came back from a backup shows how far it is filled."""
+        shown = self._present(topic, Place(epoch=at.epoch))
+        if not shown:
+            self._job.warn(f"topic {topic} in {self.target.url} was deleted or set back: it is copied anew")
+        target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
+        return Place(
+            epoch=at.epoch, done=shown, plan=shown, life=at.life + 1, lost_epoch=at.lost_epoch,
+            target_epoch=target_epoch, target_seq=target_seq,
+        )  # fmt: skip
+
     def settle(self, errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> None:
-        """Notes what was done."""
+        """Notes what was done, and in which life of the target's topic: it is the steps that make it."""
+        there = {row.topic: row for row in self._wanted.among(self.target)}
         done = {}
         for errand, outcome in zip(errands, outcomes, strict=True):
             at = self._at[errand.topic]
-            done[errand.topic] = self._at[errand.topic] = structs.replace(at, done=at.plan, lost_epoch=None)
+            at = structs.replace(at, done=at.plan, lost_epoch=None)
+            now = there.get(errand.topic)
+            if now is not None and at.target_epoch in (0, now.epoch):  # else the next plan finds that it is another
+                at = structs.replace(at, target_epoch=now.epoch, target_seq=now.head_seq)
+            done[errand.topic] = self._at[errand.topic] = at
             self._report(errand, outcome)
         self._positions.save(done)
 

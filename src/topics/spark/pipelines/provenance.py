@@ -12,7 +12,9 @@ A record that tells of a loss (`"kind": "gap"` beside the list) has the last seq
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
+
+from topics.model import surrogates
 
 KEY = "_topics_mirror"
 _MARK = f'"{KEY}"'.encode()
@@ -32,7 +34,6 @@ class Hop(Struct, frozen=True, kw_only=True):
         return self.seq if isinstance(self.to, UnsetType) else self.to
 
 
-_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_hops = msgspec.json.Decoder(list[Hop]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -42,7 +43,7 @@ def hops_of(meta: bytes | None) -> list[Hop]:
     if meta is None or _MARK not in meta:
         return []
     try:
-        found = _decode_meta(meta).get(KEY)
+        found = surrogates.members(meta).get(KEY)
         return [] if found is None else _decode_hops(found)
     except msgspec.MsgspecError:
         return []
@@ -54,7 +55,7 @@ def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
     if meta is None:
         return b"{%b}" % stamp
     if _MARK in meta:
-        rest = {name: value for name, value in _decode_meta(meta).items() if name != KEY}
-        return _encode({**rest, KEY: hops})
+        rest = {name: value for name, value in surrogates.members(meta).items() if name != KEY}
+        return surrogates.object_of({**rest, KEY: hops})
     inside = meta.strip()[1:-1].strip()
     return b"{%b,%b}" % (inside, stamp) if inside else b"{%b}" % stamp

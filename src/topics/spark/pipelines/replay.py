@@ -193,7 +193,7 @@ class _Run:
                 next="give the new replay a name of its own with --name",
             )
         epoch, _ = self._target()
-        if at.target_epoch and epoch != at.target_epoch:
+        if at.target_epoch and epoch != at.target_epoch and not self._shown(at, from_seq=0):
             job.warn(f"topic {wanted.into} was deleted since this replay began: it begins anew")
             at = Place(epoch=span.epoch, done=span.start - 1)
         goal = max(span.stop - 1, at.plan)
@@ -313,8 +313,12 @@ class _Run:
 
     def _present(self, at: Place) -> int:
         """How far an interrupted run came: the last seq of this replay that the target shows."""
-        found = at.done
         from_seq = at.target_seq if self._target()[0] == at.target_epoch else 0
+        return max(at.done, self._shown(at, from_seq=from_seq))
+
+    def _shown(self, at: Place, *, from_seq: int) -> int:
+        """The last seq of this replay behind a seq of the target; 0 where there is none."""
+        found = 0
         try:
             for item in self._client.read(self._wanted.into, from_seq=from_seq):
                 origin = origin_of(bytes(item.meta)) if isinstance(item, Record) and item.meta else None

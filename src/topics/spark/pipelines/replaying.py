@@ -20,11 +20,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
+from topics.client import Client
+from topics.errors import TopicsError
+from topics.model import surrogates
 from topics.spark.catalog import client_for
 from topics.spark.chunks import MAX_BYTES, MAX_RECORDS, Chunk
 from topics.spark.options import Connection
+from topics.spark.pipelines.copying import REFUSED
 from topics.spark.pipelines.report import Gap
 from topics.spark.plan import GRID
 from topics.spark.sink import Written, send
@@ -36,7 +40,6 @@ SMOOTH_S = 0.2  # a rate is kept over stretches of this length
 OUTCOME = pa.schema([pa.field("outcome", pa.binary())])
 
 _encode = msgspec.json.Encoder().encode
-_decode_meta = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -60,7 +63,7 @@ class Outcome(Struct, kw_only=True):
 
     records: int = 0
     repeated: int = 0  # of these, how many were there already
-    gaps: list[Gap] = []
+    gaps: list[Gap] = field(default_factory=list)
 
 
 class Row(NamedTuple):
@@ -107,7 +110,7 @@ class Sender(Struct, kw_only=True):
         yield pa.RecordBatch.from_pylist([{"outcome": _encode(outcome)}], schema=OUTCOME)
 
     def send(self, rows: Iterable[Row]) -> Outcome:
-        outcome, written, pace = Outcome(gaps=[]), Written(), Pace(self.rate)
+        outcome, written, pace = Outcome(), Written(), Pace(self.rate)
         with client_for(self.target, self.target.servers[0]) as client:
             options = WriteOptions(connection=self.target)
             for chunk, held in self.cut(rows):
@@ -116,17 +119,41 @@ class Sender(Struct, kw_only=True):
                     for row in held
                     if row.lost is not None
                 ]
-                left = [row.record for row in held if row.last > self.present]
+                left = [row for row in held if row.last > self.present]
                 outcome.records += len(held) - len(left)
                 outcome.repeated += len(held) - len(left)
                 if not left:
                     continue
                 time.sleep(pace.pause_s(len(left), time.monotonic()))
                 key = chunk.key if len(left) == len(held) else f"{chunk.key}/after-{self.present}"
-                send(client, options, [Chunk(chunk.topic, key, left)], written)
+                self._deliver(client, options, key, left, written, outcome)
         outcome.records += written.records
         outcome.repeated += written.repeated
         return outcome
+
+    def _deliver(
+        self, client: Client, options: WriteOptions, key: str, rows: list[Row], written: Written, outcome: Outcome
+    ) -> None:
+        """One request. A record that is refused, being too large with its origin, is told of and holds up nothing."""
+        try:
+            send(client, options, [Chunk(self.into, key, [row.record for row in rows])], written)
+        except TopicsError as error:
+            if error.code not in REFUSED:
+                raise
+            middle = len(rows) // 2
+            if middle:
+                self._deliver(client, options, f"{key}.0", rows[:middle], written, outcome)
+                self._deliver(client, options, f"{key}.1", rows[middle:], written, outcome)
+                return
+            [row] = rows
+            told = self._loss(row.first, row.last, f"refused: {error.message}")
+            send(client, options, [Chunk(self.into, f"{key}/refused", [told.record])], written)
+            outcome.gaps.append(Gap(from_seq=row.first, to_seq=row.last, reason=told.lost or "", epoch=self.epoch))
+
+    def _loss(self, first: int, last: int, reason: str) -> Row:
+        data = _encode({"topic": self.topic, "gap_from": first, "gap_to": last, "reason": reason})
+        origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
+        return Row(first, last, _record(data, None, None, stamped(b'{"kind":"gap"}', origin)), reason)
 
     def cut(self, rows: Iterable[Row]) -> Iterator[tuple[Chunk, list[Row]]]:
         """Rows, in the order of their seqs, as requests."""
@@ -157,13 +184,10 @@ class Sender(Struct, kw_only=True):
         texts = (column.to_pylist() for column in (kinds, seqs, millis, nodes, tags, ends, reasons))
         raw = (batch.column(name).cast(pa.binary()).to_pylist() for name in ("meta", "data"))
         for kind, seq, ts, node, tag, to, reason, meta, data in zip(*texts, *raw, strict=True):
-            origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=seq)
             if kind == "gap":
-                lost = _encode({"topic": self.topic, "gap_from": seq, "gap_to": to, "reason": reason})
-                origin = msgspec.structs.replace(origin, to=to)
-                yield Row(seq, to, _record(lost, None, None, stamped(b'{"kind":"gap"}', origin)), reason)
+                yield self._loss(seq, to, reason)
             else:
-                origin = msgspec.structs.replace(origin, ts=ts, node=node)
+                origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=seq, ts=ts, node=node)
                 yield Row(seq, seq, _record(data, self.node or node, tag, stamped(meta, origin)))
 
 
@@ -173,8 +197,8 @@ def stamped(meta: bytes | None, origin: Origin) -> bytes:
     if meta is None:
         return b"{%b}" % stamp
     if _MARK in meta:
-        rest = {name: value for name, value in _decode_meta(meta).items() if name != KEY}
-        return _encode({**rest, KEY: origin})
+        rest = {name: value for name, value in surrogates.members(meta).items() if name != KEY}
+        return surrogates.object_of({**rest, KEY: origin})
     inside = meta.strip()[1:-1].strip()
     return b"{%b,%b}" % (inside, stamp) if inside else b"{%b}" % stamp
 
@@ -184,7 +208,7 @@ def origin_of(meta: bytes | None) -> Origin | None:
     if meta is None or _MARK not in meta:
         return None
     try:
-        return msgspec.json.decode(_decode_meta(meta)[KEY], type=Origin)
+        return msgspec.json.decode(surrogates.members(meta)[KEY], type=Origin)
     except (msgspec.MsgspecError, KeyError):
         return None
 

@@ -54,6 +54,7 @@ class Place(Struct, frozen=True, kw_only=True):
     watermark_ms: int = windows.NEVER
     open: list[Open] = field(default_factory=list)
     due: Due | None = None
+    target_epoch: int = 0  # of the topic it goes to; 0 while that is not there
 
 
 class Due(Struct, frozen=True, kw_only=True):
@@ -127,6 +128,9 @@ class Rolling:
     def step(self, head: int) -> bool:
         """What is due, or else the next part of the topic; False where there is neither."""
         state = self._source.state()
+        if self._at is not None and self._output.is_lost(self._at):
+            self._job.warn(f"topic {self._output.name} was deleted: it is filled again")
+            self._life, self._at = self._at.life + 1, None
         at = self._at or Place(digest=self._declared.digest, epoch=state.epoch, life=self._life)
         if at.epoch != state.epoch or state.head_seq < at.done:
             at = self._another_life(at, state.epoch)
@@ -157,7 +161,7 @@ class Rolling:
         if found.closing:
             low = min(one.low for one in found.closing)
             due = Due(low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms)
-            due = structs.replace(due, target_seq=self._output.head())
+            due = structs.replace(due, target_seq=self._output.target()[1])
         at = structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
         self._output.save(at)
         return at
@@ -216,7 +220,7 @@ class Rolling:
         self._source.check_same(at.epoch)
         self._row.records += outcome.records
         self._row.repeated += outcome.repeated
-        at = structs.replace(at, due=None)
+        at = structs.replace(at, due=None, target_epoch=self._output.target()[0])
         self._output.save(at)
         return at
 
@@ -248,8 +252,13 @@ class Output:
     def save(self, at: Place) -> None:
         raise NotImplementedError
 
-    def head(self) -> int:
-        return 0
+    def target(self) -> tuple[int, int]:
+        """Epoch and head of the topic it goes to; zeros while there is none."""
+        return 0, 0
+
+    def is_lost(self, at: Place) -> bool:
+        """Whether what was written up to here is gone as a whole."""
+        return False
 
     def close(self) -> None: ...
 
@@ -329,13 +338,20 @@ class TopicOutput(Output):
         self._positions.check_alone()
         self._positions.save({"": at})
 
-    def head(self) -> int:
+    def target(self) -> tuple[int, int]:
         try:
-            return self._client.topic(self.name).head_seq
+            state = self._client.topic(self.name)
         except TopicsError as error:
             if error.code is Code.TOPIC_NOT_FOUND:
-                return 0
+                return 0, 0
             raise
+        return state.epoch, state.head_seq
+
+    def is_lost(self, at: Place) -> bool:
+        """A topic that came back from a backup is another one, too, and holds what it held."""
+        if at.target_epoch == 0 or self.target()[0] == at.target_epoch:
+            return False
+        return not emitting.holds(self._client, self.name, key=KEY, name=self._declared.digest)
 
     def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
         name, plan = self._declared.digest, f"{at.epoch}.{at.life}/{due.after_ms}-{due.upto_ms}"
