@@ -25,7 +25,6 @@ from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, Limits, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
 from topics.storage import entry as log
-from topics.storage.segments import Cold
 
 NO_PATCH = ConfigPatch()
 events = logs.Log("engine")
@@ -266,7 +265,7 @@ class Engine:
             topic = self.topic(name)
         bound = topic.next_seq if before_seq is None else min(before_seq, topic.next_seq)
         if match is not None:
-            _warm(topic, bound)
+            retention.warm(topic, [segment for segment, _, _ in topic.spans(topic.earliest, bound)])
         now = self.clock.now_ms()
         if dry_run:
             self._expire(topic)
@@ -533,24 +532,3 @@ def _check_terms(config: TopicConfig, entry: log.Append) -> None:
     if entry.extras is not None and config.type != "queue":
         raise only_for_queues()
     entry.extras = entry.extras or None
-
-
-def _warm(topic: Topic, before: int) -> None:
-    """Raises `Cold` for every segment that a delete by tag would have to wait for, all in one."""
-    if topic.warmed:
-        topic.warmed = False  # once is enough: what was given up again meanwhile is waited for
-        return
-    loads = []
-    for segment, _, _ in topic.spans(topic.earliest, before):
-        try:
-            segment.columns, segment.marks  # noqa: B018 - loads them
-        except Cold as cold:
-            loads.append(cold.load)
-
-    def load_all() -> None:
-        for load in loads:
-            load()
-        topic.warmed = True
-
-    if loads:
-        raise Cold(load_all)

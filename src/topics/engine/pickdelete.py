@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from topics.engine import apply, retention
@@ -12,7 +12,7 @@ from topics.engine.engine import Deleted
 from topics.engine.state import Topic
 from topics.errors import Code, TopicsError
 from topics.storage import entry as log
-from topics.storage.segments import Cold
+from topics.storage.segments import Segment
 
 if TYPE_CHECKING:
     from topics.engine.engine import Engine
@@ -25,7 +25,7 @@ def delete_seqs(engine: Engine, name: str, seqs: Sequence[int], *, dry_run: bool
     if len(seqs) > limit:
         raise TopicsError(Code.BATCH_TOO_LARGE, f"{len(seqs)} seqs; a request may name {limit}", detail={"max": limit})
     wanted = sorted(set(seqs))
-    _warm(topic, wanted)
+    retention.warm(topic, _holding(topic, wanted))
     now = engine.clock.now_ms()
     if dry_run:
         if topic.config.ttl_ms:
@@ -55,23 +55,8 @@ def _deleted(topic: Topic, deleted: int) -> Deleted:
     return Deleted(topic, deleted, topic.earliest, topic.head, topic.count, topic.bytes)
 
 
-def _warm(topic: Topic, seqs: list[int]) -> None:
-    """Raises `Cold` for every segment that would have to be waited for, all in one."""
-    if topic.warmed:
-        topic.warmed = False  # once is enough: what was given up again meanwhile is waited for
-        return
-    loads = []
+def _holding(topic: Topic, seqs: list[int]) -> Iterator[Segment]:
+    """The segments that at least one of these seqs lies in."""
     for segment, low, high in topic.spans(topic.earliest, topic.head + 1):
         if bisect_left(seqs, segment.first + low) < bisect_left(seqs, segment.first + high):
-            try:
-                segment.columns, segment.marks  # noqa: B018 - loads them
-            except Cold as cold:
-                loads.append(cold.load)
-
-    def load_all() -> None:
-        for load in loads:
-            load()
-        topic.warmed = True
-
-    if loads:
-        raise Cold(load_all)
+            yield segment

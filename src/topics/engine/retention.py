@@ -8,7 +8,7 @@ Everything that shortens a topic from the front ends in `advance`, and everythin
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from topics import logs
 from topics.engine.state import Topic
@@ -380,3 +380,24 @@ def _after_bytes(topic: Topic, excess: int) -> int:
             if excess <= 0:
                 return segment.first + int(at) + 1
     return topic.head + 1
+
+
+def warm(topic: Topic, segments: Iterable[Segment]) -> None:
+    """Raises `Cold` for all of these segments that a delete would have to wait for, in one."""
+    if topic.warmed:
+        topic.warmed = False  # once is enough: what was given up again meanwhile is waited for
+        return
+    loads = []
+    for segment in segments:
+        try:
+            segment.columns, segment.marks  # noqa: B018 - loads them
+        except Cold as cold:
+            loads.append(cold.load)
+
+    def load_all() -> None:
+        for load in loads:
+            load()
+        topic.warmed = True
+
+    if loads:
+        raise Cold(load_all)
