@@ -425,7 +425,10 @@ def _count(client: Client, topic: str) -> int:
     return next((row.count for row in client.topics(topic) if row.topic == topic), 0)
 
 
-def test_names_of_servers_that_differ_from_what_they_are_called_are_refused(pair: Pair, topic: str):
+def test_names_of_servers_that_differ_from_what_they_are_called_are_refused(
+    spark: SparkSession, pair: Pair, topic: str
+):
     pair.one.client.append(topic, [{"data": 1}])
+    run(spark, pair, topic)
     with pytest.raises(BadUsage, match="is called"):
         mirror(source=pair.one.url, target=pair.other.url, topics=[topic], source_name="berlin")
