@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from operator import add
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -65,25 +66,37 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
     tags = [record.tag for record in records]
     _check_lengths("tag", tags, limits.max_tag_bytes)
     nodes = _nodes(request, n, limits)
+    meta_sizes = None
     if plain or (isinstance(nodes, str | None) and not any(record.meta is not UNSET for record in records)):
-        node = b"" if nodes is None else b',"$node":%b' % _encode_json(nodes)
-        middle = b',"$ts":%d%b,"data":' % (ts, node)
-        seqs = _encode_json(list(range(first, first + n)))[1:-1].split(b",")  # in half the time of formatting each
-        join = b"".join
-        rows = [join((b'{"$seq":', seq, middle, record.data, b"},")) for seq, record in zip(seqs, records, strict=True)]
-        meta_sizes = None
+        blob, sizes = _render_alike([record.data for record in records], nodes, first, ts)  # type: ignore[arg-type]
     else:
         assert not isinstance(request, PlainWriteRequest)
         rows, meta_sizes = _render_each(records, nodes, first, ts, limits)
-    blob = b"".join(rows)
+        blob, sizes = b"".join(rows), list(map(len, rows))
     if LF in blob or CR in blob:
         return _render_batch(_on_one_line(request), n, topic_id, first, ts, limits)
-    sizes = list(map(len, rows))
-    if max(sizes) > limits.max_record_bytes:
+    if len(blob) > limits.max_record_bytes and max(sizes) > limits.max_record_bytes:
         _check_sizes(records, limits)
-    kept_tags = None if tags.count(None) == n else tags
+    kept_tags = None if tags[0] is None and tags.count(None) == n else tags
     extras = None if plain else job_terms(records, ts)
     return Append(topic_id, first, ts, sizes, blob, kept_tags, nodes, meta_sizes, request.idempotency_key, extras)
+
+
+def _render_alike(datas: list[Raw], node: str | None, first: int, ts: int) -> tuple[bytes, list[int]]:
+    """Records that differ in seq and data alone, and their sizes.
+
+    What stands between two of them is the same but for the seq, so all of it is made in one go: in two thirds of the
+    time that formatting one record after the other takes.
+    """
+    start = b'{"$seq":'
+    middle = b',"$ts":%d%b,"data":' % (ts, b"" if node is None else b',"$node":%b' % _encode_json(node))
+    seqs = _encode_json(list(range(first, first + len(datas))))[1:-1]
+    heads = b"".join((start, seqs.replace(b",", b"%b\n},%b" % (middle, start)), middle)).split(b"\n")
+    rows = list(map(add, heads, datas))  # each begins with the end of the one before it
+    sizes = list(map(len, rows))
+    sizes[0] += 2
+    rows.append(b"},")
+    return b"".join(rows), sizes
 
 
 def _render_each(

@@ -320,7 +320,7 @@ class Engine:
 
     def _raise_ceiling(self, topic: Topic, upto: int) -> None:
         """Has a higher ceiling synced well before the seqs reach it; further ahead while they come fast."""
-        if upto > topic.ceiling_staged:
+        if upto > topic.ceiling_staged or topic.ceiling < topic.ceiling_staged:  # the last one is not even synced
             topic.ceiling_step = min(topic.ceiling_step * 4, MAX_CEILING_STEP)
         before, ceiling = topic.ceiling_staged, upto + topic.ceiling_step
         topic.ceiling_staged = ceiling

@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -187,9 +187,8 @@ def extend(
     offsets = columns.offsets
     assert isinstance(offsets, array)
     assert isinstance(columns.ts, array)
-    end = offsets[-1]
-    offsets.extend(islice(accumulate(sizes, initial=end), 1, None))
-    columns.ts.extend([ts] * n)
+    offsets += array("I", list(accumulate(sizes, initial=offsets[-1]))[1:])
+    columns.ts += array("Q", (ts,)) * n
     if tags is not None or columns.tags is not None:
         columns.tags = _extend_ids(columns.tags, columns.tag_names, tags, at, n)
     if nodes is not None or columns.nodes is not None:
@@ -257,7 +256,7 @@ def _extend_ids(
         ids.extend([names.add(values)] * n)
     else:
         try:
-            ids.extend(list(map(names.ids.__getitem__, values)))  # type: ignore[arg-type]  # None is not among them
+            ids += array("I", list(map(names.ids.__getitem__, values)))  # type: ignore[arg-type]  # None is not in them
         except KeyError:  # a name that is new, or none
             add = names.add
             ids.extend([0 if value is None else add(value) for value in values])

@@ -28,6 +28,7 @@ BODY_AT = _START.size + _HEAD.size
 OVERHEAD_BYTES = BODY_AT + _HEAD.size + _SUM.size
 MAX_BODY_BYTES = 1 << 30
 LAST = 0xE7
+LARGE_BYTES = 4096  # of a body that is dearer to copy than to sum in pieces
 
 _sum64 = xxhash.xxh3_64_intdigest
 _pack_head = _HEAD.pack
@@ -54,8 +55,13 @@ def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes) -> by
     head = _pack_head(kind, topic_id, first, count)
     length = _pack_length(sum(map(len, body)))
     check = _pack_length(_sum64(length + head) & 0xFFFFFFFF)
-    guarded = b"".join((length, check, head, *body, head))
-    return b"".join((MAGIC, guarded, _pack_sum(_sum64(guarded), LAST)))
+    if len(body[-1]) < LARGE_BYTES:
+        guarded = b"".join((length, check, head, *body, head))
+        return b"".join((MAGIC, guarded, _pack_sum(_sum64(guarded), LAST)))
+    guard = xxhash.xxh3_64(b"".join((length, check, head, *body[:-1])))  # without a second copy of all of it
+    guard.update(body[-1])
+    guard.update(head)
+    return b"".join((MAGIC, length, check, head, *body, head, _pack_sum(guard.intdigest(), LAST)))
 
 
 def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
