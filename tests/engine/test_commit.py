@@ -376,23 +376,24 @@ def test_a_write_above_the_synced_ceiling_waits_for_it():
     assert ticket.value().first <= topic.ceiling
 
 
+class SlowLog(FakeLog):
+    """Its `after_sync` comes with the sync, not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after = []
+
+    def after_sync(self, done) -> None:
+        self.after.append(done)
+
+    def finish(self) -> None:
+        super().finish()
+        after, self.after = self.after, []
+        for done in after:
+            done()
+
+
 def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
-    class SlowLog(FakeLog):
-        """Its `after_sync` comes with the sync, not before."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.after = []
-
-        def after_sync(self, done) -> None:
-            self.after.append(done)
-
-        def finish(self) -> None:
-            super().finish()
-            after, self.after = self.after, []
-            for done in after:
-                done()
-
     bench = Bench(a=DISK)
     bench.log = bench.engine.commits.log = SlowLog()
     topic = bench.engine.topic("a")
@@ -404,6 +405,20 @@ def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
             bench.log.finish()
     bench.log.finish()
     assert topic.head == 60 * 4 * 40
+
+
+def test_a_topic_that_is_written_faster_than_the_log_is_synced_soon_waits_no_more():
+    bench = Bench(a=DISK)
+    bench.log = bench.engine.commits.log = SlowLog()
+    waited = []
+    for _ in range(40):
+        for _ in range(10):  # turns in the time of one sync
+            tickets = [bench.engine.append("a", write(*[record()] * 100)) for _ in range(16)]
+            bench.engine.flush()
+        waited.append(not tickets[-1].done)
+        bench.log.finish()
+    assert waited[0]
+    assert not any(waited[10:])
 
 
 def test_a_first_write_beyond_the_first_ceiling_waits_for_its_sync():
