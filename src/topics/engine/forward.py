@@ -165,7 +165,7 @@ def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
     ats: list[int] = positions.tolist()
     start, stop = ats[0], ats[-1] + 1
     offsets, base = columns.offsets, columns.offsets[start]
-    blob = segment.read(start, stop)
+    blob = bytes(segment.read(start, stop))
     times = [columns.ts[at] for at in ats]
     begin = 0
     for end in range(1, len(ats) + 1):
@@ -334,7 +334,7 @@ def _stamps(dest: Topic) -> Iterator[str]:
             continue
         for at in segment.live_positions(low, high).tolist():
             if size := columns.metas[at]:
-                row = segment.read(at, at + 1)
+                row = bytes(segment.read(at, at + 1))
                 meta = row[len(row) - 2 - size + 8 : -2]
                 if b"_topics_router" in meta:
                     yield from _key_in(meta)

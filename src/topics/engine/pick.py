@@ -254,7 +254,7 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
             used_bytes += offsets[high] - base
             if max_bytes is not None and used_bytes > max_bytes and len(seqs) > 1:
                 raise TooMuch
-            blob = segment.read(low, high)
+            blob = bytes(segment.read(low, high))
         except Cold as cold:
             loads.append(cold.load)
             continue

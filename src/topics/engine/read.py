@@ -18,7 +18,7 @@ from topics.engine import retention
 from topics.engine.state import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
 from topics.storage.columns import render_without, runs
-from topics.storage.segments import Damaged, Segment
+from topics.storage.segments import Damaged, Rendered, Segment
 
 Span = tuple[Segment, int, int]  # first position, position after the last
 
@@ -56,7 +56,7 @@ class Tombstone(Struct, gc=False):
 class Reading(Struct, gc=False):
     """What came of it. `parts` are rendered records, each with a comma behind it."""
 
-    parts: list[bytes]
+    parts: list[Rendered]
     count: int
     next_from_seq: int
     scanned: int
@@ -278,7 +278,7 @@ def _take_some(
     return left
 
 
-def _slices(segment: Segment, chosen: npt.NDArray[np.intp]) -> Iterator[tuple[int, int, bytes]]:
+def _slices(segment: Segment, chosen: npt.NDArray[np.intp]) -> Iterator[tuple[int, int, Rendered]]:
     """The chosen records as unbroken runs with their bytes: read together where they lie close together."""
     pieces = runs(chosen)
     if len(pieces) < 2:
@@ -297,7 +297,7 @@ def _slices(segment: Segment, chosen: npt.NDArray[np.intp]) -> Iterator[tuple[in
             yield first, last, whole[offsets[first] - base : offsets[last + 1] - base]
 
 
-def _project(segment: Segment, blob: bytes, positions: range, projection: Projection) -> bytes:
+def _project(segment: Segment, blob: Rendered, positions: range, projection: Projection) -> bytes:
     """The same records in another form, one by one."""
     columns = segment.columns
     offsets = columns.offsets

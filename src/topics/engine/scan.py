@@ -13,6 +13,7 @@ from msgspec import Struct
 from topics.engine.read import Query, Reading, Tombstone
 from topics.engine.state import Topic
 from topics.storage.run import Slice
+from topics.storage.segments import Rendered
 
 SLICE_BYTES = 384 << 10
 NO_LIMIT = 1 << 62
@@ -59,7 +60,7 @@ def slices_of(reading: Reading) -> list[Slice]:
     assert reading.spans is not None, "the query asked for spans"
     found: list[Slice] = []
     spans: list[tuple[int, int]] = []
-    parts: list[bytes] = []
+    parts: list[Rendered] = []
     current = None
     for (segment, low, high), part in zip(reading.spans, reading.parts, strict=True):
         if spans and (segment is not current or low - spans[-1][1] > NEAR):

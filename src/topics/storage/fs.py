@@ -23,6 +23,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Protocol
 
+import numpy as np
+
 Buffer = bytes | bytearray | memoryview
 
 _PARTS_MAX = 1024  # IOV_MAX of Linux and macOS: more parts than this in one call are refused with EINVAL
@@ -61,7 +63,7 @@ class File(Protocol):
     def pread(self, size: int, at: int) -> bytes:
         """`size` bytes, fewer only where the file ends."""
 
-    def try_pread(self, size: int, at: int) -> bytes | None:
+    def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
         """What `pread` would give, if that needs no wait for the disk; else None. For callers that must not block."""
 
     def datasync(self) -> None:
@@ -301,10 +303,10 @@ class RealFile(File):
             data += more
         return data
 
-    def try_pread(self, size: int, at: int) -> bytes | None:
+    def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
         if _NOWAIT is None:
             return self.pread(size, at)
-        buffer = bytearray(size)
+        buffer = np.empty(size, np.uint8).data  # not cleared before it is filled, and given away without a copy
         try:
             got = os.preadv(self._fd, [buffer], at, _NOWAIT)
         except BlockingIOError:
@@ -315,7 +317,7 @@ class RealFile(File):
             return self.pread(size, at)
         if got < size and at + got < self.size():
             return None
-        return bytes(memoryview(buffer)[:got])
+        return buffer[:got]
 
     def datasync(self) -> None:
         if sys.platform == "darwin":

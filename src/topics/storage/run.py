@@ -56,11 +56,11 @@ class Slice(Struct, eq=False):
 
     columns: Columns  # the segment's, whose dictionaries only ever grow
     spans: list[tuple[int, int]]  # positions, ascending and apart
-    parts: list[bytes]
+    parts: Sequence[bytes | memoryview]
     copied: Columns  # of [spans[0][0], spans[-1][1])
 
     @classmethod
-    def of(cls, columns: Columns, spans: list[tuple[int, int]], parts: list[bytes]) -> Slice:
+    def of(cls, columns: Columns, spans: list[tuple[int, int]], parts: Sequence[bytes | memoryview]) -> Slice:
         low, high = spans[0][0], spans[-1][1]
         copied = Columns(columns.first + low)
         copied.offsets = columns.offsets[low : high + 1]

@@ -21,7 +21,7 @@ from topics.storage.columns import Columns, growable, runs
 from topics.storage.fs import File, Fs
 
 FETCHED_BYTES = 64 << 20
-
+Rendered = bytes | memoryview  # of records: as they came from a file, without another copy, or out of memory
 
 log = logs.Log("segments")
 
@@ -74,7 +74,7 @@ class Segment:
     def marks(self) -> bytearray | None:
         return self._marks
 
-    def read(self, low: int, high: int) -> bytes:
+    def read(self, low: int, high: int) -> Rendered:
         """The rendered records at positions [low, high), a comma after each."""
         raise NotImplementedError
 
@@ -199,7 +199,7 @@ class Shelf:
         self._files: OrderedDict[str, File] = OrderedDict()
         self._loaded: OrderedDict[SealedSegment, int] = OrderedDict()
         self._held_bytes = 0
-        self._fetched: OrderedDict[tuple[SealedSegment, int, int], bytes] = OrderedDict()
+        self._fetched: OrderedDict[tuple[SealedSegment, int, int], Rendered] = OrderedDict()
         self._fetched_bytes = 0
         self._lock = Lock()
         self.retired: list[str] = []  # files that no topic needs any more
@@ -236,7 +236,7 @@ class Shelf:
             for key in [key for key in self._fetched if key[0] is segment]:
                 self._fetched_bytes -= len(self._fetched.pop(key))
 
-    def hold(self, segment: SealedSegment, start: int, stop: int, data: bytes) -> None:
+    def hold(self, segment: SealedSegment, start: int, stop: int, data: Rendered) -> None:
         """Keeps data that was fetched off the loop for the read that asked for it.
 
         There is room for more than one read can want, or a read that needs two pieces could wait for ever for the
@@ -248,7 +248,7 @@ class Shelf:
             while self._fetched_bytes > FETCHED_BYTES and len(self._fetched) > 1:
                 self._fetched_bytes -= len(self._fetched.popitem(last=False)[1])
 
-    def fetched(self, segment: SealedSegment, start: int, stop: int) -> bytes | None:
+    def fetched(self, segment: SealedSegment, start: int, stop: int) -> Rendered | None:
         return self._fetched.get((segment, start, stop))
 
 
@@ -347,7 +347,7 @@ class SealedSegment(Segment):
     def saved(self, positions: list[int]) -> None:
         self._unsaved.difference_update(positions)
 
-    def read(self, low: int, high: int) -> bytes:
+    def read(self, low: int, high: int) -> Rendered:
         if self._damage is not None:
             damage, self._damage = self._damage, None
             raise damage
@@ -442,9 +442,12 @@ class SealedSegment(Segment):
             if self.cold:
                 raise  # its folder may not be there at the moment, which is no loss
             raise Damaged(self, 0, self.count, Corrupt(self.path, 0, "the file is missing"), whole=True) from missing
-        return file.pread(size, footer.sums_at) if wait else file.try_pread(size, footer.sums_at)
+        if wait:
+            return file.pread(size, footer.sums_at)
+        found = file.try_pread(size, footer.sums_at)
+        return None if found is None else bytes(found)
 
-    def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> bytes | None:
+    def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
         """Data bytes [start, stop), each chunk checked the first time it is read; None if that would wait."""
         first, last = start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES
         fresh = loaded.verified.find(0, first, last + 1) >= 0
@@ -460,7 +463,7 @@ class SealedSegment(Segment):
             self._verify(loaded, block, first, last)
         return block[start - low : stop - low]
 
-    def _verify(self, loaded: Loaded, block: bytes, first: int, last: int) -> None:
+    def _verify(self, loaded: Loaded, block: Rendered, first: int, last: int) -> None:
         for chunk in range(first, last + 1):
             low = (chunk - first) * codec.CHUNK_BYTES
             if codec.sum64(block[low : low + codec.CHUNK_BYTES]) != loaded.sums[chunk]:

@@ -188,7 +188,7 @@ class SimServer:
             reading = self.read(name, at)
             if reading.tombstone is not None:
                 gaps.append((reading.tombstone.gap_from, reading.tombstone.gap_to, reading.tombstone.reason))
-            rows += [row for part in reading.parts for row in _rows(part)]
+            rows += [row for part in reading.parts for row in _rows(bytes(part))]
             assert reading.next_from_seq > at, f"{name}: a reader is stuck at {at}"
             at = reading.next_from_seq
         return rows, gaps
