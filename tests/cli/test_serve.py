@@ -78,6 +78,12 @@ def wait_for_port(port_file: Path, popen: subprocess.Popen[str]) -> int:
     return int(port_file.read_text())
 
 
+def wait_until_ready(client: httpx.Client) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while client.get("/v0/ready").status_code != 200:
+        assert time.monotonic() < deadline, "the server did not become ready in time"
+
+
 def wait_for_drain(server: Process) -> None:
     """Until nobody accepts any more: the first thing a drain does."""
     deadline = time.monotonic() + WAIT_S
@@ -326,6 +332,7 @@ def test_the_command_serves_topics_and_stops_when_asked(tmp_path: Path):
     with serving(tmp_path, "--data-dir", str(tmp_path / "data"), command=[*TOPICS, "serve"]) as server:
         with httpx.Client(base_url=server.url) as client:
             assert client.get("/v0/health").json()["status"] == "ok"
+            wait_until_ready(client)
             written = client.post("/v0/topics/orders", json={"records": [{"data": {"qty": 1}}]}).json()
             assert written["seqs"] == [1]
             [record] = client.post("/v0/topics/orders/diff", json={}).json()["records"]

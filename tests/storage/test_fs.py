@@ -2,6 +2,7 @@
 
 import array
 import errno
+import mmap
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from topics.storage import mapped
 from topics.storage.fs import File, Fs, Held, RealFs
 from topics.testing.disk import SimDisk
 
@@ -291,8 +293,37 @@ def refuse(code: int):
 def test_a_read_that_would_wait_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer, expected):
     file = RealFs().open(str(tmp_path / "a"), create=True)
     file.pwrite(b"abcdef", 0)
+    monkeypatch.setattr(mapped, "_mincore", None)
     monkeypatch.setattr(os, "preadv", answer)
     assert file.try_pread(6, 0) == expected
+    file.close()
+
+
+def test_what_the_kernel_has_in_memory_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = bytes(range(256)) * 256
+    file = RealFs().open(str(tmp_path / "a"), create=True)
+    file.pwrite(text, 0)
+    with monkeypatch.context() as no_reads:
+        no_reads.setattr(os, "preadv", refuse(errno.EIO))
+        for size, at in ((1, 0), (5000, 4095), (40_000, 17), (len(text), 0)):
+            assert file.try_pread(size, at) == text[at : at + size]
+    kept = file.try_pread(5000, 4095)
+    file.close()
+    assert kept == text[4095:9095]
+
+
+@pytest.mark.skipif(mapped._mincore is None, reason="only Linux tells which pages are in memory")
+def test_what_is_not_in_memory_or_no_longer_there_is_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = b"x" * (5 * mmap.PAGESIZE)
+    file = RealFs().open(str(tmp_path / "a"), create=True)
+    file.pwrite(text, 0)
+    assert file.try_pread(len(text), 0) == text
+    with monkeypatch.context() as evicted:
+        evicted.setattr(mapped, "_mincore", lambda address, size, found: 0)  # writes no page down as resident
+        evicted.setattr(os, "preadv", refuse(errno.EAGAIN))
+        assert RealFs().open(str(tmp_path / "a"), create=True).try_pread(len(text), 0) is None
+    os.truncate(tmp_path / "a", 100)
+    assert file.try_pread(2 * mmap.PAGESIZE, 0) == text[:100]
     file.close()
 
 

@@ -270,7 +270,9 @@ def _grown(column: Column | None, at: int) -> array[int]:
     return column
 
 
-def render_without(rendered: bytes | memoryview, columns: Columns, at: int, *, tags: bool, meta: bool, data: bool) -> bytes:
+def render_without(
+    rendered: bytes | memoryview, columns: Columns, at: int, *, tags: bool, meta: bool, data: bool
+) -> bytes:
     """One stored record with its tag put in, or its meta or data left out. `rendered` is that record, comma and all.
 
     Where the parts begin follows from the columns: nothing is parsed.

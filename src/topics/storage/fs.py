@@ -25,6 +25,8 @@ from typing import Protocol
 
 import numpy as np
 
+from topics.storage.mapped import Mapped
+
 Buffer = bytes | bytearray | memoryview
 
 _PARTS_MAX = 1024  # IOV_MAX of Linux and macOS: more parts than this in one call are refused with EINVAL
@@ -255,17 +257,19 @@ class RealSharedLock(Lock):
     def close(self) -> None:
         if self._fd != _CLOSED:
             fd, self._fd = self._fd, _CLOSED
+            self._mapped = None  # whoever still has a part of it keeps the rest
             os.close(fd)
 
 
 class RealFile(File):
     """A file descriptor."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "_mapped", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self.path = path
+        self._mapped: Mapped | None = None
 
     def __del__(self) -> None:
         # Files of sealed segments are shared by readers on several threads: the last one to let go closes.
@@ -304,6 +308,10 @@ class RealFile(File):
         return data
 
     def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
+        if self._mapped is None:
+            self._mapped = Mapped.of(self._fd)
+        if self._mapped is not None and (found := self._mapped.take(size, at)) is not None:
+            return found
         if _NOWAIT is None:
             return self.pread(size, at)
         buffer = np.empty(size, np.uint8).data  # not cleared before it is filled, and given away without a copy
