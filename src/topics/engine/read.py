@@ -72,32 +72,35 @@ class Reading(Struct, gc=False):
 
 def read(topic: Topic, query: Query, now_ms: int) -> Reading:
     """Everything `query` may have from `topic` now. Raises `Cold` where that needs the disk: load, and ask again."""
-    if query.plain and (reading := _read_tail(topic, query)) is not None:
-        return reading
     while True:
         try:
+            if query.plain and (reading := _read_whole(topic, query)) is not None:
+                return reading
             return _read(topic, query, now_ms)
         except Damaged as damage:
             retention.lose_range(topic, damage)
 
 
-def _read_tail(topic: Topic, query: Query) -> Reading | None:
-    """What `_read` says in the case nearly all readers are in: in the open segment, where nothing can be missing.
+def _read_whole(topic: Topic, query: Query) -> Reading | None:
+    """What `_read` says in the case nearly all readers are in: within one segment, where nothing can be missing.
 
     None where it might be.
     """
-    segment, from_seq = topic.open, query.from_seq
-    low = from_seq + 1 - segment.first
-    count = segment.count
-    if low < 0 or low > count or from_seq + 1 < topic.earliest or segment.marks is not None:
+    from_seq, segment, is_open = query.from_seq, topic.segments[-1], True
+    if from_seq + 1 < topic.earliest or from_seq > topic.head or topic.config.ttl_ms or topic.has_holes:
         return None
-    if topic.config.ttl_ms or topic.has_holes:
+    if from_seq + 1 < segment.first:
+        segment, is_open = topic.segments[topic.index_of(from_seq + 1)], False
+    low, count = from_seq + 1 - segment.first, segment.count
+    if low < 0 or segment.marks is not None:
         return None
-    if low == count:
-        return Reading([], 0, from_seq, 0)
     stop = low + query.limit
     if stop > count:
+        if not is_open:
+            return None
         stop = count
+    if low == stop:
+        return Reading([], 0, from_seq, 0)
     offsets = segment.columns.offsets
     if offsets[stop] - offsets[low] > query.max_bytes:
         return None
