@@ -9,8 +9,9 @@ import msgspec
 from topics.client import Client
 from topics.client.request import State
 from topics.errors import Code, TopicsError
-from topics.spark.pipelines.failures import BadUsage, Failed
+from topics.spark.pipelines.failures import Failed
 from topics.spark.pipelines.job import Job
+from topics.spark.pipelines.naming import existing_lake, unknown_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,14 +26,14 @@ class Source:
         self.topic = topic
         self._job = job
         self._client = client
-        self._lake = lake
+        self._lake = None if lake is None else existing_lake(lake).path
 
     def state(self) -> State:
         try:
             return self._client.topic(self.topic)
         except TopicsError as error:
             if error.code is Code.TOPIC_NOT_FOUND:
-                raise BadUsage(f"topic {self.topic} does not exist in {self._client.url}") from None
+                raise unknown_topic(self._client, self.topic) from None
             raise
 
     def load(self, start: int, stop: int) -> DataFrame:
