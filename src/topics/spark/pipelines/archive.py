@@ -8,6 +8,7 @@ commits files, gaps and progress as one: a run that is killed has either done a 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from typing import Unpack
@@ -15,6 +16,7 @@ from typing import Unpack
 from msgspec import Struct, structs
 
 from topics.client import Client
+from topics.client.request import Tombstone
 from topics.errors import Code, TopicsError
 from topics.lake import Change, Conflict, Damaged, Lake, Life, Snapshot, Staging, joined
 from topics.lake.layout import topic_folder
@@ -172,21 +174,19 @@ class _Archive:
         self._warn_of_former_lives(snapshot, span.topic, first=span.start)
 
     def _expected_gaps(self, client: Client, place: Place, span: Span) -> list[Gap]:
-        """Losses are at the front of a topic: its first page tells them. What lies there else was deleted."""
-        page = client.diff(span.topic, from_seq=span.start - 1, epoch=span.epoch, limit=1, include_meta=False)
+        """The losses that reading would meet: of a scan for a tag that nobody has only these come back."""
         found = []
-        if page.tombstone is not None:
-            lost = page.tombstone
-            found.append(
-                Gap(from_seq=max(lost.gap_from, span.start), to_seq=lost.gap_to, reason=lost.reason, epoch=span.epoch)
-            )
-        known = [(gap.from_seq, gap.to_seq) for gap in found]
-        front = Life(topic=span.topic, epoch=span.epoch, covered=tuple(known))
+        nobody = ["tag", "Eq", secrets.token_hex(16)]
+        scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=nobody)
+        for piece in scan:
+            if isinstance(piece, Tombstone):
+                first = max(piece.gap_from, span.start)
+                found.append(Gap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
         upto = min(self._elsewhere.get((span.topic, span.epoch), 0), place.earliest - 1)
-        if span.start <= upto:
-            missing = front.uncovered(span.start, upto)
-            found += [Gap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch) for low, high in missing]
-        return found
+        told = Life(topic=span.topic, epoch=span.epoch, covered=tuple((gap.from_seq, gap.to_seq) for gap in found))
+        for low, high in told.uncovered(span.start, upto) if span.start <= upto else ():
+            found.append(Gap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
+        return found[:GAPS_TOLD]
 
     def _expect_trim(self, client: Client, place: Place) -> None:
         """Once all is archived, all that is live now is in the lake."""

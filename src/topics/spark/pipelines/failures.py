@@ -145,8 +145,8 @@ def next_step(error: BaseException) -> str:
         return "see that its name is right"
     if isinstance(error, Damaged):
         return (
-            "topics pipeline audit names all that is missing or damaged: bring it back from a copy of the lake; nothing "
-            "of it was changed since its last commit"
+            "topics pipeline audit names all that is missing or damaged: bring it back from a copy of the lake, and "
+            "run the same command again"
         )
     kind = kind_of(error)
     if kind is Kind.FORBIDDEN:
