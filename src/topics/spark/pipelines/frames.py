@@ -28,6 +28,19 @@ class Source:
         self._client = client
         self._lake = None if lake is None else existing_lake(lake).path
 
+    def appears(self, *, follow: bool) -> bool:
+        """Whether the topic is there. A job that follows waits for it, until it is stopped."""
+        while follow and not self._job.stopping.is_set():
+            try:
+                self._client.topic(self.topic)
+                return True
+            except TopicsError as error:
+                if error.code is not Code.TOPIC_NOT_FOUND:
+                    raise
+            self._job.warn(f"topic {self.topic} does not exist on {self._client.url} yet: waiting for it")
+            self._job.stopping.wait(WAIT_MS / 1000)
+        return not follow and self.state() is not None
+
     def state(self) -> State:
         try:
             return self._client.topic(self.topic)
