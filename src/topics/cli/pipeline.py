@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import os
 import pkgutil
 import signal
@@ -156,6 +157,7 @@ def _stoppable(*, follows: bool) -> Iterator[threading.Event]:
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stop.is_set() or not follows:
+            logging.disable(logging.ERROR)  # py4j would show where it was interrupted, at length
             raise KeyboardInterrupt
         stop.set()
 
@@ -168,6 +170,7 @@ def _stoppable(*, follows: bool) -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        logging.disable(logging.NOTSET)
 
 
 # --- showing

@@ -10,6 +10,7 @@ from topics.lake.errors import Damaged, LakeError, NoLake
 from topics.spark.catalog import NoSuchTopic
 from topics.spark.options import BadOption
 from topics.spark.pipelines.report import Problem, Report
+from topics.storage.datadir import DataDirError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +70,7 @@ def kind_of(error: BaseException) -> Kind:
     """The one place that decides it, for every pipeline."""
     if isinstance(error, KeyboardInterrupt):
         return Kind.INTERRUPTED
-    if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic):
+    if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic | DataDirError):
         return Kind.USAGE
     if isinstance(error, LakeFailed | LakeError):
         return Kind.LAKE
@@ -84,7 +85,7 @@ def kind_of(error: BaseException) -> Kind:
 
 def as_failed(error: BaseException) -> BaseException:
     """What the caller of a pipeline gets: the errors of lakes and of the source as one of ours."""
-    if isinstance(error, NoLake | NoSuchTopic):
+    if isinstance(error, NoLake | NoSuchTopic | DataDirError):
         return BadUsage(str(error), next=next_step(error))
     if isinstance(error, LakeError):
         return LakeFailed(str(error), next=next_step(error))
@@ -143,6 +144,8 @@ def next_step(error: BaseException) -> str:
         return "see that --lake names the lake, and that it is mounted; topics pipeline archive makes one"
     if isinstance(error, NoSuchTopic):
         return "see that its name is right"
+    if isinstance(error, DataDirError):
+        return "give --path the data directory of a server that is stopped, or a backup"
     if isinstance(error, Damaged):
         return (
             "topics pipeline audit names all that is missing or damaged: bring it back from a copy of the lake, and "
