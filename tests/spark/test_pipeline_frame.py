@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.spark.pipelines.failures import BadUsage, Failed, explain, next_step
+from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job
 from topics.spark.pipelines.progress import Bar, Lines, progress_for
 from topics.spark.pipelines.report import Gap, Report
@@ -188,6 +190,21 @@ def test_what_to_do_next_depends_on_what_went_wrong():
     assert "--token-file" in next_step(TopicsError(Code.FORBIDDEN, "no"))
     assert next_step(Failed("x", next="y")) == "y"
     assert "run the same command again" in next_step(RuntimeError())
+
+
+def test_a_job_that_follows_waits_for_its_topic_and_one_that_does_not_fails(
+    server: ServerProcess, client: Client, topic: str
+):
+    stop = threading.Event()
+    with Job("x", servers=[server.url], stop=stop) as job, job.client(server.url) as asking:
+        source = Source(job, asking, topic)
+        with pytest.raises(BadUsage, match=f"topic {topic} does not exist on {server.url}"):
+            source.appears(follow=False)
+        threading.Timer(0.2, client.append, (topic, [{"data": 1}])).start()
+        assert source.appears(follow=True)
+        assert job.report.warnings == [f"topic {topic} does not exist on {server.url} yet: waiting for it"]
+        threading.Timer(0.2, stop.set).start()
+        assert not Source(job, asking, f"{topic}.never").appears(follow=True)
 
 
 def test_two_keys_at_once_are_refused(tmp_path: Path):

@@ -77,6 +77,10 @@ def add(
     return parser
 
 
+def add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="server [%(default)s]")
+
+
 def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
     """For pipelines that can go on by themselves."""
     parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")

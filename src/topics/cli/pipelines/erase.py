@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Prints a receipt: every place, and how many records went from it. Exits with 1 where records are left\n"
         "that may or may not be copies.",
     )
-    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="U", help="server [%(default)s]")
+    pipeline.add_url(parser)
     parser.add_argument(
         "--match", required=True, metavar="TAG", help="a tag; or the beginning of tags and a *: user-42:*"
     )
