@@ -29,16 +29,33 @@ def test_a_dry_run_prints_its_report_as_json_and_makes_nothing(
     assert not lake.exists()
 
 
-def test_a_topic_that_does_not_exist_ends_with_a_message_and_what_to_do(
+def test_a_dry_run_of_a_trim_tells_what_goes_to_the_lake_what_goes_from_the_topic_and_what_is_lost(
     start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = start_server()
-    assert (
-        main(["pipeline", "archive", "--url", server.url, "--topic", "no", "--lake", str(tmp_path), "--dry-run"]) == 1
-    )
-    told = capsys.readouterr().err
-    assert "topic no does not exist" in told
-    assert "next: see that its name is right" in told
+    server, lake = start_server(), tmp_path / "lake"
+    with Client(server.url) as client:
+        client.put_topic("shop:a", cap_records=5)
+        for number in range(9):
+            client.append("shop:a", [{"data": number}])
+        client.append("shop:b", [{"data": 1}, {"data": 2}, {"data": 3}])
+        client.delete("shop:b", seqs=[2])
+        client.put_topic("shop:jobs", type="queue")
+        client.append("shop:jobs", [{"data": 1}])
+        command = ["pipeline", "archive", "--url", server.url, "--prefix", "shop:", "--lake", str(lake)]
+        assert main([*command, "--trim", "--dry-run"]) == 0
+        assert [row.count for row in client.topics("shop:")] == [5, 2, 1]
+    said = capsys.readouterr().out.splitlines()
+    assert said[:-1] == [
+        "  shop:a: seqs 1 to 9, 5 records to write, lost 4, to trim 5",
+        "    would delete seqs 5 to 9 from the topic once the lake has them, 5 records",
+        "  shop:b: seqs 1 to 3, 2 records to write, to trim 2",
+        "    would delete seqs 1 to 3 from the topic once the lake has them, 2 records",
+        "  shop:jobs: seqs 1 to 1, 1 record to write",
+        "  would note as lost: shop:a seqs 1 to 4 (cap)",
+        "  warning: topic shop:jobs is a queue: its jobs are left to its workers, not trimmed",
+    ]
+    assert said[-1].startswith("archive: would write 8 records of 3 topics, ")
+    assert said[-1].endswith(": a dry run, nothing was changed")
 
 
 @pytest.mark.parametrize(
@@ -64,5 +81,5 @@ def test_a_lake_in_a_place_that_is_no_directory_is_told(
     start_server: StartServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = start_server()
-    assert main(["pipeline", "archive", "--url", server.url, "--prefix", "a", "--lake", "s3://bucket/lake"]) == 1
+    assert main(["pipeline", "archive", "--url", server.url, "--prefix", "a", "--lake", "s3://bucket/lake"]) == 2
     assert "a lake is a directory" in capsys.readouterr().err

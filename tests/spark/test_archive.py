@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from topics.client import Client
 from topics.lake import Lake
 from topics.spark.pipelines.archive import archive
 from topics.spark.pipelines.job import BadUsage, Failed
+from topics.spark.pipelines.progress import Lines
 from topics.spark.pipelines.report import Report
 
 
@@ -338,6 +340,33 @@ def archived_to(lake: Lake, written: Written) -> int:
         return 0
     life = lake.snapshot().life(written.topic, written.epoch)
     return 0 if life is None else life.archived_to
+
+
+def test_progress_counts_topics_and_not_what_is_left_of_them(run: Any, client: Client, lake: Lake, topic: str):
+    """A topic that has lost its beginning is archived in two parts."""
+    Written(client, topic).numbers(3)
+    client.put_topic(f"{topic}.b", cap_records=2)
+    Written(client, f"{topic}.b").numbers(3)
+    out = io.StringIO()
+    run(prefix=topic, progress=Lines(out))
+    assert "topics: archiving 6 seqs of 2 topics\n" in out.getvalue()
+
+
+def test_one_that_follows_waits_for_the_first_topic_and_says_so(run: Any, client: Client, lake: Lake, topic: str):
+    stop, out = threading.Event(), io.StringIO()
+
+    def write() -> None:
+        wait_for(lambda: "waiting for one" in out.getvalue(), "the warning")
+        Written(client, f"{topic}.a").numbers(3)
+        wait_for(lambda: lake.exists() and lake.snapshot().topics(), "the archive")
+        stop.set()
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    report = run(prefix=f"{topic}.", follow=True, stop=stop, progress=Lines(out))
+    writing.join()
+    assert (report.state, report.records, report.looked_at) == ("stopped", 3, 1)
+    assert f"no topic on {client.url} begins with '{topic}.': waiting for one" in report.warnings
 
 
 def test_a_topic_that_does_not_exist_is_an_error_that_names_it(run: Any, lake: Lake, topic: str):

@@ -8,6 +8,7 @@ import pytest
 from msgspec import Raw, structs
 from pyspark.sql import SparkSession
 
+from tests.conftest import ServerProcess
 from tests.spark.lakes import archive
 from tests.spark.streams import numbers
 from topics.cli.main import main
@@ -133,6 +134,23 @@ def test_the_command_prints_what_was_found_and_its_status_tells(
     assert json.loads(capsys.readouterr().out)["topics"][0]["figures"]["unexplained"] == [[1, 10]]
     assert main([*command[:-1], "nothing"]) == 2
     assert "neither on" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_where_it_would_look_and_never_that_all_is_well(
+    server: ServerProcess, client: Client, topic: str, lake: Path, capsys: pytest.CaptureFixture[str]
+):
+    client.append(topic, [{"data": number} for number in range(5)])
+    archive(client, lake, topic, upto=3)
+    command = ["pipeline", "audit", "--url", server.url, "--lake", str(lake), "--topic", topic, "--dry-run"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert f"{topic}: would read 1 files of the lake back" in said
+    assert "look for seqs 1 to 5 on the server and in the lake, compare what both have of seqs 1 to 3" in said
+    assert "audit: a dry run, NOTHING WAS CHECKED: would look for 5 seqs of 1 topics, 1 files" in said
+    assert "unexplained" not in said
+    assert main([*command, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert figures == {"checked": False, "seqs": 5, "files": 1}
 
 
 def test_a_topic_that_is_nowhere_is_an_error(spark: SparkSession, client: Client, lake: Path):

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SMALL_PARTS, ServerProcess
+from tests.conftest import SMALL_PARTS, ServerProcess, StartServer
 from tests.spark.lakes import archive
 from tests.spark.processes import Process, wait_for
 from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake
+from topics.spark.pipelines import erasing
 from topics.spark.pipelines.erase import erase, parse
 from topics.spark.pipelines.job import BadUsage, Failed
 
@@ -202,7 +203,7 @@ def test_a_run_behind_one_that_was_cut_off_takes_no_other_record_for_the_copy_th
     real = Client.delete
 
     def cut(self: Client, topic: str, **how: Any) -> Any:
-        if topic == "a":
+        if topic == "a" and not how.get("dry_run"):
             raise Cut
         return real(self, topic, **how)
 
@@ -287,7 +288,7 @@ def test_only_the_topics_that_are_named_and_their_copies_are_touched(world: Worl
     world.forwarded()
     world.erase(topics=["a"])
     assert world.everything() == {"a": [], "b": [], "c": [1]}
-    with pytest.raises(Failed, match="no topic"):
+    with pytest.raises(BadUsage, match="does not exist"):
         world.erase(topics=["nobody"])
 
 
@@ -370,7 +371,7 @@ def test_without_a_lake_a_run_that_is_cut_off_has_left_a_receipt_of_what_it_did(
     real = Client.delete
 
     def cut(self: Client, topic: str, **how: Any) -> Any:
-        if topic == "b":
+        if topic == "b" and not how.get("dry_run"):
             raise Cut
         return real(self, topic, **how)
 
@@ -381,7 +382,76 @@ def test_without_a_lake_a_run_that_is_cut_off_has_left_a_receipt_of_what_it_did(
     before_the_cut, _ = [item.value for item in world.client.read("sys:pipelines") if isinstance(item, Record)]
     [row] = before_the_cut["topics"]
     assert (before_the_cut["state"], row["topic"], row["records"]) == ("running", "a", 1)
-    assert places(world.erase()) == {"b": 1}
+    report = world.erase()
+    assert (places(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
+    assert not [item for item in world.client.read("sys:positions") if isinstance(item, Record)]
+
+
+def test_without_a_lake_too_no_other_record_is_taken_for_a_copy_that_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    world.route("a", "b", preserve_tag=False)
+    world.write("a", ("user-42:x", "same"))
+    world.forwarded()
+    real = Client.delete
+
+    def cut(self: Client, topic: str, **how: Any) -> Any:
+        if topic == "a" and not how.get("dry_run"):
+            raise Cut
+        return real(self, topic, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "delete", cut)
+        patched.setattr(erasing, "IDS_A_PART", 1)
+        with pytest.raises(Cut):
+            world.erase()
+    assert (world.live("a"), world.live("b")) == (["same"], [])
+    world.write("b", (None, "same"))  # of somebody else
+
+    report = world.erase()
+
+    assert (world.live("a"), world.live("b")) == ([], ["same"])
+    assert (places(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
+
+
+def test_a_dry_run_needs_no_key_that_may_delete_and_a_run_finds_out_before_anything_goes(
+    start_server: StartServer, capsys: pytest.CaptureFixture[str]
+):
+    server = start_server(api_keys="all,reader:read+write,some:read+write+delete:a")
+    with Client(server.url, token="all") as client:
+        for topic in ("a", "b"):
+            client.append(topic, [{"data": 1, "tag": "user-42:x"}, {"data": 2}])
+        command = ["pipeline", "erase", "--url", server.url, "--match", GOES]
+
+        assert main([*command, "--token", "reader", "--dry-run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["figures"]["topics"] == 2
+
+        assert main([*command, "--token", "reader", "--json"]) == 1
+        said = capsys.readouterr()
+        told = f"the key lacks the scope delete for topic a on {server.url}"
+        assert json.loads(said.out)["error"]["message"] == told
+        assert f"topics: {told}\nnext: give a key that has the scope delete, with --token-file" in said.err
+        assert main([*command, "--topic", "a", "--topic", "b", "--token", "some"]) == 1
+        assert f"the key may not use b on {server.url}" in capsys.readouterr().err
+        assert [client.topic(topic).count for topic in ("a", "b")] == [2, 2]
+
+        assert main([*command, "--topic", "a", "--token", "some"]) == 0
+        assert "what goes cannot be noted" in capsys.readouterr().out
+        assert client.topic("a").count == 1
+
+
+def test_a_damaged_file_of_the_lake_is_told_as_what_it_is(world: World, capsys: pytest.CaptureFixture[str]):
+    world.write("a", ("user-42:x", 1), (None, 2))
+    archive(world.client, world.lake, "a")
+    [file] = world.lake.glob("topic=a/*/*.parquet")
+    file.write_bytes(b"no parquet")
+    command = ["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES, "--json"]
+    assert main(command) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["error"]["kind"] == "lake"
+    assert file.name in report["error"]["message"]
+    with pytest.raises(Failed, match=file.name):
+        world.erase()
 
 
 def test_the_receipt_tells_what_went_in_a_run_that_was_cut_off(

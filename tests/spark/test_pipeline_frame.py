@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.spark.pipelines.failures import BadUsage, Failed, explain, next_step
+from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job
 from topics.spark.pipelines.progress import Bar, Lines, progress_for
 from topics.spark.pipelines.report import Gap, Report
@@ -43,7 +45,7 @@ def test_a_command_prints_its_report_and_leaves_a_record_of_it(
     assert runs(client)[-1] == report
 
     assert main(command) == 0
-    assert "compact: wrote 0 records of 1 topics" in capsys.readouterr().out
+    assert "compact: nothing new in 1 topic, " in capsys.readouterr().out
 
 
 def test_a_dry_run_leaves_no_record(server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any):
@@ -68,7 +70,7 @@ def test_a_failure_says_what_to_do_next_and_is_on_record(
     assert "\nnext: " in said.err
     last = runs(client)[-1]
     assert (last["state"], last["pipeline"]) == ("failed", "compact")
-    assert topic in last["error"]
+    assert topic in last["error"]["message"]
 
 
 def test_a_server_that_is_not_there_is_noticed_at_once(tmp_path: Path, capsys: Any):
@@ -100,9 +102,10 @@ def test_a_report_that_found_something_wrong_is_an_exit_status_of_one():
     class Args:
         json = False
 
-    assert pipeline.run(lambda args: Report(pipeline="audit", run_id="1"), Args(), pipeline.describe) == 0  # type: ignore[arg-type]
+    fine = Report(pipeline="audit", run_id="1")
+    assert pipeline.run("audit", lambda args: fine, Args(), pipeline.describe) == 0  # type: ignore[arg-type]
     found = Report(pipeline="audit", run_id="1", ok=False)
-    assert pipeline.run(lambda args: found, Args(), pipeline.describe) == 1  # type: ignore[arg-type]
+    assert pipeline.run("audit", lambda args: found, Args(), pipeline.describe) == 1  # type: ignore[arg-type]
 
 
 def test_the_first_signal_ends_a_job_that_follows_in_order_and_the_second_at_once():
@@ -125,7 +128,27 @@ def test_a_report_for_people_names_topics_losses_and_warnings():
         "  orders → elsewhere: seqs 1 to 9, 8 records, lag 3",
         "  lost: orders seqs 2 to 2 (cap)",
         "  warning: careful",
-        "mirror: wrote 8 records of 1 topics, lag 3, 1.5 s",
+        "mirror: wrote 8 records of 1 topic, lag 3, 1.5 s",
+    ]
+
+
+def test_a_report_tells_nothing_new_from_nothing_written_and_a_dry_run_from_both():
+    report = Report(pipeline="compact", run_id="1", looked_at=3)
+    row = report.topic("orders")
+    assert pipeline.describe(report).splitlines() == [
+        "  orders: nothing new",
+        "compact: nothing new in 3 topics, 0.0 s",
+    ]
+    row.from_seq, row.to_seq = 4, 9
+    assert pipeline.describe(report).splitlines() == [
+        "  orders: seqs 4 to 9, 0 records",
+        "compact: wrote 0 records of 1 topic (3 looked at), 0.0 s",
+    ]
+    report.dry_run, row.records, row.at_most, row.would = True, 6, True, ["delete seqs 1 to 3"]
+    assert pipeline.describe(report).splitlines() == [
+        "  orders: seqs 4 to 9, at most 6 records to write",
+        "    would delete seqs 1 to 3",
+        "compact: would write at most 6 records of 1 topic (3 looked at), 0.0 s: a dry run, nothing was changed",
     ]
 
 
@@ -167,6 +190,21 @@ def test_what_to_do_next_depends_on_what_went_wrong():
     assert "--token-file" in next_step(TopicsError(Code.FORBIDDEN, "no"))
     assert next_step(Failed("x", next="y")) == "y"
     assert "run the same command again" in next_step(RuntimeError())
+
+
+def test_a_job_that_follows_waits_for_its_topic_and_one_that_does_not_fails(
+    server: ServerProcess, client: Client, topic: str
+):
+    stop = threading.Event()
+    with Job("x", servers=[server.url], stop=stop) as job, job.client(server.url) as asking:
+        source = Source(job, asking, topic)
+        with pytest.raises(BadUsage, match=f"topic {topic} does not exist on {server.url}"):
+            source.appears(follow=False)
+        threading.Timer(0.2, client.append, (topic, [{"data": 1}])).start()
+        assert source.appears(follow=True)
+        assert job.report.warnings == [f"topic {topic} does not exist on {server.url} yet: waiting for it"]
+        threading.Timer(0.2, stop.set).start()
+        assert not Source(job, asking, f"{topic}.never").appears(follow=True)
 
 
 def test_two_keys_at_once_are_refused(tmp_path: Path):

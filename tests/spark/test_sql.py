@@ -3,7 +3,10 @@
 import csv
 import io
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +14,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.conftest import ServerProcess
 from tests.spark.lakes import archive
 from topics.cli.main import main
 from topics.client import Client
+from topics.spark import register
+from topics.spark.sql.rewrite import surely_missing
 
+SLOW = "select count(*) from range(1000000000000) where id % 7 = 3;"
 Ask = Callable[..., tuple[int, str, str]]
 
 
@@ -159,6 +166,96 @@ def test_the_prompt_answers_goes_on_after_mistakes_and_ends(
     assert "nosuch" in err
     assert out.splitlines()[-4:] == ["n", "-", "4", "1 row"]
     assert list(typed) == ["select 2;"]
+
+
+def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    lines = iter(["select 'a;", "b' as x; select 2 as y;", "select", KeyboardInterrupt, SLOW, "select 1 -- ;", "as z;"])
+    typed: list[str] = []
+
+    def type_a_line(prompt: str) -> str:
+        typed.append(prompt)
+        line = next(lines, EOFError)
+        if not isinstance(line, str):
+            raise line
+        if line == SLOW:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return line
+
+    monkeypatch.setattr("builtins.input", type_a_line)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as it is where the command starts Spark
+    try:
+        status, out, err = ask()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (status, err) == (0, "")
+    assert [prompt.strip() for prompt in typed] == [
+        "topics>",
+        "->",
+        "topics>",
+        "->",
+        "topics>",
+        "topics>",
+        "->",
+        "topics>",
+    ]
+    said = out.splitlines()[1:]
+    assert said == [
+        "x", "----", "a;⏎b", "1 row", "y", "-", "2", "1 row", "", "interrupted", "z", "-", "1", "1 row", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--url", "URL", "select * from shop.oders"], 2, "there is no topic shop.oders; did you mean shop.orders"),
+        (["--url", "URL", "select 1 from shop.orders a join nix b on a.x = b.y"], 2, "there is no topic nix"),
+        (["--url", "URL", "describe nix"], 2, "there is no topic nix"),
+        (["--url", "URL", "drop table shop.orders"], 2, "only queries can be run here"),
+        (["--url", "http://127.0.0.1:9", "select 1"], 1, "no answer from http://127.0.0.1:9"),
+        (["--url", "nonsense", "select 1"], 2, "'nonsense' is not the URL of a server"),
+        (["--lake", "DIR/none", "select 1"], 2, "DIR/none is no lake"),
+        (["--path", "DIR/none", "select 1"], 2, "data directory DIR/none cannot be read"),
+        (["--url", "URL", "--token-file", "DIR/none", "select 1"], 2, "DIR/none cannot be read"),
+    ],
+)
+def test_what_is_plain_without_spark_is_told_before_it_starts(
+    server: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str,
+):  # fmt: skip
+    def start(master: str | None) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("topics.cli.sql._session", start)
+    client.append("shop.orders", [{"data": 1}])
+    given = [one.replace("URL", server.url).replace("DIR", str(tmp_path)) for one in arguments]
+    assert main(["sql", *given]) == status
+    assert message.replace("DIR", str(tmp_path)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select extract(year from ts) from orders where tag is distinct from node",
+        "select * from range(3)",
+        "select * from parquet.`/x/y`",
+        "with a as (select 1) select * from a",
+        "select * from orders, lateral explode(array(1))",
+        "select * from (select * from orders)",
+    ],
+)
+def test_what_is_not_plain_is_left_to_spark(query: str):
+    assert surely_missing(query, {"orders"}) is None
+
+
+def test_a_session_that_knows_the_source_is_not_told_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
+    told: list[object] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
+    assert register(spark) is spark
+    assert told == []
 
 
 def test_statements_come_from_standard_input_too(ask: Ask, monkeypatch: pytest.MonkeyPatch):

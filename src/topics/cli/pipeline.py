@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import logging
 import os
 import pkgutil
 import signal
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 DEFAULT_URL = "http://127.0.0.1:4000"
+NOTHING_DONE = ": a dry run, nothing was changed"
 TOPICS_SHOWN = 100
 GAPS_SHOWN = 20
 
@@ -70,8 +73,12 @@ def add(
     shared.add_argument("--master", metavar="M", help="Spark master; local[*] unless spark-submit has chosen one")
     shared.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
     shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
-    parser.set_defaults(execute=lambda args: run(execute, args, show or describe))
+    parser.set_defaults(execute=lambda args: run(name, execute, args, show or describe))
     return parser
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="server [%(default)s]")
 
 
 def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
@@ -109,33 +116,42 @@ def shared(args: argparse.Namespace) -> JobOptions:
     }
 
 
-def run(execute: Execute, args: argparse.Namespace, show: Show) -> int:
-    """Exit status: 0 done, 1 failed or found something wrong, 2 arguments that cannot be meant, 130 interrupted."""
+def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
+    """Prints the report, of a run that failed, too; the exit status is that of its kind (`failures.Kind`)."""
     try:
         with warnings.catch_warnings(), _stoppable(follows=bool(getattr(args, "follow", False))) as stop:
             warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
             args.stop = stop
             report = execute(args)
     except ImportError as error:
-        print(f"topics: pipelines need Spark: {error}\nnext: pip install 'topics[spark]'", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        print("topics: interrupted\nnext: run the same command again: it goes on where this stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except Exception as error:
-        return _failed(error)
+        return _no_spark(name, error, args)
+    except (Exception, KeyboardInterrupt) as error:
+        return _failed(name, error, args)
     print(_json(report) if args.json else show(report))
     return EXIT_DONE if report.ok else EXIT_FAILED
 
 
-def _failed(error: Exception) -> int:
-    from topics.spark.options import BadOption
-    from topics.spark.pipelines.job import BadUsage, explain, next_step
+def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
+    """What is wrong goes to standard error; with --json there is a report on standard output in any case."""
+    from topics.spark.pipelines.failures import explain, kind_of, next_step, report_of
 
+    if args.json:
+        print(_json(report_of(error, pipeline=name, dry_run=args.dry_run)))
     print(f"topics: {explain(error)}\nnext: {next_step(error)}", file=sys.stderr)
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
-    return EXIT_USAGE if isinstance(error, BadUsage | BadOption) else EXIT_FAILED
+    return kind_of(error).exit_status
+
+
+def _no_spark(name: str, error: ImportError, args: argparse.Namespace) -> int:
+    """Reports are part of what cannot be imported: this one is written by hand."""
+    message, step = f"pipelines need Spark: {error}", "pip install 'topics[spark]'"
+    if args.json:
+        problem = {"kind": "no_spark", "message": message, "next": step}
+        told = {"pipeline": name, "run_id": "", "state": "failed", "dry_run": args.dry_run, "ok": False}
+        print(json.dumps({**told, "topics": [], "error": problem, "next": step}, indent=2))
+    print(f"topics: {message}\nnext: {step}", file=sys.stderr)
+    return EXIT_FAILED
 
 
 @contextmanager
@@ -145,6 +161,7 @@ def _stoppable(*, follows: bool) -> Iterator[threading.Event]:
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stop.is_set() or not follows:
+            logging.disable(logging.ERROR)  # py4j would show where it was interrupted, at length
             raise KeyboardInterrupt
         stop.set()
 
@@ -157,6 +174,7 @@ def _stoppable(*, follows: bool) -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        logging.disable(logging.NOTSET)
 
 
 # --- showing
@@ -170,25 +188,45 @@ def describe(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     for row in report.topics[:TOPICS_SHOWN]:
         yield f"  {_topic_line(row, dry_run=report.dry_run)}"
+        yield from (f"    would {text}" for text in row.would)
     if len(report.topics) > TOPICS_SHOWN:
         yield f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all"
     told = [(row, gap) for row in report.topics for gap in row.gaps]
+    word = "would note as lost" if report.dry_run else "lost"
     for row, gap in told[:GAPS_SHOWN]:
-        yield f"  lost: {row.topic} seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
+        yield f"  {word}: {row.topic} seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
     if len(told) > GAPS_SHOWN:
         yield f"  {len(told) - GAPS_SHOWN} more lost ranges; --json has them all"
     for text in report.warnings:
         yield f"  warning: {text}"
     figures = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.figures.items())
     seconds = (report.ended_ms - report.started_ms) / 1000
+    yield f"{report.pipeline}: {_summary(report)}{figures}, {seconds:.1f} s{NOTHING_DONE if report.dry_run else ''}"
+
+
+def _summary(report: Report) -> str:
+    """Nothing to do is another thing than something to do that came to nothing."""
+    looked_at = max(report.looked_at, len(report.names))
+    if not any(row.to_seq or row.records or row.would for row in report.topics):
+        return f"nothing new in {counted(looked_at, 'topic')}"
     verb = "would write" if report.dry_run else "wrote"
-    yield f"{report.pipeline}: {verb} {report.records} records of {len(report.topics)} topics{figures}, {seconds:.1f} s"
+    bound = " at most" if any(row.at_most for row in report.topics) else ""
+    others = f" ({looked_at} looked at)" if looked_at > len(report.names) else ""
+    return f"{verb}{bound} {counted(report.records, 'record')} of {counted(len(report.names), 'topic')}{others}"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _topic_line(row: TopicReport, *, dry_run: bool) -> str:
     where = row.topic + (f" → {row.into}" if row.into else "")
-    seqs = f"seqs {row.from_seq} to {row.to_seq}" if row.to_seq else "nothing new"
-    parts = [seqs, f"{row.records} records{' to write' if dry_run else ''}"]
+    if not row.to_seq and not row.records:
+        parts = ["nothing new"]
+    else:
+        bound = "at most " if row.at_most else ""
+        parts = [f"seqs {row.from_seq} to {row.to_seq}"] if row.to_seq else []
+        parts.append(f"{bound}{counted(row.records, 'record')}{' to write' if dry_run else ''}")
     if row.repeated:
         parts.append(f"{row.repeated} of them written before")
     if row.lag is not None:

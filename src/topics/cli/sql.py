@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from topics.cli.pipeline import DEFAULT_URL, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Subparsers
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 FORMS = ("table", "json", "jsonl", "csv")
 HISTORY = "~/.topics_sql_history"
+LOOK_S = 0.1
+CANCEL_S = 10.0  # that a query which was interrupted may take to notice
 PROMPT, MORE = "topics> ", "     -> "
 HELP = """\
   select …;           a query; it may take several lines and ends with a semicolon
@@ -72,26 +76,26 @@ def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Exit status: 0 answered, 1 a query failed, 2 arguments that cannot be meant."""
+    """Exit status: 0 answered, 1 a query failed, 2 arguments or a statement that cannot be meant, 130 interrupted."""
     try:
-        from topics.spark.options import BadOption, read_options
+        from topics.spark.sql.rewrite import split
 
-        options = _options(args)
-        try:
-            read_options({**options, "subscribe": "t"})
-            _check_answers(options)
-        except BadOption as error:
-            return _fail(str(error), EXIT_USAGE)
+        options, is_prompt = _options(args), args.query is None and sys.stdin.isatty()
+        statements = [] if is_prompt else split(sys.stdin.read() if args.query in (None, "-") else args.query)
+        if not statements and not is_prompt:
+            return _fail("there is no statement to run", EXIT_USAGE)
+        _check(options, statements)
         with warnings.catch_warnings(), ExitStack() as stack:
             warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
             spark = stack.enter_context(_session(args.master))
             from topics.spark.sql.tables import Tables
 
             tables = Tables(spark, options, gaps=args.gaps)
-            if args.query is None and sys.stdin.isatty():
+            if is_prompt:
                 return prompt(tables, args)
-            text = sys.stdin.read() if args.query in (None, "-") else args.query
-            return answer_all(tables, text, args)
+            for statement in statements:
+                _interruptible(tables, partial(answer, tables, statement, args))
+            return EXIT_DONE
     except ImportError as error:
         return _fail(f"sql needs Spark: {error}\nnext: pip install 'topics[spark]'", EXIT_FAILED)
     except KeyboardInterrupt:
@@ -102,31 +106,15 @@ def execute(args: argparse.Namespace) -> int:
         return _failed(error)
 
 
-def _check_answers(options: dict[str, str]) -> None:
-    """A mistyped address or key shows at once, not after Spark has started."""
-    if "url" not in options:
-        return
-    from msgspec import structs
+def _check(options: dict[str, str], statements: list[str]) -> None:
+    """What is plain without Spark is told at once: an address, a key, a lake, a topic that was mistyped."""
+    from topics.spark.options import read_options
+    from topics.spark.sql.tables import check, names_of
 
-    from topics.spark.catalog import client_for
-    from topics.spark.options import connection
-
-    reached = structs.replace(connection(options), retries=1)
-    for server in reached.servers:
-        with client_for(reached, server) as client:
-            next(client.topics(), None)
-
-
-def answer_all(tables: Tables, text: str, args: argparse.Namespace) -> int:
-    """Statement by statement, up to the first that fails."""
-    from topics.spark.sql.rewrite import split
-
-    statements = split(text)
-    if not statements:
-        return _fail("there is no statement to run", EXIT_USAGE)
+    read_options({**options, "subscribe": "t"})
+    names = names_of({**options, "retries": "1"})
     for statement in statements:
-        answer(tables, statement, args)
-    return EXIT_DONE
+        check(statement, names)
 
 
 def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
@@ -151,7 +139,7 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
                 print(HELP)
                 continue
             try:
-                answer(tables, statement, args)
+                _interruptible(tables, partial(answer, tables, statement, args))
             except KeyboardInterrupt:
                 print("interrupted")
             except BrokenPipeError:
@@ -161,9 +149,32 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
+def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
+    """Does it in a thread of its own: Ctrl-C in the midst of what the JVM answers breaks the connection for good."""
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            do()
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(LOOK_S)
+    except KeyboardInterrupt:
+        tables.cancel()
+        thread.join(CANCEL_S)
+        raise
+    if failure:
+        raise failure[0]
+
+
 def _statements() -> Iterator[str]:
     """What a person types, statement by statement; a command of ours needs no semicolon."""
-    from topics.spark.sql.rewrite import split
+    from topics.spark.sql.rewrite import is_whole, split
 
     held = ""
     while True:
@@ -180,7 +191,7 @@ def _statements() -> Iterator[str]:
             yield line.strip().rstrip(";")
             continue
         held = f"{held}\n{line}" if held else line
-        if held.rstrip().endswith(";"):
+        if is_whole(held):
             yield from split(held)
             held = ""
         elif not held.strip():
@@ -255,14 +266,16 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _failed(error: Exception) -> int:
-    from topics.spark.pipelines.failures import Failed, explain, next_step
+    """Prints what is wrong and what to do next, but for statements: what is wrong with them is all there is to say."""
+    from topics.spark.pipelines.failures import Kind, explain, kind_of, next_step
+    from topics.spark.sql.tables import BadQuery
 
-    text = str(error) if isinstance(error, Failed) else explain(error)
+    text, kind = explain(error), kind_of(error)
     if "are lost (" in text:
         text = text.partition("; with failOnDataLoss")[0] + "\nnext: --lake heals what is archived, --gaps goes on"
-    elif not isinstance(error, Failed):
+    elif not isinstance(error, BadQuery) and kind is not Kind.FAILED:
         text += f"\nnext: {next_step(error).partition(', then run')[0]}"
-    status = _fail(text, EXIT_FAILED)
+    status = _fail(text, kind.exit_status)
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
     return status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import msgspec
 from msgspec import Raw, Struct
@@ -348,6 +348,25 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsErro
         known = [code for code in Code if code.status == status]
         code, message, detail = (known or [Code.INTERNAL])[0], f"the server answered {status}", None
     return TopicsError(code, message, detail=detail, retry_after_ms=_retry_after(headers, detail))
+
+
+def refusal(error: TopicsError, call: Call, url: str, *, has_key: bool) -> str:
+    """What a 401 or 403 means for whoever has several keys, servers and topics: which right is missing for what."""
+    if error.code is Code.UNAUTHORIZED:
+        return f"{url} does not know the key" if has_key else f"{url} asks for a key, and none was given"
+    detail = error.detail or {}
+    if "scope" in detail:
+        what = _named_in(call.path)
+        return f"the key lacks the scope {' and '.join(detail['scope'])}{what and f' for {what}'} on {url}"
+    if "name" in detail:
+        return f"the key may not use {detail['name']} on {url}: its prefixes leave that name out"
+    return f"{url}: {error.message}"
+
+
+def _named_in(path: str) -> str:
+    """The topic or router that a path is about, if it is about one."""
+    parts = path.partition("?")[0].split("/")
+    return f"{parts[2].removesuffix('s')} {unquote(parts[3])}" if len(parts) > 3 else ""
 
 
 def _retry_after(headers: Mapping[str, str], detail: dict[str, Any] | None) -> int | None:

@@ -32,6 +32,10 @@ class Unreachable(TopicsError):
         super().__init__(Code.NOT_READY, f"no answer from {url}: {cause or type(cause).__name__}")
 
 
+class Refused(TopicsError):
+    """The key is not known, or may not do this: says which right is missing, for what, and where."""
+
+
 class NoPyArrow(ImportError):
     """A lake is files of Parquet, and nothing here can read them."""
 
@@ -209,8 +213,7 @@ class Client:
             connection = self._connect()
             response = self._exchange(connection, call)
             if response.status != 200:
-                headers = {name.lower(): value for name, value in response.getheaders()}
-                raise request.error_of(response.status, headers, response.read())
+                raise self._error(call, response, response.read())
             yield from pieces.read(response.read, source=f"{self.url}{call.path}")
         except (OSError, http.client.HTTPException, pieces.CutOff, Corrupt) as error:
             raise Unreachable(self.url, error) from error
@@ -246,9 +249,16 @@ class Client:
             self.close()
             raise Unreachable(self.url, error) from error
         if not 200 <= response.status < 300:
-            headers = {name.lower(): value for name, value in response.getheaders()}
-            raise request.error_of(response.status, headers, body)
+            raise self._error(call, response, body)
         return body
+
+    def _error(self, call: Call, response: http.client.HTTPResponse, body: bytes) -> TopicsError:
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        error = request.error_of(response.status, headers, body)
+        if error.code not in (Code.UNAUTHORIZED, Code.FORBIDDEN):
+            return error
+        told = request.refusal(error, call, self.url, has_key=self._token is not None)
+        return Refused(error.code, told, detail=error.detail)
 
     def _open(self, call: Call) -> http.client.HTTPResponse:
         """The answer's head. A connection kept open may have been closed by the other side: once more, then."""

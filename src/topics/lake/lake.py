@@ -99,7 +99,11 @@ class Lake:
         raise Damaged(f"{target} is missing: bring it back from a copy of the lake")
 
     def open(self, file: File) -> pq.ParquetFile:
-        return self._at(file, lambda path: pq.ParquetFile(path, buffer_size=READ_AHEAD_BYTES, pre_buffer=False))
+        """Raises `Damaged`."""
+        try:
+            return self._at(file, lambda path: pq.ParquetFile(path, buffer_size=READ_AHEAD_BYTES, pre_buffer=False))
+        except pa.ArrowException as error:
+            raise _unreadable(self.path, file, error) from error
 
     def verify(self, file: File) -> None:
         """Reads a file back and compares its checksum. Raises `Damaged`."""
@@ -161,6 +165,8 @@ class Lake:
                 if newer is None or newer.files_in(first, end) == life.files_in(first, end):
                     raise
                 life = newer
+            except (pa.ArrowException, OSError) as error:  # beyond its first bytes, which were right
+                raise _unreadable(self.path, file, error) from error
 
     def history(
         self, topic: str, epoch: int, *, first: int = 1, last: int | None = None, snapshot: Snapshot | None = None
@@ -250,6 +256,11 @@ class Lake:
                 except Damaged:
                     if not self._moved_since(base):
                         raise
+
+
+def _unreadable(lake: str, file: File, error: Exception) -> Damaged:
+    path = os.path.join(lake, file.path)
+    return Damaged(f"{path} cannot be read: bring it back from a copy of the lake ({error})")
 
 
 def _sum_of(path: str) -> str:

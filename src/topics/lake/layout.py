@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from topics.lake.errors import LakeError
+from topics.lake.errors import LakeError, NoLake
 
 UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -61,11 +61,11 @@ _COMMIT = re.compile(r"([0-9]{20})\.json")
 
 
 def local_path(place: str) -> str:
-    """A path or `file:` URL as an absolute path. Raises `LakeError` for a place that is no directory."""
+    """A path or `file:` URL as an absolute path. Raises `NoLake` for a place that is no directory."""
     scheme, colon, rest = place.partition(":")
     if colon and "/" not in scheme:
         if scheme != "file" or not rest.startswith("/"):
-            raise LakeError(f"{place}: a lake is a directory that driver and executors see under the same path")
+            raise NoLake(f"{place}: a lake is a directory that driver and executors see under the same path")
         place = "/" + rest.lstrip("/")
     return os.path.abspath(place)
 

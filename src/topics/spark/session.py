@@ -11,10 +11,14 @@ from pyspark.sql import SparkSession
 from topics.spark.java import find_java
 from topics.spark.source import TopicsSource
 
+REGISTERED = "topics.source.registered"  # a setting of ours: it lives as long as what it tells of
+
 
 def register(spark: SparkSession) -> SparkSession:
     """Makes `format("topics")` known to a session, Connect sessions included. May be called twice."""
-    spark.dataSource.register(TopicsSource)
+    if spark.conf.get(REGISTERED, None) is None:  # Spark warns of a source that replaces one, even if it is the same
+        spark.dataSource.register(TopicsSource)
+        spark.conf.set(REGISTERED, "true")
     return spark
 
 

@@ -13,16 +13,13 @@ if TYPE_CHECKING:
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = pipeline.add(subparsers, "archive", execute, "keep topics as Parquet files, for good, each record once")
-    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="U", help="server [%(default)s]")
+    pipeline.add_url(parser)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--topic", action="append", default=[], metavar="T", help="a topic; may be given several times")
     which.add_argument("--prefix", metavar="P", help="every topic whose name begins like this")
     which.add_argument("--pattern", metavar="RE", help="every topic whose whole name matches this regular expression")
     parser.add_argument("--lake", required=True, metavar="DIR", help="directory of the lake; made if it is not there")
-    parser.add_argument("--follow", action="store_true", help="go on with what is written from now on")
-    parser.add_argument(
-        "--every", type=float, default=5.0, metavar="S", help="seconds between two rounds [%(default)g]"
-    )
+    pipeline.add_follow(parser, every_s=5.0)
     parser.add_argument("--trim", action="store_true", help="delete from the topics what the lake has confirmed")
     parser.add_argument(
         "--merge",

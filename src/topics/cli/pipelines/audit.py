@@ -18,9 +18,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         execute,
         "prove that every seq is live, deleted, archived or in a recorded gap",
         show=show,
-        epilog="Exits with 0 where nothing is unexplained, and lake and server tell the same; else with 1.",
+        epilog="Exits with 0 where nothing is unexplained, and lake and server tell the same; else with 1.\n"
+        "--dry-run lists what would be looked at; it checks nothing, so its 0 proves nothing.",
     )
-    parser.add_argument("--url", default=pipeline.DEFAULT_URL, help=f"server; {pipeline.DEFAULT_URL} if not given")
+    pipeline.add_url(parser)
     parser.add_argument("--lake", metavar="DIR", required=True, help="lake that archive made")
     parser.add_argument(
         "--topic",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "keep the latest record of every tag, or of every value of an expression, as Parquet or as a topic"
     parser = pipeline.add(subparsers, "compact", execute, text)
-    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="URL", help="server [%(default)s]")
+    pipeline.add_url(parser)
     parser.add_argument("--topic", required=True, metavar="T", help="topic to compact")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--into", metavar="T2", help="topic that holds one record a key")

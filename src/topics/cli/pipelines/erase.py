@@ -21,7 +21,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Prints a receipt: every place, and how many records went from it. Exits with 1 where records are left\n"
         "that may or may not be copies.",
     )
-    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="U", help="server [%(default)s]")
+    pipeline.add_url(parser)
     parser.add_argument(
         "--match", required=True, metavar="TAG", help="a tag; or the beginning of tags and a *: user-42:*"
     )
@@ -32,13 +32,20 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="only this topic, and what routers copied from it; may be given several times",
     )  # fmt: skip
     which.add_argument("--prefix", metavar="P", help="only topics whose name begins like this, and their copies")
+    pipeline.add_positions(parser)
 
 
 def execute(args: argparse.Namespace) -> Report:
     from topics.spark.pipelines.erase import erase
 
     return erase(
-        url=args.url, match=args.match, lake=args.lake, topics=args.topic, prefix=args.prefix, **pipeline.shared(args)
+        url=args.url,
+        match=args.match,
+        lake=args.lake,
+        topics=args.topic,
+        prefix=args.prefix,
+        positions_topic=args.positions,
+        **pipeline.shared(args),
     )
 
 
@@ -51,7 +58,8 @@ def show(report: Report) -> str:
     width = max((len(_place(row)) for row in places), default=0)
     lines += [f"  {_place(row):<{width}}  {row.records:>10,}{_detail(row)}" for row in places]
     clean = len(report.topics) - len(places)
-    lines.append(f"{'' if not places else chr(10)}{clean} other places were looked through and held nothing.")
+    others = "1 other place was" if clean == 1 else f"{clean} other places were"
+    lines.append(f"{'' if not places else chr(10)}{others} looked through and held nothing.")
     if figures.get("earlier"):
         lines.append(f"{figures['earlier']:,} of these went in runs that were killed.")
     lines += [f"warning: {text}" for text in report.warnings]

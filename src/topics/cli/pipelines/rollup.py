@@ -18,7 +18,7 @@ FIELDS = ("topic", "into", "parquet", "window", "slide", "time", "watermark", "w
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     text = "aggregate a topic by windows of time, each window written once, when it is over"
     parser = pipeline.add(subparsers, "rollup", execute, text)
-    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="URL", help="server [%(default)s]")
+    pipeline.add_url(parser)
     parser.add_argument("--file", metavar="TOML", help="what follows, as a file; options go before what it says")
     parser.add_argument("--topic", metavar="T", help="topic to aggregate")
     parser.add_argument("--into", metavar="T2", help="topic for the results")

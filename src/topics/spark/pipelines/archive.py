@@ -8,6 +8,7 @@ commits files, gaps and progress as one: a run that is killed has either done a 
 from __future__ import annotations
 
 import re
+import secrets
 import time
 from collections.abc import Iterable, Sequence
 from typing import Unpack
@@ -15,16 +16,19 @@ from typing import Unpack
 from msgspec import Struct, structs
 
 from topics.client import Client
+from topics.client.request import Tombstone
 from topics.errors import Code, TopicsError
-from topics.lake import Change, Conflict, Damaged, Lake, LakeError, Life, Snapshot, Staging, joined
+from topics.lake import Change, Conflict, Damaged, Lake, Life, Snapshot, Staging, joined
 from topics.lake.layout import topic_folder
 from topics.spark import plan
 from topics.spark.archiving import Done, archive_spans
 from topics.spark.catalog import Servers
 from topics.spark.options import ReadOptions
-from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions, check_may_delete
+from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.report import Gap, Report
 from topics.spark.pipelines.standing import (
+    OTHER_LAKE,
     Key,
     ahead_of,
     check_heads,
@@ -78,17 +82,14 @@ def archive(
     """
     wanted = _subscription(topics, prefix, pattern)
     with Job("archive", servers=[url], **options) as job:
-        try:
-            run = _Archive(
-                job, Lake(lake), url, wanted,
-                trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake,
-            )  # fmt: skip
-            if job.dry_run:
-                run.pretend()
-            else:
-                run.run(follow=follow, every_s=every_s)
-        except LakeError as error:
-            raise Failed(str(error), next="see the message; the lake is as it was after its last commit") from error
+        run = _Archive(
+            job, Lake(lake), url, wanted,
+            trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake,
+        )  # fmt: skip
+        if job.dry_run:
+            run.pretend()
+        else:
+            run.run(follow=follow, every_s=every_s)
     return job.report
 
 
@@ -100,6 +101,9 @@ class _Wanted(Struct, frozen=True):
     def has(self, topic: str) -> bool:
         """Not the topics in which pipelines and others report, unless somebody asks for just those."""
         return not topic.startswith(OURS) or bool(self.topics) or (self.prefix or self.pattern or "").startswith(OURS)
+
+    def __str__(self) -> str:
+        return begins_with(self.prefix or "") if self.pattern is None else f"matches {self.pattern!r}"
 
 
 def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None) -> _Wanted:
@@ -145,15 +149,57 @@ class _Archive:
     # --- runs
 
     def pretend(self) -> None:
-        """A dry run."""
+        """A dry run: what would be archived, noted as lost and trimmed. Topics are asked, not read."""
         with self._servers, self._job.client(self._url) as client:
-            places = self._places(client, self._snapshot(), follow=False)
-        for span in _behind(self._snapshot(), places):
-            row = self._job.report.topic(span.topic, server=self._url)
-            row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
-            place = next(place for place in places if place.topic == span.topic)
-            row.records = min(place.count, span.stop - max(span.start, place.earliest))
-            row.size_bytes = round(row.records * place.bytes_per_seq)
+            snapshot = self._snapshot()
+            places = self._places(client, snapshot, follow=False)
+            behind = {span.topic: span for span in _behind(snapshot, places)}
+            for place in places:
+                if (span := behind.get(place.topic)) is not None:
+                    self._expect(client, snapshot, place, span)
+                if self._trim:
+                    self._expect_trim(client, place)
+
+    def _expect(self, client: Client, snapshot: Snapshot, place: Place, span: Span) -> None:
+        row = self._job.report.topic(span.topic, server=self._url)
+        row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
+        seqs = span.stop - max(span.start, place.earliest)
+        row.records = min(place.count, seqs)
+        # Where some were deleted and not all are new, nobody knows on which side of the line those were.
+        row.at_most = span.start > place.earliest and place.count <= place.head - place.earliest
+        row.size_bytes = round(row.records * place.bytes_per_seq)
+        row.gaps = self._expected_gaps(client, place, span)
+        if row.gaps:
+            row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
+        self._warn_of_former_lives(snapshot, span.topic, first=span.start)
+
+    def _expected_gaps(self, client: Client, place: Place, span: Span) -> list[Gap]:
+        """The losses that reading would meet: of a scan for a tag that nobody has only these come back."""
+        found = []
+        nobody = ["tag", "Eq", secrets.token_hex(16)]
+        scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=nobody)
+        for piece in scan:
+            if isinstance(piece, Tombstone):
+                first = max(piece.gap_from, span.start)
+                found.append(Gap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
+        upto = min(self._elsewhere.get((span.topic, span.epoch), 0), place.earliest - 1)
+        told = Life(topic=span.topic, epoch=span.epoch, covered=tuple((gap.from_seq, gap.to_seq) for gap in found))
+        for low, high in told.uncovered(span.start, upto) if span.start <= upto else ():
+            found.append(Gap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
+        return found[:GAPS_TOLD]
+
+    def _expect_trim(self, client: Client, place: Place) -> None:
+        """Once all is archived, all that is live now is in the lake."""
+        if not place.count:
+            return
+        row = self._job.report.topic(place.topic, server=self._url)
+        state = state_of(client, place)
+        if state is not None and state.type == "queue":
+            self._warn_of_queue(place)
+            return
+        row.figures["to_trim"] = place.count
+        seqs = f"seqs {place.earliest} to {place.head}"
+        row.would.append(f"delete {seqs} from the topic once the lake has them, {place.count} records")
 
     def run(self, *, follow: bool, every_s: float) -> None:
         with self._servers, self._job.client(self._url) as client:
@@ -214,14 +260,23 @@ class _Archive:
             if topic in there or snapshot.lives(topic):
                 self._job.report.topic(topic, server=self._url)
             elif follow:
-                self._job.warn(f"topic {topic} does not exist yet")
+                self._job.warn(f"topic {topic} does not exist on {self._url} yet: waiting for it")
             else:
-                raise Failed(f"topic {topic} does not exist on {self._url}", next="see that its name is right")
+                raise unknown_topic(client, topic)
+        if not places and not self._wanted.topics:
+            self._miss(client, follow=follow)
+        self._job.report.looked_at = max(self._job.report.looked_at, len(places))
         for place in places:
             topic_folder(place.topic)  # a name that is too long for a folder is known before any work is done
         check_heads(snapshot, places)
         self._check_lake(client, snapshot, places)
         return places
+
+    def _miss(self, client: Client, *, follow: bool) -> None:
+        """No topic is meant by the prefix or pattern: a mistake, unless there is time to wait for one."""
+        if not follow:
+            raise no_topic([client], str(self._wanted), like=self._wanted.prefix or "")
+        self._job.warn(f"no topic on {self._url} {self._wanted}: waiting for one")
 
     def _check_lake(self, client: Client, snapshot: Snapshot, places: list[Place]) -> None:
         """Once for each life: what this run does itself cannot make it wrong."""
@@ -235,6 +290,9 @@ class _Archive:
         if not self._new_lake:
             refuse_other_lake(self._lake, newest, ahead)
         self._elsewhere |= ahead
+        if self._trim and not self._job.dry_run:
+            for place in new:
+                check_may_delete(client, place.topic)  # not after hours of archiving
         for place in new:
             if (life := newest.life(place.topic, place.epoch)) is not None:
                 self._check_records(place, life)
@@ -323,15 +381,16 @@ class _Archive:
                         staging.discard(added.file for added in change.adds)
                 changes = fits
         for change in changes:
-            self._warn_of_former_lives(base, change)
+            assert change.covered is not None
+            self._warn_of_former_lives(base, change.topic, first=change.covered[0])
             self._count(change)
         return {change.topic for change in changes}
 
-    def _warn_of_former_lives(self, base: Snapshot, change: Change) -> None:
-        former = base.lives(change.topic)
-        if former and change.covered is not None and change.covered[0] == 1:
+    def _warn_of_former_lives(self, base: Snapshot, topic: str, *, first: int) -> None:
+        former = base.lives(topic)
+        if former and first == 1:
             self._job.warn(
-                f"topic {change.topic} was deleted and made again: what its former life {former[-1].epoch} held above "
+                f"topic {topic} was deleted and made again: what its former life {former[-1].epoch} held above "
                 f"seq {former[-1].archived_to} is not in the lake, if there was anything"
             )
 
@@ -407,7 +466,7 @@ class _Archive:
         if life is None or state is None:
             return
         if state.type == "queue":
-            self._job.warn(f"topic {place.topic} is a queue: its jobs are left to its workers, not trimmed")
+            self._warn_of_queue(place)
             return
         if not verify(self._lake, life, life.files_in(state.earliest_seq, life.archived_to)):
             return  # merged or rewritten meanwhile: the next round looks again
@@ -423,6 +482,9 @@ class _Archive:
             return
         row = self._job.report.topic(place.topic, server=self._url)
         row.figures["trimmed"] = row.figures.get("trimmed", 0) + gone.deleted
+
+    def _warn_of_queue(self, place: Place) -> None:
+        self._job.warn(f"topic {place.topic} is a queue: its jobs are left to its workers, not trimmed")
 
 
 def _behind(snapshot: Snapshot, places: Iterable[Place]) -> list[Span]:
@@ -466,5 +528,6 @@ def _fits(newest: Snapshot, base: Snapshot, change: Change) -> bool:
 
 def _told(spans: Sequence[Span]) -> str:
     seqs = sum(span.stop - span.start for span in spans)
-    names = spans[0].topic if len(spans) == 1 else f"{len(spans)} topics"
+    topics = {span.topic for span in spans}  # the part of one that is gone is a span of its own
+    names = spans[0].topic if len(topics) == 1 else f"{len(topics)} topics"
     return f"archiving {seqs} seqs of {names}"

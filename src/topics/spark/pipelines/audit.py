@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from topics.client import Client
 from topics.client.request import Summary
 from topics.errors import Code, TopicsError
-from topics.lake import File, Lake, LakeError, Life, Snapshot
+from topics.lake import File, Lake, Life, Snapshot
 from topics.lake.heal import last_seq
 from topics.lake.layout import topic_folder
 from topics.spark.pipelines.auditing import (
@@ -29,7 +29,8 @@ from topics.spark.pipelines.auditing import (
     joined,
     look,
 )
-from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.job import Failed, Job, JobOptions
+from topics.spark.pipelines.naming import existing_lake, no_topic, unknown_topic
 from topics.spark.pipelines.report import Gap, Report, TopicReport
 from topics.spark.pipelines.spread import spread
 
@@ -101,16 +102,17 @@ class Account(Struct, kw_only=True):
 
 
 def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> Report:
-    """Looks for every seq of these topics, or of all that server and lake have. `ok` says whether all were found."""
+    """Looks for every seq of these topics, or of all that server and lake have. `ok` says whether all were found.
+
+    A dry run lists what would be looked at and finds nothing, so it is never a proof: `checked` is false.
+    """
     with Job("audit", servers=[url], **options) as job, job.client(url) as client:
-        place = Lake(lake)
-        try:
-            accounts = _audited(job, client, place, url, topics)
-            strays = place.strays()
-        except LakeError as error:
-            raise Failed(
-                str(error), next="see that --lake is the lake, and mounted; bring what is missing back from a copy"
-            ) from error
+        place = existing_lake(lake)
+        accounts = _audited(job, client, place, url, topics)
+        if job.dry_run:
+            _expect(job.report, url, accounts)
+            return job.report
+        strays = place.strays()
         folders = tuple(topic_folder(account.topic) + "/" for account in accounts)
         listed = [path for path in strays if _is_listed(path) and (not topics or path.startswith(folders))]
         _fill(job.report, url, accounts, listed)
@@ -122,7 +124,7 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
 def _audited(job: Job, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[Account]:
     for _ in range(ATTEMPTS):
         snapshot = lake.snapshot()
-        accounts = _accounts(client, snapshot, topics)
+        accounts = _accounts(client, lake, snapshot, topics)
         if job.dry_run or _attempt(job, lake, url, snapshot, accounts):
             return accounts
         job.step("the lake has changed meanwhile: looking again")
@@ -132,13 +134,15 @@ def _audited(job: Job, client: Client, lake: Lake, url: str, topics: Sequence[st
     )
 
 
-def _accounts(client: Client, snapshot: Snapshot, topics: Sequence[str]) -> list[Account]:
+def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[Account]:
     live = _live_topics(client, topics)
     archived = set(snapshot.topics())
     for name in topics:
         if name not in live and name not in archived:
-            raise BadUsage(f"topic {name!r} is neither on {client.url} nor in the lake")
+            raise unknown_topic(client, name, lake=lake)
     names = list(dict.fromkeys(topics)) or sorted(archived | {name for name in live if not name.startswith("sys:")})
+    if not names:
+        raise no_topic([client], "exists yet: there is nothing to audit", lake=lake)
     found = []
     for name in names:
         state = live.get(name)
@@ -185,7 +189,8 @@ def _attempt(job: Job, lake: Lake, url: str, snapshot: Snapshot, accounts: list[
     _check_files(job, lake, accounts)
     suspicious = any(account.damaged for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
-    job.step(f"looking for {sum(account.head for account in accounts)} seqs of {len(accounts)} topics")
+    topics = {account.topic for account in accounts}  # several lives of one are one
+    job.step(f"looking for {sum(account.head for account in accounts)} seqs of {len(topics)} topics")
     done = spread(job.spark, [one for _, one in work], look, outcome=Found, weight=lambda one: one.last - one.first + 1)
     for (account, stretch), found in zip(work, done, strict=True):
         account.found.append(_closed(stretch, found))
@@ -218,10 +223,36 @@ def _is_listed(path: str) -> bool:
 # --- telling
 
 
+def _expect(report: Report, url: str, accounts: list[Account]) -> None:
+    """What a dry run says: where it would look. It has no findings, not even none, so that it passes for no proof."""
+    for account in accounts:
+        row = _bare_row(account, url)
+        files = account.life.files
+        row.figures = {"files": len(files)}
+        row.size_bytes = sum(file.bytes for file in files)
+        if files:
+            row.would.append(f"read {len(files)} files of the lake back, {row.size_bytes} bytes")
+        if account.head:
+            where = "on the server and in the lake" if account.state is not None else "in the lake"
+            row.would.append(f"look for seqs 1 to {account.head} {where}")
+        if account.state is not None and files and account.state.earliest_seq <= files[-1].last:
+            last = min(account.state.head_seq, files[-1].last)
+            row.would.append(f"compare what both have of seqs {account.state.earliest_seq} to {last}")
+        report.topics.append(row)
+    report.looked_at = len(report.names)
+    report.figures = {
+        "checked": False,
+        "seqs": sum(account.head for account in accounts),
+        "files": sum(len(account.life.files) for account in accounts),
+    }
+
+
 def _fill(report: Report, url: str, accounts: list[Account], strays: list[str]) -> None:
     for account in accounts:
         report.topics.append(_row(account, url))
+    report.looked_at = len(report.names)
     report.figures = {
+        "checked": True,
         "seqs": sum(account.head for account in accounts),
         "files": sum(len(account.life.files) for account in accounts),
         "compared": sum(one.both for account in accounts for one in account.found),
@@ -249,14 +280,18 @@ def _row(account: Account, url: str) -> TopicReport:
         Gap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch) for gap in account.life.gaps
     ]
     gaps += [Gap(from_seq=low, to_seq=high, reason="not in the ledger yet", epoch=account.epoch) for low, high in lost]
+    row = _bare_row(account, url)
+    row.gaps, row.figures = gaps, figures
+    return row
+
+
+def _bare_row(account: Account, url: str) -> TopicReport:
     return TopicReport(
         topic=account.topic,
         server=url.rstrip("/") if account.state is not None else "",
         epoch=account.epoch,
         from_seq=1 if account.head else 0,
         to_seq=account.head,
-        gaps=gaps,
-        figures=figures,
     )
 
 
@@ -268,7 +303,7 @@ def _lines(report: Report) -> Iterator[str]:
     for row in report.topics:
         life = "" if row.server else f" (an earlier life, {row.epoch})"
         if report.dry_run:
-            yield f"{row.topic}{life}: seqs 1 to {row.to_seq} would be looked for"
+            yield f"{row.topic}{life}: would {', '.join(row.would) or 'find nothing to look at'}"
             continue
         counts = {
             name.replace("_", " "): row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")
@@ -286,7 +321,7 @@ def _lines(report: Report) -> Iterator[str]:
             yield f"  damaged file: {one['problem']}"
         for gap in row.gaps[:SHOWN]:
             yield f"  gap: seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
-    for path in report.figures["strays"]:
+    for path in report.figures.get("strays", ()):
         yield f"stray file: {path}"
     for text in report.warnings:
         yield f"warning: {text}"
@@ -295,9 +330,11 @@ def _lines(report: Report) -> Iterator[str]:
 
 def _last_line(report: Report) -> str:
     figures = report.figures
+    looked = f"{figures['seqs']} seqs of {len(report.names)} topics, {figures['files']} files"
+    if report.dry_run:
+        return f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
     findings = [f"{figures[name]} {text}" for name, text in FINDINGS.items() if figures[name] or name == "unexplained"]
     seconds = (report.ended_ms - report.started_ms) / 1000
-    looked = f"{figures['seqs']} seqs of {len(report.topics)} topics, {figures['files']} files"
     return f"audit: {looked}, {figures['compared']} records compared, {seconds:.1f} s: {', '.join(findings)}"
 
 

@@ -118,6 +118,8 @@ def compact(
         raise BadUsage(f"{topic} cannot be compacted into itself: readers of the log would lose what it drops")
     with Job("compact", servers=[url], **options) as job, job.client(url) as client:
         source = Source(job, client, topic, lake=lake)
+        if not source.appears(follow=follow):
+            return job.report
         output: Output
         if parquet is not None:
             output = FileOutput(job, path_for(parquet, topic), null_removes=null_removes)

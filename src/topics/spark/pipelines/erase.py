@@ -2,8 +2,8 @@
 
 What was there when the run began goes; what is written meanwhile stays. First all is found, then copies are deleted
 before their originals and topics before the lake: a run that is killed leaves what the next one needs to find the rest.
-Where that is not so (copies without tags in the lake, whose originals are only in a topic) their seqs are noted in the
-lake before the first delete. The lake's files are rewritten in one commit.
+Where that is not so (copies without tags in the lake, whose originals are only in a topic) their seqs are noted before
+the first delete, in the lake or, without one, on the server (`erasing`). The lake's files are rewritten in one commit.
 
 Driver only: what is read in bulk comes as Arrow, from the server's scan and from Parquet, and most of it is passed
 over by its tag or its payload.
@@ -27,10 +27,11 @@ from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, Snapshot
 from topics.model.records import TagMatch
-from topics.spark.pipelines import copies
+from topics.spark.pipelines import copies, positions
 from topics.spark.pipelines.copies import NEEDED, Id, Origins, Row, Rows, going, named, tagged
-from topics.spark.pipelines.erasing import Going, Note, Notes
-from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.erasing import FileNotes, Going, Note, Notes, TopicNotes
+from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions, check_may_delete
+from topics.spark.pipelines.naming import begins_with, existing_lake, no_topic, unknown_topic
 from topics.spark.pipelines.report import Report
 from topics.storage.run import Run
 
@@ -88,13 +89,16 @@ def erase(
     lake: str | None = None,
     topics: Sequence[str] = (),
     prefix: str | None = None,
+    positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> Report:
     """`match` is a tag, or a prefix of tags and `*`. Without `topics` and `prefix` all topics are looked through."""
     wanted = parse(match)
     with Job("erase", servers=[url], **options) as job, job.client(url) as client:
         job.report.figures |= {"match": match, "topics": 0, "copies": 0, "lake": 0, "lake_files": 0}
-        erasure = _Erasure(job, client, url, wanted, _opened(lake))
+        erasure = _Erasure(
+            job, client, url, wanted, None if lake is None else existing_lake(lake), positions_topic=positions_topic
+        )
         erasure.run(topics, prefix)
     return job.report
 
@@ -109,19 +113,12 @@ def parse(match: str) -> TagMatch:
     return TagMatch("Glob" if match.endswith("*") else "Eq", text)
 
 
-def _opened(lake: str | None) -> Lake | None:
-    if lake is None:
-        return None
-    found = Lake(lake)
-    if not found.exists():
-        raise BadUsage(f"{lake} is no lake: topics pipeline archive makes one; without --lake only topics are erased")
-    return found
-
-
 class _Erasure:
     """One run."""
 
-    def __init__(self, job: Job, client: Client, url: str, match: TagMatch, lake: Lake | None) -> None:
+    def __init__(
+        self, job: Job, client: Client, url: str, match: TagMatch, lake: Lake | None, *, positions_topic: str
+    ) -> None:
         self.job = job
         self.client = client
         self.url = url
@@ -130,12 +127,19 @@ class _Erasure:
         self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
         self.found: dict[str, Found] = defaultdict(Found)
         self.settled: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
-        self.notes = None if lake is None else Notes(os.path.join(lake.path, NOTES), f"{match.op} {match.text}")
+        what = f"{match.op} {match.text}"
+        self.notes: Notes = (
+            TopicNotes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
+            if lake is None
+            else FileNotes(os.path.join(lake.path, NOTES), what)
+        )
         self.note = Note()
         self.earlier = 0  # records that runs before this one erased, which were killed
 
     def run(self, topics: Sequence[str], prefix: str | None) -> None:
         scope = self._scope(topics, prefix)
+        if not self.job.dry_run:
+            self._check_rights(scope)
         self._wait_for_routers(scope)
         self._load_note()
         for topic in sorted({*scope.states, *scope.archived}, key=lambda name: (scope.depth(name), name)):
@@ -147,12 +151,12 @@ class _Erasure:
                 scope.states[topic] = now  # with the jobs that died while their queue was erased
             if topic in scope.states:
                 self._erase_topic(scope.states[topic])
-                if self.notes is None and self.note.tally(topic).records:
+                if self.lake is None and not self.job.dry_run and self.note.tally(topic).records:
                     self._fill_in()
-                    self.job.tell()  # what else would know of it, if this run is killed?
+                    self.job.tell()  # a receipt of what is gone, should nobody end this run
         if self.lake is not None:
             self._erase_lake(self.lake, scope)
-        if self.notes is not None and not self.job.dry_run:
+        if not self.job.dry_run:
             self.notes.drop()
         self._sum_up()
 
@@ -168,6 +172,8 @@ class _Erasure:
             live = [one.topic for one in self.client.topics(prefix or "")]
             begins = prefix or ""
             names = {name for name in (*live, *archived) if name.startswith(begins) and _ours(name, begins)}
+            if prefix and not names:
+                raise no_topic([self.client], begins_with(prefix), like=prefix, lake=self.lake)
         states: dict[str, State] = {}
         dead_letters: dict[str, str] = {}
         looked_at: set[str] = set()
@@ -179,11 +185,18 @@ class _Erasure:
                     if state.config.dead_letter is not None:
                         dead_letters[name] = state.config.dead_letter
                 elif name in topics and name not in archived:
-                    raise Failed(f'there is no topic "{name}", on the server or in the lake', next="check its name")
+                    raise unknown_topic(self.client, name, lake=self.lake)
             looked_at.update(more)
             names |= {router.dest for router in routers if router.source in names} | set(dead_letters.values())
         used = [router for router in routers if router.source in names]
         return Scope(states, sorted(names & set(archived)), used, dead_letters)
+
+    def _check_rights(self, scope: Scope) -> None:
+        """Half an erasure is worse than none: whatever can be refused is asked for before the first record goes."""
+        for topic in scope.states:
+            check_may_delete(self.client, topic)
+        if self.lake is not None and not os.access(self.lake.path, os.W_OK | os.X_OK):
+            raise Failed(f"{self.lake.path} cannot be written to by this user", next="run it as a user who may")
 
     def _state(self, topic: str) -> State | None:
         try:
@@ -284,13 +297,9 @@ class _Erasure:
         self.job.step(f"{'counting in' if dry else 'erasing from'} {name}")
         about = Going(epoch=state.epoch, head_seq=state.head_seq)
         tally = self.note.tally(name)
-        if dry or self.notes is not None:
-            about.tagged, about.copies = self._delete(name, about, dry_run=True)
-        if dry:
-            tagged_here, copied_here = about.tagged, about.copies
-        elif self.notes is not None and not about.tagged and not about.copies:
-            tagged_here = copied_here = 0
-        else:
+        about.tagged, about.copies = self._count(name, about) if dry else self._delete(name, about, dry_run=True)
+        tagged_here, copied_here = about.tagged, about.copies
+        if not dry and (about.tagged or about.copies):
             self.note.going[name] = about
             self._save_note()
             tagged_here, copied_here = self._delete(name, about)
@@ -302,10 +311,28 @@ class _Erasure:
         if self.found[name].ambiguous:
             row.figures["ambiguous"] = self.found[name].ambiguous
 
+    def _count(self, topic: str, about: Going) -> tuple[int, int]:
+        """What `_delete` would take, found by reading: a dry run needs no key that may delete."""
+        if not about.head_seq:
+            return 0, 0
+        tagged_ones = self.client.scan(topic, upto_seq=about.head_seq, epoch=about.epoch, filter=wire(self.match))
+        by_tag = sum(piece.present for piece in tagged_ones if isinstance(piece, Run))
+        seqs = self._copies_in(topic, about)
+        if not seqs:
+            return by_tag, 0
+        wanted, by_seq = pa.array(seqs, pa.int64()), 0
+        for piece in self.client.scan(topic, from_seq=seqs[0] - 1, upto_seq=seqs[-1], epoch=about.epoch):
+            if isinstance(piece, Run):
+                by_seq += pc.sum(pc.is_in(cells(piece).seq, value_set=wanted)).as_py() or 0
+        return by_tag, by_seq
+
+    def _copies_in(self, topic: str, about: Going) -> list[int]:
+        return sorted(seq for epoch, seq in self.found[topic].ids if epoch == about.epoch and seq <= about.head_seq)
+
     def _delete(self, topic: str, about: Going, *, dry_run: bool = False) -> tuple[int, int]:
         """How many went by their tag, and how many one by one."""
         by_seq = 0
-        seqs = sorted(seq for epoch, seq in self.found[topic].ids if epoch == about.epoch and seq <= about.head_seq)
+        seqs = self._copies_in(topic, about)
         for at in range(0, len(seqs), SEQS_A_REQUEST):
             part = seqs[at : at + SEQS_A_REQUEST]
             by_seq += self.client.delete(topic, seqs=part, epoch=about.epoch, dry_run=dry_run).deleted
@@ -360,8 +387,6 @@ class _Erasure:
     # --- what a run that is killed leaves to the next
 
     def _load_note(self) -> None:
-        if self.notes is None:
-            return
         if not self.job.dry_run:
             self.notes.tidy()
         noted = self.notes.load()
@@ -394,7 +419,7 @@ class _Erasure:
 
     def _save_note(self) -> None:
         """Seqs and counts only: nothing of what is to be erased."""
-        if self.notes is None or self.job.dry_run:
+        if self.job.dry_run:
             return
         self.note.ids = {topic: sorted(found.ids) for topic, found in self.found.items() if found.ids}
         self.note.settled = {router: sorted(ids) for router, ids in self.settled.items() if ids}

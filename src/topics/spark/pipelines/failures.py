@@ -1,8 +1,37 @@
-"""Failures of pipelines: what is wrong, and what to do next."""
+"""Failures of pipelines: of what kind they are, what is wrong, and what to do next."""
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import TYPE_CHECKING
+
 from topics.errors import Code, TopicsError
+from topics.lake.errors import Damaged, LakeError, NoLake
+from topics.spark.catalog import NoSuchTopic
+from topics.spark.options import BadOption
+from topics.spark.pipelines.report import Problem, Report
+from topics.storage.datadir import DataDirError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+AGAIN = "run the same command again: it goes on where this run stopped"
+
+
+class Kind(Enum):
+    """What a report calls a failure, and the exit status of the command that met it."""
+
+    USAGE = "usage", 2
+    UNREACHABLE = "unreachable", 1
+    FORBIDDEN = "forbidden", 1
+    LAKE = "lake", 1
+    FAILED = "failed", 1
+    INTERRUPTED = "interrupted", 130
+
+    def __init__(self, wire: str, exit_status: int) -> None:
+        self.wire = wire
+        self.exit_status = exit_status
 
 
 class Failed(Exception):
@@ -14,44 +43,133 @@ class Failed(Exception):
 
 
 class BadUsage(Failed):
-    """Arguments that cannot be meant. The command exits with 2."""
+    """Arguments that cannot be meant, such as a topic or a lake that is not there. The command exits with 2."""
+
+
+class LakeFailed(Failed):
+    """A lake that cannot be used as asked: a file of it is missing or damaged, or cannot be written."""
+
+
+_OF_CODE = {
+    Code.UNAUTHORIZED: Kind.FORBIDDEN,
+    Code.FORBIDDEN: Kind.FORBIDDEN,
+    Code.NOT_READY: Kind.UNREACHABLE,
+    Code.SHUTTING_DOWN: Kind.UNREACHABLE,
+}
+_OF_TASK = {  # by the name of what was raised inside Spark
+    "Refused": Kind.FORBIDDEN,
+    "Unreachable": Kind.UNREACHABLE,
+    "BadOption": Kind.USAGE,
+    "NoLake": Kind.USAGE,
+    "NoSuchTopic": Kind.USAGE,
+    "Damaged": Kind.LAKE,
+}
+
+
+def kind_of(error: BaseException) -> Kind:
+    """The one place that decides it, for every pipeline."""
+    if isinstance(error, KeyboardInterrupt):
+        return Kind.INTERRUPTED
+    if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic | DataDirError):
+        return Kind.USAGE
+    if isinstance(error, LakeFailed | LakeError):
+        return Kind.LAKE
+    if isinstance(error, TopicsError):
+        return _OF_CODE.get(error.code, Kind.FAILED)
+    if _is_of_spark(error):
+        if any(one.__name__ == "AnalysisException" for one in type(error).__mro__):
+            return Kind.USAGE  # of an expression that somebody gave
+        return _OF_TASK.get(_innermost(str(error))[0], Kind.FAILED)
+    return Kind.FAILED
+
+
+def as_failed(error: BaseException) -> BaseException:
+    """What the caller of a pipeline gets: the errors of lakes and of the source as one of ours."""
+    if isinstance(error, NoLake | NoSuchTopic | DataDirError):
+        return BadUsage(str(error), next=next_step(error))
+    if isinstance(error, LakeError):
+        return LakeFailed(str(error), next=next_step(error))
+    return error
+
+
+def problem_of(error: BaseException) -> Problem:
+    return Problem(kind=kind_of(error).wire, message=explain(error), next=next_step(error))
+
+
+def attach(error: BaseException, report: Report) -> None:
+    """Lets the failure carry what the run had done by then."""
+    error.__dict__["report"] = report
+
+
+def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> Report:
+    """The report of a run that failed; one without any work where it failed before it began."""
+    known = error.__dict__.get("report")
+    if isinstance(known, Report):
+        return known
+    report = Report(pipeline=pipeline, run_id="", dry_run=dry_run)
+    report.fail(problem_of(error))
+    return report
 
 
 def explain(error: BaseException) -> str:
     """One line that says what went wrong; of a failed Spark task the error of the task, not of those above it."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    text = str(error)
-    if type(error).__module__.startswith(("pyspark", "py4j")):
-        text = _innermost(text)
+    text = _innermost(str(error))[1] if _is_of_spark(error) else str(error)
     return text.strip() or type(error).__name__
 
 
-def _innermost(text: str) -> str:
-    """The last line of the Python traceback inside what the JVM says, or its first line where there is none."""
+def _is_of_spark(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("pyspark", "py4j"))
+
+
+def _innermost(text: str) -> tuple[str, str]:
+    """Class and message of the Python error inside what the JVM says, or its first line where there is none."""
     _, mark, inside = text.partition("Traceback (most recent call last):")
     lines = (inside if mark else text).splitlines()
     if not mark:
-        return next((line for line in lines if line.strip()), "")
+        return "", next((line for line in lines if line.strip()), "")
     for line in lines:
         if line and not line[0].isspace():
             name, colon, message = line.partition(": ")
-            return message if colon and message and "." in name else line
-    return lines[0]
+            return name.rpartition(".")[2], message if colon and message and "." in name else line
+    return "", lines[0]
 
 
 def next_step(error: BaseException) -> str:
     """What a person does after this failure."""
-    again = "run the same command again: it goes on where this run stopped"
     if isinstance(error, Failed) and error.next is not None:
         return error.next
-    if isinstance(error, KeyboardInterrupt):
-        return again
-    if isinstance(error, TopicsError):
-        if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
-            return "give a key that may do this, with --token-file"
-        if error.code is Code.NOT_READY:
-            return f"see that the server runs and can be reached from here, then {again}"
-    if isinstance(error, Failed | ValueError):
-        return "see the message; nothing has to be cleaned up before the next run"
-    return again
+    if isinstance(error, NoLake):
+        return "see that --lake names the lake, and that it is mounted; topics pipeline archive makes one"
+    if isinstance(error, NoSuchTopic):
+        return "see that its name is right"
+    if isinstance(error, DataDirError):
+        return "give --path the data directory of a server that is stopped, or a backup"
+    if isinstance(error, Damaged):
+        return (
+            "topics pipeline audit names all that is missing or damaged: bring it back from a copy of the lake, and "
+            "run the same command again"
+        )
+    kind = kind_of(error)
+    if kind is Kind.FORBIDDEN:
+        return _key_needed(error.detail if isinstance(error, TopicsError) else None)
+    return _NEXT.get(kind, AGAIN)
+
+
+_NEXT = {
+    Kind.USAGE: "correct the command; --help shows its options",
+    Kind.UNREACHABLE: f"see that the server runs and can be reached from here, then {AGAIN}",
+    Kind.LAKE: f"see to the lake, which is as it was after its last commit, then {AGAIN}",
+}
+
+
+def _key_needed(detail: Mapping[str, Any] | None) -> str:
+    known = detail or {}
+    if "scope" in known:
+        what = f"that has the scope {' and '.join(known['scope'])}"
+    elif "name" in known:
+        what = f"whose prefixes cover {known['name']}"
+    else:
+        what = "that may do this"
+    return f"give a key {what}, with --token-file; the server has its keys from TOPICS_API_KEYS"

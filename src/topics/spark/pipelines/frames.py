@@ -9,8 +9,9 @@ import msgspec
 from topics.client import Client
 from topics.client.request import State
 from topics.errors import Code, TopicsError
-from topics.spark.pipelines.failures import BadUsage, Failed
+from topics.spark.pipelines.failures import Failed
 from topics.spark.pipelines.job import Job
+from topics.spark.pipelines.naming import existing_lake, unknown_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,14 +26,27 @@ class Source:
         self.topic = topic
         self._job = job
         self._client = client
-        self._lake = lake
+        self._lake = None if lake is None else existing_lake(lake).path
+
+    def appears(self, *, follow: bool) -> bool:
+        """Whether the topic is there. A job that follows waits for it, until it is stopped."""
+        while follow and not self._job.stopping.is_set():
+            try:
+                self._client.topic(self.topic)
+                return True
+            except TopicsError as error:
+                if error.code is not Code.TOPIC_NOT_FOUND:
+                    raise
+            self._job.warn(f"topic {self.topic} does not exist on {self._client.url} yet: waiting for it")
+            self._job.stopping.wait(WAIT_MS / 1000)
+        return not follow and self.state() is not None
 
     def state(self) -> State:
         try:
             return self._client.topic(self.topic)
         except TopicsError as error:
             if error.code is Code.TOPIC_NOT_FOUND:
-                raise BadUsage(f"topic {self.topic} does not exist in {self._client.url}") from None
+                raise unknown_topic(self._client, self.topic) from None
             raise
 
     def load(self, start: int, stop: int) -> DataFrame:

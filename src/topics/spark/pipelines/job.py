@@ -26,7 +26,7 @@ from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.spark.options import BadOption, Connection
-from topics.spark.pipelines.failures import BadUsage, Failed, explain, next_step
+from topics.spark.pipelines.failures import BadUsage, Failed, as_failed, attach, problem_of
 from topics.spark.pipelines.progress import Progress, Silent
 from topics.spark.pipelines.quiet import quiet_start
 from topics.spark.pipelines.report import Report, TopicReport
@@ -99,8 +99,12 @@ class Job:
     # --- the run
 
     def __enter__(self) -> Self:
-        for url in self._servers:
-            self._check_answers(url)
+        try:
+            for url in self._servers:
+                self._check_answers(url)
+        except BaseException as error:
+            self._fail(error)
+            raise
         return self
 
     def _check_answers(self, url: str) -> None:
@@ -117,17 +121,24 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        report = self.report
-        report.ended_ms = SystemClock().now_ms()
-        if error is None:
-            report.state = "stopped" if self.stopping.is_set() else "done"
+        told = None if error is None else as_failed(error)
+        if told is None:
+            self.report.ended_ms = SystemClock().now_ms()
+            self.report.state = "stopped" if self.stopping.is_set() else "done"
         else:
-            report.state, report.error, report.next = "failed", explain(error), next_step(error)
-            report.ok = False
+            self._fail(told)
         self.tell()
         self.progress.close()
         if self._owns_spark and self._spark is not None:
             self._spark.stop()
+        if told is not error and told is not None:
+            raise told from error
+
+    def _fail(self, error: BaseException) -> None:
+        """The report says so, and the failure carries it to whoever catches it."""
+        self.report.ended_ms = SystemClock().now_ms()
+        self.report.fail(problem_of(error))
+        attach(error, self.report)
 
     def step(self, text: str) -> None:
         self.progress.step(text)
@@ -220,4 +231,9 @@ class Job:
                 self.warn(f"the report could not be written to {RUNS} of {url}: {problem}")
 
 
-__all__ = ["BadUsage", "Failed", "Job", "JobOptions", "Report", "TopicReport", "explain", "next_step"]
+def check_may_delete(client: Client, topic: str) -> None:
+    """Raises where the key may not, by a delete of nothing: before a run has changed anything, not in the middle."""
+    client.delete(topic, before_seq=1, dry_run=True)
+
+
+__all__ = ["BadUsage", "Failed", "Job", "JobOptions", "Report", "TopicReport", "check_may_delete"]

@@ -20,6 +20,7 @@ from topics.model.topic import TopicConfig
 from topics.spark.pipelines import identity, positions
 from topics.spark.pipelines.copying import Errand, Outcome, copy
 from topics.spark.pipelines.job import RUNS, BadUsage, Job, JobOptions
+from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.positions import Positions
 from topics.spark.pipelines.provenance import hops_of
 from topics.spark.pipelines.report import Gap, Report
@@ -87,6 +88,7 @@ def mirror(
     with Job("mirror", servers=[source, target], token_files=keys, **options) as job, ExitStack() as open_clients:
         job.step(f"looking at {source} and {target}")
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
+        _check_wanted(job, wanted, [one, other] if both_ways else [one], follow=follow)
         one_id = identity.identity(one, name=source_name, dry_run=job.dry_run)
         other_id = identity.identity(other, name=target_name, dry_run=job.dry_run)
         if one_id == other_id and one_id != identity.NEW:
@@ -116,6 +118,23 @@ class Wanted(Struct, frozen=True, kw_only=True):
             if row.topic.startswith("sys:") and not (self.prefix or "sys:").startswith("sys:"):
                 continue
             yield row
+
+
+def _check_wanted(job: Job, wanted: Wanted, sources: Sequence[Client], *, follow: bool) -> None:
+    """Names that name nothing are a mistake, unless there is time to wait for such topics."""
+    there = {row.topic for client in sources for row in wanted.among(client)}
+    where = " or ".join(client.url for client in sources)
+    for topic in wanted.topics:
+        if topic not in there and not follow:
+            raise unknown_topic(sources[0], topic)
+        if topic not in there:
+            job.warn(f"topic {topic} does not exist on {where} yet: waiting for it")
+    if not there and not wanted.topics:
+        which = begins_with(wanted.prefix or "")
+        if not follow:
+            raise no_topic(sources, which, like=wanted.prefix or "")
+        job.warn(f"no topic on {where} {which}: waiting for one")
+    job.report.looked_at = len(there)
 
 
 class Link:

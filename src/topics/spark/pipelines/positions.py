@@ -84,6 +84,14 @@ class Positions:
         if self._count % TIDY_EVERY == 0:
             self._tidy()
 
+    def forget(self) -> None:
+        """Removes every position of these names, where the key may delete."""
+        try:
+            self._client.delete(self.topic, match=["tag", "Glob", tag_of(self._prefix) + "*"])
+        except TopicsError as error:
+            if error.code not in (Code.FORBIDDEN, Code.TOPIC_NOT_FOUND):
+                raise
+
     def _entries(self, from_seq: int) -> list[tuple[int, _Entry]]:
         found = []
         match = ["tag", "Glob", tag_of(self._prefix) + "*"]

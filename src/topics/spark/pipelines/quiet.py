@@ -1,10 +1,16 @@
-"""Starting a JVM without its greetings: what it says on standard error is kept aside, and shown only when it fails."""
+"""Starting a JVM without its greetings: what it says on standard error is kept aside, and shown only when it fails.
+
+Ctrl-C stays ours: pyspark would cancel jobs from within the signal, over the connection on which the answer to
+something else is being read, and break it.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +25,8 @@ def quiet_start() -> Iterator[None]:
 
     Spark tells this process of every failure by an exception, so what is lost is what Java says about itself.
     """
+    is_main = threading.current_thread() is threading.main_thread()
+    on_interrupt = signal.getsignal(signal.SIGINT)
     sys.stderr.flush()
     ours = os.dup(2)
     with tempfile.TemporaryFile() as aside:
@@ -32,3 +40,5 @@ def quiet_start() -> Iterator[None]:
         finally:
             os.dup2(ours, 2)
             os.close(ours)
+            if is_main:
+                signal.signal(signal.SIGINT, on_interrupt)

@@ -20,7 +20,7 @@ from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model.names import check_topic
 from topics.spark import plan
-from topics.spark.catalog import NoSuchTopic, catalog_of
+from topics.spark.catalog import catalog_of
 from topics.spark.options import read_options
 from topics.spark.pipelines import positions
 from topics.spark.pipelines.failures import explain
@@ -216,8 +216,6 @@ class _Run:
             with catalog_of(options) as catalog:
                 [place] = catalog.places()
                 found = plan.spans(options, [place], catalog.seq_at)
-        except NoSuchTopic as error:
-            raise BadUsage(str(error)) from None
         except plan.Impossible as error:
             raise BadUsage(str(error).replace("endingOffsets", "to_seq")) from None
         if any(span.lost is not None for span in found):

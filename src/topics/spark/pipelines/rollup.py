@@ -89,6 +89,8 @@ def rollup(
     """Writes the windows that are over by now. `full` begins anew; windows are then written again."""
     with Job("rollup", servers=[url], **options) as job, job.client(url) as client, ExitStack() as stack:
         source = Source(job, client, declaration.topic, lake=lake)
+        if not source.appears(follow=follow):
+            return job.report
         output = stack.enter_context(closing(_output(job, client, declaration, positions_topic)))
         work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
         for _ in job.rounds(follow=follow):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -92,6 +93,15 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts if any(token.kind != "space" for token in tokens(part))]
 
 
+def is_whole(text: str) -> bool:
+    """Whether a semicolon ends it, and not one in a comment or in quotes that are still open."""
+    found = list(tokens(text))
+    said = [token for token in found if token.kind != "space"]
+    opened = any(token.kind == "sign" and token.text in "'\"`" for token in said)
+    comment = any(one.text + other.text == "/*" for one, other in pairwise(found))
+    return bool(said) and said[-1].text == ";" and not opened and not comment
+
+
 def read(text: str, topics: set[str]) -> Statement:
     """The statement, for a world with these topics. Raises `NoQuery`."""
     found = [token for token in tokens(text) if token.kind != "space"]
@@ -124,6 +134,29 @@ def read_condition(text: str) -> Statement:
         text = text[:start] + new + text[stop:]
     statement.text = text
     return statement
+
+
+def surely_missing(text: str, topics: set[str]) -> str | None:
+    """A name that can be nothing but a topic, and is none. Where that is not certain, Spark knows better.
+
+    `from` has other meanings inside of functions (`extract(year from ts)`), behind DISTINCT, and before a function or
+    a file; what a WITH names is a table as well.
+    """
+    found = [token for token in tokens(text) if token.kind != "space"]
+    if any(token.word == "with" for token in found):
+        return None
+    depth = 0
+    for at, token in enumerate(found[:-1]):
+        depth += (token.text == "(") - (token.text == ")")
+        is_place = token.word == "join" or (token.word == "from" and found[at - 1].word != "distinct")
+        is_place |= at == 0 and len(found) == 2 and token.word in ("describe", "desc")
+        if depth or not is_place or not found[at + 1].is_name or found[at + 1].word in ("lateral", "values", "select"):
+            continue
+        table = _table_at(text, found[at + 1])
+        follows = next((other.text for other in found[at + 2 :] if other.at >= table.end), "")
+        if follows not in ("(", ".") and known(table.name, topics) is None:
+            return table.name
+    return None
 
 
 def known(name: str, topics: set[str]) -> str | None:

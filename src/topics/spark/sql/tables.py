@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
-from topics.client import Client
 from topics.clock import SystemClock
 from topics.engine import offline
 from topics.lake import Lake
@@ -21,8 +20,16 @@ from topics.spark.batch import TopicsReader
 from topics.spark.catalog import catalog_of, client_for
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options
-from topics.spark.pipelines.failures import Failed, explain
-from topics.spark.sql.rewrite import JSON_COLUMNS, NoQuery, Statement, quoted, read, read_condition
+from topics.spark.pipelines.failures import BadUsage, explain
+from topics.spark.sql.rewrite import (
+    JSON_COLUMNS,
+    NoQuery,
+    Statement,
+    quoted,
+    read,
+    read_condition,
+    surely_missing,
+)
 from topics.storage.fs import RealFs
 
 SAMPLE = 1000  # records from either end that tell which fields there are
@@ -33,7 +40,7 @@ LEDGER = "lake.gaps"  # a table that is no topic: what was lost before it could 
 HIDDEN = tuple(f"_{name}" for name in JSON_COLUMNS)
 
 
-class BadQuery(Failed):
+class BadQuery(BadUsage):
     """A statement that cannot be run: what is wrong with it."""
 
 
@@ -42,6 +49,33 @@ class Answer(Struct):
 
     frame: DataFrame
     notes: list[str]
+
+
+def names_of(options: Mapping[str, str]) -> set[str]:
+    """The tables that there are; needs no Spark."""
+    found: set[str] = set()
+    if (path := options.get("path")) is not None:
+        cold = options.get("coldPath")
+        with offline.Directory(RealFs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as directory:
+            return set(directory.topics)
+    if (lake := options.get("lake")) is not None:
+        found |= {*Lake(lake).snapshot().topics(), LEDGER}
+    if options.get("lakeOnly") != "true":
+        reached = connection(known(options, KNOWN_OPTIONS))
+        for server in reached.servers:
+            with client_for(reached, server) as client:
+                found |= {row.topic for row in client.topics()}
+    return found
+
+
+def check(text: str, names: set[str]) -> None:
+    """Raises `BadQuery` where it is plain without Spark that a statement cannot be run."""
+    try:
+        read(text, names)
+    except NoQuery as error:
+        raise BadQuery(str(error)) from None
+    if (missing := surely_missing(text, names)) is not None:
+        raise BadQuery(_no_topic(missing, names))
 
 
 class Tables:
@@ -56,11 +90,11 @@ class Tables:
 
     def names(self) -> list[str]:
         """Every topic, but those of the server's own that begin with `sys:` last."""
-        return sorted(self._names(), key=lambda name: (name.startswith("sys:"), name))
+        return sorted(names_of(self._options), key=lambda name: (name.startswith("sys:"), name))
 
     def run(self, text: str) -> Answer:
         """The answer to one statement. Raises `BadQuery`."""
-        names = self._names()
+        names = names_of(self._options)
         if (own := self._own(text, names)) is not None:
             return own
         try:
@@ -76,27 +110,16 @@ class Tables:
         hidden = [name for name in frame.columns if name in HIDDEN]
         return Answer(frame.drop(*hidden) if hidden and len(hidden) < len(frame.columns) else frame, notes)
 
+    def cancel(self) -> None:
+        """Ends what runs, from another thread than the one that waits for it."""
+        self._spark.sparkContext.cancelAllJobs()
+
     def fields(self, topic: str, column: str) -> StructType | None:
         """The fields of `data` or `meta` by a sample; None where there is no object in it."""
         kind, _ = self._infer(topic, column)
         return kind if isinstance(kind, StructType) else None
 
     # --- names
-
-    def _names(self) -> set[str]:
-        found: set[str] = set()
-        if (path := self._options.get("path")) is not None:
-            cold = self._options.get("coldPath")
-            with offline.Directory(RealFs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as directory:
-                return set(directory.topics)
-        if (lake := self._options.get("lake")) is not None:
-            found |= {*Lake(lake).snapshot().topics(), LEDGER}
-        if self._options.get("lakeOnly") != "true":
-            reached = connection(known(self._options, KNOWN_OPTIONS))
-            for server in reached.servers:
-                with client_for(reached, server) as client:
-                    found |= set(_topics_of(client))
-        return found
 
     def _own(self, text: str, names: set[str]) -> Answer | None:
         """Statements about the tables themselves."""
@@ -236,10 +259,6 @@ def condition(
         raise BadQuery(_explain(error, statement, set())) from None
 
 
-def _topics_of(client: Client) -> Iterable[str]:
-    return (row.topic for row in client.topics())
-
-
 def _has(kind: DataType, path: tuple[str, ...]) -> bool:
     if not path:
         return True
@@ -266,16 +285,19 @@ def _with(kind: DataType, path: tuple[str, ...]) -> StructType:
     return StructType([*fields, StructField(name, _with(StructType(), rest) if rest else StringType())])
 
 
+def _no_topic(name: str, names: set[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else f"; SHOW TABLES lists the {len(names)} that there are"
+    return f"there is no topic {name}{hint}"
+
+
 def _explain(error: PySparkException, statement: Statement, names: set[str]) -> str:
     """What Spark says, without its plans; of a table that is not there, which ones there are."""
     condition = error.getCondition() or ""
     odd = [name for name in statement.unknown if not name.replace("_", "").isalnum()]  # Spark stumbles over these
     missing = statement.unknown if condition == "TABLE_OR_VIEW_NOT_FOUND" else odd if "PARSE" in condition else []
     if missing:
-        name = missing[0]
-        near = difflib.get_close_matches(name, names, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {len(names)}: try SHOW TABLES"
-        return f"there is no topic {name}{hint}"
+        return _no_topic(missing[0], names)
     if not isinstance(error, AnalysisException):
         return explain(error)
     head, _, rest = str(error).strip().partition(" SQLSTATE:")

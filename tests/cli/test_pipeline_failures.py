@@ -1,0 +1,170 @@
+"""The same mistake ends every pipeline in the same way: one JSON object, one exit status, and what to do next."""
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import ServerProcess
+from topics.cli import pipeline
+from topics.cli.main import main
+from topics.client import Client
+
+pytestmark = pytest.mark.skipif(not find_spec("pyspark"), reason="needs the extra spark")
+
+KEYS = "all,reader:read,few:read+write:mine."
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("server")
+    running = ServerProcess(directory, {"data_dir": directory / "data", "api_keys": KEYS})
+    with Client(running.url, token="all") as client:
+        for topic in ("shop.orders", "shop.prices", "mine.t"):
+            client.append(topic, [{"data": 1, "tag": "user-42"}])
+    yield running
+    running.stop()
+
+
+class Ended(NamedTuple):
+    status: int
+    report: dict[str, Any]
+    err: str
+
+
+@pytest.fixture
+def run(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(line: str, *, token: str | None = "all") -> Ended:
+        words = line.replace("URL", server.url).replace("DIR", str(tmp_path)).split()
+        key = [] if token is None else ["--token", token]
+        status = main(["pipeline", *words, *key, "--json"])
+        said = capsys.readouterr()
+        return Ended(status, json.loads(said.out), said.err)
+
+    return call
+
+
+def lines(*texts: str) -> Any:
+    return pytest.mark.parametrize("line", texts, ids=[text.split()[0] for text in texts])
+
+
+def check(ended: Ended, *, status: int, kind: str) -> str:
+    """What every failure has; gives its message."""
+    report, problem = ended.report, ended.report["error"]
+    assert (ended.status, report["state"], report["ok"], problem["kind"]) == (status, "failed", False, kind)
+    assert problem["next"] == report["next"] != ""
+    assert f"topics: {problem['message']}\nnext: {problem['next']}\n" in ended.err
+    return str(problem["message"])
+
+
+@lines(
+    "archive --url URL --topic shop.order --lake DIR/lake",
+    "compact --url URL --topic shop.order --parquet DIR/out",
+    "rollup --url URL --topic shop.order --parquet DIR/out --window 1minute",
+    "replay --url URL --from-url URL --topic shop.order --into again",
+    "mirror --from URL --to URL/v --topic shop.order",
+    "erase --url URL --topic shop.order --match user-42",
+)
+def test_a_topic_that_is_not_there_is_a_mistake_of_usage(run: Any, line: str, server: ServerProcess) -> None:
+    if line.startswith("mirror"):
+        line = line.replace("URL/v", server.url.replace("127.0.0.1", "localhost"))
+    ended = run(line)
+    message = check(ended, status=2, kind="usage")
+    assert "shop.order" in message
+    assert server.url in message
+
+
+@lines(
+    "archive --url URL --topic shop.orders --lake s3://bucket/lake",
+    "audit --url URL --lake DIR/none",
+    "compact --url URL --topic shop.orders --parquet DIR/out --lake DIR/none",
+    "rollup --url URL --topic shop.orders --parquet DIR/out --window 1minute --lake DIR/none",
+    "replay --url URL --lake DIR/none --topic shop.orders --into again",
+    "erase --url URL --lake DIR/none --match user-42",
+)
+def test_so_is_a_lake_that_is_not_there(run: Any, line: str) -> None:
+    message = check(run(line), status=2, kind="usage")
+    assert "lake" in message
+
+
+@lines(
+    "archive --url URL --prefix shp. --lake DIR/lake",
+    "erase --url URL --prefix shp. --match user-42",
+    "mirror --from URL --to OTHER --prefix shp.",
+)
+def test_so_is_a_prefix_that_no_topic_begins_with(run: Any, line: str, server: ServerProcess) -> None:
+    ended = run(line.replace("OTHER", server.url.replace("127.0.0.1", "localhost")))
+    message = check(ended, status=2, kind="usage")
+    assert message == f"no topic on {server.url} begins with 'shp.'"
+    assert "shop.orders" in ended.report["next"]
+
+
+def test_arguments_that_are_refused_before_a_run_begins_have_a_report_too(run: Any) -> None:
+    ended = run("compact --url URL --topic a --into a")
+    assert check(ended, status=2, kind="usage").startswith("a cannot be compacted into itself")
+    assert (ended.report["pipeline"], ended.report["run_id"]) == ("compact", "")
+
+
+@lines(
+    f"archive --url {NOBODY} --prefix a --lake DIR/lake",
+    f"audit --url {NOBODY} --lake DIR/lake",
+    f"mirror --from URL --to {NOBODY} --prefix shop.",
+)
+def test_a_server_that_does_not_answer_is_a_failure(run: Any, line: str) -> None:
+    ended = run(line)
+    assert NOBODY in check(ended, status=1, kind="unreachable")
+    assert "see that the server runs" in ended.report["next"]
+
+
+@pytest.mark.parametrize(
+    ("token", "line", "message", "step"),
+    [
+        (None, "archive --url URL --prefix a --lake DIR/l", "URL asks for a key, and none was given", "give a key"),
+        ("nix", "archive --url URL --prefix a --lake DIR/l", "URL does not know the key", "give a key"),
+        (
+            "few", "archive --url URL --topic shop.orders --lake DIR/l",
+            "the key may not use shop.orders on URL: its prefixes leave that name out",
+            "give a key whose prefixes cover shop.orders",
+        ),
+        (
+            "reader", "archive --url URL --topic shop.orders --lake DIR/l --trim",
+            "the key lacks the scope delete for topic shop.orders on URL", "give a key that has the scope delete",
+        ),
+    ],
+)  # fmt: skip
+def test_a_key_that_may_not_is_told_with_what_it_lacks_for_what_and_where(
+    run: Any, server: ServerProcess, tmp_path: Path, token: str | None, line: str, message: str, step: str
+) -> None:
+    ended = run(line, token=token)
+    assert check(ended, status=1, kind="forbidden") == message.replace("URL", server.url)
+    assert ended.report["next"].startswith(step)
+    assert not (tmp_path / "l" / "_lake" / "commits").exists()
+
+
+def test_without_spark_there_is_a_report_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    class Args:
+        json, dry_run = True, False
+
+    def execute(args: object) -> Any:
+        raise ModuleNotFoundError("No module named 'pyspark'")
+
+    assert pipeline.run("audit", execute, Args(), pipeline.describe) == 1  # type: ignore[arg-type]
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert (report["pipeline"], report["ok"], report["error"]["kind"]) == ("audit", False, "no_spark")
+    assert "next: pip install" in said.err
+
+
+def test_an_interruption_is_told_and_has_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    class Args:
+        json, dry_run = True, False
+
+    def execute(args: object) -> Any:
+        raise KeyboardInterrupt
+
+    assert pipeline.run("audit", execute, Args(), pipeline.describe) == 130  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "interrupted"
