@@ -123,6 +123,15 @@ def _step(at: Positions, place: Place, first_seq: Callable[[Place], int]) -> Ste
     return Step(begin, min(max(begin.seq, place.earliest), place.end), place.end, again)
 
 
+def is_readable(at: Positions, place: Place) -> bool:
+    """Whether the lake has something for a reader who stands here, of a topic that is gone from its server.
+
+    All that he has read and perhaps more, or a later life. Otherwise it knows less than he does.
+    """
+    known = at.get((place.server, place.topic))
+    return known is None or (known.epoch, known.seq) <= (place.epoch, place.end)
+
+
 def is_recreated(begin: Position, end: Position) -> bool:
     return end.epoch != begin.epoch or end.seq < begin.seq
 
