@@ -28,7 +28,6 @@ from topics.spark.schema import Shape, shape_of
 from topics.storage.fs import RealFs
 from topics.storage.run import Run
 
-
 HINTS = {
     OTHER_LAKE: "the server was told that a lake has them, and this one has not: it is another lake, an older copy, or "
     "lacks its last versions: bring the right one back; ",

@@ -32,11 +32,11 @@ class TopicGone(RuntimeError):
     def __init__(self, server: str, topic: str, seq: int, *, lake: str | None) -> None:
         archived = "" if lake is None else f", and {lake} does not have all of that"
         super().__init__(
-            f"topic {topic} in {server}, read up to seq {seq - 1}, was deleted{archived}: what was written to it behind "
-            "that, if anything, is lost\n"
-            "next: if that was meant, start the query again with failOnDataLoss=false: it goes on without the topic, and "
-            "tells of the loss by a row of kind gap once it has been made again; or leave the topic out of what is "
-            "subscribed to. Archived before it is deleted, a topic is read on from its lake (option lake)"
+            f"topic {topic} in {server}, read up to seq {seq - 1}, was deleted{archived}: what was written to it "
+            "behind that, if anything, is lost\n"
+            "next: if that was meant, start the query again with failOnDataLoss=false: it goes on without the topic, "
+            "and tells of the loss by a row of kind gap once it has been made again; or leave the topic out of what "
+            "is subscribed to. A topic that is archived before it is deleted is read on from its lake (option lake)"
         )
 
 
@@ -124,9 +124,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for (server, topic), position in sorted(at.items()):
                 if (server, topic) not in names and self._is_wanted(server, topic):
                     raise TopicGone(server, topic, position.seq, lake=self.options.lake)
-        return offsets.advance(
-            at, [*there, *self._unread(at, names)], first_seq=self._first_of_new, budget=budget
-        )
+        return offsets.advance(at, [*there, *self._unread(at, names)], first_seq=self._first_of_new, budget=budget)
 
     def _unread(self, at: Positions, there: set[Key]) -> list[Place]:
         """Topics that are gone, of which this stream has seen more than it has read: that is told, and by its range."""
