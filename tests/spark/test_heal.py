@@ -1,6 +1,5 @@
 """Lake and live topic as one history: to Spark, in batches and streams, and to the Python client."""
 
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -373,51 +372,3 @@ def test_schemas_of_a_lake_and_of_the_source_agree():
     plain: pa.Schema = Shape().arrow()
     assert all(SCHEMA.field(name).type == plain.field(name).type for name in SCHEMA.names if name != "epoch")
     assert Lake("/x").path == "/x"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_happened_every_seq_comes_once_and_only_what_is_nowhere_is_a_gap(
-    client: Client, topic: str, tmp_path: Path, seed: int
-):
-    """Random writes, archives, trims, evictions and deletes, against an account of what happened to each seq."""
-    chance = random.Random(seed)
-    written: dict[int, Seen] = {}
-    archived: set[int] = set()
-    deleted: set[int] = set()
-    for _ in range(25):
-        match chance.choice(["write", "write", "archive", "trim", "evict", "delete", "delete tag"]):
-            case "write":
-                written |= {one.seq: one for one in write(client, topic, chance.randint(1, 40))}
-            case "archive" | "trim" as what if written:
-                known = Lake(str(tmp_path)).snapshot().lives(topic) if Lake(str(tmp_path)).exists() else []
-                start, head = (known[0].archived_to if known else 0), max(written)
-                upto = chance.randint(start, head)
-                if upto > start:
-                    live = {one.seq for one in by_diff(client, topic) if one.reason is None}
-                    archived |= {seq for seq in live if start < seq <= upto}
-                    archive(client, tmp_path, topic, upto=upto, trim=what == "trim")
-            case "evict" if written:
-                client.put_topic(topic, cap_records=chance.randint(5, 60))
-                client.put_topic(topic, cap_records=0)
-            case "delete" if written:
-                before = chance.randint(1, max(written))
-                deleted |= {one.seq for one in by_diff(client, topic) if one.reason is None and one.seq < before}
-                client.delete(topic, before_seq=before)
-            case "delete tag" if written:
-                deleted |= {one.seq for one in by_diff(client, topic) if one.tag == "t1"}
-                client.delete(topic, match="t1")
-    Lake(str(tmp_path)).create()
-    live = {one.seq for one in by_diff(client, topic) if one.reason is None}
-    for found in (
-        read(client, tmp_path, subscribe=topic, startingOffsets=f'{{"{topic}":1}}'),
-        by_diff(client, topic, lake=tmp_path),
-    ):
-        records = {one.seq: one for one in found if one.reason is None}
-        lost = [seq for one in found if one.gap_to is not None for seq in range(one.seq, one.gap_to + 1)]
-        assert [one.seq for one in found] == sorted(one.seq for one in found)
-        assert len(records) + len(lost) == len({*records, *lost}), "no seq comes twice"
-        assert all(written[seq] == one for seq, one in records.items())
-        for seq in written.keys() - deleted:
-            assert (seq in records) == (seq in live or seq in archived), seq
-            assert (seq in lost) == (seq not in records), seq
-        assert not (records.keys() & deleted) - archived

@@ -6,9 +6,8 @@ No session is started: what tasks would do is done here, which takes a tenth of 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,7 +22,6 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record, Tombstone
 from topics.lake import Gap, Lake
-from topics.spark.archiving import Done, archive_part
 from topics.spark.batch import TopicsReader
 from topics.spark.options import read_options
 from topics.spark.pipelines.archive import archive
@@ -31,7 +29,7 @@ from topics.spark.pipelines.audit import audit, describe
 from topics.spark.pipelines.auditing import Stretch, look
 from topics.spark.pipelines.job import Failed
 from topics.spark.pipelines.report import Report
-from topics.spark.read import DataLoss, How
+from topics.spark.read import DataLoss
 
 Run = Callable[..., Report]
 
@@ -39,23 +37,6 @@ Run = Callable[..., Report]
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     return Lake(str(tmp_path / "lake"))
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """In place of a session; tasks are done by whoever asks for them."""
-
-    def archive_spans(spark: Any, parts: Sequence[Any], *, connection: Any, lake: str, staging: str) -> list[Done]:
-        how = How(connection=connection, fail_on_data_loss=False)
-        done = [archive_part(part, how=how, lake=lake, staging=staging) for part in parts]
-        return [one for part in done for one in msgspec.json.decode(part, type=list[Done])]
-
-    def spread(spark: Any, errands: Sequence[Any], do: Callable[[Any], Any], **_: Any) -> list[Any]:
-        return [do(errand) for errand in errands]
-
-    monkeypatch.setattr("topics.spark.pipelines.archive.archive_spans", archive_spans)
-    monkeypatch.setattr("topics.spark.pipelines.audit.spread", spread)
-    return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 
 
 @pytest.fixture
