@@ -118,6 +118,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- inside
 
     def _advance(self, at: Positions, places: list[Place], budget: int | None) -> tuple[Positions, Positions]:
+        places = [offsets.at_home(at, place) for place in places]
         there = [self._with_unread(place) for place in places if not place.gone or offsets.is_readable(at, place)]
         names = {(place.server, place.topic) for place in there}
         if self.options.fail_on_data_loss:
