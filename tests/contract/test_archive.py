@@ -25,6 +25,21 @@ def test_a_report_is_told_back_and_never_moves_back(api: Api, topic: str):
     assert state["archive"] == {"unarchived": 3, "overdue": 0, "evicted": 0}
 
 
+def test_an_archive_says_up_to_where_it_deletes_what_it_has(api: Api, topic: str):
+    api.write(topic, *range(10))
+    path, epoch = f"/v0/topics/{topic}/archived", api.state(topic)["epoch"]
+    report(api, topic, 7)
+    assert "trimmed_seq" not in api.state(topic)
+    error = api.refused(400, "invalid_request", "POST", path, {"seq": 7, "epoch": epoch, "trimmed_seq": 8})
+    assert error["detail"] == {"field": "trimmed_seq"}
+    for seq, moved in ((5, True), (5, False), (4, False)):
+        told = api.call("POST", path, {"seq": 7, "epoch": epoch, "trimmed_seq": seq}).json()
+        assert (told["archived_seq"], told["moved"]) == (7, moved)
+    assert report(api, topic, 8)["moved"]  # says nothing of a trim, and takes none back
+    state = api.state(topic)
+    assert (state["archived_seq"], state["trimmed_seq"], state["count"]) == (8, 5, 10)
+
+
 @pytest.mark.parametrize("body", [{}, {"seq": 1}, {"epoch": 1}, {"seq": -1, "epoch": 1}, {"seq": "1", "epoch": 1}])
 def test_a_report_names_seq_and_epoch(api: Api, topic: str, body: dict[str, Any]):
     api.write(topic, 1)

@@ -49,9 +49,13 @@ class Removal(Attempt):
 
 @dataclass
 class Report(Attempt):
-    """Somebody's archive is said to have everything up to `seq`."""
+    """Somebody's archive is said to have everything up to `seq`, and to delete half of it."""
 
     seq: int = 0
+
+    @property
+    def trimmed(self) -> int:
+        return self.seq // 2
 
 
 @dataclass
@@ -211,8 +215,10 @@ class _Judge:
         assert archived <= self.topic.head
         assert archived in {0, *(report.seq for report in self.life.reports)}
         acked = max((report.seq for report in self.life.reports if report.status == "acked"), default=0)
+        assert self.topic.trimmed in {0, *(report.trimmed for report in self.life.reports)}
         if self.life.safe(power=self.power) or self.mode == "none":
             assert archived >= acked, "what was archived has been forgotten"
+            assert self.topic.trimmed >= acked // 2, "what was trimmed has been forgotten"
         if self.life.held:
             reported = max((report.seq for report in self.life.reports), default=0)
             taken = [seq for seq, reason in self.lost.items() if reason in ("cap", "ttl")]
@@ -300,9 +306,9 @@ class Client:
         life = self._life(name)
         assert life is not None
         topic = self.server.engine.topic(name)
-        report = Report(seq=max(topic.head - behind, 0))
+        engine, report = self.server.engine, Report(seq=max(topic.head - behind, 0))
         life.reports.append(report)
-        self._follow(report, lambda: reported(self.server.engine, name, seq=report.seq, epoch=topic.epoch))
+        self._follow(report, lambda: reported(engine, name, seq=report.seq, epoch=topic.epoch, trimmed=report.trimmed))
 
     def drop(self, name: str) -> None:
         life = self._life(name)

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,3 +99,28 @@ def client(server: ServerProcess) -> Iterator[Client]:
 def topic() -> str:
     """A name no other test uses."""
     return f"topic{next(_numbers)}"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return here_of(monkeypatch)
+
+
+def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In place of a session; tasks are done by whoever asks for them."""
+    import msgspec
+
+    from topics.spark.archiving import Done, archive_part
+    from topics.spark.read import How
+
+    def archive_spans(spark: Any, parts: Sequence[Any], *, connection: Any, lake: str, staging: str) -> list[Any]:
+        how = How(connection=connection, fail_on_data_loss=False)
+        done = [archive_part(part, how=how, lake=lake, staging=staging) for part in parts]
+        return [one for part in done for one in msgspec.json.decode(part, type=list[Done])]
+
+    def spread(spark: Any, errands: Sequence[Any], do: Callable[[Any], Any], **_: Any) -> list[Any]:
+        return [do(errand) for errand in errands]
+
+    monkeypatch.setattr("topics.spark.pipelines.archive.archive_spans", archive_spans)
+    monkeypatch.setattr("topics.spark.pipelines.audit.spread", spread)
+    return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))

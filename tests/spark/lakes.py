@@ -38,8 +38,10 @@ def archive(
         adds = write_files(lake.path, staging.token, topic, state.epoch, [_batch(spoil(records), state.epoch)])
         change = Change(op="archive", topic=topic, epoch=state.epoch, adds=adds, gaps=gaps, covered=(start, stop))
         made = staging.commit(base, [change])
+        client.archived(topic, seq=stop, epoch=state.epoch)
         if trim:
             made = staging.commit(made, [Change(op="trim", topic=topic, epoch=state.epoch, trimmed_to=stop)])
+            client.archived(topic, seq=stop, epoch=state.epoch, trimmed_seq=stop)
             client.delete(topic, before_seq=stop + 1)
     life = made.life(topic, state.epoch)
     assert life is not None

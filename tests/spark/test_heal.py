@@ -1,15 +1,16 @@
 """Lake and live topic as one history: to Spark, in batches and streams, and to the Python client."""
 
-import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from tests.spark.lakes import archive
 from tests.spark.streams import drain, source
@@ -20,6 +21,7 @@ from topics.lake import Lake, NoLake
 from topics.spark.batch import TopicsReader
 from topics.spark.options import BadOption, read_options
 from topics.spark.read import DataLoss
+from topics.spark.stream import TopicGone, TopicsStreamReader
 
 
 def write(client: Client, topic: str, count: int, **config: Any) -> list[Seen]:
@@ -44,12 +46,13 @@ def read(client: Client, lake: Path | None, **options: str) -> list[Seen]:
 
 
 def seen(reader: TopicsReader) -> Iterator[Seen]:
-    for part in reader.partitions():
-        for batch in reader.read(part):
-            for row in batch.to_pylist():
-                ms = None if row["ts"] is None else round(row["ts"].timestamp() * 1000)
-                rest = (row[name] for name in ("node", "tag", "meta", "data", "gap_to", "reason"))
-                yield Seen(row["seq"], ms, *rest)
+    return (row for part in reader.partitions() for batch in reader.read(part) for row in rows_of(batch))
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[Seen]:
+    for row in batch.to_pylist():
+        ms = None if row["ts"] is None else round(row["ts"].timestamp() * 1000)
+        yield Seen(row["seq"], ms, *(row[name] for name in ("node", "tag", "meta", "data", "gap_to", "reason")))
 
 
 def test_what_was_evicted_but_archived_comes_back(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
@@ -198,6 +201,118 @@ def test_a_stream_begins_in_the_lake_and_goes_on_live(spark: SparkSession, clien
     assert [row.seq for rows in drain(frame, tmp_path / "checkpoint") for row in rows] == [one.seq for one in more]
 
 
+def batch_of(reader: TopicsStreamReader, at: dict[str, Any], **limit: int) -> tuple[dict[str, Any], list[Seen]]:
+    """What a stream reads next, and where it stands then; without a session, as Spark would ask for it."""
+    end = reader.latestOffset(at, ReadMaxRows(**limit) if limit else ReadAllAvailable())
+    parts = reader.partitions(at, end)
+    return end, [row for part in parts for batch in reader.read(part) for row in rows_of(batch)]
+
+
+StreamOf = Callable[..., TopicsStreamReader]
+
+
+@pytest.fixture
+def stream_of(client: Client) -> Iterator[StreamOf]:
+    made: list[TopicsStreamReader] = []
+
+    def stream(lake: Path | None, **options: str) -> TopicsStreamReader:
+        given = {"url": client.url, "startingOffsets": "earliest", **options}
+        made.append(TopicsStreamReader(read_options(given if lake is None else given | {"lake": str(lake)})))
+        return made[-1]
+
+    yield stream
+    for reader in made:
+        reader.stop()
+
+
+def test_a_stream_by_prefix_has_the_topics_of_a_batch_those_that_only_the_lake_has_among_them(
+    client: Client, stream_of: StreamOf, topic: str, tmp_path: Path
+):
+    live, gone = write(client, f"{topic}.live", 10), write(client, f"{topic}.gone", 6)
+    for name in ("live", "gone"):
+        archive(client, tmp_path, f"{topic}.{name}")
+    client.drop_topic(f"{topic}.gone")
+    for subscription in ({"subscribePrefix": f"{topic}."}, {"subscribePattern": f"{topic}[.](live|gone)"}):
+        assert Counter(read(client, tmp_path, **subscription)) == Counter(live + gone)
+        stream = stream_of(tmp_path, **subscription)
+        at, found = batch_of(stream, stream.initialOffset())
+        assert Counter(found) == Counter(live + gone)
+        assert batch_of(stream, at) == (at, [])
+
+    again = write(client, f"{topic}.gone", 3)  # it is another one, and that is told
+    lenient = stream_of(tmp_path, subscribePrefix=f"{topic}.", failOnDataLoss="false")
+    assert batch_of(lenient, at)[1] == [Seen(1, gap_to=3, reason="recreated"), *again]
+    latest = stream_of(tmp_path, subscribePrefix=f"{topic}.", startingOffsets="latest")
+    assert batch_of(latest, latest.initialOffset())[1] == []
+
+
+def test_a_stream_goes_on_with_a_topic_that_was_dropped_as_far_as_the_lake_has_it(
+    client: Client, stream_of: StreamOf, topic: str, tmp_path: Path
+):
+    written = write(client, topic, 20)
+    stream = stream_of(tmp_path, subscribe=topic)
+    archive(client, tmp_path, topic, upto=10)
+    at, found = batch_of(stream, stream.initialOffset(), max_rows=5)
+    assert found == written[:5]
+    archive(client, tmp_path, topic)
+    client.drop_topic(topic)
+    for reader in (stream, stream_of(tmp_path, subscribe=topic)):  # that one was started again
+        end, found = batch_of(reader, at)
+        assert found == written[5:]
+        assert batch_of(reader, end) == (end, [])
+    again = write(client, topic, 3)
+    lenient = stream_of(tmp_path, subscribe=topic, failOnDataLoss="false")
+    assert batch_of(lenient, end)[1] == [Seen(1, gap_to=3, reason="recreated"), *again]
+
+
+@pytest.mark.parametrize("archived_to", [None, 0, 3, 12])
+def test_what_a_stream_has_seen_of_a_dropped_topic_and_nobody_has_is_an_error_or_a_gap(
+    client: Client, stream_of: StreamOf, topic: str, tmp_path: Path, archived_to: int | None
+):
+    """None: there is no lake. It has read five, knows of twenty, and the lake has less, or more, than it has read."""
+    written = write(client, topic, 20)
+    lake = None if archived_to is None else tmp_path
+    if archived_to is not None:
+        Lake(str(tmp_path)).create()
+        if archived_to:
+            archive(client, tmp_path, topic, upto=archived_to)
+    strict, lenient = (stream_of(lake, subscribe=topic, failOnDataLoss=word) for word in ("true", "false"))
+    for reader in (strict, lenient):
+        at, found = batch_of(reader, reader.initialOffset(), max_rows=5)
+        assert found == written[:5]
+    client.drop_topic(topic)
+
+    end, found = batch_of(lenient, at)
+    known = max(archived_to or 0, 5)
+    assert found == [*written[5:known], Seen(known + 1, gap_to=20, reason="dropped")]
+    assert batch_of(lenient, end) == (end, [])
+    if known > 5:
+        with pytest.raises(DataLoss, match=r"seqs 13 to 20 .* are lost \(dropped\)"):
+            batch_of(strict, at)
+    else:
+        with pytest.raises(TopicGone, match=r"read up to seq 5, was deleted(.|\n)*\nnext: .* failOnDataLoss=false"):
+            batch_of(strict, at)
+    with pytest.raises(TopicGone, match="read up to seq 20, was deleted"):
+        batch_of(stream_of(lake, subscribe=topic), end)
+
+
+def test_an_earlier_life_in_the_lake_is_not_read_in_place_of_a_later_one_that_was_dropped(
+    client: Client, stream_of: StreamOf, topic: str, tmp_path: Path
+):
+    write(client, topic, 5)
+    archive(client, tmp_path, topic)
+    client.drop_topic(topic)
+    written = write(client, topic, 3)
+    stream = stream_of(tmp_path, subscribe=topic)
+    at, found = batch_of(stream, stream.initialOffset())
+    assert found == written
+    client.drop_topic(topic)
+    with pytest.raises(TopicGone, match="does not have all of that"):
+        batch_of(stream, at)
+    lenient = stream_of(tmp_path, subscribe=topic, failOnDataLoss="false")
+    assert batch_of(lenient, at) == (at, [])
+
+
 def test_a_lake_is_read_without_a_server_too(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 20)
     archive(client, tmp_path, topic, upto=15)
@@ -257,51 +372,3 @@ def test_schemas_of_a_lake_and_of_the_source_agree():
     plain: pa.Schema = Shape().arrow()
     assert all(SCHEMA.field(name).type == plain.field(name).type for name in SCHEMA.names if name != "epoch")
     assert Lake("/x").path == "/x"
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_happened_every_seq_comes_once_and_only_what_is_nowhere_is_a_gap(
-    client: Client, topic: str, tmp_path: Path, seed: int
-):
-    """Random writes, archives, trims, evictions and deletes, against an account of what happened to each seq."""
-    chance = random.Random(seed)
-    written: dict[int, Seen] = {}
-    archived: set[int] = set()
-    deleted: set[int] = set()
-    for _ in range(25):
-        match chance.choice(["write", "write", "archive", "trim", "evict", "delete", "delete tag"]):
-            case "write":
-                written |= {one.seq: one for one in write(client, topic, chance.randint(1, 40))}
-            case "archive" | "trim" as what if written:
-                known = Lake(str(tmp_path)).snapshot().lives(topic) if Lake(str(tmp_path)).exists() else []
-                start, head = (known[0].archived_to if known else 0), max(written)
-                upto = chance.randint(start, head)
-                if upto > start:
-                    live = {one.seq for one in by_diff(client, topic) if one.reason is None}
-                    archived |= {seq for seq in live if start < seq <= upto}
-                    archive(client, tmp_path, topic, upto=upto, trim=what == "trim")
-            case "evict" if written:
-                client.put_topic(topic, cap_records=chance.randint(5, 60))
-                client.put_topic(topic, cap_records=0)
-            case "delete" if written:
-                before = chance.randint(1, max(written))
-                deleted |= {one.seq for one in by_diff(client, topic) if one.reason is None and one.seq < before}
-                client.delete(topic, before_seq=before)
-            case "delete tag" if written:
-                deleted |= {one.seq for one in by_diff(client, topic) if one.tag == "t1"}
-                client.delete(topic, match="t1")
-    Lake(str(tmp_path)).create()
-    live = {one.seq for one in by_diff(client, topic) if one.reason is None}
-    for found in (
-        read(client, tmp_path, subscribe=topic, startingOffsets=f'{{"{topic}":1}}'),
-        by_diff(client, topic, lake=tmp_path),
-    ):
-        records = {one.seq: one for one in found if one.reason is None}
-        lost = [seq for one in found if one.gap_to is not None for seq in range(one.seq, one.gap_to + 1)]
-        assert [one.seq for one in found] == sorted(one.seq for one in found)
-        assert len(records) + len(lost) == len({*records, *lost}), "no seq comes twice"
-        assert all(written[seq] == one for seq, one in records.items())
-        for seq in written.keys() - deleted:
-            assert (seq in records) == (seq in live or seq in archived), seq
-            assert (seq in lost) == (seq not in records), seq
-        assert not (records.keys() & deleted) - archived

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from msgspec import structs
 
 from topics.spark import offsets
 from topics.spark.offsets import ForeignOffset, Names, Position, advance, share, spans
@@ -107,3 +108,20 @@ def test_a_checkpoint_of_something_else_is_refused(offset: dict[str, object]):
 def test_a_checkpoint_of_one_server_is_refused_where_there_are_several():
     with pytest.raises(ForeignOffset, match="several"):
         TWO.load(ONE.dump(at(t=(1, 1)), at(t=(1, 2))))
+
+
+def test_a_topic_that_only_a_lake_has_goes_on_for_readers_of_that_life_on_whatever_server_it_was():
+    gone = structs.replace(place(epoch=3, head=9), gone=True)
+    known = {("http://b", "t"): Position(3, 5)}
+    assert offsets.at_home(known, gone).server == "http://b"
+    assert offsets.at_home({("http://b", "t"): Position(4, 5)}, gone).server == "http://a"
+    assert offsets.at_home(known, place(epoch=3, head=9)).server == "http://a"
+
+
+@pytest.mark.parametrize(
+    ("known", "readable"),
+    [({}, True), (at(t=(3, 5)), True), (at(t=(3, 10)), True), (at(t=(3, 11)), False), (at(t=(2, 99)), True),
+     (at(t=(4, 1)), False)],
+)  # fmt: skip
+def test_a_lake_is_read_on_from_unless_it_knows_less_than_the_reader(known: offsets.Positions, readable: bool):
+    assert offsets.is_readable(known, structs.replace(place(epoch=3, head=9), gone=True)) == readable

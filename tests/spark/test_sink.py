@@ -6,14 +6,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec import Raw
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as t
 
 from tests.conftest import ServerProcess, StartServer
+from tests.spark.lakes import archive
 from tests.spark.streams import copy, fails, finish, numbers, read_numbers, source
+from tests.spark.world import load
 from topics.client import Client
 from topics.client.request import Record
+from topics.errors import TopicsError
 from topics.spark.rows import Renderer
 from topics.spark.sink import write_rows
 from topics.spark.write_options import write_options
@@ -227,3 +231,29 @@ def test_a_full_topic_is_waited_for_no_longer_than_the_timeout(server: ServerPro
     options = write_options({"url": server.url, "topic": topic, "timeoutMs": "1"})
     with pytest.raises(Exception, match="the topic is full"):
         write_rows(batches(range(5), 5), options, Renderer(SCHEMA, topic=topic), "spark/q/0")
+
+
+ODD = [
+    (b'"\\ud800x"', b'{"k":"\\ud83d","\\udc00":[1.50,"\\udfff"],"plain":"text"}'),
+    (b'{"\\udc00":[1.50,"\\ud83d\\ude00"]}', b'{"\\ud800\\ud800":{"\\ud800":null}}'),
+    (b'"\\\\ud800"', b'{"k":"\\\\ud800"}'),
+]  # half a surrogate pair, which is JSON and no Unicode text; and what only looks like it
+
+
+def test_half_a_surrogate_pair_comes_through_reads_streams_the_lake_and_the_sink(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    for field in (b'"tag"', b'"node"'):
+        with pytest.raises(TopicsError, match="must be Unicode text"):
+            client.append(topic, [Raw(b'{"data":1,%b:"\\ud800"}' % field)])
+    client.append(topic, [Raw(b'{"data":%b,"meta":%b,"tag":"t","node":"n"}' % pair) for pair in ODD])
+    archive(client, tmp_path / "lake", topic, upto=2, trim=True)
+
+    options = {"subscribe": topic, "lake": tmp_path / "lake"}
+    save(load(spark, url=server.url, **options), server.url, topic=f"{topic}.plain")
+    stream = source(spark, server.url, **options, kafkaColumns="true")
+    copy(stream, server.url, tmp_path / "checkpoint", topic=f"{topic}.kafka")
+    for name in (f"{topic}.plain", f"{topic}.kafka"):
+        found = [item for item in client.read(name, include_tags=True) if isinstance(item, Record)]
+        assert [(bytes(one.data), bytes(one.meta)) for one in found] == ODD, name  # type: ignore[arg-type]
+        assert {(one.tag, one.node) for one in found} == {("t", "n")}

@@ -6,9 +6,8 @@ No session is started: what tasks would do is done here, which takes a tenth of 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,15 +20,16 @@ from tests.conftest import ServerProcess, StartServer
 from tests.spark.archives import Written, check_exact, life_of
 from topics.cli.main import main
 from topics.client import Client
-from topics.client.request import Tombstone
+from topics.client.request import Record, Tombstone
 from topics.lake import Gap, Lake
-from topics.spark.archiving import Done, archive_part
+from topics.spark.batch import TopicsReader
+from topics.spark.options import read_options
 from topics.spark.pipelines.archive import archive
 from topics.spark.pipelines.audit import audit, describe
 from topics.spark.pipelines.auditing import Stretch, look
 from topics.spark.pipelines.job import Failed
 from topics.spark.pipelines.report import Report
-from topics.spark.read import How
+from topics.spark.read import DataLoss
 
 Run = Callable[..., Report]
 
@@ -37,23 +37,6 @@ Run = Callable[..., Report]
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     return Lake(str(tmp_path / "lake"))
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """In place of a session; tasks are done by whoever asks for them."""
-
-    def archive_spans(spark: Any, parts: Sequence[Any], *, connection: Any, lake: str, staging: str) -> list[Done]:
-        how = How(connection=connection, fail_on_data_loss=False)
-        done = [archive_part(part, how=how, lake=lake, staging=staging) for part in parts]
-        return [one for part in done for one in msgspec.json.decode(part, type=list[Done])]
-
-    def spread(spark: Any, errands: Sequence[Any], do: Callable[[Any], Any], **_: Any) -> list[Any]:
-        return [do(errand) for errand in errands]
-
-    monkeypatch.setattr("topics.spark.pipelines.archive.archive_spans", archive_spans)
-    monkeypatch.setattr("topics.spark.pipelines.audit.spread", spread)
-    return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 
 
 @pytest.fixture
@@ -150,6 +133,84 @@ def test_a_new_lake_begins_with_a_gap_where_only_the_old_one_had_the_records(
     assert isinstance(first, Tombstone)
     assert (first.gap_from, first.gap_to, first.reason) == (1, 10, "other_lake")
     assert run().records == 0  # and is a lake like any other from now on
+
+
+@pytest.fixture
+def copied_back(run: Run, client: Client, lake: Lake, topic: str, tmp_path: Path) -> Written:
+    """Seqs 1 to 20 are archived and trimmed, then the lake is copied; 21 to 40 as well, then the copy takes its place.
+
+    41 to 45 are live, but for 43, which somebody deleted.
+    """
+    written = Written(client, topic)
+    written.numbers(20)
+    run(trim=True)
+    shutil.copytree(lake.path, tmp_path / "copy")
+    written.numbers(20)
+    run(trim=True)
+    written.numbers(5)
+    client.delete(topic, seqs=[43])
+    assert [item.seq for item in client.read(topic, lake=lake.path) if isinstance(item, Record)] == [
+        *range(1, 43), 44, 45
+    ]  # fmt: skip
+    shutil.rmtree(lake.path)
+    shutil.copytree(tmp_path / "copy", lake.path)
+    return written
+
+
+def rows_of(client: Client, lake: str, topic: str, **options: str) -> list[tuple[int, int | None, str | None]]:
+    """What tasks of a batch read give."""
+    given = {"url": client.url, "subscribe": topic, "lake": lake, "failOnDataLoss": "false", **options}
+    reader = TopicsReader(read_options(given))
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return [(row["seq"], row["gap_to"], row["reason"]) for batch in batches for row in batch.to_pylist()]
+
+
+def test_what_an_older_copy_of_the_lake_lacks_is_a_gap_and_what_was_deleted_is_none(
+    copied_back: Written, look_for: Run, client: Client, lake: Lake, topic: str, tmp_path: Path
+):
+    found = list(client.read(topic, lake=lake.path))
+    [gap] = [item for item in found if isinstance(item, Tombstone)]
+    assert gap == Tombstone(21, 40, "other_lake", 20, earliest_seq=41, head_seq=45, epoch=copied_back.epoch)
+    assert [item.seq for item in found if isinstance(item, Record)] == [*range(1, 21), 41, 42, 44, 45]
+    assert found.index(gap) == 20
+
+    shown = [(seq, None, None) for seq in (*range(1, 21), 41, 42, 44, 45)]
+    shown.insert(20, (21, 40, "other_lake"))  # type: ignore[arg-type]
+    assert rows_of(client, lake.path, topic) == shown
+    assert rows_of(client, lake.path, topic, startingOffsets=f'{{"{topic}":31}}')[0] == (31, 40, "other_lake")
+    with pytest.raises(DataLoss, match=r"seqs 21 to 40 .* \(other_lake\); .* an older copy, or"):
+        rows_of(client, lake.path, topic, failOnDataLoss="true")
+    assert unexplained(look_for()) == [(21, 40)]
+
+    Lake(str(tmp_path / "empty")).create()
+    assert rows_of(client, str(tmp_path / "empty"), topic)[0] == (1, 40, "other_lake")
+    first = next(client.read(topic, lake=tmp_path / "empty"))
+    assert isinstance(first, Tombstone)
+    assert (first.gap_from, first.gap_to) == (1, 40)
+
+
+def test_a_lake_that_has_lost_the_note_of_its_last_trim_is_read_all_the_same_and_that_is_noticed(
+    run: Run, look_for: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(20)
+    run(trim=True, merge_files=0)
+    written.numbers(3)
+    commits = sorted((Path(lake.path) / "_lake" / "commits").iterdir())
+    assert b'"op":"trim"' in commits[-1].read_bytes()
+    commits[-1].unlink()
+
+    fresh = Lake(lake.path)
+    assert life_of(fresh, written).trimmed_to == 0
+    assert [item.seq for item in client.read(topic, lake=lake.path) if isinstance(item, Record)] == list(range(1, 24))
+    assert [seq for seq, _, _ in rows_of(client, lake.path, topic)] == list(range(1, 24))
+    report = look_for()
+    assert report.ok
+    assert f"topic {topic} was trimmed up to seq 20" in describe(report)
+
+    run(trim=True)
+    assert life_of(Lake(lake.path), written).trimmed_to == 23
+    assert "was trimmed" not in describe(look_for())
 
 
 def test_several_archivers_of_one_lake_do_not_take_each_other_for_another_lake(

@@ -10,39 +10,52 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from topics.client import request
-from topics.client.request import Diff, Record, Tombstone
+from topics.client.request import Diff, Record, State, Tombstone
 from topics.errors import Code, TopicsError
-from topics.lake import Gap, Lake, heal
+from topics.lake import Gap, Lake, Life, heal
 from topics.lake.heal import Healer, Wanted
 from topics.model.records import parse_match
 
-Ask = Callable[..., Diff]
 DROPPED = "dropped"  # the word of the Spark source for a topic that is gone from the server
 
 
-def read(
-    ask: Ask, lake: Lake, topic: str, *, from_seq: int, dedupes: Callable[[], bool], fields: Mapping[str, Any]
-) -> Iterator[Record | Tombstone]:
-    """Everything behind the cursor up to the head. `ask` is `Client.diff`; `dedupes` whether the topic heeds `node`."""
-    lake.snapshot()  # a lake that is not there is an error now, and not when the first hole is met
-    asked = {"limit": 1000, **fields}
-    form = Form(tags=bool(asked.get("include_tags")), meta=bool(asked.get("include_meta", True)))
-    wanted = _wanted(asked, dedupes)
+class Source(Struct, frozen=True):
+    """A topic in two places. `ask` is `Client.diff`; `look` gives the topic as it is now, None where it is gone."""
+
+    topic: str
+    lake: Lake
+    ask: Callable[..., Diff]
+    look: Callable[[], State | None]
+
+    def trimmed_to(self, epoch: int) -> int:
+        """What the server was told of this life."""
+        state = self.look()
+        return 0 if state is None or state.epoch != epoch else state.trimmed_seq or 0
+
+    def healer(self, epoch: int, wanted: Wanted) -> Healer:
+        return Healer(self.lake, self.topic, epoch, wanted, trimmed_to=lambda: self.trimmed_to(epoch))
+
+
+def read(source: Source, *, from_seq: int, last: int, fields: Mapping[str, Any]) -> Iterator[Record | Tombstone]:
+    """Everything behind the cursor up to the head; nothing is asked for that lies behind `last`."""
+    source.lake.snapshot()  # a lake that is not there is an error now, and not when the first hole is met
+    asked = dict(fields)
+    wanted = _wanted(source, asked)
     from_ts = asked.pop("from_ts", None)
     if from_ts is not None:
-        from_seq = max(from_seq, _before(ask, lake, topic, from_ts, asked))
-    while True:
+        from_seq = max(from_seq, _before(source, from_ts, asked))
+    while from_seq < last:
         try:
-            page = ask(topic, from_seq=from_seq, **asked)
+            page = source.ask(source.topic, from_seq=from_seq, **asked)
         except TopicsError as error:
             if error.code is not Code.TOPIC_NOT_FOUND:
                 raise
-            yield from form.tell(_only_archived(lake, topic, asked.get("epoch"), from_seq, wanted, error))
+            yield from _only_archived(source, asked, from_seq, wanted, error)
             return
-        yield from _page(page, from_seq, Healer(lake, topic, page.epoch, wanted), form)
+        yield from _page(page, from_seq, source.healer(page.epoch, wanted), _form(asked, page))
         from_seq = page.next_from_seq
         asked["epoch"] = page.epoch
         if page.caught_up:
@@ -59,37 +72,39 @@ def _page(page: Diff, from_seq: int, healer: Healer, form: Form) -> Iterator[Rec
         yield from form.tell(healer.passed_over(at, lost.gap_from - 1))
         yield from form.tell(healer.lost(lost.gap_from, lost.gap_to, lost.reason))
         at = lost.gap_to + 1
-    life = healer.life()  # after the answer: whatever it does not hold because of a trim is noted by now
-    trimmed_to = 0 if life is None else life.trimmed_to
-    for record in page.records:
-        if at < record.seq and at <= trimmed_to:
-            yield from form.tell(healer.passed_over(at, record.seq - 1))
-        yield record
-        at = record.seq + 1
-    yield from form.tell(healer.passed_over(at, page.next_from_seq))
+    # A trim takes everything up to a seq: what is missing behind a record that is there was deleted by somebody.
+    first = page.records[0].seq if page.records else page.next_from_seq + 1
+    yield from form.tell(healer.passed_over(at, min(first, page.earliest_seq) - 1))
+    yield from page.records
 
 
 def _only_archived(
-    lake: Lake, topic: str, epoch: int | None, from_seq: int, wanted: Wanted, missing: TopicsError
-) -> Iterator[pa.RecordBatch | Gap]:
+    source: Source, asked: Mapping[str, Any], from_seq: int, wanted: Wanted, missing: TopicsError
+) -> Iterator[Record | Tombstone]:
     """A topic that is gone from the server, as far as it was archived."""
-    life = heal.newest_life(lake, topic) if epoch is None else lake.snapshot().life(topic, epoch)
+    epoch = asked.get("epoch")
+    life = heal.newest_life(source.lake, source.topic)
+    if epoch is not None:
+        life = source.lake.snapshot().life(source.topic, epoch)
     if life is None:
         raise missing
-    yield from Healer(lake, topic, life.epoch, wanted).lost(from_seq + 1, heal.last_seq(life), DROPPED)
+    healer = Healer(source.lake, source.topic, life.epoch, wanted)
+    yield from _form(asked, life).tell(healer.lost(from_seq + 1, heal.last_seq(life), DROPPED))
 
 
-def _before(ask: Ask, lake: Lake, topic: str, from_ts: int, asked: Mapping[str, Any]) -> int:
+def _before(source: Source, from_ts: int, asked: Mapping[str, Any]) -> int:
     """The cursor behind which everything from this time on lies, in the lake or on the server."""
+    lake = source.lake
     try:
-        page = ask(topic, from_seq=0, from_ts=from_ts, **{**asked, "limit": 1, "wait_ms": 0})
+        page = source.ask(source.topic, from_seq=0, from_ts=from_ts, **{**asked, "limit": 1, "wait_ms": 0})
     except TopicsError as error:
         if error.code is not Code.TOPIC_NOT_FOUND:
             raise
-        life = heal.newest_life(lake, topic)
+        life = heal.newest_life(lake, source.topic)
         return 0 if life is None else heal.first_at(lake, life, from_ts) - 1
-    life = lake.snapshot().life(topic, page.epoch)
     floor = 0 if page.tombstone is None else page.tombstone.gap_to
+    floor = max(floor, source.trimmed_to(page.epoch))
+    life = lake.snapshot().life(source.topic, page.epoch)
     begin = 1
     if life is not None:
         begin = heal.first_at(lake, life, from_ts)
@@ -99,29 +114,45 @@ def _before(ask: Ask, lake: Lake, topic: str, from_ts: int, asked: Mapping[str, 
     return page.records[0].seq - 1 if page.records else page.next_from_seq
 
 
-def _wanted(asked: Mapping[str, Any], dedupes: Callable[[], bool]) -> Wanted:
+def _wanted(source: Source, asked: Mapping[str, Any]) -> Wanted:
     given = asked.get("node")
     nodes = (given,) if isinstance(given, str) else tuple(given or ())
+    if nodes and (state := source.look()) is not None and not state.config.dedupe_node:
+        nodes = ()
     match = None if asked.get("filter") is None else parse_match(_listed(asked["filter"]), field="filter")
-    return Wanted(tag=match, nodes=nodes if nodes and dedupes() else ())
+    return Wanted(tag=match, nodes=nodes)
 
 
 def _listed(match: Any) -> Any:
     return list(match) if isinstance(match, tuple) else match
 
 
-class Form(msgspec.Struct, frozen=True):
-    """Which parts of a record the reader asked for."""
+def _form(asked: Mapping[str, Any], known: Diff | Life) -> Form:
+    if isinstance(known, Life):
+        head = heal.last_seq(known)
+        ends = (heal.first_record(known) or head + 1, head, known.epoch)
+    else:
+        ends = (known.earliest_seq, known.head_seq, known.epoch)
+    return Form(bool(asked.get("include_tags")), asked.get("include_meta") is not False, *ends)
+
+
+class Form(Struct, frozen=True):
+    """Which parts of a record the reader asked for, and what a tombstone says of the topic."""
 
     tags: bool
     meta: bool
+    earliest_seq: int
+    head_seq: int
+    epoch: int
 
     def tell(self, pieces: Iterator[pa.RecordBatch | Gap]) -> Iterator[Record | Tombstone]:
         """Archived rows and gaps as a server would have told them."""
         for piece in pieces:
             if isinstance(piece, Gap):
                 missed = piece.last - piece.first + 1
-                yield Tombstone(piece.first, piece.last, piece.reason, missed)
+                yield Tombstone(
+                    piece.first, piece.last, piece.reason, missed, self.earliest_seq, self.head_seq, self.epoch
+                )
             else:
                 yield from self._records(piece)
 

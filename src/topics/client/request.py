@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from topics.errors import BY_WIRE, Code, TopicsError
 from topics.model import surrogates
-from topics.model.topic import TopicConfig
+from topics.model.records import DiffRequest, ScanRequest
+from topics.model.topic import ConfigPatch, TopicConfig
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -87,6 +88,7 @@ class State(Struct):
     last_write_ts: int | None = None
     last_read_ts: int | None = None
     archived_seq: int | None = None
+    trimmed_seq: int | None = None
 
 
 class Summary(Struct):
@@ -214,7 +216,7 @@ def server_at(url: str) -> Server:
 
 
 def put_topic(topic: str, config: Mapping[str, Any]) -> Call:
-    return Call("PUT", _topic(topic), _json(dict(config)))
+    return Call("PUT", _topic(topic), _json(_checked(config)))
 
 
 def get_topic(topic: str, *, touch: bool = False) -> Call:
@@ -249,7 +251,7 @@ def append(
     if create is not None:
         body["create"] = create
     if config is not None:
-        body["config"] = dict(config)
+        body["config"] = _checked(config)
     if disable_backpressure:
         body["disable_backpressure"] = True
     query = "" if return_seqs else _query(return_seqs="false")
@@ -257,18 +259,14 @@ def append(
 
 
 def diff(topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> Call:
-    """`fields` are those of the request: limit, node, include_tags, include_meta, filter, from_ts, epoch …"""
-    body = {
-        "from_seq": from_seq,
-        "wait_ms": wait_ms,
-        **{key: value for key, value in fields.items() if value is not None},
-    }
+    """`fields` are those of `DiffRequest`: limit, node, include_tags, include_meta, filter, from_ts, epoch …"""
+    body = {"from_seq": from_seq, "wait_ms": wait_ms, **_fields(fields, DiffRequest)}
     return Call("POST", _topic(topic) + "/diff", _json(body), timeout_ms=wait_ms)
 
 
 def scan(topic: str, *, from_seq: int = 0, accept: str = SEGMENTS, **fields: Any) -> Call:
-    """A bulk read. `fields`: upto_seq, node, filter, from_ts, epoch, include_meta; include_tags for JSON lines."""
-    body = {"from_seq": from_seq, **{key: value for key, value in fields.items() if value is not None}}
+    """A bulk read. `fields` are those of `ScanRequest`: upto_seq, node, filter …; include_tags for JSON lines only."""
+    body = {"from_seq": from_seq, **_fields(fields, ScanRequest)}
     return Call("POST", _topic(topic) + "/scan", _json(body), accept=accept)
 
 
@@ -296,8 +294,9 @@ def delete(
     return Call("POST", _topic(topic) + "/delete", _json(body))
 
 
-def archived(topic: str, *, seq: int, epoch: int) -> Call:
-    return Call("POST", _topic(topic) + "/archived", _json({"seq": seq, "epoch": epoch}))
+def archived(topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> Call:
+    body = {"seq": seq, "epoch": epoch, "trimmed_seq": trimmed_seq}
+    return Call("POST", _topic(topic) + "/archived", _json(body))
 
 
 def get_router(router: str) -> Call:
@@ -326,17 +325,34 @@ def ready() -> Call:
 def diff_answer(body: bytes) -> Diff:
     """Records keep what was written, half a surrogate pair included, which the decoder takes only in disguise."""
     try:
-        return _decode_diff(body)
+        answer = _decode_diff(body)
     except msgspec.DecodeError:
         masked = surrogates.mask(body)
         if masked is None:
             raise
-    answer = _decode_diff(masked.text)
-    for record in answer.records:
-        record.data = masked.restore(record.data)
-        if not isinstance(record.meta, msgspec.UnsetType):
-            record.meta = masked.restore(record.meta)
+        answer = _decode_diff(masked.text)
+        for record in answer.records:
+            record.data = masked.restore(record.data)
+            if not isinstance(record.meta, msgspec.UnsetType):
+                record.meta = masked.restore(record.meta)
+    if answer.tombstone is not None:
+        answer.tombstone.epoch = answer.epoch
     return answer
+
+
+def upto(items: Iterable[Record | Tombstone], last: int) -> Iterator[Record | Tombstone]:
+    """What of a read lies at or below a seq. Asks for nothing behind it; a loss that goes on there is cut."""
+    for item in items:
+        if isinstance(item, Record):
+            if item.seq > last:
+                return
+        elif item.reason != "recreated":  # that one tells of a life, not of a range
+            if item.gap_from > last:
+                return
+            if item.gap_to > last:
+                missed = min(item.missed_estimate, last - item.gap_from + 1)
+                item = structs.replace(item, gap_to=last, missed_estimate=missed)
+        yield item
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
@@ -375,6 +391,20 @@ def _retry_after(headers: Mapping[str, str], detail: dict[str, Any] | None) -> i
         return told
     seconds = headers.get("retry-after", "")
     return int(seconds) * 1000 if seconds.isdigit() else None
+
+
+def _fields(given: Mapping[str, Any], request: type[Struct]) -> dict[str, Any]:
+    """Those that say something. A server ignores what it does not know, so a name that is wrong is an error here."""
+    for name in given:
+        if name not in request.__struct_fields__:
+            raise TypeError(f"there is no field {name!r}; there are {', '.join(request.__struct_fields__)}")
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A setting may well be None: that takes it back."""
+    _fields(config, ConfigPatch)
+    return dict(config)
 
 
 def _topic(name: str) -> str:

@@ -23,6 +23,8 @@ Answer = TypeVar("Answer")
 CONNECT_TIMEOUT_S = 10.0
 FIRST_PAUSE_MS = 50
 LONGEST_PAUSE_MS = 5_000
+PAGE_RECORDS = 1000
+NO_LAST = (1 << 64) - 1  # the highest seq there could be
 
 
 class Unreachable(TopicsError):
@@ -99,20 +101,33 @@ class Client:
         return request.diff_answer(self._with_retries(request.diff(topic, **fields)))
 
     def read(
-        self, topic: str, *, from_seq: int = 0, lake: str | os.PathLike[str] | None = None, **fields: Any
+        self,
+        topic: str,
+        *,
+        from_seq: int = 0,
+        upto_seq: int | None = None,
+        lake: str | os.PathLike[str] | None = None,
+        **fields: Any,
     ) -> Iterator[request.Record | request.Tombstone]:
         """Everything behind the cursor up to the head as it is met, page by page; losses stand where they happened.
+
+        `upto_seq` is the last seq that is wanted. `fields` as for `request.diff`; `limit` is the size of a page.
 
         `lake` is the directory of `topics pipeline archive`: what the server has no more is read from there, and only
         what neither has is told as lost. Needs pyarrow.
         """
+        fields = {"limit": PAGE_RECORDS, **fields}
+        request.diff(topic, from_seq=from_seq, **fields)  # a field that there is not is an error at once
+        last = NO_LAST if upto_seq is None else upto_seq
         if lake is not None:
-            return self._read_healed(topic, lake, from_seq, fields)
-        return self._read(topic, from_seq, fields)
+            return request.upto(self._read_healed(topic, lake, from_seq, last, fields), last)
+        return request.upto(self._read(topic, from_seq, last, fields), last)
 
-    def _read(self, topic: str, from_seq: int, fields: dict[str, Any]) -> Iterator[request.Record | request.Tombstone]:
-        while True:
-            page = self.diff(topic, from_seq=from_seq, **{"limit": 1000, **fields})
+    def _read(
+        self, topic: str, from_seq: int, last: int, fields: dict[str, Any]
+    ) -> Iterator[request.Record | request.Tombstone]:
+        while from_seq < last:
+            page = self.diff(topic, from_seq=from_seq, **fields)
             if page.tombstone is not None:
                 yield page.tombstone
             yield from page.records
@@ -123,7 +138,7 @@ class Client:
                 return
 
     def _read_healed(
-        self, topic: str, lake: str | os.PathLike[str], from_seq: int, fields: dict[str, Any]
+        self, topic: str, lake: str | os.PathLike[str], from_seq: int, last: int, fields: dict[str, Any]
     ) -> Iterator[request.Record | request.Tombstone]:
         try:
             from topics.client import healed
@@ -133,15 +148,16 @@ class Client:
                 raise
             raise NoPyArrow() from None
 
-        def dedupes() -> bool:
-            try:
-                return self.topic(topic).config.dedupe_node
-            except TopicsError as error:
-                if error.code is not Code.TOPIC_NOT_FOUND:
-                    raise
-                return True  # only the lake has it
+        source = healed.Source(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic))
+        return healed.read(source, from_seq=from_seq, last=last, fields=fields)
 
-        return healed.read(self.diff, Lake(os.fspath(lake)), topic, from_seq=from_seq, dedupes=dedupes, fields=fields)
+    def _found(self, topic: str) -> request.State | None:
+        try:
+            return self.topic(topic)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            return None
 
     def scan(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[Run | request.Tombstone | request.End]:
         """A range in bulk: runs of records, losses where they happened, and an `End` as the last thing.
@@ -175,9 +191,13 @@ class Client:
         """See `request.delete` for the options."""
         return self._call(request.delete(topic, before_seq=before_seq, match=match, **options), request.Deleted)
 
-    def archived(self, topic: str, *, seq: int, epoch: int) -> request.Archived:
-        """Reports that an archive has every record of this life of the topic up to `seq`."""
-        return self._call(request.archived(topic, seq=seq, epoch=epoch), request.Archived)
+    def archived(self, topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> request.Archived:
+        """Reports that an archive has every record of this life of the topic up to `seq`.
+
+        One that deletes from the topic what it has says up to where, beforehand: `trimmed_seq`.
+        """
+        call = request.archived(topic, seq=seq, epoch=epoch, trimmed_seq=trimmed_seq)
+        return self._call(call, request.Archived)
 
     # --- routers
 

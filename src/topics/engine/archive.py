@@ -2,7 +2,9 @@
 
 The engine keeps the highest seq that was reported, in the log and in snapshots, and does nothing else with it unless
 the topic holds for its archive (`archive: {"hold": true}`). Then retention goes by it: see `retention.expire`,
-`retention.enforce_caps` and `retention.spare`. Nothing is lost at the moment of the report itself; time and caps find
+`retention.enforce_caps` and `retention.spare`. An archive that deletes from the topic what it has says so beforehand
+(`trimmed`): a delete leaves no trace, and readers of topic and archive together must know which of the seqs that are
+missing they have to look for there. Nothing is lost at the moment of the report itself; time and caps find
 more that they may take when they look next, so a replay ends where the live server was.
 """
 
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
 
 @log.known
 class Archived(Struct, array_like=True):
-    """An archive has all records up to `seq`."""
+    """An archive has all records up to `seq`, and deletes those up to `trimmed` because it has them."""
 
     kind: ClassVar[int] = log.ARCHIVED
     topic_id: int
     seq: int
+    trimmed: int = 0  # not in frames of earlier versions
 
 
 class Reported(Struct):
@@ -50,18 +53,23 @@ class Standing(Struct):
     evicted: int  # records that a cap took before they were archived
 
 
-def report(engine: Engine, name: str, *, seq: int, epoch: int) -> Ticket:
-    """An archive has everything up to `seq`, or more: that never moves back. Ends with `Reported`."""
+def report(engine: Engine, name: str, *, seq: int, epoch: int, trimmed: int = 0) -> Ticket:
+    """An archive has everything up to `seq`, or more, and is about to delete what there is up to `trimmed`.
+
+    Neither ever moves back. Ends with `Reported`.
+    """
     topic = engine.topic(name)
     check_epoch(topic, epoch)
     if seq > topic.head:
         raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
-    if seq <= topic.archived:
+    if trimmed > seq:
+        raise invalid(f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived", field="trimmed_seq")
+    if seq <= topic.archived and trimmed <= topic.trimmed:
         return Ticket.of(Reported(topic, topic.archived, topic.head, False))
-    entry = Archived(topic.topic_id, seq)
+    entry = Archived(topic.topic_id, seq, trimmed)
 
     def take_effect(_: Ticket) -> Reported:
-        moved = seq > topic.archived
+        moved = seq > topic.archived or trimmed > topic.trimmed
         archived(engine.state, entry)
         return Reported(topic, topic.archived, topic.head, moved)
 
@@ -89,6 +97,7 @@ def archived(state: State, entry: Archived) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is not None:
         topic.archived = max(topic.archived, entry.seq)
+        topic.trimmed = max(topic.trimmed, entry.trimmed)
 
 
 def standing(topic: Topic, now_ms: int) -> Standing | None:
@@ -102,16 +111,18 @@ def standing(topic: Topic, now_ms: int) -> Standing | None:
 def recovered(topic: Topic) -> None:
     """After damage the log may know of an archive that has more than is left: new seqs are not archived by that."""
     topic.archived = min(topic.archived, topic.head)
+    topic.trimmed = min(topic.trimmed, topic.head)
 
 
-def _save(state: State, topic: Topic) -> tuple[int, int] | None:
+def _save(state: State, topic: Topic) -> tuple[int, int, int] | None:
     if not (topic.archived or topic.evicted_unarchived):
         return None
-    return topic.archived, topic.evicted_unarchived
+    return topic.archived, topic.evicted_unarchived, topic.trimmed
 
 
 def _load(state: State, topic: Topic, raw: msgspec.Raw) -> None:
-    topic.archived, topic.evicted_unarchived = msgspec.msgpack.decode(raw, type=tuple[int, int])
+    topic.archived, topic.evicted_unarchived, *trimmed = msgspec.msgpack.decode(raw, type=list[int])
+    topic.trimmed = trimmed[0] if trimmed else 0  # earlier versions did not keep it
 
 
 checkpoint.TOPIC_PARTS.append(checkpoint.Part("archive", _save, _load))

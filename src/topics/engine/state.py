@@ -79,6 +79,7 @@ class Topic:
         "synced",
         "topic_id",
         "totals",
+        "trimmed",
         "waiters",
         "waiting",
         "waits_since_ms",
@@ -132,6 +133,7 @@ class Topic:
         self.epoch = epoch
         self.diff_start = f'{{"topic":"{self.name}","epoch":{epoch},"records":['.encode()  # of every answer to a diff
         self.archived = 0  # highest seq up to which an archive was reported to have everything
+        self.trimmed = 0  # highest seq up to which that archive has deleted the records, or is just about to
 
     @property
     def open(self) -> MemorySegment:

@@ -5,12 +5,14 @@ the delete counts. The lake is asked for two kinds of ranges only: what the serv
 over in silence because `--trim` took it away. Each seq comes once, in order, and what neither has is a gap.
 
 The manifest is looked at anew for every such range, always after the server's answer: an archiver notes what it will
-trim before it trims, so whoever has seen the effect of a trim finds the note.
+trim before it trims, so whoever has seen the effect of a trim finds the note. It tells the server as well. Where that
+knows of more than this lake, then the lake is an older copy, another one, or has lost its last versions: what it has
+comes all the same, and what it lacks is a gap, because nobody can tell any more what was trimmed from what was deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
@@ -22,6 +24,8 @@ from topics.lake import Gap, Lake, Life
 from topics.model.records import TagMatch
 
 Piece: TypeAlias = pa.RecordBatch | Gap
+
+OTHER_LAKE = "other_lake"  # of a gap: archived, as the server was told, but not in this lake
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -47,10 +51,20 @@ EVERYTHING = Wanted()
 class Healer:
     """Fills the holes in one life of one topic."""
 
-    def __init__(self, lake: Lake, topic: str, epoch: int, wanted: Wanted = EVERYTHING) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        topic: str,
+        epoch: int,
+        wanted: Wanted = EVERYTHING,
+        *,
+        trimmed_to: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`trimmed_to` asks the server up to where it was told that this life is trimmed."""
         self._lake = lake
         self._topic, self._epoch = topic, epoch
         self._wanted = wanted
+        self._trimmed_to = trimmed_to
 
     def life(self) -> Life | None:
         """What the lake has of it now; None if it was never archived."""
@@ -74,11 +88,13 @@ class Healer:
 
     def passed_over(self, first: int, last: int) -> Iterator[Piece]:
         """In place of seqs that the server skipped without a word: only what was trimmed comes back."""
-        if first > last or (life := self.life()) is None:
+        if first > last:
             return
-        last = min(last, life.trimmed_to)
-        if first <= last:
-            yield from self._history(first, last)
+        life = self.life()
+        trimmed_to = 0 if life is None else life.trimmed_to
+        if trimmed_to < last:
+            trimmed_to = max(trimmed_to, self._trimmed_to())
+        yield from self.lost(first, min(last, trimmed_to), OTHER_LAKE)
 
     def _history(self, first: int, last: int) -> Iterator[Piece]:
         for piece in self._lake.history(self._topic, self._epoch, first=first, last=last):

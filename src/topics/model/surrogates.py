@@ -23,6 +23,8 @@ _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|u[0-9a-fA-F]{4}|.)",
     re.DOTALL,
 )
+_HALF = re.compile("[\ud800-\udfff]")
+_HALF_ESCAPE = re.compile(r"\\u(d[89a-f][0-9a-f]{2})")
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -107,6 +109,16 @@ def object_of(members: Mapping[str, Any]) -> bytes:
     except UnicodeEncodeError:  # a name with half a pair, which only an escape can say
         parts = (b"%b:%b" % (json.dumps(name).encode(), _encode(value)) for name, value in members.items())
         return b"{%b}" % b",".join(parts)
+
+
+def escaped(text: str) -> str:
+    """For a place that takes Unicode only: halves as the escapes that say them."""
+    return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+
+
+def unescaped(text: str) -> str:
+    """The other way round."""
+    return _HALF_ESCAPE.sub(lambda half: chr(int(half[1], 16)), text) if "\\u" in text else text
 
 
 def _char(escape: bytes) -> str:

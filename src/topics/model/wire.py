@@ -88,10 +88,11 @@ class ArchiveStanding(Struct):
 
 
 class ArchivedRequest(Struct, kw_only=True):
-    """An archive has every record of this life of the topic up to `seq`."""
+    """An archive has every record of this life of the topic up to `seq`, and deletes those up to `trimmed_seq`."""
 
     seq: U64
     epoch: U64
+    trimmed_seq: U64 = 0
 
 
 class ArchivedAnswer(Struct):
@@ -121,6 +122,7 @@ class TopicState(Struct, omit_defaults=True):
     performance: Performance
     queue: QueueCounts | None = None
     archived_seq: U64 | None = None
+    trimmed_seq: U64 | None = None
     archive: ArchiveStanding | None = None
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from topics.arrow import GAP, RECORD, Cells, cells
+from topics.model import surrogates
 from topics.spark.schema import HEADERS, Shape
 from topics.storage.run import Run
 
@@ -64,19 +65,25 @@ def _kafka(found: Cells, topic: str, n: int) -> list[pa.Array]:
 
 
 def _headers(meta: pa.Array, n: int) -> pa.Array:
-    """Meta as Kafka's headers: a string's own bytes, anything else as JSON. Row by row, where there is any."""
+    """Meta as Kafka's headers: a string's own bytes, anything else as JSON. Row by row, where there is any.
+
+    Half a surrogate pair has no bytes of its own: a string with one is JSON, too, and a name has it as its escape.
+    """
     if meta.null_count == n:
         return pa.nulls(n, HEADERS)
     return pa.array([None if text is None else _header_rows(text) for text in meta.to_pylist()], HEADERS)
 
 
 def _header_rows(text: str) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _header_value(value)} for key, value in _decode_meta(text).items()]
+    members = surrogates.members(text).items()
+    return [{"key": surrogates.escaped(key), "value": _header_value(value)} for key, value in members]
 
 
 def _header_value(value: msgspec.Raw) -> bytes:
     raw = bytes(value)
-    return msgspec.json.decode(raw, type=str).encode() if raw.startswith(b'"') else raw
-
-
-_decode_meta = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+    if not raw.startswith(b'"'):
+        return raw
+    try:
+        return msgspec.json.decode(raw, type=str).encode()
+    except msgspec.DecodeError:
+        return raw

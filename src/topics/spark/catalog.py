@@ -65,6 +65,7 @@ class Servers:
         self._options = options
         self._lake = None if options.lake is None else Lake(options.lake)
         self._clients = {server: client_for(options.connection, server) for server in options.connection.servers}
+        self._trimmed: dict[tuple[str, str], tuple[tuple[int, int], int]] = {}  # by topic; see `_trimmed_to`
 
     def __enter__(self) -> Self:
         return self
@@ -77,25 +78,45 @@ class Servers:
 
     def places(self) -> list[Place]:
         found = self.present()
-        if self._lake is not None:
-            found += self._only_archived(self._lake, {place.topic for place in found})
         _check_all_found(self._options, found)
         return found
 
     def present(self) -> list[Place]:
-        """Those of the topics that are there: a stream may wait for the others."""
+        """Those of the topics that are there, on a server or in the lake: a stream may wait for the others."""
         found = [place for server, client in self._clients.items() for place in self._places(server, client)]
         if self._lake is None:
             return found
         snapshot = self._lake.snapshot()
-        return [_with_archive(place, snapshot.life(place.topic, place.epoch)) for place in found]
+        lives = [(place, snapshot.life(place.topic, place.epoch)) for place in found]
+        gone = self._only_archived(self._lake, {place.topic for place in found})
+        return [_with_archive(place, life, self._trimmed_to(place, life)) for place, life in lives] + gone
+
+    def _trimmed_to(self, place: Place, life: Life | None) -> int:
+        """Up to where the server says it was trimmed, where that can make a difference: not for what the lake has."""
+        if place.earliest == 1 or (life is not None and not life.uncovered(1, place.earliest - 1)):
+            return 0
+        key, stand = (place.server, place.topic), (place.epoch, place.earliest)
+        asked_at, told = self._trimmed.get(key, (None, 0))
+        if asked_at != stand:  # a trim moves the first record
+            told = self._told(place)
+            self._trimmed[key] = stand, told
+        return told
+
+    def _told(self, place: Place) -> int:
+        try:
+            state = self._clients[place.server].topic(place.topic)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            return 0
+        return (state.trimmed_seq or 0) if state.epoch == place.epoch else 0
 
     def _only_archived(self, lake: Lake, there: set[str]) -> list[Place]:
         """Topics that are gone from the servers: their last life is in the lake, and reading finds out the rest."""
         server = self._options.connection.servers[0]
         gone = [name for name in lake.snapshot().topics() if self._options.wants(name) and name not in there]
         lives = [life for name in gone if (life := heal.newest_life(lake, name)) is not None]
-        return [_archived_place(server, life) for life in lives]
+        return [structs.replace(_archived_place(server, life), gone=True) for life in lives]
 
     def wait(self, place: Place, ms: int) -> None:
         """Until the topic has grown, or for this long."""
@@ -135,6 +156,7 @@ class Servers:
             page = client.diff(place.topic, from_seq=from_seq, from_ts=ts_ms, limit=1, epoch=place.epoch)
             if self._lake is not None and from_seq == 0:
                 floor = 0 if page.tombstone is None else page.tombstone.gap_to
+                floor = max(floor, self._told(place))
                 if (archived := _archived_at(self._lake, place, ts_ms, floor)) is not None:
                     return archived
             elif page.tombstone is not None:
@@ -221,12 +243,14 @@ class Archive:
         return None
 
 
-def _with_archive(place: Place, life: Life | None) -> Place:
-    """The topic as lake and server have it together."""
-    first = heal.first_record(life)
-    if life is None or first is None or first >= place.earliest:
+def _with_archive(place: Place, life: Life | None, trimmed_to: int) -> Place:
+    """The topic as lake and server have it together. What was trimmed, and this lake lacks, is part of it: as a gap."""
+    known = life or Life(topic=place.topic, epoch=place.epoch)
+    lacking = known.uncovered(1, trimmed_to)
+    first = min(heal.first_record(life) or place.earliest, lacking[0][0] if lacking else place.earliest)
+    if first >= place.earliest:
         return place
-    older_bytes = sum(file.bytes for file in life.files_in(first, place.earliest - 1))
+    older_bytes = sum(file.bytes for file in known.files_in(first, place.earliest - 1))
     return structs.replace(place, earliest=first, size_bytes=place.size_bytes + older_bytes)
 
 

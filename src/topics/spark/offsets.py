@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from topics.spark.plan import GRID, Place, Span
 
 Key = tuple[str, str]  # server, topic
@@ -121,6 +123,24 @@ def _step(at: Positions, place: Place, first_seq: Callable[[Place], int]) -> Ste
     else:
         begin = known
     return Step(begin, min(max(begin.seq, place.earliest), place.end), place.end, again)
+
+
+def at_home(at: Positions, place: Place) -> Place:
+    """A topic that is gone, of the server that had it: a lake does not say which of several that was, its life does."""
+    if place.gone:
+        for (server, topic), known in at.items():
+            if topic == place.topic and known.epoch == place.epoch:
+                return structs.replace(place, server=server)
+    return place
+
+
+def is_readable(at: Positions, place: Place) -> bool:
+    """Whether the lake has something for a reader who stands here, of a topic that is gone from its server.
+
+    All that he has read and perhaps more, or a later life. Otherwise it knows less than he does.
+    """
+    known = at.get((place.server, place.topic))
+    return known is None or (known.epoch, known.seq) <= (place.epoch, place.end)
 
 
 def is_recreated(begin: Position, end: Position) -> bool:

@@ -28,6 +28,7 @@ class Place(Struct, frozen=True, kw_only=True):
     count: int = 0
     size_bytes: int = 0
     latest: int = 0
+    gone: bool = False  # from the servers: all that is left of it is in the lake
 
     @property
     def end(self) -> int:

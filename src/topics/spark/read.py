@@ -18,7 +18,7 @@ from topics.engine.read import Query
 from topics.errors import Code, TopicsError
 from topics.lake import Gap as ArchivedGap
 from topics.lake import Lake
-from topics.lake.heal import Healer, Wanted
+from topics.lake.heal import OTHER_LAKE, Healer, Wanted
 from topics.model.records import TagMatch
 from topics.spark.arrow import Batches
 from topics.spark.catalog import client_for
@@ -28,6 +28,11 @@ from topics.spark.schema import Shape, shape_of
 from topics.storage.fs import RealFs
 from topics.storage.run import Run
 
+HINTS = {
+    OTHER_LAKE: "the server was told that a lake has them, and this one has not: it is another lake, an older copy, or "
+    "lacks its last versions: bring the right one back; ",
+}
+
 
 class DataLoss(RuntimeError):
     """A range that a query asked for is gone."""
@@ -35,6 +40,7 @@ class DataLoss(RuntimeError):
     def __init__(self, span: Span, gap_from: int, gap_to: int, reason: str) -> None:
         super().__init__(
             f"seqs {gap_from} to {gap_to} of topic {span.topic} in {span.server} are lost ({reason}); "
+            f"{HINTS.get(reason, '')}"
             "with failOnDataLoss=false they come as a row of kind gap, and the query goes on"
         )
 
@@ -190,7 +196,8 @@ def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
 
 def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
     """What the server has, and from the lake what it has no more; see `topics.lake.heal`."""
-    healer = Healer(Lake(lake), span.topic, span.epoch, Wanted(tag=how.tag, nodes=_left_out(span, how)))
+    wanted = Wanted(tag=how.tag, nodes=_left_out(span, how))
+    healer = Healer(Lake(lake), span.topic, span.epoch, wanted, trimmed_to=lambda: _trimmed_to(span, how))
     at = span.start
     for piece in _from_server(span, how):
         if isinstance(piece, int):
@@ -228,10 +235,21 @@ def _left_out(span: Span, how: How) -> tuple[str, ...]:
     """The nodes whose records a server would leave out of this topic."""
     if not how.nodes:
         return ()
+    state = _state(span, how)
+    return how.nodes if state is None or state.config.dedupe_node else ()
+
+
+def _trimmed_to(span: Span, how: How) -> int:
+    """Up to where the server was told that this life of the topic is trimmed."""
+    state = _state(span, how)
+    return 0 if state is None or state.epoch != span.epoch else state.trimmed_seq or 0
+
+
+def _state(span: Span, how: How) -> request.State | None:
     with client_for(how.connection, span.server) as client:
         try:
-            return how.nodes if client.topic(span.topic).config.dedupe_node else ()
+            return client.topic(span.topic)
         except TopicsError as error:
             if error.code is not Code.TOPIC_NOT_FOUND:
                 raise
-            return how.nodes
+            return None

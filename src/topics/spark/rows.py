@@ -23,6 +23,7 @@ from msgspec import Raw
 from pyspark.sql.types import BinaryType, CharType, DataType, LongType, StringType, StructType, VarcharType
 
 from topics.errors import TopicsError
+from topics.model import surrogates
 from topics.model.names import check_topic
 from topics.spark.chunks import Plain, Sourced
 from topics.spark.jsontext import NoJson, converter, encode
@@ -257,14 +258,16 @@ def _quoted(name: str, column: pa.Array) -> list[bytes]:
 
 def _headers_texts(column: pa.Array) -> list[bytes | None]:
     """Kafka's headers: pairs of a name and bytes. Those that the source made are JSON; others are taken as text."""
-    return [None if pairs is None else encode(dict(_headers(pairs))) for pairs in column.to_pylist()]
+    return [None if pairs is None else surrogates.object_of(dict(_headers(pairs))) for pairs in column.to_pylist()]
 
 
 def _headers(pairs: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
     for pair in pairs:
-        value = pair["value"]
+        key, value = surrogates.unescaped(pair["key"]), pair["value"] or b"null"
         try:
-            _check(value or b"null")
-            yield pair["key"], Raw(value or b"null")
-        except msgspec.MsgspecError:
-            yield pair["key"], value.decode(errors="replace")
+            _check(value)
+        except (msgspec.MsgspecError, RecursionError):
+            if not _is_json(value):
+                yield key, value.decode(errors="replace")
+                continue
+        yield key, Raw(value)

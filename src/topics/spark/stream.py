@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -28,10 +29,14 @@ GUESSED_BYTES_PER_SEQ = 256.0
 class TopicGone(RuntimeError):
     """A topic that the stream was reading is not there any more, and nobody can tell what it still held."""
 
-    def __init__(self, server: str, topic: str, seq: int) -> None:
+    def __init__(self, server: str, topic: str, seq: int, *, lake: str | None) -> None:
+        archived = "" if lake is None else f", and {lake} does not have all of that"
         super().__init__(
-            f"topic {topic} in {server}, read up to seq {seq - 1}, was deleted; with failOnDataLoss=false the query "
-            "goes on without it, and tells of the loss by a row of kind gap once it has been made again"
+            f"topic {topic} in {server}, read up to seq {seq - 1}, was deleted{archived}: what was written to it "
+            "behind that, if anything, is lost\n"
+            "next: if that was meant, start the query again with failOnDataLoss=false: it goes on without the topic, "
+            "and tells of the loss by a row of kind gap once it has been made again; or leave the topic out of what "
+            "is subscribed to. A topic that is archived before it is deleted is read on from its lake (option lake)"
         )
 
 
@@ -46,6 +51,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._target: list[Place] | None = None  # of AvailableNow: what there was when the query began
         self._seen: dict[Key, Place] = {}
+        self._ends: dict[Key, offsets.Position] = {}  # where topics ended when they were last there
 
     # --- offsets
 
@@ -112,12 +118,22 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- inside
 
     def _advance(self, at: Positions, places: list[Place], budget: int | None) -> tuple[Positions, Positions]:
+        places = [offsets.at_home(at, place) for place in places]
+        there = [self._with_unread(place) for place in places if not place.gone or offsets.is_readable(at, place)]
+        names = {(place.server, place.topic) for place in there}
         if self.options.fail_on_data_loss:
-            there = {(place.server, place.topic) for place in places}
             for (server, topic), position in sorted(at.items()):
-                if (server, topic) not in there and self._is_wanted(server, topic):
-                    raise TopicGone(server, topic, position.seq)
-        return offsets.advance(at, places, first_seq=self._first_of_new, budget=budget)
+                if (server, topic) not in names and self._is_wanted(server, topic):
+                    raise TopicGone(server, topic, position.seq, lake=self.options.lake)
+        return offsets.advance(at, [*there, *self._unread(at, names)], first_seq=self._first_of_new, budget=budget)
+
+    def _unread(self, at: Positions, there: set[Key]) -> list[Place]:
+        """Topics that are gone, of which this stream has seen more than it has read: that is told, and by its range."""
+        return [
+            Place(server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, gone=True)
+            for key, end in self._ends.items()
+            if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq
+        ]
 
     def _is_wanted(self, server: str, topic: str) -> bool:
         """A restarted query may ask for fewer topics than the one that made the checkpoint."""
@@ -131,11 +147,21 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._servers = Servers(self.options)
         places = self._servers.present()
         self._seen = {(place.server, place.topic): place for place in places}
+        self._ends |= {
+            key: offsets.Position(place.epoch, place.end) for key, place in self._seen.items() if not place.gone
+        }
         return places
+
+    def _with_unread(self, place: Place) -> Place:
+        """A topic that only the lake has is as long as it was when it was last there, if the stream has seen that."""
+        end = self._ends.get((place.server, place.topic))
+        if not place.gone or end is None or end.epoch != place.epoch or end.seq <= place.end:
+            return place
+        return structs.replace(place, head=end.seq - 1)
 
     def _wait(self, places: list[Place]) -> None:
         assert self._servers is not None
-        if len(places) == 1:
+        if len(places) == 1 and not places[0].gone:
             self._servers.wait(places[0], WAIT_MS)
         else:
             time.sleep(WAIT_AMONG_MANY_MS / 1000)

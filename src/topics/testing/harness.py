@@ -77,6 +77,7 @@ class View(NamedTuple):
     records: tuple[bytes, ...]
     tombstones: tuple[tuple[int, int, str], ...]
     archived: int
+    trimmed: int
 
 
 class SimServer:
@@ -212,7 +213,7 @@ class SimServer:
         keys = tuple((key, write.first, write.last, write.at_ms) for key, write in topic.keys.items())
         return View(
             topic.epoch, topic.config, topic.head, topic.earliest, topic.evict_floor, topic.count, topic.bytes,
-            tuple(topic.losses.runs), keys, tuple(rows), tuple(gaps), topic.archived,
+            tuple(topic.losses.runs), keys, tuple(rows), tuple(gaps), topic.archived, topic.trimmed,
         )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ _decode = msgspec.json.Decoder(ArchivedRequest)
 def report(app: TopicsApp, call: Call) -> Answer:
     body: ArchivedRequest = decode_body(_decode, call.request.body)
     seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
+    trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: archive.Reported = ticket.result
@@ -34,7 +35,8 @@ def report(app: TopicsApp, call: Call) -> Answer:
             ),
         )
 
-    return when_done(archive.report(app.engine, call.params["topic"], seq=seq, epoch=epoch), call.request, encode)
+    ticket = archive.report(app.engine, call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
+    return when_done(ticket, call.request, encode)
 
 
 def standing(app: TopicsApp, topic: Topic) -> ArchiveStanding | None:

@@ -56,6 +56,7 @@ def get_topic(app: TopicsApp, call: Call) -> Answer:
         performance=performance(call.request),
         queue=_queue_counts(topic),
         archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
+        trimmed_seq=topic.trimmed or None,
         archive=archives.standing(app, topic),
     )
     return json_answer(200, answer)

@@ -443,22 +443,26 @@ class _Archive:
     def _tell(self, client: Client, place: Place, archived_to: int) -> None:
         """Lets the server know, for topics that keep what is not archived. It needs no more than a try."""
         key = (place.topic, place.epoch)
-        if self._told.get(key, 0) >= archived_to:
-            return
-        try:
-            client.archived(place.topic, seq=archived_to, epoch=place.epoch)
+        if self._told.get(key, 0) < archived_to and self._report(client, place, archived_to):
             self._told[key] = archived_to
+
+    def _report(self, client: Client, place: Place, archived_to: int, *, trimmed_to: int = 0) -> bool:
+        try:
+            client.archived(place.topic, seq=archived_to, epoch=place.epoch, trimmed_seq=trimmed_to)
+            return True
         except TopicsError as error:
             if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
                 self._job.warn(f"the server could not be told what is archived: {error.message}")
             elif error.code.status not in (404, 405, 409):  # gone, made again, or a server that does not ask
                 raise
+            return False
 
     def _trim_topic(self, staging: Staging, client: Client, place: Place) -> None:
         """Deletes what is archived, after reading it back.
 
-        That it will be deleted is committed first: whoever reads lake and topic as one must know that these seqs are
-        missing in the topic because the lake has them, not because somebody deleted them.
+        That it will be deleted is committed first, and told to the server: whoever reads lake and topic as one must
+        know that these seqs are missing in the topic because the lake has them, not because somebody deleted them, and
+        must notice when the lake that he has is not the one that has them.
         """
         base = self._lake.snapshot()
         life = base.life(place.topic, place.epoch)
@@ -474,6 +478,8 @@ class _Archive:
         if life.trimmed_to < life.archived_to:
             change = Change(op="trim", topic=place.topic, epoch=place.epoch, trimmed_to=life.archived_to)
             staging.commit(base, [change])
+        if (state.trimmed_seq or 0) < life.archived_to:
+            self._report(client, place, life.archived_to, trimmed_to=life.archived_to)
         try:
             gone = client.delete(place.topic, before_seq=life.archived_to + 1, epoch=place.epoch)
         except TopicsError as error:

@@ -18,6 +18,7 @@ from topics.client.request import State
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.lake import Change, Damaged, File, Gap, Lake, Life, Snapshot, joined
+from topics.lake.heal import OTHER_LAKE
 from topics.lake.manifest import Range, merged
 from topics.spark.options import Connection
 from topics.spark.pipelines.auditing import Stretch, look
@@ -25,7 +26,6 @@ from topics.spark.pipelines.failures import Failed
 from topics.spark.plan import Place
 
 COMPARED_SEQS = 100
-OTHER_LAKE = "other_lake"  # of a gap: archived, as the server was told, but not in this lake
 
 Key = tuple[str, int]  # topic and epoch
 
