@@ -195,7 +195,7 @@ class Project(Struct, frozen=True, kw_only=True):
         """What it consists of, by path."""
         facts = {
             "name": re.sub(r"\W+", "_", self.directory.resolve().name).strip("_") or "pipeline",
-            "storage": (self.directory.resolve() / "storage").as_uri(),
+            "storage": _literal(f"file://{self.directory.resolve() / 'storage'}"),  # Spark decodes no %20
             "url": self.url,
             "topic": self.topic,
             "into": self.into,

@@ -13,11 +13,11 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
 
 METASTORE = "spark.sql.catalogImplementation"
+FILES = "file://"  # what follows is a path as it is: Spark decodes no %20
 SPECS = ("spark-pipeline.yml", "spark-pipeline.yaml")
 
 
@@ -62,10 +62,9 @@ def _storage(command: Sequence[str]) -> str:
 
 
 def _remove(place: str) -> None:
-    url = urlsplit(place)
-    if url.scheme != "file":
+    if not place.startswith(FILES):
         raise ValueError(
             f"{place} is no folder of this machine, and cannot be cleared from here: "
             f"run it with a metastore, --conf {METASTORE}=hive"
         )
-    shutil.rmtree(unquote(url.path), ignore_errors=True)
+    shutil.rmtree(place.removeprefix(FILES), ignore_errors=True)

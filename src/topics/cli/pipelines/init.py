@@ -23,6 +23,8 @@ from topics.model.names import check_topic
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 SAMPLE = 1000  # records from each end of the topic
 TIMEOUT_S = 10.0
+# Spark 4.3 encodes these when it makes the path of a checkpoint, and takes the result for a path.
+ODD_IN_PATH = re.compile(r"[\s%\"<>\\^`{|}#?\[\]]")
 
 
 class Refused(Exception):
@@ -139,6 +141,9 @@ def _check(args: argparse.Namespace, into: str) -> None:
         raise Refused("--topic and --into are the same: it would read what it writes", "give another --into")
     if not re.fullmatch(r"https?://[^\s\"'\\@{}]+", args.url):
         raise Refused(f"{args.url!r} is no URL of a server", "give one like http://127.0.0.1:4000; keys go into a file")
+    if odd := ODD_IN_PATH.findall(str(args.directory.resolve())):
+        what = f"the path of {args.directory} has {odd[0]!r} in it: Spark would keep its checkpoints in another folder"
+        raise Refused(what, "give a DIR whose whole path has letters, digits, dots, dashes and underscores")
     if args.directory.exists() and not args.directory.is_dir():
         raise Refused(f"{args.directory} is a file", "give a directory")
 

@@ -466,5 +466,6 @@ def _fits(newest: Snapshot, base: Snapshot, change: Change) -> bool:
 
 def _told(spans: Sequence[Span]) -> str:
     seqs = sum(span.stop - span.start for span in spans)
-    names = spans[0].topic if len(spans) == 1 else f"{len(spans)} topics"
+    topics = {span.topic for span in spans}  # a large one has several spans
+    names = topics.pop() if len(topics) == 1 else f"{len(topics)} topics"
     return f"archiving {seqs} seqs of {names}"
