@@ -214,5 +214,6 @@ def _show(made: Made) -> str:
     lines += [f"note: {text}" for text in made.warnings]
     if made.fields:
         columns = ", ".join(f"{field.column} {field.type}" for field in made.fields)
-        lines.append(f"fields of data in {made.sampled} records: {columns}")
+        records = "1 record" if made.sampled == 1 else f"{made.sampled} records"
+        lines.append(f"fields of data in {records}: {columns}")
     return "\n".join([*lines, "", f"next: {made.next}    (README.md says more)"])
