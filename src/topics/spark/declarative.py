@@ -30,9 +30,12 @@ def kept(name: str, *, anew: bool = False) -> dict[str, str]:
     """
     if SparkSession.active().conf.get(METASTORE) == "hive":
         return {}
-    place = _storage(sys.argv[1:]).rstrip("/") + f"/tables/{name}"
-    if is_written_anew(name, sys.argv[1:], always=anew):
+    command = sys.argv[1:]
+    place = _storage(command).rstrip("/") + f"/tables/{name}"
+    if is_written_anew(name, command, always=anew):
         _remove(place)
+    if "run" in command and place.startswith(FILES):
+        _path(place).mkdir(parents=True, exist_ok=True)  # Spark logs a page about a folder that is not there yet
     return {"location": place}
 
 
@@ -67,4 +70,8 @@ def _remove(place: str) -> None:
             f"{place} is no folder of this machine, and cannot be cleared from here: "
             f"run it with a metastore, --conf {METASTORE}=hive"
         )
-    shutil.rmtree(place.removeprefix(FILES), ignore_errors=True)
+    shutil.rmtree(_path(place), ignore_errors=True)
+
+
+def _path(place: str) -> Path:
+    return Path(place.removeprefix(FILES))
