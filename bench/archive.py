@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -252,6 +253,7 @@ def read_back(lake: Path, expected: Sums) -> None:
 
 def main() -> None:
     args = parse()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the server ends, too
     topics = [f"bench{number}" for number in range(args.topics)]
     directory = Path(tempfile.mkdtemp(prefix="topics-archive-", dir=args.dir))
     lake = directory / "lake"
