@@ -95,7 +95,7 @@ def test_the_project_runs_as_it_was_made_and_takes_up_what_comes_whatever_the_fi
     )
     assert (first["big"], first["nothing"], first["we_q_b"], first["lines"]) == (str(2**70), None, 1, [{"qty": 1}])
     assert (first["data__malformed"], first["_malformed"]) == ("m", None)
-    assert (second["price"], second["mixed"], third["_malformed"]) == ("many", '{"a":1}', "[1, 2]")
+    assert (second["price"], second["mixed"], third["_malformed"]) == ("many", '{"a":1}', "[1,2]")
     assert (fourth["seq"], fourth["customer"]["name"]) == (4, "Bob")
     written = [record.value for record in client.read(topic) if isinstance(record, Record)]
     assert copies(client, f"{topic}.copy") == [(value, "web", "till-1") for value in written]
