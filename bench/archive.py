@@ -1,10 +1,12 @@
-"""How long an archive takes, and what memory: N records to a lake, then the lake read by pyarrow and DuckDB.
+"""How long an archive takes, and what memory: N records to a lake, then the lake read back by DuckDB and pyarrow.
 
 python bench/archive.py                     10 million records
 python bench/archive.py --records 200000    a quick look
 
-Starts a server of its own, fills one topic, and runs `topics pipeline archive` as a user would. Memory is what is
-resident, shared pages divided among those who share them (PSS), sampled while it runs.
+Starts a server of its own, fills one topic, and runs `topics pipeline archive` as a user would; then a second time, for
+what has come since. What DuckDB and pyarrow read is compared with what was written: number of records, sum of the seqs,
+sum of a field of their data. Memory is what is resident, shared pages divided among those who share them (PSS), sampled
+while it runs. Progress goes to standard error, results to standard output.
 """
 
 from __future__ import annotations
@@ -13,21 +15,24 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from topics.client import Client
 
 BATCH = 10_000
 SAMPLE_S = 0.5
+TELL_S = 5.0
 MIB = 1 << 20
+MODULUS = 9973
 TOPICS = [sys.executable, "-m", "topics"]
 
 
@@ -58,26 +63,40 @@ def server(directory: Path) -> Iterator[tuple[str, int]]:
         process.wait()
 
 
+class Ticker:
+    """A line on standard error every few seconds, so that a long run is seen to move."""
+
+    def __init__(self) -> None:
+        self._began = self._told = time.perf_counter()
+
+    def tell(self, text: str, *, now: bool = False) -> None:
+        at = time.perf_counter()
+        if now or at - self._told >= TELL_S:
+            self._told = at
+            print(f"  … {at - self._began:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+
 def fill(url: str, topics: list[str], count: int, *, first: int = 0) -> float:
     """Writes records of about 100 bytes; seconds."""
-    began = time.perf_counter()
+    began, ticker = time.perf_counter(), Ticker()
     with Client(url) as client:
         for at in range(first, first + count, BATCH):
             batch = [record(n) for n in range(at, min(at + BATCH, first + count))]
             client.append(topics[at // BATCH % len(topics)], batch)
+            ticker.tell(f"{at + len(batch) - first:,} of {count:,} records written")
     return time.perf_counter() - began
 
 
 def record(n: int) -> dict[str, Any]:
-    data = {"order": n, "sku": f"SKU-{n * 7919 % 5003}", "total": n % 9973, "text": f"{n * 2654435761:x}"}
+    data = {"order": n, "sku": f"SKU-{n * 7919 % 5003}", "total": n % MODULUS, "text": f"{n * 2654435761:x}"}
     return {"data": data, "tag": f"user-{n % 1009}"}
 
 
 class Memory:
     """The highest sum of what these processes, and all below them, hold at one moment."""
 
-    def __init__(self, pids: dict[str, int]) -> None:
-        self._pids = pids
+    def __init__(self, pids: dict[str, int], progress: Callable[[], str]) -> None:
+        self._pids, self._progress = pids, progress
         self.peak_bytes = dict.fromkeys([*pids, "jvm", "python workers"], 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -91,7 +110,10 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
+        ticker = Ticker()
         while not self._stop.wait(SAMPLE_S):
+            held = ", ".join(f"{name} {peak / MIB:,.0f} MiB" for name, peak in self.peak_bytes.items())
+            ticker.tell(f"{self._progress()}; at most {held}")
             parents = _parents()
             for name, pid in self._pids.items():
                 tree = _below(parents, pid)
@@ -143,14 +165,18 @@ def _command(pid: int) -> str:
         return ""
 
 
-def archive(url: str, server_pid: int, lake: Path, master: str) -> None:
+def archive(url: str, server_pid: int, lake: Path, master: str, topics: list[str], expected: int) -> None:
+    """One run, as a command; prints what it took."""
     command = [*TOPICS, "pipeline", "archive", "--url", url, "--prefix", "bench", "--lake", str(lake)]
     began = time.perf_counter()
-    process = subprocess.Popen([*command, "--master", master, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with Memory({"driver with all below it": process.pid, "server": server_pid}) as memory:
-        out, err = process.communicate()
+    errors = lake.parent / "archive.log"
+    with errors.open("wb") as log:
+        process = subprocess.Popen([*command, "--master", master, "--json"], stdout=subprocess.PIPE, stderr=log)
+    pids = {"driver with all below it": process.pid, "server": server_pid}
+    with Memory(pids, lambda: _archived(url, topics)) as memory:
+        out, _ = process.communicate()
     wall_s = time.perf_counter() - began
-    assert process.returncode == 0, err.decode()
+    assert process.returncode == 0, errors.read_text()
     report = json.loads(out)
     records = sum(row.get("records", 0) for row in report["topics"])
     size = sum(row.get("size_bytes", 0) for row in report["topics"])
@@ -162,38 +188,86 @@ def archive(url: str, server_pid: int, lake: Path, master: str) -> None:
     print(f"  rate: {records / wall_s:,.0f} records/s")
     for name, peak in memory.peak_bytes.items():
         print(f"  peak memory, {name}: {peak / MIB:,.0f} MiB")
+    assert records == expected, f"{expected:,} records were new"
 
 
-def read_back(lake: Path, count: int) -> None:
+def _archived(url: str, topics: list[str]) -> str:
+    with Client(url) as client:
+        states = [client.topic(topic) for topic in topics]
+    done, head = sum(state.archived_seq or 0 for state in states), sum(state.head_seq for state in states)
+    return f"{done:,} of {head:,} records in the lake"
+
+
+class Sums(NamedTuple):
+    """What a reader of the lake must find."""
+
+    records: int
+    seqs: int
+    totals: int  # of the field `total` of data
+
+    def __str__(self) -> str:
+        return f"{self.records:,} records, sum of seqs {self.seqs:,}, sum of data.total {self.totals:,}"
+
+
+def written(url: str, topics: list[str], count: int) -> Sums:
+    """By arithmetic and by the server's heads, not by reading anything back."""
+    with Client(url) as client:
+        heads = [client.topic(topic).head_seq for topic in topics]
+    return Sums(sum(heads), sum(head * (head + 1) // 2 for head in heads), sum(n % MODULUS for n in range(count)))
+
+
+def by_duckdb(lake: Path) -> Sums:
     import duckdb
+
+    query = f"""
+        SELECT count(*), sum(seq)::BIGINT, sum((data->>'$.total')::BIGINT)::BIGINT, count(DISTINCT (topic, seq))
+        FROM '{lake}/topic=*/*/*.parquet'"""
+    [(records, seqs, totals, distinct)] = duckdb.sql(query).fetchall()
+    assert records == distinct, f"{records - distinct:,} records are there twice"
+    return Sums(records, seqs, totals)
+
+
+def by_pyarrow(lake: Path) -> Sums:
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
 
-    began = time.perf_counter()
-    query = f"SELECT count(*), sum(seq), count(DISTINCT (topic, seq)) FROM '{lake}/topic=*/*/*.parquet'"
-    [(rows, total, distinct)] = duckdb.sql(query).fetchall()
-    print(f"DuckDB: {rows:,} rows, sum of seqs {total:,}, {distinct:,} distinct, {time.perf_counter() - began:.1f} s")
-    began = time.perf_counter()
-    seqs = ds.dataset(str(lake), partitioning="hive").to_table(["seq"])["seq"]
-    print(f"pyarrow: {len(seqs):,} rows, sum of seqs {pc.sum(seqs).as_py():,}, {time.perf_counter() - began:.1f} s")
-    assert rows == distinct == len(seqs) == count
-    assert total == pc.sum(seqs).as_py()
+    records = seqs = totals = 0
+    for batch in ds.dataset(str(lake), partitioning="hive").to_batches(columns=["seq", "data"]):
+        if batch.num_rows:
+            found = pc.struct_field(pc.extract_regex(batch["data"], r'"total": *(?P<total>[0-9]+)'), "total")
+            records += batch.num_rows
+            seqs += pc.sum(batch["seq"]).as_py()
+            totals += pc.sum(found.cast("int64")).as_py()
+    return Sums(records, seqs, totals)
+
+
+def read_back(lake: Path, expected: Sums) -> None:
+    print(f"written:  {expected}")
+    for name, read in (("DuckDB: ", by_duckdb), ("pyarrow:", by_pyarrow)):
+        began = time.perf_counter()
+        found = read(lake)
+        print(f"{name}  {found}, {time.perf_counter() - began:.1f} s")
+        assert found == expected, f"{name.strip()} reads something else than was written"
+    print("the lake holds what was written, each record once")
 
 
 def main() -> None:
     args = parse()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the server ends, too
     topics = [f"bench{number}" for number in range(args.topics)]
     directory = Path(tempfile.mkdtemp(prefix="topics-archive-", dir=args.dir))
+    lake = directory / "lake"
     try:
         with server(directory) as (url, pid):
-            seconds = fill(url, topics, args.records)
-            print(f"filled: {args.records:,} records in {seconds:.1f} s")
-            archive(url, pid, directory / "lake", args.master)
-            read_back(directory / "lake", args.records)
-            if args.follow_up:
-                fill(url, topics, args.follow_up, first=args.records)
-                archive(url, pid, directory / "lake", args.master)
-                read_back(directory / "lake", args.records + args.follow_up)
+            first = 0
+            for name, count in (("first run", args.records), ("second run, what is new", args.follow_up)):
+                if not count:
+                    continue
+                print(f"--- {name}")
+                print(f"filled: {count:,} records in {fill(url, topics, count, first=first):.1f} s", flush=True)
+                first += count
+                archive(url, pid, lake, args.master, topics, count)
+                read_back(lake, written(url, topics, first))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -10,34 +10,39 @@ Server, lake and checkpoint live in a temporary directory. The picture stays: de
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import picture
-from picture import Sample, Story
+from picture import Sample, Step, Story
 
 from topics.client import Client
-from topics.client.request import Record, Tombstone
+from topics.client.request import Tombstone
 from topics.errors import Code, TopicsError
 
-CAP = 6_000
-BATCH = 500
-ORDERS = 24_000
-CLICKS = 24_000
-CALM = 3_000  # that the archive keeps up with
-BURST = 9_000  # more than the cap
+RECORDS = 24_000  # to each topic
+BATCHES = 48  # in which they are written
 SAMPLE_S = 0.05
+READ_S = 1.5  # so long a reader takes for the history, to be seen in the picture
+READ_STEPS = 60
 HOLD = {"archive": {"hold": True}}
+RULES = {
+    "orders": "rejects what it has no room for, and keeps what is not archived yet",
+    "clicks": "evicts the oldest whatever happens: a burst is larger than its cap",
+}
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a life of seconds is over before the optimizer is done
 
 BOLD, DIM, GREEN, RED, PLAIN = (
     ("\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m") if sys.stdout.isatty() else [""] * 5
@@ -58,11 +63,13 @@ def server(directory: Path) -> Iterator[str]:
     port_file = directory / "port"
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     env |= {"TOPICS_DATA_DIR": str(directory / "data"), "TOPICS_PORT_FILE": str(port_file), "TOPICS_LOG_LEVEL": "error"}
-    running = subprocess.Popen([sys.executable, "-m", "topics", "serve", "--port", "0"], env=env)
+    command = [sys.executable, "-m", "topics", "serve", "--port", "0"]
+    with (directory / "server.log").open("wb") as log:
+        running = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     try:
         while not (port_file.exists() and port_file.read_text().strip()):
             if running.poll() is not None:
-                raise SystemExit("the server did not start")
+                raise SystemExit(f"the server did not start:\n{(directory / 'server.log').read_text()}")
             time.sleep(0.02)
         yield f"http://127.0.0.1:{port_file.read_text().strip()}"
     finally:
@@ -100,16 +107,19 @@ class Watcher:
 class Writer:
     """Writes a topic full, in batches, and waits where it is told to."""
 
-    def __init__(self, client: Client, watcher: Watcher, topic: str) -> None:
-        self._client, self._watcher, self._topic = client, watcher, topic
+    def __init__(
+        self, client: Client, watcher: Watcher, errors: list[BaseException], topic: str, *, batch: int
+    ) -> None:
+        self._client, self._watcher, self._errors, self._topic = client, watcher, errors, topic
+        self._batch = batch
         self.written, self.refused = 1, 0  # the first is there already
 
     def write(self, count: int, *, pause_s: float = 0.0) -> None:
-        while count > 0:
-            n = min(BATCH, count)
+        while count > 0 and not self._errors:
+            n = min(self._batch, count)
             records = [{"data": {"n": self.written + at}, "tag": f"user-{(self.written + at) % 97}"} for at in range(n)]
             waits, before = self._watcher.now(), self.refused
-            while not self._taken(records):
+            while not self._taken(records) and not self._errors:
                 self.refused += 1
                 time.sleep(0.1)
             if self.refused > before:
@@ -146,90 +156,165 @@ def started() -> Any:
 
     with quiet_start():
         config = {**SESSION, "spark.sql.shuffle.partitions": "1", "spark.log.level": "OFF"}
+        config["spark.driver.extraJavaOptions"] = QUICK_JAVA
         return session("demo", master="local[2]", config=config)
 
 
-def tell(url: str, lake: str, spark: Any, out: Path) -> bool:
+def tell(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) -> bool:
+    """The whole story, with a fourth of the records as the cap of each topic; whether the audit found nothing."""
+    from topics.cli.pipelines.audit import show
     from topics.spark.pipelines.archive import archive
     from topics.spark.pipelines.audit import audit
 
-    topics = ["orders", "clicks"]
+    topics, cap = list(RULES), records // 4
     with Client(url) as client:
-        client.put_topic("orders", cap_records=CAP, discard="reject", **HOLD)
-        client.put_topic("clicks", cap_records=CAP, discard="old", **HOLD)
+        client.put_topic("orders", cap_records=cap, discard="reject", **HOLD)
+        client.put_topic("clicks", cap_records=cap, discard="old", **HOLD)
         for topic in topics:
             client.append(topic, [{"data": "the first"}])
     archive(url=url, lake=lake, topics=topics, spark=spark)  # workers start once, which is not what is shown here
     watcher = Watcher(url, topics)
-    following, errors = threading.Event(), list[BaseException]()
-
-    def follow() -> None:
-        try:
-            archive(url=url, lake=lake, topics=topics, follow=True, every_s=0.1, spark=spark, stop=following)
-        except BaseException as error:
-            errors.append(error)
-
-    step(1, f"Two topics with room for {CAP:,} records get {ORDERS:,} each; an archive follows them into a lake")
-    archiver = threading.Thread(target=follow)
-    archiver.start()
-    with Client(url) as one, Client(url) as two:
-        orders, clicks = Writer(one, watcher, "orders"), Writer(two, watcher, "clicks")
-        writing = threading.Thread(target=orders.write, args=(ORDERS - 1,), kwargs={"pause_s": 0.02})
-        writing.start()
-        clicks.write(CALM - 1)
-        archived(two, "clicks", errors)
-        clicks.write(BURST)  # at once, and more than the topic holds
-        while clicks.written < CLICKS:
-            archived(two, "clicks", errors)
-            clicks.write(CALM)
-        writing.join()
-        say(f"   orders: {ORDERS:,} written; {orders.refused} times told to wait for the archive, nothing lost")
-        say(f"   clicks: {CLICKS:,} written; a burst of {BURST:,} was more than the cap, so its oldest went at once")
+    try:
+        step(1, f"Two topics with room for {cap:,} records get {records:,} each; an archive follows them into a lake")
         for topic in topics:
-            archived(two, topic, errors)
-    following.set()
-    archiver.join()
-    watcher.end()
-    if errors:
-        raise errors[0]
+            say(f"   {topic} {RULES[topic]}")
+        with following(lambda stop: archive(
+            url=url, lake=lake, topics=topics, follow=True, every_s=0.1, spark=spark, stop=stop
+        )) as errors:  # fmt: skip
+            _write(url, watcher, errors, records=records, cap=cap)
 
-    step(2, "What the topics still have, and what comes back with the lake beside them")
-    stories = [_story(url, lake, topic, watcher) for topic in topics]
-    for story in stories:
-        lost = sum(last - first + 1 for first, last, _ in story.gaps)
-        say(
-            f"   {story.topic}: {story.head:>7,} written   {len(story.live):>6,} live   {GREEN}{len(story.healed):>7,} "
-            f"with the lake{PLAIN}   {RED if lost else DIM}{lost:>6,} in gaps{PLAIN}"
-        )
-        assert len(story.healed) + lost == story.head, "a seq is neither there nor told to be lost"
-        say(f"   {picture.strip(story, colour=sys.stdout.isatty())}")
+        step(2, "A reader asks for everything from seq 1: of the topics alone, then with the lake beside them")
+        readers = [Reader(url, lake, topic, watcher) for topic in topics]
+        for reader in readers:
+            reader.join()
+    finally:
+        watcher.end()
+    stories = [reader.story() for reader in readers]
+    for reader, story in zip(readers, stories, strict=True):
+        _tell_healed(reader, story)
 
-    step(3, "The audit")
+    step(3, "An audit looks for every seq, and compares what both have")
     report = audit(url=url, lake=lake, topics=topics, spark=spark)
-    from topics.cli.pipelines.audit import show
-
     say("   " + show(report).replace("\n", "\n   "))
-    out.write_text(picture.draw(stories, cap=CAP, verdict="0 unexplained" if report.ok else "something is missing"))
+    out.write_text(picture.draw(stories, cap=cap, unexplained=int(report.figures["unexplained"])), encoding="utf-8")
     say(f"\n{BOLD}The picture: {out}{PLAIN}")
     return report.ok
 
 
-def _story(url: str, lake: str, topic: str, watcher: Watcher) -> Story:
-    with Client(url) as client:
-        state = client.topic(topic)
-        live = [item.seq for item in client.read(topic) if isinstance(item, Record)]
-        healed, gaps = [], []
-        for item in client.read(topic, lake=lake):
-            if isinstance(item, Tombstone):
-                picture.add_gap(gaps, item.gap_from, item.gap_to, item.reason)
-            else:
-                healed.append(item.seq)
-    assert healed == sorted(set(healed)), "each seq once, in order"
-    return Story(topic, state.head_seq, live, healed, gaps, watcher.samples[topic], watcher.waiting[topic])
+@contextmanager
+def following(archive: Callable[[threading.Event], object]) -> Iterator[list[BaseException]]:
+    """An archive that runs beside, until it is stopped in the end; what it failed with, if it did."""
+    stop, errors = threading.Event(), list[BaseException]()
+
+    def follow() -> None:
+        try:
+            archive(stop)
+        except BaseException as error:
+            errors.append(error)
+
+    archiver = threading.Thread(target=follow)
+    archiver.start()
+    try:
+        yield errors
+    finally:
+        stop.set()
+        archiver.join()
+    if errors:
+        raise errors[0]
+
+
+def _write(url: str, watcher: Watcher, errors: list[BaseException], *, records: int, cap: int) -> None:
+    """Fills both topics: orders steadily, clicks in pieces that the archive keeps up with, but for one burst."""
+    calm, burst, batch = cap // 2, cap * 3 // 2, records // BATCHES
+    with Client(url) as one, Client(url) as two:
+        orders = Writer(one, watcher, errors, "orders", batch=batch)
+        clicks = Writer(two, watcher, errors, "clicks", batch=batch)
+        writing = threading.Thread(target=orders.write, args=(records - 1,), kwargs={"pause_s": 0.02})
+        writing.start()
+        clicks.write(calm - 1)
+        archived(two, "clicks", errors)
+        clicks.write(burst)  # at once, and more than the topic holds
+        while clicks.written < records and not errors:
+            archived(two, "clicks", errors)
+            clicks.write(min(calm, records - clicks.written))
+        writing.join()
+        for topic in RULES:
+            archived(two, topic, errors)
+    say(f"   orders: {orders.written:,} written; {orders.refused} times its writer was told to wait for the archive")
+    say(
+        f"   clicks: {clicks.written:,} written; a burst of {burst:,} was more than the cap, so its oldest went at once"
+    )
+
+
+class Reader:
+    """Reads the whole history of a topic with the lake, in a thread; and before that what the topic has by itself."""
+
+    def __init__(self, url: str, lake: str, topic: str, watcher: Watcher) -> None:
+        self._url, self._lake, self._topic, self._watcher = url, lake, topic, watcher
+        self.live: list[int] = []
+        self.told: list[Tombstone] = []  # by the topic alone
+        self.healed: list[int] = []
+        self.gaps: list[picture.Gap] = []
+        self.reading: list[Step] = []
+        self._head = 0
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _read(self) -> None:
+        with Client(self._url) as client:
+            self._head = client.topic(self._topic).head_seq
+            for item in client.read(self._topic):
+                if isinstance(item, Tombstone):
+                    self.told.append(item)
+                else:
+                    self.live.append(item.seq)
+            every = max(self._head // READ_STEPS, 1)
+            for item in client.read(self._topic, lake=self._lake):
+                if isinstance(item, Tombstone):
+                    picture.add_gap(self.gaps, item.gap_from, item.gap_to, item.reason)
+                    continue
+                if len(self.healed) % every == 0:
+                    self.reading.append(Step(self._watcher.now(), item.seq))
+                    time.sleep(READ_S / READ_STEPS)
+                self.healed.append(item.seq)
+            self.reading.append(Step(self._watcher.now(), self.healed[-1]))
+
+    def story(self) -> Story:
+        assert self.healed == sorted(set(self.healed)), "each seq once, in order"
+        return Story(
+            self._topic, RULES[self._topic], self._head, self.live, self.healed, self.gaps,
+            self._watcher.samples[self._topic], self._watcher.waiting[self._topic], self.reading,
+        )  # fmt: skip
+
+
+def _tell_healed(reader: Reader, story: Story) -> None:
+    assert len(story.healed) + story.lost == story.head, "a seq is neither there nor told to be lost"
+    for told in reader.told:
+        say(f"   {story.topic} alone: a tombstone, seqs {told.gap_from:,} to {told.gap_to:,} are gone ({told.reason})")
+    say(
+        f"   {story.topic}: {story.head:>7,} written   {len(story.live):>6,} live   {GREEN}{len(story.healed):>7,} "
+        f"with the lake{PLAIN}   {RED if story.lost else DIM}{story.lost:>6,} in gaps{PLAIN}"
+    )
+    say(f"   {picture.strip(story, colour=sys.stdout.isatty())}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Archive, eviction, healing and audit in one run, with a picture.")
+    parser.add_argument("out", nargs="?", type=Path, default=Path("demo-pipeline.svg"), help="[%(default)s]")
+    parser.add_argument("--records", type=int, default=RECORDS, help="for each of the two topics [%(default)d]")
+    args = parser.parse_args()
+    if args.records < 400:
+        parser.error("--records: 400 or more")
+    return args
 
 
 def main() -> int:
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else "demo-pipeline.svg").resolve()
+    args = parse()
+    out: Path = args.out.resolve()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the server ends, too
     warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
     directory = Path(tempfile.mkdtemp(prefix="topics-demo-"))
     began = time.monotonic()
@@ -237,7 +322,7 @@ def main() -> int:
         say(f"{DIM}starting a server and Spark{PLAIN}")
         spark = started()
         with server(directory) as url:
-            ok = tell(url, str(directory / "lake"), spark, out)
+            ok = tell(url, str(directory / "lake"), spark, out, records=args.records)
         spark.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -2,18 +2,21 @@
 
 import json
 import os
+import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ServerProcess
-from tests.spark.processes import Cluster, application, reached
+from tests.spark.processes import Cluster, Process, application, reached, slim_home
 from tests.spark.streams import check_exact, numbers, read_numbers
 from topics.client import Client
 
 RECORDS = 24_000
+PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 
 
 @pytest.fixture
@@ -44,3 +47,36 @@ def test_a_cluster_reads_writes_and_streams_exactly_once_though_an_executor_is_k
     assert said == {"count": RECORDS, "sum": RECORDS * (RECORDS + 1) // 2, "partitions": 4}
     assert sorted(read_numbers(client, f"{topic}.batch")) == list(range(RECORDS))
     check_exact(client, f"{topic}.stream", RECORDS)
+
+
+def pipeline(command: list[str], log: Path, *arguments: object) -> str:
+    """Runs `topics pipeline …` and returns what it printed."""
+    running = Process([*command, "pipeline", *map(str, arguments)], log, SPARK_HOME=slim_home(log.parent), **LOOPBACK)
+    try:
+        running.succeed()
+    finally:
+        running.kill()
+    return running.log()
+
+
+LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "127.0.0.1"}
+
+
+@pytest.mark.torture
+def test_pipelines_run_on_a_cluster_by_master_and_by_spark_submit_as_the_page_says(
+    cluster: Cluster, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    [script] = re.findall(r"^```python\n(# file: submit.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "submit.py").write_text(script)
+    where = ["--url", server.url, "--topic", topic, "--lake", tmp_path / "lake"]
+    plain = [sys.executable, "-m", "topics"]
+    submit = [f"{slim_home(tmp_path)}/bin/spark-submit", "--master", cluster.url, str(tmp_path / "submit.py")]
+
+    numbers(client, topic, range(RECORDS))
+    said = pipeline(plain, tmp_path / "one.log", "archive", *where, "--master", cluster.url)
+    assert f"archive: wrote {RECORDS} records of 1 topics" in said
+    numbers(client, topic, range(RECORDS, RECORDS + 1000))
+    assert "archive: wrote 1000 records of 1 topics" in pipeline(submit, tmp_path / "two.log", "archive", *where)
+    assert "0 unexplained" in pipeline(plain, tmp_path / "three.log", "audit", *where, "--master", cluster.url)
+    assert "0 unexplained" in pipeline(submit, tmp_path / "four.log", "audit", *where)
+    assert len(list(tmp_path.glob("work1/app-*"))) == 4, "executors of the cluster had no part in it"
