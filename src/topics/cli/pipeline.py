@@ -170,6 +170,7 @@ def describe(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     for row in report.topics[:TOPICS_SHOWN]:
         yield f"  {_topic_line(row, dry_run=report.dry_run)}"
+        yield from (f"    would {text}" for text in row.would)
     if len(report.topics) > TOPICS_SHOWN:
         yield f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all"
     told = [(row, gap) for row in report.topics for gap in row.gaps]
@@ -183,6 +184,8 @@ def _lines(report: Report) -> Iterator[str]:
     seconds = (report.ended_ms - report.started_ms) / 1000
     verb = "would write" if report.dry_run else "wrote"
     yield f"{report.pipeline}: {verb} {report.records} records of {len(report.topics)} topics{figures}, {seconds:.1f} s"
+    if report.next is not None:
+        yield f"next: {report.next}"
 
 
 def _topic_line(row: TopicReport, *, dry_run: bool) -> str:

@@ -23,7 +23,7 @@ from topics.model import surrogates
 from topics.spark.catalog import client_for
 from topics.spark.options import Connection
 from topics.spark.pipelines import emitting, positions
-from topics.spark.pipelines.copying import REFUSED
+from topics.spark.pipelines.delivery import REFUSED
 from topics.spark.pipelines.failures import BadUsage
 from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job, JobOptions

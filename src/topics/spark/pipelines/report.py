@@ -35,6 +35,7 @@ class TopicReport(Struct, kw_only=True, omit_defaults=True):
     size_bytes: int = 0
     lag: int | None = None  # seqs between what is done and the head, when last looked
     gaps: list[Gap] = field(default_factory=list)
+    would: list[str] = field(default_factory=list)  # in a dry run
     figures: dict[str, Any] = field(default_factory=dict)  # what only this pipeline knows
 
 
