@@ -98,3 +98,18 @@ def client(server: ServerProcess) -> Iterator[Client]:
 def topic() -> str:
     """A name no other test uses."""
     return f"topic{next(_numbers)}"
+
+
+@pytest.fixture
+def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a handful of rows compiling a plan takes longer than running it."""
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    spark = request.getfixturevalue("spark")
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for setting, value in settings.items():
+        spark.conf.set(setting, value)
+    yield
+    for setting in settings:
+        spark.conf.unset(setting)
