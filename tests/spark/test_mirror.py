@@ -195,7 +195,7 @@ def test_a_topic_that_was_trimmed_before_it_was_copied_waits_for_its_lake(
     assert main([*command, "--dry-run"]) == 1
     told = capsys.readouterr().out
     assert "seqs 21 to 40 were removed" in told
-    assert "next: --lake DIR" in told
+    assert f"next: topics pipeline mirror --from {pair.one.url} --to {pair.other.url} with --lake DIR" in told
 
     healed = run(here, pair, topic, lake=str(lake))
 

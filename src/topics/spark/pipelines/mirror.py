@@ -243,8 +243,8 @@ class Link:
             self._job.warn(f"{where} before they were copied, {why}; the topic is not copied")
             self._job.report.ok = False
             self._job.report.next = (
-                f"--lake DIR copies what was trimmed from the lake of {self.source.url} (from that server, where "
-                "--both-ways goes two ways); --skip-trimmed goes on without it"
+                f"topics pipeline mirror --from {self.source.url} --to {self.target.url} with --lake DIR copies them, "
+                "too; --skip-trimmed goes on without them"
             )
 
     def _row(self, topic: str) -> TopicReport:
