@@ -214,7 +214,7 @@ def test_what_was_lost_is_in_the_report_and_in_the_file(
 
     assert [(gap.from_seq, gap.to_seq, gap.reason) for gap in report.topics[0].gaps] == [(1, 2, "cap")]
     noted = msgspec.json.decode(pq.read_metadata(tmp_path / f"{topic}.parquet").metadata[b"topics.compact"])
-    assert [gap["to_seq"] for gap in noted["gaps"]] == [2]
+    assert ([gap["to_seq"] for gap in noted["gaps"]], noted["generation"]) == ([2], 0)
 
 
 def test_outputs_that_do_not_fit_are_refused(spark: SparkSession, client: Client, topic: str, tmp_path: Path):

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyspark.sql import SparkSession
 
 from tests.conftest import SMALL_PARTS, ServerProcess, StartServer
@@ -20,11 +22,14 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record, Tombstone
 from topics.lake import Lake
+from topics.spark.options import Connection
 from topics.spark.pipelines import mirror as module
 from topics.spark.pipelines.failures import BadUsage, Failed
 from topics.spark.pipelines.mirror import mirror
 from topics.spark.pipelines.provenance import KEY, Lost, hops_of
 from topics.spark.pipelines.report import Report
+from topics.spark.pipelines.trimmed import Watch
+from topics.spark.plan import Span
 
 
 class Side(NamedTuple):
@@ -189,6 +194,7 @@ def test_a_topic_that_was_trimmed_before_it_was_copied_waits_for_its_lake(
 
     [row] = report.topics
     assert (report.ok, row.records, row.lag, row.figures) == (False, 0, 30, {"held_at": 21})
+    assert (row.from_seq, row.to_seq) == (21, 40)
     assert "seqs 21 to 40 were removed before they were copied, and are in a lake" in report.warnings[0]
     assert "--lake" in (report.next or "")
     command = ["pipeline", "mirror", "--from", pair.one.url, "--to", pair.other.url, "--topic", topic]
@@ -252,6 +258,27 @@ def test_a_trim_in_the_middle_of_a_step_leaves_out_nothing(
 
     expected = [0, 2, 4, 6, 8, *range(10, 30)]
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == expected
+
+
+@pytest.mark.parametrize("cut_at", [5, 10])
+def test_what_is_read_behind_a_trim_is_left_for_the_lake(pair: Pair, topic: str, tmp_path: Path, cut_at: int):
+    """Seqs 1 to 10 were read, then 11 to 20 were trimmed; 25 was deleted long before, and stops nobody."""
+    client = pair.one.client
+    client.append(topic, [{"data": n, "tag": f"t{n}"} for n in range(1, 31)])
+    client.delete(topic, match="t25")
+    trim(client, tmp_path / "lake", topic, upto=20)
+    span = Span(server=pair.one.url, topic=topic, epoch=client.topic(topic).epoch, start=1, stop=31)
+
+    def looked_at(seqs: list[int]) -> tuple[list[int], int]:
+        rows = pa.RecordBatch.from_pydict({"seq": seqs, "gap_to": pa.nulls(len(seqs), pa.int64())})
+        batches = [rows.slice(0, cut_at), rows.slice(cut_at)]
+        watch = Watch(structs.replace(span, start=seqs[0]), Connection(servers=(pair.one.url,)))
+        found = [seq for batch in watch.over(iter(batches)) for seq in batch.column("seq").to_pylist()]
+        return found, watch.trimmed_at
+
+    live = [21, 22, 23, 24, 26, 27, 28, 29, 30]
+    assert looked_at([*range(1, 11), *live]) == (list(range(1, 11)), 11)
+    assert looked_at(live) == (live, 0)
 
 
 def test_a_topic_made_by_a_mirror_has_the_settings_of_its_source(spark: SparkSession, pair: Pair, topic: str):

@@ -50,7 +50,6 @@ class Errand(Struct, kw_only=True):
     lake: str | None = None  # of the source: what that has no more is read from there
     heeds_trims: bool = False  # ends where records were trimmed before they were read
     config: dict[str, Any] = {}
-
     behind: Lost | None = None  # the loss right before `start`
 
     @property

@@ -228,6 +228,7 @@ class Link:
         if held:
             told = self._row(row.topic)
             told.epoch, told.lag = row.epoch, row.head_seq - at.done
+            told.from_seq, told.to_seq = told.from_seq or found.first, told.to_seq or found.last
             told.figures["held_at"] = found.first
         return held
 

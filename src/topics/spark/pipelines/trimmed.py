@@ -67,7 +67,7 @@ class Watch:
 
     def over(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         at = self._span.start
-        for batch in batches:
+        for batch in (one for one in batches if one.num_rows):
             missing = _missing(batch, at)
             if missing is not None and self._is_trimmed(missing):
                 yield batch.slice(0, int(np.searchsorted(batch.column("seq").to_numpy(), missing)))
