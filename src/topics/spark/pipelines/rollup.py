@@ -185,6 +185,7 @@ class Rolling(Rounds[Place]):
 
     def _write(self, at: Place, due: Due) -> Place:
         """Writes the windows that are due, and notes that."""
+        self._source.tell_removed(at.epoch, due.low)
         self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
         closed = self._windowed(self._source.load(due.low, due.stop)).where(
             f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"

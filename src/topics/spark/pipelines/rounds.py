@@ -136,6 +136,7 @@ class Rounds(Generic[At]):
     # --- the run
 
     def run(self, *, follow: bool, every_s: float) -> None:
+        follow = follow and not self._job.dry_run
         for _ in self._job.rounds(follow=follow):
             state = self._source.state()
             while self.step(state.head_seq):
