@@ -124,3 +124,18 @@ def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("topics.spark.pipelines.archive.archive_spans", archive_spans)
     monkeypatch.setattr("topics.spark.pipelines.audit.spread", spread)
     return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+
+
+@pytest.fixture
+def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For a handful of rows compiling a plan takes longer than running it."""
+    if "spark" not in request.fixturenames:
+        yield
+        return
+    spark = request.getfixturevalue("spark")
+    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for setting, value in settings.items():
+        spark.conf.set(setting, value)
+    yield
+    for setting in settings:
+        spark.conf.unset(setting)

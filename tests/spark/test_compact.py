@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,12 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.spark.options import Connection
 from topics.spark.pipelines import compact as module
+from topics.spark.pipelines import compacting
 from topics.spark.pipelines.compact import compact
 from topics.spark.pipelines.failures import BadUsage
 from topics.spark.pipelines.report import Report
 
-
-@pytest.fixture(autouse=True)
-def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For a handful of rows compiling a plan takes longer than running it."""
-    if "spark" not in request.fixturenames:
-        yield
-        return
-    spark = request.getfixturevalue("spark")
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for setting, value in settings.items():
-        spark.conf.set(setting, value)
-    yield
-    for setting in settings:
-        spark.conf.unset(setting)
+pytestmark = pytest.mark.usefixtures("quick_plans")
 
 
 def write(client: Client, topic: str, *pairs: tuple[str | None, Any]) -> None:
@@ -197,20 +184,20 @@ def rows(*given: tuple[str, str]) -> pa.RecordBatch:
         for seq, (key, data) in enumerate(given, 1)
     ]
     losses = [pa.field("gap_to", pa.int64()), pa.field("reason", pa.string()), pa.field("n", pa.int64())]
-    return pa.RecordBatch.from_pylist(found, schema=pa.schema([*module.COLUMNS, *losses]))
+    return pa.RecordBatch.from_pylist(found, schema=pa.schema([*compacting.COLUMNS, *losses]))
 
 
 def test_a_record_that_is_refused_with_its_origin_is_told_of_and_holds_up_nothing(client: Client, topic: str):
     into = f"{topic}.latest"
     large = '"' + "x" * (1024 * 1024 - 30) + '"'
-    place = module.Place(topic=topic, by="tag", epoch=7)
+    place = compacting.Place(topic=topic, by="tag", epoch=7)
     for _ in range(2):
-        task = module.WriteTopic(
+        task = compacting.WriteTopic(
             connection=Connection(servers=(client.url,)), topic=into, place=place, fresh=True, null_removes=False,
-            part=module.Range(epoch=7, start=1, stop=4),
+            part=compacting.Range(epoch=7, start=1, stop=4),
         )  # fmt: skip
         [answer] = task(iter([rows(("a", "1"), ("b", large), ("c", '"\\ud800"'))]))
-        outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=module.Outcome)
+        outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=compacting.Outcome)
         [gap] = outcome.gaps
         assert (gap.from_seq, gap.to_seq, outcome.keys) == (2, 2, 3)
         found = in_topic(client, into)
@@ -227,7 +214,7 @@ def test_what_was_lost_is_in_the_report_and_in_the_file(
 
     assert [(gap.from_seq, gap.to_seq, gap.reason) for gap in report.topics[0].gaps] == [(1, 2, "cap")]
     noted = msgspec.json.decode(pq.read_metadata(tmp_path / f"{topic}.parquet").metadata[b"topics.compact"])
-    assert [gap["to_seq"] for gap in noted["gaps"]] == [2]
+    assert ([gap["to_seq"] for gap in noted["gaps"]], noted["generation"]) == ([2], 0)
 
 
 def test_outputs_that_do_not_fit_are_refused(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
@@ -244,8 +231,26 @@ def test_outputs_that_do_not_fit_are_refused(spark: SparkSession, client: Client
         compact(url=client.url, topic=f"{topic}.no", parquet=str(tmp_path), spark=spark)
 
 
-def test_a_dry_run_writes_nothing(client: Client, topic: str, tmp_path: Path):
-    write(client, topic, ("a", 1))
-    report = compact(url=client.url, topic=topic, parquet=str(tmp_path), dry_run=True)
-    assert (report.topics[0].to_seq, report.dry_run) == (1, True)
+@pytest.mark.parametrize("kind", ["file", "topic"])
+def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
+):
+    name = str(tmp_path / f"{topic}.parquet") if kind == "file" else f"{topic}.latest"
+    where = {"parquet": name} if kind == "file" else {"into": name}
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
+    client.put_topic(topic, cap_records=4)
+    write(client, topic, ("lost", 0), ("a", 1), ("b", 1), ("a", 2), (None, 0))
+    [said] = compact(dry_run=True, step_seqs=2, **options).topics
+    assert (said.from_seq, said.to_seq, said.records, said.lag) == (1, 5, 2, 0)
+    assert said.would == [f"make {name}" if kind == "file" else f"make topic {name}"]
     assert list(tmp_path.iterdir()) == []
+    assert [row.topic for row in client.topics(f"{topic}.")] == []
+    done = compact(**options).topics[0]
+    assert (done.records, done.gaps, done.figures) == (said.records, said.gaps, said.figures)
+    assert [(gap.from_seq, gap.to_seq) for gap in said.gaps] == [(1, 1)]
+
+    write(client, topic, ("b", None), ("c", 1))
+    [said] = compact(dry_run=True, **options).topics
+    assert (said.from_seq, said.records, said.would) == (6, 1, [])
+    done = compact(**options).topics[0]
+    assert (done.records, done.figures) == (said.records, said.figures)

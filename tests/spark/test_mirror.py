@@ -6,21 +6,30 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyspark.sql import SparkSession
 
 from tests.conftest import SMALL_PARTS, ServerProcess, StartServer
+from tests.spark.lakes import archive
 from tests.spark.processes import wait_for
+from topics.cli.main import main
 from topics.client import Client
-from topics.client.request import Record
+from topics.client.request import Record, Tombstone
+from topics.lake import Lake
+from topics.spark.options import Connection
 from topics.spark.pipelines import mirror as module
 from topics.spark.pipelines.failures import BadUsage, Failed
 from topics.spark.pipelines.mirror import mirror
-from topics.spark.pipelines.provenance import KEY
+from topics.spark.pipelines.provenance import KEY, Lost, hops_of
 from topics.spark.pipelines.report import Report
+from topics.spark.pipelines.trimmed import Watch
+from topics.spark.plan import Span
 
 
 class Side(NamedTuple):
@@ -49,6 +58,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerPro
 def pair(servers: list[ServerProcess]) -> Iterator[Pair]:
     with Client(servers[0].url) as one, Client(servers[1].url) as other:
         yield Pair(Side(servers[0].url, one), Side(servers[1].url, other))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for a Spark session: what executors do is done here."""
+    monkeypatch.setattr(module, "spread", lambda spark, errands, do, **rest: [do(errand) for errand in errands])
+    return object()
 
 
 def content(client: Client, topic: str) -> Counter[str]:
@@ -137,6 +153,134 @@ def test_what_was_lost_at_the_source_is_in_the_report_and_a_record_at_the_target
     assert [copy.value for copy in copies] == list(range(15, 25))
 
 
+def test_a_loss_is_still_told_where_the_cap_of_the_target_takes_the_record_that_stands_for_it(
+    here: Any, pair: Pair, topic: str
+):
+    """The copy has the cap of its source, and one record more to hold: that record is the first to go."""
+    pair.one.client.put_topic(topic, cap_records=10)
+    pair.one.client.append(topic, [{"data": n} for n in range(25)])
+
+    report = run(here, pair, topic, step_seqs=7)
+
+    found = list(pair.other.client.read(topic))
+    assert [(item.gap_from, item.gap_to) for item in found if isinstance(item, Tombstone)] == [(1, 1)]
+    copies = [item for item in found if isinstance(item, Record)]
+    hops = [hops_of(bytes(copy.meta))[-1] for copy in copies]
+    assert [hop.seq for hop in hops] == list(range(16, 26))
+    assert hops[0].lost == Lost(gap_from=1, gap_to=15, reason="cap")
+    assert not any(hop.lost for hop in hops[1:])
+    assert (report.gaps, report.topics[0].figures) == (1, {"lost_seqs": 15})
+
+
+# --- a source that was trimmed
+
+
+def trim(client: Client, lake: Path, topic: str, upto: int) -> None:
+    """As `archive --trim` does it."""
+    life = archive(client, lake, topic, upto=upto, trim=True)
+    client.archived(topic, seq=upto, epoch=life.epoch)
+
+
+def test_a_topic_that_was_trimmed_before_it_was_copied_waits_for_its_lake(
+    here: Any, pair: Pair, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    pair.one.client.append(topic, [{"data": n} for n in range(20)])
+    run(here, pair, topic)
+    pair.one.client.append(topic, [{"data": n} for n in range(20, 50)])
+    lake = tmp_path / "lake"
+    trim(pair.one.client, lake, topic, upto=40)
+
+    report = run(here, pair, topic)
+
+    [row] = report.topics
+    assert (report.ok, row.records, row.lag, row.figures) == (False, 0, 30, {"held_at": 21})
+    assert (row.from_seq, row.to_seq) == (21, 40)
+    assert "seqs 21 to 40 were removed before they were copied, and are in a lake" in report.warnings[0]
+    assert "--lake" in (report.next or "")
+    command = ["pipeline", "mirror", "--from", pair.one.url, "--to", pair.other.url, "--topic", topic]
+    assert main([*command, "--dry-run"]) == 1
+    told = capsys.readouterr().out
+    assert "seqs 21 to 40 were removed" in told
+    assert f"next: topics pipeline mirror --from {pair.one.url} --to {pair.other.url} with --lake DIR" in told
+
+    healed = run(here, pair, topic, lake=str(lake))
+
+    assert (healed.ok, healed.records, healed.warnings) == (True, 30, [])
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(50))
+
+
+def test_without_its_lake_a_trimmed_topic_is_copied_from_behind_what_is_gone_if_that_is_said(
+    here: Any, pair: Pair, topic: str, tmp_path: Path
+):
+    pair.one.client.append(topic, [{"data": n} for n in range(9)])
+    trim(pair.one.client, tmp_path / "lake", topic, upto=4)
+    other_lake = tmp_path / "other"
+    Lake(str(other_lake)).create()
+    assert "in another lake" in run(here, pair, topic, lake=str(other_lake)).warnings[0]
+
+    report = run(here, pair, topic, skip_trimmed=True)
+
+    assert (report.ok, report.records) == (True, 5)
+    assert "seqs 1 to 4 were removed" in report.warnings[0]
+    with pytest.raises(BadUsage, match="is no lake"):
+        run(here, pair, topic, lake=str(tmp_path / "none"))
+
+
+def test_what_somebody_deleted_at_the_front_is_said_and_holds_up_nothing(here: Any, pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": n} for n in range(9)])
+    pair.one.client.delete(topic, before_seq=5)
+
+    report = run(here, pair, topic)
+
+    assert (report.ok, report.records) == (True, 5)
+    assert "seqs 1 to 4 were removed before they were copied; they stay out" in report.warnings[0]
+    assert run(here, pair, topic).warnings == []
+
+
+def test_a_trim_in_the_middle_of_a_step_leaves_out_nothing(
+    here: Any, pair: Pair, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Planned when the source had everything; the executor comes to it when the front is gone."""
+    client, lake = pair.one.client, tmp_path / "lake"
+    client.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(30)])
+    client.delete(topic, match="t1", before_seq=11)
+
+    def trimmed_first(spark: Any, errands: list[Any], do: Any, **rest: Any) -> list[Any]:
+        trim(client, lake, topic, upto=20)
+        return [do(errand) for errand in errands]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "spread", trimmed_first)
+        report = run(here, pair, topic, step_seqs=25)
+    assert (report.ok, report.records) == (False, 0)
+
+    run(here, pair, topic, lake=str(lake))
+
+    expected = [0, 2, 4, 6, 8, *range(10, 30)]
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == expected
+
+
+@pytest.mark.parametrize("cut_at", [5, 10])
+def test_what_is_read_behind_a_trim_is_left_for_the_lake(pair: Pair, topic: str, tmp_path: Path, cut_at: int):
+    """Seqs 1 to 10 were read, then 11 to 20 were trimmed; 25 was deleted long before, and stops nobody."""
+    client = pair.one.client
+    client.append(topic, [{"data": n, "tag": f"t{n}"} for n in range(1, 31)])
+    client.delete(topic, match="t25")
+    trim(client, tmp_path / "lake", topic, upto=20)
+    span = Span(server=pair.one.url, topic=topic, epoch=client.topic(topic).epoch, start=1, stop=31)
+
+    def looked_at(seqs: list[int]) -> tuple[list[int], int]:
+        rows = pa.RecordBatch.from_pydict({"seq": seqs, "gap_to": pa.nulls(len(seqs), pa.int64())})
+        batches = [rows.slice(0, cut_at), rows.slice(cut_at)]
+        watch = Watch(structs.replace(span, start=seqs[0]), Connection(servers=(pair.one.url,)))
+        found = [seq for batch in watch.over(iter(batches)) for seq in batch.column("seq").to_pylist()]
+        return found, watch.trimmed_at
+
+    live = [21, 22, 23, 24, 26, 27, 28, 29, 30]
+    assert looked_at([*range(1, 11), *live]) == (list(range(1, 11)), 11)
+    assert looked_at(live) == (live, 0)
+
+
 def test_a_topic_made_by_a_mirror_has_the_settings_of_its_source(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.put_topic(topic, cap_records=10, ttl_ms=3_600_000, discard="reject", durability="fsync")
     pair.one.client.append(topic, [{"data": 1}])
@@ -195,13 +339,6 @@ def test_a_target_that_was_emptied_is_filled_again(spark: SparkSession, pair: Pa
 
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(6))
     assert any("copied anew" in text for text in report.warnings)
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in for a Spark session: what executors do is done here."""
-    monkeypatch.setattr(module, "spread", lambda spark, errands, do, **rest: [do(errand) for errand in errands])
-    return object()
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -334,14 +471,27 @@ def test_a_record_that_the_target_refuses_is_told_of_and_holds_up_nothing(
     assert [gap.from_seq for gap in report.topics[0].gaps] == [5]
 
 
-def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(pair: Pair, topic: str):
-    pair.one.client.append(topic, [{"data": 1}, {"data": 2}])
-    before = {row.topic for row in pair.other.client.topics()}
+def test_a_dry_run_says_what_a_run_would_do_and_does_nothing(here: Any, pair: Pair, topic: str):
+    """Records that were deleted are none; a loss is one that tells of it; what came from there is an echo."""
+    pair.one.client.put_topic(topic, cap_records=20)
+    pair.one.client.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(25)])
+    pair.one.client.delete(topic, match="t1")
 
-    report = mirror(source=pair.one.url, target=pair.other.url, topics=[topic], dry_run=True)
+    def said() -> Report:
+        before = {row.topic: row.head_seq for row in pair.other.client.topics()}
+        report = run(here, pair, topic, both_ways=True, step_seqs=4, dry_run=True)
+        assert {row.topic: row.head_seq for row in pair.other.client.topics()} == before
+        return report
 
-    assert (report.dry_run, report.records, report.topics[0].to_seq) == (True, 2, 2)
-    assert {row.topic for row in pair.other.client.topics()} == before
+    [there] = said().topics
+    assert (there.from_seq, there.to_seq, there.records) == (1, 25, 11)
+    assert [(gap.from_seq, gap.to_seq) for gap in there.gaps] == [(1, 6)]
+    assert there.would == [f"make topic {topic} in {pair.other.url}"]
+    done = run(here, pair, topic)
+    assert (done.topics[0].records, done.topics[0].gaps) == (there.records, there.gaps)
+    pair.other.client.append(topic, [{"data": "own"}])
+    [there, back] = [row for row in said().topics if row.to_seq or row.lag is not None]
+    assert (there.records, back.records, back.figures, back.would) == (0, 1, {"echoes": 11}, [])
 
 
 def test_queues_and_our_own_topics_are_no_part_of_a_mirror(spark: SparkSession, pair: Pair, topic: str):

@@ -31,6 +31,16 @@ def pipeline(log: Path, *arguments: object) -> Process:
     return Process(command, log, SPARK_HOME=slim_home(log.parent))
 
 
+def run_to_its_end(log: Path, *arguments: object) -> str:
+    """What it printed, with what runs before it did."""
+    running = pipeline(log, *arguments)
+    try:
+        running.succeed()
+    finally:
+        running.kill()
+    return running.log()
+
+
 def kill_driver(process: Process) -> None:
     """Only the driver: what it has started may go on for a moment, as on a cluster, and still write."""
     os.kill(process.pid, signal.SIGKILL)
@@ -94,14 +104,12 @@ def test_a_mirror_whose_driver_is_killed_in_the_middle_copies_every_record_once(
     finally:
         kill_driver(driver)
 
-    again = pipeline(tmp_path / "driver.log", *where, "--json")
     try:
-        again.succeed()
+        printed = run_to_its_end(tmp_path / "driver.log", *where, "--json")
     finally:
-        again.kill()
         driver.kill()
     check_converged(two_servers, "t")
-    assert '"repeated"' in again.log(), "the report tells what an earlier run had done"
+    assert '"repeated"' in printed, "the report tells what an earlier run had done"
 
 
 # --- the long runs
@@ -176,11 +184,7 @@ def test_two_servers_under_load_converge_whatever_is_killed(two_servers: list[Se
         load.stop()
         for client in clients:
             client.close()
-    last = pipeline(tmp_path / "driver.log", *where)
-    try:
-        last.succeed()
-    finally:
-        last.kill()
+    run_to_its_end(tmp_path / "driver.log", *where)
     check_converged(two_servers, "t")
     assert load.count > 100
 
@@ -213,16 +217,12 @@ def test_a_rollup_that_is_killed_writes_every_window_once(two_servers: list[Serv
         load.stop()
     last = max(model)
     client.append("t", [{"data": {"at": BASE + (last + 100) * MINUTE}}])
-    final = pipeline(tmp_path / "driver.log", *where, "--json")
-    try:
-        final.succeed()
-    finally:
-        final.kill()
+    printed = run_to_its_end(tmp_path / "driver.log", *where, "--json")
     found = [item.value for item in client.read("sums") if isinstance(item, Record)]
     client.close()
     assert len({row["window"]["start"] for row in found}) == len(found), "doubled"
     assert sorted(row["count"] for row in found) == sorted(model.values())
-    assert '"late": 0' in final.log()
+    assert '"late": 0' in printed
 
 
 @pytest.mark.torture
@@ -247,11 +247,7 @@ def test_a_compaction_that_is_killed_holds_the_latest_of_every_key(two_servers: 
         kill_now_and_then(chance, start, server, 5)
     finally:
         load.stop()
-    final = pipeline(tmp_path / "driver.log", *where)
-    try:
-        final.succeed()
-    finally:
-        final.kill()
+    run_to_its_end(tmp_path / "driver.log", *where)
     records = [item for item in client.read("latest", include_tags=True) if isinstance(item, Record)]
     client.close()
     assert len({record.tag for record in records}) == len(records), "one record a key"

@@ -183,8 +183,11 @@ def test_a_loss_fails_a_replay_unless_it_may_be_told(play: Play, client: Client,
     numbers(client, topic, range(10))
     client.put_topic(topic, cap_records=6)
     archive(client, lake, topic)
+    said = play(lake=str(lake), from_seq=2, dry_run=True)
+    assert (said.ok, said.records, [(gap.from_seq, gap.to_seq) for gap in said.topics[0].gaps]) == (False, 6, [(2, 4)])
     with pytest.raises(Failed, match=r"seqs 2 to 4 of topic .* are lost \(cap\)"):
         play(lake=str(lake), from_seq=2)
+    assert play(lake=str(lake), from_seq=2, allow_gaps=True, dry_run=True).records == 7
     report = play(lake=str(lake), from_seq=2, allow_gaps=True)
     [gap] = report.topics[0].gaps
     assert (gap.from_seq, gap.to_seq, gap.reason) == (2, 4, "cap")
@@ -214,6 +217,7 @@ def test_a_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: 
     archive(client, lake, topic)
     report = play(lake=str(lake), where="data.n >= 15 AND data.m IS NULL", dry_run=True)
     assert report.topics[0].records == 5
+    assert report.topics[0].would == [f"make topic {topic}.again in {client.url}"]
     assert report.warnings == ["data.m is in none of the records that were looked at"]
     with pytest.raises(TopicsError):
         client.topic(f"{topic}.again")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.lakes import archive
 from topics.client import Client
 from topics.client.request import Record
 from topics.spark.pipelines import rollup as module
@@ -22,20 +22,7 @@ from topics.spark.pipelines.rollup import rollup
 MINUTE = 60_000
 BASE = 1_700_000_040_000  # on a full minute
 
-
-@pytest.fixture(autouse=True)
-def quick_plans(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For a handful of rows compiling a plan takes longer than running it."""
-    if "spark" not in request.fixturenames:
-        yield
-        return
-    spark = request.getfixturevalue("spark")
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for setting, value in settings.items():
-        spark.conf.set(setting, value)
-    yield
-    for setting in settings:
-        spark.conf.unset(setting)
+pytestmark = pytest.mark.usefixtures("quick_plans")
 
 
 def sell(client: Client, topic: str, *sales: tuple[float, str, int]) -> None:
@@ -85,6 +72,17 @@ def test_a_window_is_written_once_the_watermark_has_passed_it(spark: SparkSessio
     assert run().topics[0].records == 0
 
 
+def dying_after_writing(save: Any) -> Any:
+    """In place of `save`: dies when the windows are written, and before that is noted."""
+
+    def dying(self: Any, at: Any) -> None:
+        if at.due is None and at.done:
+            raise MemoryError
+        save(self, at)
+
+    return dying
+
+
 def test_what_a_dead_run_was_writing_is_written_once(
     spark: SparkSession, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -92,14 +90,7 @@ def test_what_a_dead_run_was_writing_is_written_once(
     declared = declare(topic, into=f"{topic}.sums")
     sell(client, topic, (0.1, "web", 5), (2, "web", 1))
     with monkeypatch.context() as patch:
-        saved = module.TopicOutput.save
-
-        def die_after_writing(self: Any, at: Any) -> None:
-            if at.due is None and at.done:
-                raise MemoryError
-            saved(self, at)
-
-        patch.setattr(module.TopicOutput, "save", die_after_writing)
+        patch.setattr(module.TopicOutput, "save", dying_after_writing(module.TopicOutput.save))
         with pytest.raises(MemoryError):
             rollup(url=client.url, declaration=declared, spark=spark)
     sell(client, topic, (0.2, "web", 100), (4, "web", 1))
@@ -138,14 +129,7 @@ def test_parquet_files_are_written_again_under_the_same_name(
     declared = declare(topic, parquet=str(tmp_path / "sums"))
     sell(client, topic, (0.1, "web", 5), (2, "web", 1))
     with monkeypatch.context() as patch:
-        saved = module.FileOutput.save
-
-        def die_after_writing(self: Any, at: Any) -> None:
-            if at.due is None and at.done:
-                raise MemoryError
-            saved(self, at)
-
-        patch.setattr(module.FileOutput, "save", die_after_writing)
+        patch.setattr(module.FileOutput, "save", dying_after_writing(module.FileOutput.save))
         with pytest.raises(MemoryError):
             rollup(url=client.url, declaration=declared, spark=spark)
     sell(client, topic, (4, "web", 1))
@@ -216,8 +200,36 @@ def test_another_declaration_for_the_same_output_is_refused_unless_it_begins_ane
     assert len(in_topic(client, f"{topic}.sums")) == 2
 
 
-def test_a_dry_run_writes_nothing(client: Client, topic: str):
-    sell(client, topic, (0, "web", 1), (5, "web", 1))
-    report = rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), dry_run=True)
-    assert report.topics[0].to_seq == 2
-    assert [row.topic for row in client.topics(f"{topic}.sums")] == []
+def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path
+):
+    client.put_topic(topic, cap_records=4)
+    sell(client, topic, *((n, tag, 1) for n in (0, 1, 5) for tag in ("web", "shop")))
+    sums, folder = f"{topic}.sums", tmp_path / "sums"
+    for declared, made in (
+        (declare(topic, into=sums), f"topic {sums}"),
+        (declare(topic, parquet=str(folder)), str(folder)),
+    ):
+        before = {row.topic: row.head_seq for row in client.topics(sums)}
+        [said] = rollup(
+            url=client.url, declaration=declared, step_seqs=4, follow=True, dry_run=True, spark=spark
+        ).topics
+        assert (said.to_seq, said.records, said.would) == (6, 2, [f"make {made}"])
+        assert [(gap.from_seq, gap.to_seq) for gap in said.gaps] == [(1, 2)]
+        assert {row.topic: row.head_seq for row in client.topics(sums)} == before
+        assert not folder.exists()
+        [done] = rollup(url=client.url, declaration=declared, spark=spark).topics
+        assert (done.records, done.gaps, done.figures) == (said.records, said.gaps, said.figures)
+
+
+def test_a_topic_that_was_trimmed_is_said_to_be_unless_its_lake_is_given(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path
+):
+    sell(client, topic, *((n, "web", 1) for n in range(4)))
+    life = archive(client, tmp_path, topic, upto=2, trim=True)
+    client.archived(topic, seq=2, epoch=life.epoch)
+    declared = declare(topic, into=f"{topic}.sums")
+    without = rollup(url=client.url, declaration=declared, spark=spark, dry_run=True)
+    assert "seqs 1 to 2 were removed when they were in a lake" in without.warnings[0]
+    healed = rollup(url=client.url, declaration=declared, lake=str(tmp_path), spark=spark)
+    assert (healed.warnings, [row[0] for row in in_topic(client, f"{topic}.sums")]) == ([], [0, 1])

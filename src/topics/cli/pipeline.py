@@ -202,6 +202,8 @@ def _lines(report: Report) -> Iterator[str]:
     figures = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.figures.items())
     seconds = (report.ended_ms - report.started_ms) / 1000
     yield f"{report.pipeline}: {_summary(report)}{figures}, {seconds:.1f} s{NOTHING_DONE if report.dry_run else ''}"
+    if report.next is not None:
+        yield f"next: {report.next}"
 
 
 def _summary(report: Report) -> str:

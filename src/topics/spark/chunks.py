@@ -165,11 +165,11 @@ class OrderedChunks:
         return Chunk(topic, f"{self._run}/{next(self._index)}/{digest}", records)
 
 
-def pieces(records: Sequence[bytes]) -> Iterator[slice]:
-    """The slices that fit into one request each."""
+def pieces(records: Sequence[bytes], *, most: int = MAX_RECORDS) -> Iterator[slice]:
+    """The slices that fit into one request each, of no more than so many records."""
     start = size_bytes = 0
     for at, record in enumerate(records):
-        if at > start and (at - start >= MAX_RECORDS or size_bytes + len(record) > MAX_BYTES):
+        if at > start and (at - start >= most or size_bytes + len(record) > MAX_BYTES):
             yield slice(start, at)
             start, size_bytes = at, 0
         size_bytes += len(record)

@@ -26,6 +26,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="leave out what came from a third server: for three that are all linked",
     )
+    parser.add_argument("--lake", metavar="DIR", help="lake of --from, for what that server has no more")
+    parser.add_argument(
+        "--skip-trimmed",
+        action="store_true",
+        help="go on without what archive --trim took away before it was copied",
+    )
     for side, word in (("from", "source"), ("to", "target")):
         parser.add_argument(f"--{side}-name", metavar="NAME", dest=f"{word}_name", help="name of that server in copies")
         parser.add_argument(
@@ -49,6 +55,8 @@ def execute(args: argparse.Namespace) -> Report:
         both_ways=args.both_ways,
         follow=args.follow,
         only_local=args.only_local,
+        lake=args.lake,
+        skip_trimmed=args.skip_trimmed,
         source_name=args.source_name,
         target_name=args.target_name,
         source_nodes=args.source_nodes,

@@ -19,6 +19,7 @@ from topics.client import Client
 from topics.client.request import Tombstone
 from topics.errors import Code, TopicsError
 from topics.lake import Change, Conflict, Damaged, Lake, Life, Snapshot, Staging, joined
+from topics.lake.heal import OTHER_LAKE
 from topics.lake.layout import topic_folder
 from topics.spark import plan
 from topics.spark.archiving import Done, archive_spans
@@ -28,7 +29,6 @@ from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions, check_
 from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.report import Gap, Report
 from topics.spark.pipelines.standing import (
-    OTHER_LAKE,
     Key,
     ahead_of,
     check_heads,

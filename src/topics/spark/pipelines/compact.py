@@ -8,87 +8,30 @@ is appended and its older ones are deleted; the position is among those of the s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from msgspec import Raw, Struct, field, structs
+from msgspec import structs
 
 from topics.client import Client
-from topics.errors import Code, TopicsError
-from topics.model import surrogates
-from topics.spark.catalog import client_for
-from topics.spark.options import Connection
-from topics.spark.pipelines import emitting, positions
-from topics.spark.pipelines.copying import REFUSED
+from topics.spark.pipelines import positions, rounds
+from topics.spark.pipelines.compacting import GAPS_KEPT, META, Count, Outcome, Place, Range, WriteFile, WriteTopic
 from topics.spark.pipelines.failures import BadUsage
 from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job, JobOptions
-from topics.spark.pipelines.positions import Positions
 from topics.spark.pipelines.report import Gap, Report
+from topics.spark.pipelines.rounds import STEP_SEQS, InTopic, Rounds, one_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-STEP_SEQS = 1_000_000
+ALL_SEQS = 1 << 62
 EVERY_S = 10.0
-META = b"topics.compact"  # of the file
-KEY = "_topics_compact"  # of a record's meta
-GAPS_KEPT = 1000
-LOSS = '{"kind":"gap"}'  # meta of a record that tells of one that could not be written
 
-COLUMNS = pa.schema(
-    [
-        pa.field("key", pa.string()),
-        pa.field("epoch", pa.int64()),
-        pa.field("seq", pa.int64()),
-        pa.field("ts", pa.timestamp("us", tz="UTC")),
-        pa.field("node", pa.string()),
-        pa.field("tag", pa.string()),
-        pa.field("meta", pa.string()),
-        pa.field("data", pa.string()),
-    ]
-)
 ROW = ("epoch", "seq", "ts", "node", "tag", "meta", "data", "gap_to", "reason")
-_encode = msgspec.json.Encoder().encode
-
-
-class Place(Struct, frozen=True, kw_only=True):
-    """How far it has come, and what the key was: keys of two expressions do not go together."""
-
-    topic: str
-    by: str
-    epoch: int
-    done: int = 0
-    plan: int = 0
-    target_epoch: int = 0  # of the topic it goes to; 0 while that is not there
-    target_seq: int = 0
-    generation: int = 0  # counts beginnings: what is written anew is another write
-    stale_to: int = 0  # records of the output up to this seq are of an earlier beginning
-    gaps: list[Gap] = field(default_factory=list)
-
-
-class Range(Struct, frozen=True, kw_only=True):
-    """Seqs [start, stop) of one life."""
-
-    epoch: int
-    start: int
-    stop: int
-
-
-class Outcome(Struct, kw_only=True):
-    """What the writing task saw."""
-
-    looked_at: int = 0
-    keys: int = 0
-    without_key: int = 0
-    removed: int = 0
-    records: int = 0
-    repeated: int = 0
-    gaps: list[Gap] = field(default_factory=list)
 
 
 def compact(
@@ -125,92 +68,67 @@ def compact(
             output = FileOutput(job, path_for(parquet, topic), null_removes=null_removes)
         else:
             assert into is not None
-            output = TopicOutput(job, client, topic, into, positions_topic=positions_topic, null_removes=null_removes)
-        work = Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full)
-        for _ in job.rounds(follow=follow):
-            state = source.state()
-            while work.step(state.head_seq) and not job.dry_run:
-                pass
-            if follow and not job.stopping.wait(every_s):
-                source.wait(state)
-        work.finish()
+            output = TopicOutput(job, client, into, positions_topic=positions_topic, null_removes=null_removes)
+        # What a dry run counts is not there to go on with: it takes everything in at once.
+        step_seqs = ALL_SEQS if job.dry_run else step_seqs
+        Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
     return job.report
 
 
-class Compaction:
+class Compaction(Rounds[Place]):
     """One topic on its way to its latest records."""
 
+    _output: Output
+
     def __init__(self, job: Job, source: Source, output: Output, *, by: str, step_seqs: int, full: bool) -> None:
-        self._job = job
-        self._source = source
-        self._output = output
         self._by = by
-        self._step_seqs = step_seqs
-        self._row = job.report.topic(source.topic, into=output.name)
-        known = output.load()
-        self._at = None if full else known
-        self._generation = 0 if known is None else known.generation + int(full)
-        if self._at is not None and (self._at.topic, self._at.by) != (source.topic, by):
+        self._anew = False  # whether what the output holds is of an earlier beginning
+        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
+
+    def check_fits(self, known: Place) -> None:
+        topic = self._source.topic
+        if (known.topic, known.by) != (topic, self._by):
             raise BadUsage(
-                f"{output.name} holds the latest of {self._at.topic} by {self._at.by}, not of {source.topic} by {by}",
+                f"{self._output.name} holds the latest of {known.topic} by {known.by}, not of {topic} by {self._by}",
                 next="use another output, or begin anew with --full",
             )
-        self._anew = self._at is None
 
-    def step(self, head: int) -> bool:
-        """The next part of the topic; False where there is none."""
-        state = self._source.state()
-        if self._at is not None and self._output.is_lost(self._at):
-            self._job.warn(f"topic {self._output.name} was deleted: it is filled again")
-            self._generation, self._anew, self._at = self._at.generation + 1, True, None
-        at = self._at or self._beginning(state.epoch)
-        if at.epoch != state.epoch or state.head_seq < at.done:
-            self._job.warn(f"topic {at.topic} was made again; what its earlier life left unread is lost")
-            self._row.gaps.append(Gap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
-            at = structs.replace(at, epoch=state.epoch, done=0, plan=0, generation=at.generation + 1)
-        stop = (at.plan if at.plan > at.done else min(head, at.done + self._step_seqs)) + 1
-        if stop <= at.done + 1:
-            self._at = at
-            return False
+    def beginning(self, epoch: int, life: int) -> Place:
+        self._anew = True
+        return Place(topic=self._source.topic, by=self._by, epoch=epoch, life=life)
+
+    def made_again(self, at: Place, epoch: int) -> Place:
+        self._job.warn(f"topic {at.topic} was made again; what its earlier life left unread is lost")
+        return structs.replace(at, epoch=epoch, done=0, plan=0, life=at.life + 1)
+
+    def upto(self, at: Place, head: int) -> int:
+        """A plan that was left unfinished goes first: it was written down as it is."""
+        return at.plan if at.plan > at.done else super().upto(at, head)
+
+    def take(self, at: Place, stop: int) -> Place:
         part = Range(epoch=at.epoch, start=at.done + 1, stop=stop)
-        self._job.step(f"{at.topic}: seqs {part.start} to {part.stop - 1}")
-        if self._job.dry_run:
-            self._note(part, Outcome(looked_at=stop - part.start))
-            return False
-        self._note(part, self._run(at, part))
-        return True
-
-    def _beginning(self, epoch: int) -> Place:
-        return Place(topic=self._source.topic, by=self._by, epoch=epoch, generation=self._generation)
-
-    def _run(self, at: Place, part: Range) -> Outcome:
-        planned = self._output.plan(structs.replace(at, plan=part.stop - 1), anew=self._anew)
+        planned = structs.replace(at, plan=stop - 1)
         latest = latest_of(self._source.load(part.start, part.stop), by=self._by, epoch=part.epoch)
+        if self._job.dry_run:
+            self._note(self._output.count(latest, anew=self._anew), part)
+            return structs.replace(planned, done=planned.plan)
+        planned = self._output.plan(planned, anew=self._anew)
         outcome = self._output.write(latest, planned, part, anew=self._anew)
         self._source.check_same(part.epoch)
-        gaps = [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
+        gaps = self._note(outcome, part)
         done = structs.replace(planned, done=planned.plan, stale_to=0, gaps=[*at.gaps, *gaps][-GAPS_KEPT:])
-        self._at = self._output.commit(done)
         self._anew = False
-        return outcome
+        return self._output.commit(done)
 
-    def _note(self, part: Range, outcome: Outcome) -> None:
-        row, figures = self._row, self._row.figures
-        row.epoch, row.to_seq = part.epoch, part.stop - 1
-        row.from_seq = row.from_seq or part.start
-        row.records += outcome.records
-        row.repeated += outcome.repeated
-        row.gaps += [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
-        figures["looked_at"] = figures.get("looked_at", 0) + outcome.looked_at
-        for name in ("without_key", "removed"):
-            if count := getattr(outcome, name):
-                figures[name] = figures.get(name, 0) + count
+    def _note(self, outcome: Outcome, part: Range) -> list[Gap]:
+        gaps = [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
+        self._row.gaps += gaps
+        self._row.records += outcome.records
+        self._row.repeated += outcome.repeated
+        self.add(looked_at=outcome.looked_at, without_key=outcome.without_key, removed=outcome.removed)
         if outcome.keys:
-            figures["keys"] = outcome.keys
-
-    def finish(self) -> None:
-        if self._at is not None:
-            self._row.lag = max(self._source.state().head_seq - self._at.done, 0)
+            self._row.figures["keys"] = outcome.keys
+        return gaps
 
 
 def latest_of(rows: DataFrame, *, by: str, epoch: int) -> DataFrame:
@@ -232,17 +150,18 @@ def _latest(keyed: DataFrame) -> DataFrame:
 # --- outputs
 
 
-class Output:
+class Output(rounds.Output[Place]):
     """Where the latest records go."""
 
-    name: str
+    _null_removes: bool
 
-    def load(self) -> Place | None:
-        raise NotImplementedError
+    def rows(self, latest: DataFrame, *, anew: bool) -> DataFrame:
+        """What is to be written because of the latest records of a part."""
+        return latest
 
-    def is_lost(self, at: Place) -> bool:
-        """Whether what was written up to here is gone as a whole."""
-        return False
+    def count(self, latest: DataFrame, *, anew: bool) -> Outcome:
+        """What `write` would do."""
+        return one_task(self.rows(latest, anew=anew), Count(self._null_removes), Outcome)
 
     def plan(self, at: Place, *, anew: bool) -> Place:
         """Notes what is about to be done, where that is needed."""
@@ -276,14 +195,17 @@ class FileOutput(Output):
             raise BadUsage(f"{self.name} was not made by this pipeline, and is not replaced")
         return msgspec.json.decode(found[META], type=Place)
 
+    def makes(self) -> str | None:
+        return None if os.path.exists(self.name) else self.name
+
+    def rows(self, latest: DataFrame, *, anew: bool) -> DataFrame:
+        return latest if anew else with_known(latest, self._job.spark.read.parquet(self.name))
+
     def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
         os.makedirs(os.path.dirname(self.name), exist_ok=True)
         self._tidy()
-        rows = latest
-        if not anew:
-            rows = with_known(latest, self._job.spark.read.parquet(self.name))
-        place = structs.replace(at, done=at.plan)
-        return _one_task(rows, ("key", "seq"), WriteFile(self._staged, place, self._null_removes))
+        task = WriteFile(self._staged, structs.replace(at, done=at.plan), self._null_removes)
+        return one_task(self.rows(latest, anew=anew), task, Outcome, order=("key", "seq"))
 
     def commit(self, at: Place) -> Place:
         os.replace(self._staged, self.name)
@@ -305,201 +227,37 @@ def with_known(latest: DataFrame, known: DataFrame) -> DataFrame:
     return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
 
 
-class TopicOutput(Output):
+class TopicOutput(InTopic[Place], Output):
     """A topic that holds one record a key, with the key as its tag."""
 
-    def __init__(
-        self, job: Job, client: Client, topic: str, into: str, *, positions_topic: str, null_removes: bool
-    ) -> None:
-        self.name = into
-        self._client = client
-        self._positions = Positions(client, f"compact:{into}:", run=job.report.run_id, topic=positions_topic)
-        self._connection = job.connection(client.url)
+    def __init__(self, job: Job, client: Client, into: str, *, positions_topic: str, null_removes: bool) -> None:
+        super().__init__(job, client, into, Place, prefix=f"compact:{into}:", positions=positions_topic)
         self._null_removes = null_removes
 
-    def load(self) -> Place | None:
-        return self._positions.load(Place).get("")
-
-    def is_lost(self, at: Place) -> bool:
-        return at.target_epoch != 0 and self._target()[0] != at.target_epoch
-
     def plan(self, at: Place, *, anew: bool) -> Place:
-        self._positions.check_alone()
-        epoch, head = self._target()
+        epoch, head = self.target()
         at = structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=head if anew else at.stale_to)
-        self._positions.save({"": at})
+        self.save(at)
         return at
-
-    def _target(self) -> tuple[int, int]:
-        """Epoch and head of the topic; zeros while it is not there."""
-        try:
-            state = self._client.topic(self.name)
-        except TopicsError as error:
-            if error.code is Code.TOPIC_NOT_FOUND:
-                return 0, 0
-            raise
-        return state.epoch, state.head_seq
 
     def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
         task = WriteTopic(
             connection=self._connection, topic=self.name, place=at, part=part, fresh=at.target_seq == 0,
             null_removes=self._null_removes,
         )  # fmt: skip
-        outcome = _one_task(latest, ("seq",), task)
+        outcome = one_task(latest, task, Outcome, order=("seq",))
         if at.stale_to:
             self._client.delete(self.name, before_seq=at.stale_to + 1)
         return outcome
 
     def commit(self, at: Place) -> Place:
         """The first records make the topic, so its epoch is known only now."""
-        at = structs.replace(at, target_epoch=at.target_epoch or self._target()[0])
-        self._positions.save({"": at})
+        at = structs.replace(at, target_epoch=at.target_epoch or self.target()[0])
+        self.save(at)
         return at
 
 
-# --- what tasks do
-
-
-def _one_task(rows: DataFrame, order: tuple[str, ...], task: WriteFile | WriteTopic) -> Outcome:
-    """All rows in order through one task, which writes them."""
-    from pyspark.sql import functions as F
-
-    in_order = rows.repartition(1).sortWithinPartitions(*(F.col(name).asc_nulls_first() for name in order))
-    done = in_order.mapInArrow(task, "outcome BINARY").collect()
-    # Spark leaves out a task for which it knows that there are no rows.
-    found = bytes(done[0].outcome) if done else next(task(iter(()))).column(0)[0].as_py()
-    return msgspec.json.decode(found, type=Outcome)
-
-
-def _answer(outcome: Outcome) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"outcome": pa.array([_encode(outcome)], pa.binary())})
-
-
-def _sort_out(batch: pa.RecordBatch, outcome: Outcome) -> Iterator[dict[str, Any]]:
-    """The rows that stand for a key; the others are counted."""
-    for row in batch.to_pylist():
-        if row["gap_to"] is not None:
-            outcome.gaps.append(Gap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
-            continue
-        outcome.looked_at += row["n"]
-        if row["key"] is None:
-            outcome.without_key += row["n"]
-        else:
-            yield row
-
-
-class WriteFile:
-    """Rows, sorted by key, into a file under a temporary name. Losses come first, since they have no key."""
-
-    def __init__(self, path: str, place: Place, null_removes: bool) -> None:
-        self._path = path
-        self._place = _encode(place)
-        self._null_removes = null_removes
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = Outcome()
-        place = msgspec.json.decode(self._place, type=Place)
-        with pq.ParquetWriter(self._path, COLUMNS, compression="zstd") as writer:
-            for batch in batches:
-                rows = list(_sort_out(batch, outcome))
-                kept = [row for row in rows if not (self._null_removes and is_null(row["data"]))]
-                outcome.removed += len(rows) - len(kept)
-                outcome.keys += len(kept)
-                outcome.records += sum(row["n"] > 0 for row in kept)
-                if kept:
-                    writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=COLUMNS))
-            gaps = [structs.replace(gap, epoch=place.epoch) for gap in outcome.gaps]
-            place = structs.replace(place, gaps=[*place.gaps, *gaps][-GAPS_KEPT:])
-            writer.add_key_value_metadata({META.decode(): _encode(place).decode()})
-        with open(self._path, "rb") as file:
-            os.fsync(file.fileno())
-        yield _answer(outcome)
-
-
-class WriteTopic:
-    """Rows, in the order of their seqs, to a topic; then the older records of the same keys are deleted there."""
-
-    def __init__(
-        self, *, connection: Connection, topic: str, place: Place, part: Range, fresh: bool, null_removes: bool
-    ) -> None:
-        self._connection = connection
-        self._topic = topic
-        self._source = place.topic
-        self._run = f"compact/{place.generation}/{part.epoch}/{part.start}-{part.stop}"
-        self._fresh = fresh
-        self._null_removes = null_removes
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = Outcome()
-        with client_for(self._connection, self._connection.servers[0]) as client:
-            for batch in batches:
-                rows = []
-                for row in _sort_out(batch, outcome):
-                    if self._null_removes and is_null(row["data"]):
-                        outcome.removed += 0 if self._fresh else client.delete(self._topic, match=row["key"]).deleted
-                    else:
-                        rows.append(row)
-                records = [self._record(row) for row in rows]
-                for piece in emitting.parts(records):
-                    self._put(client, rows[piece], records[piece], outcome)
-                outcome.keys += len(rows)
-        yield _answer(outcome)
-
-    def _put(self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: Outcome) -> None:
-        """A repetition whose key the server has forgotten writes again, and then deletes the first copy: still one."""
-        one = emitting.chunk(self._topic, self._run, rows[0]["seq"], records)
-        seqs: list[int] = []
-        try:
-            answers = list(emitting.put(client, one))
-        except TopicsError as error:
-            if error.code not in REFUSED:
-                raise
-            self._put_refused(client, rows, records, outcome, error)
-            return
-        for answer in answers:
-            seqs += range(answer.first_seq, answer.last_seq + 1)
-            outcome.records += answer.count
-            outcome.repeated += answer.count if answer.deduped else 0
-        if not self._fresh:
-            for row, seq in zip(rows, seqs, strict=True):
-                client.delete(self._topic, match=row["key"], before_seq=seq)
-
-    def _put_refused(
-        self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: Outcome, error: TopicsError
-    ) -> None:
-        """A record that is too large with what was added to it must not hold up the others: one tells of it instead."""
-        self._fresh = False  # a part of the request may have been written before
-        if len(rows) > 1:
-            middle = len(rows) // 2
-            self._put(client, rows[:middle], records[:middle], outcome)
-            self._put(client, rows[middle:], records[middle:], outcome)
-            return
-        [row] = rows
-        if _is_loss(row):
-            raise error
-        reason = f"refused: {error.message}"
-        lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
-        told = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
-        self._put(client, [told], [self._record(told)], outcome)
-        outcome.gaps.append(Gap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
-
-    def _record(self, row: dict[str, Any]) -> bytes:
-        """The record as it was, with its key as its tag, and where it was in its meta."""
-        known = {"topic": self._source, "epoch": row["epoch"], "seq": row["seq"], "tag": row["tag"]}
-        meta = {} if row["meta"] is None else surrogates.members(row["meta"])
-        told = Raw(surrogates.object_of({**meta, KEY: known}))
-        record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": told}
-        if row["node"] is not None:
-            record["node"] = row["node"]
-        return _encode(record)
-
-
-def _is_loss(row: dict[str, Any]) -> bool:
-    return bool(row["meta"] == LOSS)
-
-
-def is_null(data: str) -> bool:
-    return data.strip() == "null"
+# --- small things
 
 
 def path_for(parquet: str, topic: str) -> str:

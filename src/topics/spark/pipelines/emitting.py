@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 import xxhash
 from msgspec import Raw, Struct
 
 from topics.client import Client
-from topics.client.request import Record, Written
-from topics.errors import Code, TopicsError
+from topics.client.request import Written
+from topics.errors import TopicsError
 from topics.model import surrogates
-from topics.spark.chunks import MAX_BYTES, Chunk, framed
+from topics.spark.chunks import Chunk, framed
+from topics.spark.pipelines.delivery import metas
 from topics.spark.sink import TOO_LARGE
 from topics.spark.write_options import DEFAULT_WINDOW_MS
 
-MAX_RECORDS = 1000
+MAX_RECORDS = 1000  # in one request
 
 
 class Stamp(Struct, frozen=True, kw_only=True):
@@ -26,18 +26,6 @@ class Stamp(Struct, frozen=True, kw_only=True):
     name: str
     plan: str
     part: int
-
-
-def parts(records: Sequence[bytes]) -> Iterator[slice]:
-    """The slices that go into one request each."""
-    start = size_bytes = 0
-    for at, record in enumerate(records):
-        if at > start and (at - start >= MAX_RECORDS or size_bytes + len(record) > MAX_BYTES):
-            yield slice(start, at)
-            start, size_bytes = at, 0
-        size_bytes += len(record)
-    if start < len(records):
-        yield slice(start, len(records))
 
 
 def chunk(topic: str, run: str, part: int, records: list[bytes]) -> Chunk:
@@ -71,17 +59,11 @@ def holds(client: Client, topic: str, *, key: str, name: str) -> bool:
 
 def _stamps(client: Client, topic: str, from_seq: int, *, key: str) -> Iterator[Stamp]:
     """Of what lies behind this seq; none where there is no such topic."""
-    try:
-        for item in client.read(topic, from_seq=from_seq):
-            if isinstance(item, Record) and (stamp := _stamp(item.meta, key)) is not None:
-                yield stamp
-    except TopicsError as error:
-        if error.code is not Code.TOPIC_NOT_FOUND:
-            raise
+    return (stamp for meta in metas(client, topic, from_seq=from_seq) if (stamp := _stamp(meta, key)) is not None)
 
 
-def _stamp(meta: Any, key: str) -> Stamp | None:
-    if not meta or key.encode() not in bytes(meta):
+def _stamp(meta: bytes, key: str) -> Stamp | None:
+    if key.encode() not in meta:
         return None
     try:
         found = surrogates.members(meta).get(key)

@@ -12,6 +12,7 @@ from topics.errors import Code, TopicsError
 from topics.spark.pipelines.failures import Failed
 from topics.spark.pipelines.job import Job
 from topics.spark.pipelines.naming import existing_lake, unknown_topic
+from topics.spark.pipelines.trimmed import removed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,6 +62,15 @@ class Source:
         if self._lake is not None:
             reader = reader.option("lake", self._lake)
         return reader.load().selectExpr("*", "try_parse_json(data) AS value")
+
+    def tell_removed(self, epoch: int, start: int) -> None:
+        """Warns where the topic begins behind `start` because it was trimmed, and the lake was not given."""
+        found = None if self._lake is not None else removed(self._client, self.topic, epoch=epoch, start=start)
+        if found is not None and found.archived_to:
+            self._job.warn(
+                f"topic {self.topic}: {found} were removed when they were in a lake, and are left out; "
+                "--lake DIR reads them from there"
+            )
 
     def check_same(self, epoch: int) -> None:
         """Raises `Failed` where the topic was made again while it was read: what was read is then of nobody knows."""

@@ -7,6 +7,7 @@ the copying (`copying`), topics side by side and each in its order.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Unpack
@@ -14,20 +15,23 @@ from typing import Any, Unpack
 from msgspec import Struct, structs
 
 from topics.client import Client
-from topics.client.request import Record, Summary
-from topics.errors import Code, TopicsError
+from topics.client.request import Summary
+from topics.lake import Lake, NoLake
 from topics.model.topic import TopicConfig
 from topics.spark.pipelines import identity, positions
-from topics.spark.pipelines.copying import Errand, Outcome, copy
+from topics.spark.pipelines.copying import Errand, Outcome, copy, rehearse
+from topics.spark.pipelines.delivery import last_shown
 from topics.spark.pipelines.job import RUNS, BadUsage, Job, JobOptions
 from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.positions import Positions
-from topics.spark.pipelines.provenance import hops_of
-from topics.spark.pipelines.report import Gap, Report
+from topics.spark.pipelines.provenance import Lost, hops_of
+from topics.spark.pipelines.report import Gap, Report, TopicReport
 from topics.spark.pipelines.spread import spread
+from topics.spark.pipelines.trimmed import Removed, removed
 from topics.spark.write_options import DEFAULT_WINDOW_MS
 
 STEP_SEQS = 50_000  # of a topic, before it is the others' turn
+ALL_SEQS = 1 << 62
 IDLE_S = 0.25
 OURS = (RUNS, identity.TOPIC, positions.TOPIC)
 KEPT_SETTINGS = (
@@ -52,6 +56,7 @@ class Place(Struct, frozen=True, kw_only=True):
     target_epoch: int = 0  # of the target's topic; 0 while it is not there
     target_seq: int = 0  # its head when the plan was made, and when it was done
     lost_epoch: int | None = None  # the life before, until the target has been told that it is over
+    behind: Lost | None = None  # the loss right before what comes next
 
 
 def mirror(
@@ -63,6 +68,8 @@ def mirror(
     both_ways: bool = False,
     follow: bool = False,
     only_local: bool = False,
+    lake: str | None = None,
+    skip_trimmed: bool = False,
     source_name: str | None = None,
     target_name: str | None = None,
     source_nodes: Sequence[str] = (),
@@ -75,6 +82,8 @@ def mirror(
 ) -> Report:
     """Copies from `source` to `target`, and back with `both_ways`; once, or until the job is stopped.
 
+    `lake` is the source's: what the source has no more comes from there. Without it, a topic that was trimmed before it
+    was copied is left as it is, and the report says so; `skip_trimmed` goes on behind what was trimmed.
     `source_nodes` and `target_nodes` are nodes that write on that server only: their copies are then left out by the
     other server's node filter, instead of being read and recognised.
     """
@@ -83,6 +92,10 @@ def mirror(
         raise BadUsage("say which topics: with a prefix, which may be empty, or by their names")
     if source == target:
         raise BadUsage(f"{source} is both source and target")
+    if lake is not None:
+        lake = _existing(lake)
+        if skip_trimmed:
+            raise BadUsage("lake and skip_trimmed: a lake has what was trimmed; give one of them")
     wanted = Wanted(prefix=prefix, topics=tuple(topics), except_for=(*OURS, positions_topic))
     keys = {source: source_token_file, target: target_token_file}
     with Job("mirror", servers=[source, target], token_files=keys, **options) as job, ExitStack() as open_clients:
@@ -96,8 +109,11 @@ def mirror(
                 f"{source} and {target} are both called {one_id!r}: one is a copy of the other",
                 next=f"delete the topic {identity.TOPIC} on the one that is the copy",
             )
-        make = _Maker(job, wanted, only_local=only_local, step_seqs=step_seqs, positions_topic=positions_topic)
-        links = [make.link(one, other, one_id, other_id, target_nodes)]
+        make = _Maker(
+            job, wanted, only_local=only_local, skip_trimmed=skip_trimmed, positions_topic=positions_topic,
+            step_seqs=ALL_SEQS if job.dry_run else step_seqs,
+        )  # fmt: skip
+        links = [make.link(one, other, one_id, other_id, target_nodes, lake=lake)]
         if both_ways:
             links.append(make.link(other, one, other_id, one_id, source_nodes))
         _run(job, links, follow=follow)
@@ -161,6 +177,7 @@ class Link:
         )
         self._at = self._positions.load(Place)
         self._goal: dict[str, int] = {}
+        self._told_removed: set[str] = set()
 
     def aim(self) -> None:
         """A run that does not follow goes as far as topics reach now."""
@@ -189,12 +206,15 @@ class Link:
             at = Place(epoch=row.epoch, life=at.life + 1, lost_epoch=at.epoch)
         elif (at.target_epoch and target_epoch != at.target_epoch) or target_seq < at.target_seq:
             at = self._at[row.topic] = self._filled_again(row.topic, at, there)
+        if row.earliest_seq > at.done + 1 and self._is_held(row, at):
+            return None
         present = 0
         if at.plan > at.done:
             stop = at.plan + 1
             present = 0 if self._job.dry_run else self._present(row.topic, at)
         else:
-            stop = min(head, at.done + self._step_seqs) + 1
+            # What was lost at the front is told in one piece.
+            stop = min(head, max(at.done, row.earliest_seq - 1) + self._step_seqs) + 1
             at = structs.replace(at, plan=stop - 1, target_epoch=target_epoch, target_seq=target_seq)
         if stop <= at.done + 1 and at.lost_epoch is None:
             return None
@@ -208,8 +228,47 @@ class Link:
             stop=stop,
             present=present,
             lost_epoch=at.lost_epoch,
+            behind=at.behind,
             config=self._settings(row.topic) if there is None else {},
         )
+
+    def _is_held(self, row: Summary, at: Place) -> bool:
+        """Whether seqs come next that only a lake has, and there is none: to go on would leave them out for good."""
+        found = removed(self.source, row.topic, epoch=row.epoch, start=at.done + 1)
+        if found is None:
+            return False
+        lake = self._pattern.lake
+        if lake is not None and (not found.archived_to or found.is_in(lake, row.topic, row.epoch)):
+            return False
+        held = found.archived_to > 0 and (lake is not None or self._pattern.heeds_trims)
+        if row.topic not in self._told_removed:
+            self._told_removed.add(row.topic)
+            self._tell_removed(row, found, held=held)
+        if held:
+            told = self._row(row.topic)
+            told.epoch, told.lag = row.epoch, row.head_seq - at.done
+            told.from_seq, told.to_seq = told.from_seq or found.first, told.to_seq or found.last
+            told.figures["held_at"] = found.first
+        return held
+
+    def _tell_removed(self, row: Summary, found: Removed, *, held: bool) -> None:
+        where = f"topic {row.topic} in {self.source.url}: {found} were removed"
+        if not found.archived_to:
+            self._job.warn(f"{where} before they were copied; they stay out of the copy")
+        elif not held:
+            self._job.warn(f"{where} when they were in a lake; they are left out")
+        else:
+            lake = self._pattern.lake
+            why = "and are in a lake" if lake is None else f"and are not in {lake}, but in another lake"
+            self._job.warn(f"{where} before they were copied, {why}; the topic is not copied")
+            self._job.report.ok = False
+            self._job.report.next = (
+                f"topics pipeline mirror --from {self.source.url} --to {self.target.url} with --lake DIR copies them, "
+                "too; --skip-trimmed goes on without them"
+            )
+
+    def _row(self, topic: str) -> TopicReport:
+        return self._job.report.topic(topic, server=self.source.url, into=self.target.url)
 
     def _filled_again(self, topic: str, at: Place, there: Summary | None) -> Place:
         """The target's topic is another than it was: one that came back from a backup shows how far it is filled."""
@@ -228,43 +287,46 @@ class Link:
         done = {}
         for errand, outcome in zip(errands, outcomes, strict=True):
             at = self._at[errand.topic]
-            at = structs.replace(at, done=at.plan, lost_epoch=None)
+            done_to = outcome.trimmed_at - 1 if outcome.trimmed_at else at.plan
+            at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None, behind=outcome.behind)
             now = there.get(errand.topic)
             if now is not None and at.target_epoch in (0, now.epoch):  # else the next plan finds that it is another
                 at = structs.replace(at, target_epoch=now.epoch, target_seq=now.head_seq)
             done[errand.topic] = self._at[errand.topic] = at
-            self._report(errand, outcome)
+            self._report(errand, outcome, upto=done_to)
         self._positions.save(done)
 
     def note_lags(self) -> None:
         for row in self._wanted.among(self.source):
             self._note_lag(row)
 
-    def expect(self, errands: Sequence[Errand]) -> None:
-        """What a dry run says: how many seqs would be looked at. Which are echoes is seen when they are read."""
-        for errand in errands:
-            self._report(errand, Outcome(records=errand.stop - errand.start))
+    def expect(self, errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> None:
+        """What a dry run says."""
+        for errand, outcome in zip(errands, outcomes, strict=True):
+            self._report(errand, outcome, upto=errand.stop - 1)
+            if errand.config:
+                self._row(errand.topic).would.append(f"make topic {errand.topic} in {self.target.url}")
 
-    def _report(self, errand: Errand, outcome: Outcome) -> None:
-        row = self._job.report.topic(errand.topic, server=self.source.url, into=self.target.url)
+    def _report(self, errand: Errand, outcome: Outcome, *, upto: int) -> None:
+        row = self._row(errand.topic)
         row.epoch = errand.epoch
         row.from_seq = row.from_seq or errand.start
-        row.to_seq = errand.stop - 1
+        row.to_seq = upto
         row.records += outcome.records
         row.repeated += outcome.repeated
         row.size_bytes += outcome.size_bytes
         row.gaps += outcome.gaps
         if errand.lost_epoch is not None:
             row.gaps.append(Gap(from_seq=0, to_seq=0, reason="recreated", epoch=errand.lost_epoch))
-        for name, count in (("echoes", outcome.echoes), ("foreign", outcome.foreign)):
+        lost = sum(gap.to_seq - gap.from_seq + 1 for gap in outcome.gaps)
+        for name, count in (("echoes", outcome.echoes), ("foreign", outcome.foreign), ("lost_seqs", lost)):
             if count:
                 row.figures[name] = row.figures.get(name, 0) + count
 
     def _note_lag(self, row: Summary) -> None:
         at = self._at.get(row.topic)
         if at is not None and at.epoch == row.epoch:
-            told = self._job.report.topic(row.topic, server=self.source.url, into=self.target.url)
-            told.lag = max(row.head_seq - at.done, 0)
+            self._row(row.topic).lag = max(row.head_seq - at.done, 0)
 
     def _is_log(self, row: Summary) -> bool:
         if row.type == "log":
@@ -274,16 +336,12 @@ class Link:
 
     def _present(self, topic: str, at: Place) -> int:
         """How far an interrupted run came: the last seq of ours that the target has."""
-        found = at.done
-        try:
-            for item in self.target.read(topic, from_seq=at.target_seq):
-                hops = hops_of(bytes(item.meta)) if isinstance(item, Record) and item.meta else []
-                if hops and hops[-1].at == self._pattern.source_id and hops[-1].epoch == at.epoch:
-                    found = max(found, hops[-1].last)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-        return found
+
+        def seq_of(meta: bytes) -> int:
+            last = hops[-1] if (hops := hops_of(meta)) else None
+            return 0 if last is None or (last.at, last.epoch) != (self._pattern.source_id, at.epoch) else last.last
+
+        return max(at.done, last_shown(self.target, topic, from_seq=at.target_seq, seq_of=seq_of))
 
     def _settings(self, topic: str) -> dict[str, Any]:
         """Those that a new topic at the target has in common with its source."""
@@ -301,14 +359,25 @@ class _Maker(Struct, frozen=True):
     job: Job
     wanted: Wanted
     only_local: bool = False
+    skip_trimmed: bool = False
     step_seqs: int = STEP_SEQS
     positions_topic: str = positions.TOPIC
 
-    def link(self, source: Client, target: Client, source_id: str, target_id: str, nodes: Sequence[str]) -> Link:
+    def link(
+        self,
+        source: Client,
+        target: Client,
+        source_id: str,
+        target_id: str,
+        nodes: Sequence[str],
+        *,
+        lake: str | None = None,
+    ) -> Link:
         pattern = Errand(
             source=self.job.connection(source.url), target=self.job.connection(target.url),
             source_id=source_id, target_id=target_id, topic="", epoch=0, start=0, stop=0,
             nodes=tuple(nodes), only_local=self.only_local,
+            lake=lake, heeds_trims=lake is None and not self.skip_trimmed,
         )  # fmt: skip
         return Link(
             self.job, self.wanted, source=source, target=target, pattern=pattern,
@@ -320,7 +389,7 @@ def _run(job: Job, links: Sequence[Link], *, follow: bool) -> None:
     if job.dry_run:
         for link in links:
             link.aim()
-            link.expect(link.plan(follow=False))
+        _step(job, links, follow=False)
         return
     job.step("copying")
     if follow:
@@ -345,13 +414,22 @@ def _step(job: Job, links: Sequence[Link], *, follow: bool) -> bool:
     errands = [errand for _, planned in plans for errand in planned]
     if not errands:
         return False
-    outcomes = spread(job.spark, errands, copy, outcome=Outcome, weight=lambda errand: errand.stop - errand.start)
+    do = rehearse if job.dry_run else copy
+    outcomes = spread(job.spark, errands, do, outcome=Outcome, weight=lambda errand: errand.stop - errand.start)
     at = 0
     for link, planned in plans:
-        link.settle(planned, outcomes[at : at + len(planned)])
+        (link.expect if job.dry_run else link.settle)(planned, outcomes[at : at + len(planned)])
         at += len(planned)
     job.progress.show(job.report.records)
     return True
+
+
+def _existing(lake: str) -> str:
+    try:
+        Lake(lake).snapshot()
+    except NoLake as error:
+        raise BadUsage(str(error)) from None
+    return os.path.realpath(lake)
 
 
 def _common(names: Sequence[str]) -> str:

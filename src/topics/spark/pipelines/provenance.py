@@ -1,4 +1,4 @@
-"""Where a mirrored record has been, in its meta. Pure: bytes in, bytes out.
+"""Where a mirrored record has been, in its meta. Bytes in, bytes out.
 
 A copy carries the servers it was on, oldest first, under a key of our own; all else in its meta stays as it was:
 
@@ -6,7 +6,10 @@ A copy carries the servers it was on, oldest first, under a key of our own; all 
 
 The first entry is the server where the record was written, the last one where the copy was taken from. A record goes to
 no server that is in its list: that is what ends every loop, with or without a `node`, and whoever else writes there.
-A record that tells of a loss (`"kind": "gap"` beside the list) has the last seq it stands for as `to`.
+
+A record that tells of a loss (`"kind": "gap"` beside the list) has the last seq it stands for as `to`. The first record
+behind the loss tells of it once more, as `lost`: where the target has a cap, the record that stands for the loss is
+older than all that came behind it and goes first.
 """
 
 from __future__ import annotations
@@ -15,9 +18,18 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from topics.model import surrogates
+from topics.spark.pipelines import delivery
 
 KEY = "_topics_mirror"
 _MARK = f'"{KEY}"'.encode()
+
+
+class Lost(Struct, frozen=True, kw_only=True):
+    """Seqs of the source that are gone, both ends inclusive."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
 
 
 class Hop(Struct, frozen=True, kw_only=True):
@@ -28,6 +40,7 @@ class Hop(Struct, frozen=True, kw_only=True):
     seq: int
     ts: int | UnsetType = UNSET  # when it was committed there
     to: int | UnsetType = UNSET
+    lost: Lost | UnsetType = UNSET  # what was lost there right before it
 
     @property
     def last(self) -> int:
@@ -35,7 +48,6 @@ class Hop(Struct, frozen=True, kw_only=True):
 
 
 _decode_hops = msgspec.json.Decoder(list[Hop]).decode
-_encode = msgspec.json.Encoder().encode
 
 
 def hops_of(meta: bytes | None) -> list[Hop]:
@@ -50,12 +62,5 @@ def hops_of(meta: bytes | None) -> list[Hop]:
 
 
 def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
-    """The meta with this list in it. Its other keys keep their text and order."""
-    stamp = b"%b:%b" % (_MARK, _encode(hops))
-    if meta is None:
-        return b"{%b}" % stamp
-    if _MARK in meta:
-        rest = {name: value for name, value in surrogates.members(meta).items() if name != KEY}
-        return surrogates.object_of({**rest, KEY: hops})
-    inside = meta.strip()[1:-1].strip()
-    return b"{%b,%b}" % (inside, stamp) if inside else b"{%b}" % stamp
+    """The meta with this list in it."""
+    return delivery.stamped(meta, KEY, hops)

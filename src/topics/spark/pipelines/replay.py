@@ -16,18 +16,18 @@ from msgspec import Struct, structs
 from pyspark.errors import PySparkException
 
 from topics.client import Client
-from topics.client.request import Record
-from topics.errors import Code, TopicsError
+from topics.errors import TopicsError
 from topics.model.names import check_topic
 from topics.spark import plan
 from topics.spark.catalog import catalog_of
 from topics.spark.options import read_options
 from topics.spark.pipelines import positions
+from topics.spark.pipelines.delivery import Outcome, last_shown, target_of
 from topics.spark.pipelines.failures import explain
 from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
 from topics.spark.pipelines.positions import Positions
-from topics.spark.pipelines.replaying import Outcome, Sender, origin_of
-from topics.spark.pipelines.report import Report, TopicReport
+from topics.spark.pipelines.replaying import Sender, origin_of
+from topics.spark.pipelines.report import Gap, Report, TopicReport
 from topics.spark.plan import GRID, Span
 from topics.spark.sql.tables import Tables, condition
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 STEP_SEQS = 50_000
 STEP_S = 20.0  # of a replay with a rate
+NEXT_AT_GAP = "--allow-gaps goes on and writes a record that tells of the loss; or begin behind it"
 ONE_PARTITION = str(1 << 40)  # a step is read by one task, in its order
 
 
@@ -257,7 +258,8 @@ class _Run:
             into=wanted.into, id=wanted.id, topic=wanted.topic, epoch=at.epoch,
             start=at.done + 1, stop=at.plan + 1, present=present, rate=self._rate, node=wanted.node,
         )  # fmt: skip
-        rows = self._frame(at.done + 1, at.plan + 1).coalesce(1).mapInArrow(sender, "outcome BINARY")
+        frame = self._frame(at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
+        rows = frame.coalesce(1).mapInArrow(sender, "outcome BINARY")
         try:
             found = [msgspec.json.decode(bytes(row.outcome), type=Outcome) for row in rows.collect()]
         except PySparkException as error:
@@ -266,17 +268,17 @@ class _Run:
                 raise
             raise Failed(
                 text.partition("; with failOnDataLoss")[0],
-                next="--allow-gaps goes on and writes a record that tells of the loss; or begin behind it",
+                next=NEXT_AT_GAP,
             ) from None
         return found[0] if found else Outcome()
 
-    def _frame(self, start: int, stop: int) -> DataFrame:
+    def _frame(self, start: int, stop: int, *, allow_gaps: bool) -> DataFrame:
         """The chosen rows of a range, and its gaps: a condition is about records."""
         wanted = self._wanted
         given = {
             **wanted.options(self._job), "subscribe": wanted.topic, "maxPartitionBytes": ONE_PARTITION,
             "startingOffsets": _at(wanted.topic, start), "endingOffsets": _at(wanted.topic, stop),
-            "failOnDataLoss": str(not self._allow_gaps).lower(),
+            "failOnDataLoss": str(not allow_gaps).lower(),
         }  # fmt: skip
         frame = self._job.spark.read.format("topics").options(**given).load()
         if wanted.where is None:
@@ -295,19 +297,28 @@ class _Run:
             raise BadUsage(f"where: {error}") from None
 
     def _expect(self, at: Place, goal: int, row: TopicReport) -> None:
+        """What a dry run says: records are counted, and losses named, though a run might fail at them."""
         if at.done >= goal:
             return
-        counted = self._frame(at.done + 1, goal + 1).where("kind = 'record'")
-        row.from_seq, row.to_seq, row.records = at.done + 1, goal, counted.count()
+        row.from_seq, row.to_seq = at.done + 1, goal
+        from pyspark.sql.functions import expr
+
+        frame = self._frame(at.done + 1, goal + 1, allow_gaps=True)
+        alike = frame.groupBy("kind", expr("IF(kind = 'gap', seq, NULL) AS first"), "gap_to", "reason")
+        for found in alike.count().orderBy("first").collect():
+            if found.kind == "record" or self._allow_gaps:  # a gap is then written as a record, too
+                row.records += found["count"]
+            if found.kind == "gap":
+                gap = Gap(from_seq=found.first, to_seq=found.gap_to, reason=found.reason, epoch=at.epoch)
+                row.gaps.append(gap)
+        if row.gaps and not self._allow_gaps:
+            self._job.warn(f"a run would fail at seq {row.gaps[0].from_seq}, which is lost")
+            self._job.report.ok, self._job.report.next = False, NEXT_AT_GAP
+        if not self._target()[0]:
+            row.would.append(f"make topic {self._wanted.into} in {self._client.url}")
 
     def _target(self) -> tuple[int, int]:
-        try:
-            state = self._client.topic(self._wanted.into)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-            return 0, 0
-        return state.epoch, state.head_seq
+        return target_of(self._client, self._wanted.into)
 
     def _present(self, at: Place) -> int:
         """How far an interrupted run came: the last seq of this replay that the target shows."""
@@ -316,16 +327,14 @@ class _Run:
 
     def _shown(self, at: Place, *, from_seq: int) -> int:
         """The last seq of this replay behind a seq of the target; 0 where there is none."""
-        found = 0
-        try:
-            for item in self._client.read(self._wanted.into, from_seq=from_seq):
-                origin = origin_of(bytes(item.meta)) if isinstance(item, Record) and item.meta else None
-                if origin is not None and (origin.id, origin.epoch) == (self._wanted.id, at.epoch):
-                    found = max(found, origin.last)
-        except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:
-                raise
-        return found
+
+        def seq_of(meta: bytes) -> int:
+            origin = origin_of(meta)
+            if origin is None or (origin.id, origin.epoch) != (self._wanted.id, at.epoch):
+                return 0
+            return origin.last
+
+        return last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
 
 
 def _at(topic: str, seq: int) -> str:

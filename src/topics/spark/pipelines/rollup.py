@@ -21,40 +21,35 @@ import xxhash
 from msgspec import Raw, Struct, field, structs
 
 from topics.client import Client
-from topics.errors import Code, TopicsError
 from topics.spark.catalog import client_for
+from topics.spark.chunks import pieces
 from topics.spark.options import Connection
-from topics.spark.pipelines import emitting, positions, windows
+from topics.spark.pipelines import emitting, positions, rounds, windows
 from topics.spark.pipelines.declaration import Declaration
 from topics.spark.pipelines.emitting import Stamp
 from topics.spark.pipelines.failures import BadUsage, Failed
 from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job, JobOptions
-from topics.spark.pipelines.positions import Positions
 from topics.spark.pipelines.report import Gap, Report
+from topics.spark.pipelines.rounds import STEP_SEQS, InTopic, Rounds, answered, one_task
 from topics.spark.pipelines.windows import Open, Seen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-STEP_SEQS = 1_000_000
 EVERY_S = 5.0
 KEY = "_topics_rollup"
 FOLDER = "_rollup"
 _encode = msgspec.json.Encoder().encode
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class Place(rounds.Place, frozen=True, kw_only=True):
     """How far it has come. `due` is what is being written, with the watermark before it, or None."""
 
     digest: str
-    epoch: int
-    done: int = 0
-    life: int = 0
     watermark_ms: int = windows.NEVER
     open: list[Open] = field(default_factory=list)
     due: Due | None = None
-    target_epoch: int = 0  # of the topic it goes to; 0 while that is not there
 
 
 class Due(Struct, frozen=True, kw_only=True):
@@ -93,80 +88,62 @@ def rollup(
             return job.report
         output = stack.enter_context(closing(_output(job, client, declaration, positions_topic)))
         work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
-        for _ in job.rounds(follow=follow):
-            state = source.state()
-            while work.step(state.head_seq) and not job.dry_run:
-                pass
-            if follow and not job.stopping.wait(every_s):
-                source.wait(state)
-        work.finish()
+        work.run(follow=follow, every_s=every_s)
     return job.report
 
 
-class Rolling:
+class Rolling(Rounds[Place]):
     """One rollup at work."""
+
+    _output: Output
 
     def __init__(
         self, job: Job, source: Source, output: Output, declared: Declaration, *, step_seqs: int, full: bool
     ) -> None:
-        self._job = job
-        self._source = source
-        self._output = output
         self._declared = declared
-        self._step_seqs = step_seqs
-        self._row = job.report.topic(declared.topic, into=output.name)
+        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
         self._row.figures["late"] = 0
-        known = output.load()
-        self._life = 0 if known is None else known.life
-        if full and known is not None:
-            self._life, known = known.life + 1, None
-        if known is not None and known.digest != declared.digest:
+
+    def check_fits(self, known: Place) -> None:
+        if known.digest != self._declared.digest:
             raise BadUsage(
-                f"{output.name} holds a rollup that was declared otherwise",
+                f"{self._output.name} holds a rollup that was declared otherwise",
                 next="use another output, or begin anew with --full: its windows are then written again",
             )
-        self._at = known
 
-    def step(self, head: int) -> bool:
-        """What is due, or else the next part of the topic; False where there is neither."""
-        state = self._source.state()
-        if self._at is not None and self._output.is_lost(self._at):
-            self._job.warn(f"topic {self._output.name} was deleted: it is filled again")
-            self._life, self._at = self._at.life + 1, None
-        at = self._at or Place(digest=self._declared.digest, epoch=state.epoch, life=self._life)
-        if at.epoch != state.epoch or state.head_seq < at.done:
-            at = self._another_life(at, state.epoch)
-        if at.due is not None and not self._job.dry_run:
-            self._at = self._write(at, at.due)
-            return True
-        stop = min(head, at.done + self._step_seqs) + 1
-        if stop <= at.done + 1:
-            self._at = at
-            return False
-        self._job.step(f"{self._declared.topic}: seqs {at.done + 1} to {stop - 1}")
-        self._row.epoch, self._row.to_seq = at.epoch, stop - 1
-        self._row.from_seq = self._row.from_seq or at.done + 1
-        if self._job.dry_run:
-            return False
-        self._at = self._look(at, stop)
-        if self._at.due is not None:
-            self._at = self._write(self._at, self._at.due)
-        return True
+    def beginning(self, epoch: int, life: int) -> Place:
+        return Place(digest=self._declared.digest, epoch=epoch, life=life)
+
+    def made_again(self, at: Place, epoch: int) -> Place:
+        """The watermark stays, but what open windows had is gone with the life before."""
+        self._job.warn(f"topic {self._declared.topic} was made again; windows that were open are lost")
+        return structs.replace(at, epoch=epoch, done=0, open=[], due=None, life=at.life + 1)
+
+    def unfinished(self, at: Place) -> Place | None:
+        return None if at.due is None else self._write(at, at.due)
+
+    def take(self, at: Place, stop: int) -> Place:
+        at = self._look(at, stop)
+        return at if at.due is None else self._write(at, at.due)
+
+    def _save(self, at: Place) -> Place:
+        if not self._job.dry_run:
+            self._output.save(at)
+        return at
 
     def _look(self, at: Place, stop: int) -> Place:
         """Takes seqs up to `stop` in, and notes what is due because of them."""
         seen, latest_ms = self._seen(at, stop)
         self._source.check_same(at.epoch)
         found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=self._declared.delay_ms)
-        self._row.figures["late"] += found.late
+        self.add(late=found.late)
         due = None
         if found.closing:
             low = min(one.low for one in found.closing)
             due = Due(low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms)
             due = structs.replace(due, target_seq=self._output.target()[1])
         at = structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
-        self._output.save(at)
-        return at
+        return self._save(at)
 
     def _seen(self, at: Place, stop: int) -> tuple[list[Seen], int | None]:
         """The windows of a new range, and its latest event time. Losses are noted in the report."""
@@ -183,7 +160,7 @@ class Rolling:
             if row.kind == "gap":
                 self._row.gaps.append(Gap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch))
             elif row.begin is None:
-                self._row.figures["without_time"] = self._row.figures.get("without_time", 0) + row.n
+                self.add(without_time=row.n)
             else:
                 seen.append(Seen(row.begin, row.end, row.low, row.n))
                 latest = row.latest if latest is None else max(latest, row.latest)
@@ -210,59 +187,35 @@ class Rolling:
 
     def _write(self, at: Place, due: Due) -> Place:
         """Writes the windows that are due, and notes that."""
+        self._source.tell_removed(at.epoch, due.low)
         self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
         closed = self._windowed(self._source.load(due.low, due.stop)).where(
             f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
         )
         closed.createOrReplaceTempView("records")
         try:
-            outcome = self._output.write(self._job.spark.sql(self._declared.statement), at, due)
+            result = self._job.spark.sql(self._declared.statement)
+            dry = self._job.dry_run
+            outcome = Outcome(records=result.count()) if dry else self._output.write(result, at, due)
         finally:
             self._job.spark.catalog.dropTempView("records")
         self._source.check_same(at.epoch)
         self._row.records += outcome.records
         self._row.repeated += outcome.repeated
-        at = structs.replace(at, due=None, target_epoch=self._output.target()[0])
-        self._output.save(at)
-        return at
-
-    def _another_life(self, at: Place, epoch: int) -> Place:
-        """Windows that were open stay open, but what they had is gone with the life before."""
-        self._job.warn(f"topic {self._declared.topic} was made again; windows that were open are lost")
-        self._row.gaps.append(Gap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
-        return structs.replace(at, epoch=epoch, done=0, open=[], due=None, life=at.life + 1)
+        return self._save(structs.replace(at, due=None, target_epoch=self._output.target()[0]))
 
     def finish(self) -> None:
-        if self._at is None:
-            return
-        self._row.lag = max(self._source.state().head_seq - self._at.done, 0)
-        self._row.figures["open_windows"] = len(self._at.open)
-        self._row.figures["watermark"] = _text(self._at.watermark_ms)
+        super().finish()
+        if self._at is not None:
+            self._row.figures["open_windows"] = len(self._at.open)
+            self._row.figures["watermark"] = _text(self._at.watermark_ms)
 
 
 # --- outputs
 
 
-class Output:
-    """Where windows go, and where it is noted how far they have come."""
-
-    name: str
-
-    def load(self) -> Place | None:
-        raise NotImplementedError
-
-    def save(self, at: Place) -> None:
-        raise NotImplementedError
-
-    def target(self) -> tuple[int, int]:
-        """Epoch and head of the topic it goes to; zeros while there is none."""
-        return 0, 0
-
-    def is_lost(self, at: Place) -> bool:
-        """Whether what was written up to here is gone as a whole."""
-        return False
-
-    def close(self) -> None: ...
+class Output(rounds.Output[Place]):
+    """Where windows go."""
 
     def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
         raise NotImplementedError
@@ -292,6 +245,9 @@ class FileOutput(Output):
         except FileNotFoundError:
             return None
 
+    def makes(self) -> str | None:
+        return None if os.path.exists(self.name) else self.name
+
     def save(self, at: Place) -> None:
         _replace(self._place, _encode(at))
 
@@ -313,7 +269,7 @@ class FileOutput(Output):
     def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
         name = f"{at.life:04d}-{_text(due.after_ms, plain=True)}-{_text(due.upto_ms, plain=True)}.parquet"
         staged = os.path.join(self.name, FOLDER, name + ".tmp")
-        outcome = _one_task(result, WriteFile(staged))
+        outcome = one_task(result, WriteFile(staged), Outcome)
         if outcome.records:
             os.replace(staged, os.path.join(self.name, name))
         else:
@@ -321,37 +277,18 @@ class FileOutput(Output):
         return outcome
 
 
-class TopicOutput(Output):
+class TopicOutput(InTopic[Place], Output):
     """A topic with one record for every window and group."""
 
     def __init__(self, job: Job, client: Client, declared: Declaration, positions_topic: str) -> None:
         assert declared.into is not None
-        self.name = declared.into
-        self._client = client
-        self._declared = declared
-        self._connection = job.connection(client.url)
         prefix = f"rollup:{declared.topic}:{declared.into}:"
-        self._positions = Positions(client, prefix, run=job.report.run_id, topic=positions_topic)
-
-    def load(self) -> Place | None:
-        return self._positions.load(Place).get("")
-
-    def save(self, at: Place) -> None:
-        self._positions.check_alone()
-        self._positions.save({"": at})
-
-    def target(self) -> tuple[int, int]:
-        try:
-            state = self._client.topic(self.name)
-        except TopicsError as error:
-            if error.code is Code.TOPIC_NOT_FOUND:
-                return 0, 0
-            raise
-        return state.epoch, state.head_seq
+        super().__init__(job, client, declared.into, Place, prefix=prefix, positions=positions_topic)
+        self._declared = declared
 
     def is_lost(self, at: Place) -> bool:
         """A topic that came back from a backup is another one, too, and holds what it held."""
-        if at.target_epoch == 0 or self.target()[0] == at.target_epoch:
+        if not super().is_lost(at):
             return False
         return not emitting.holds(self._client, self.name, key=KEY, name=self._declared.digest)
 
@@ -361,21 +298,10 @@ class TopicOutput(Output):
         tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
         text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
         rows = result.selectExpr(text, f"{tag} AS tag")
-        return _one_task(rows, WriteTopic(self._connection, self.name, name, plan, present))
+        return one_task(rows, WriteTopic(self._connection, self.name, name, plan, present), Outcome)
 
 
 # --- what tasks do
-
-
-def _one_task(rows: DataFrame, task: WriteFile | WriteTopic) -> Outcome:
-    done = rows.repartition(1).mapInArrow(task, "outcome BINARY").collect()
-    # Spark leaves out a task for which it knows that there are no rows.
-    found = bytes(done[0].outcome) if done else next(task(iter(()))).column(0)[0].as_py()
-    return msgspec.json.decode(found, type=Outcome)
-
-
-def _answer(outcome: Outcome) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"outcome": pa.array([_encode(outcome)], pa.binary())})
 
 
 class WriteFile:
@@ -395,7 +321,7 @@ class WriteFile:
                 )
             file.flush()
             os.fsync(file.fileno())
-        yield _answer(Outcome(records=sum(batch.num_rows for batch in found)))
+        yield answered(Outcome(records=sum(batch.num_rows for batch in found)))
 
 
 def _sortable(table: pa.Table) -> list[str]:
@@ -421,7 +347,7 @@ class WriteTopic:
         sized = [data.encode() for data, _ in rows]
         run = f"rollup/{self._name}/{xxhash.xxh3_64_hexdigest(self._plan.encode())}"
         with client_for(self._connection, self._connection.servers[0]) as client:
-            for part, piece in enumerate(emitting.parts(sized)):
+            for part, piece in enumerate(pieces(sized, most=emitting.MAX_RECORDS)):
                 records = [self._record(*row, part) for row in rows[piece]]
                 if part in self._present:
                     outcome.records += len(records)
@@ -430,7 +356,7 @@ class WriteTopic:
                 for answer in emitting.put(client, emitting.chunk(self._topic, run, part, records)):
                     outcome.records += answer.count
                     outcome.repeated += answer.count if answer.deduped else 0
-        yield _answer(outcome)
+        yield answered(outcome)
 
     def _record(self, data: str, tag: str, part: int) -> bytes:
         stamp = Stamp(name=self._name, plan=self._plan, part=part)
