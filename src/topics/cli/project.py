@@ -154,6 +154,7 @@ flows without running them.
 - Without a Java, use the one that came with topics:
   `export JAVA_HOME=$(python -c 'from topics.spark.java import bundled_java; print(bundled_java())')`
 - Settings of Spark go on the command line: `spark-pipelines run --conf spark.executor.memory=4g`.
+- `BindException … 15002`: another pipeline runs on this machine, and Spark has one port for them. Wait for it.
 
 ## Look at it
 
