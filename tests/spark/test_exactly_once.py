@@ -31,7 +31,7 @@ def test_nothing_is_lost_and_nothing_doubled_when_driver_workers_and_server_are_
 
         driver = application(log, "local[2,4]", *where, 4000, 2)
         try:
-            reached(client, driver, "out", range(0, RECORDS), batch=4000)
+            reached(client, driver, "out", range(RECORDS), batch=4000)
         finally:
             driver.kill()
 
