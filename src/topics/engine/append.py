@@ -66,9 +66,9 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
     tags = [record.tag for record in records]
     _check_lengths("tag", tags, limits.max_tag_bytes)
     nodes = _nodes(request, n, limits)
-    meta_sizes = None
+    meta_sizes, seqs = None, b""
     if plain or (isinstance(nodes, str | None) and not any(record.meta is not UNSET for record in records)):
-        blob, sizes = _render_alike([record.data for record in records], nodes, first, ts)  # type: ignore[arg-type]
+        blob, sizes, seqs = _render_alike([record.data for record in records], nodes, first, ts)  # type: ignore[arg-type]
     else:
         assert not isinstance(request, PlainWriteRequest)
         rows, meta_sizes = _render_each(records, nodes, first, ts, limits)
@@ -79,11 +79,12 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
         _check_sizes(records, limits)
     kept_tags = None if tags[0] is None and tags.count(None) == n else tags
     extras = None if plain else job_terms(records, ts)
-    return Append(topic_id, first, ts, sizes, blob, kept_tags, nodes, meta_sizes, request.idempotency_key, extras)
+    key = request.idempotency_key
+    return Append(topic_id, first, ts, sizes, blob, kept_tags, nodes, meta_sizes, key, extras, seqs=seqs)
 
 
-def _render_alike(datas: list[Raw], node: str | None, first: int, ts: int) -> tuple[bytes, list[int]]:
-    """Records that differ in seq and data alone, and their sizes.
+def _render_alike(datas: list[Raw], node: str | None, first: int, ts: int) -> tuple[bytes, list[int], bytes]:
+    """Records that differ in seq and data alone, their sizes, and their seqs as text.
 
     What stands between two of them is the same but for the seq, so all of it is made in one go: in two thirds of the
     time that formatting one record after the other takes.
@@ -96,7 +97,7 @@ def _render_alike(datas: list[Raw], node: str | None, first: int, ts: int) -> tu
     sizes = list(map(len, rows))
     sizes[0] += 2
     rows.append(b"},")
-    return b"".join(rows), sizes
+    return b"".join(rows), sizes, seqs
 
 
 def _render_each(

@@ -97,6 +97,7 @@ class Append(Struct, gc=False):
     key: str | None = None
     extras: dict[int, bytes] | None = None
     plain: bool = False  # known to be one record with no more than a tag; not stored
+    seqs: bytes = b""  # "first,…,last" where that had to be put together anyway; not stored
 
     @property
     def last(self) -> int:

@@ -78,9 +78,12 @@ def _decode_write_body(body: bytes) -> WriteRequest:
 def _appended_listing(ticket: Ticket, request: Request) -> Response:
     if ticket.plain:
         return _appended_one(ticket, request)
-    first, last = ticket.result.first, ticket.result.last
-    seqs = f"[{first}]" if first == last else _encode(list(range(first, last + 1))).decode()
-    return _appended(ticket, request, f',"seqs":{seqs}')
+    first, last, entry = ticket.result.first, ticket.result.last, ticket.entry
+    if entry is not None and entry.seqs:
+        seqs = entry.seqs.decode()
+    else:
+        seqs = str(first) if first == last else _encode(list(range(first, last + 1)))[1:-1].decode()
+    return _appended(ticket, request, f',"seqs":[{seqs}]')
 
 
 def _appended_one(ticket: Ticket, request: Request) -> Response:
