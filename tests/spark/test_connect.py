@@ -41,6 +41,7 @@ def test_a_connect_session_reads_writes_and_streams(server: ServerProcess, clien
     assert read_numbers(client, f"{topic}.stream") == list(range(1500))
 
 
+@pytest.mark.torture
 def test_the_declarative_pipeline_of_the_page_for_users_flows_from_topic_to_topic(
     server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
