@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import msgspec
 import pyarrow as pa
 import pytest
@@ -24,9 +25,13 @@ from topics.client.request import Record, Tombstone
 from topics.lake import Lake
 from topics.spark.options import Connection
 from topics.spark.pipelines import mirror as module
+from topics.spark.pipelines.compact import compact
+from topics.spark.pipelines.copying import MAX_ROUNDS
 from topics.spark.pipelines.failures import BadUsage, Failed
+from topics.spark.pipelines.identity import identity
 from topics.spark.pipelines.mirror import mirror
 from topics.spark.pipelines.provenance import KEY, Lost, hops_of
+from topics.spark.pipelines.replay import replay
 from topics.spark.pipelines.report import Report
 from topics.spark.pipelines.trimmed import Watch
 from topics.spark.plan import Span
@@ -441,6 +446,85 @@ def test_only_local_leaves_out_what_a_third_server_wrote(
 
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == ["own"]
     assert report.topics[0].figures == {"foreign": 1}
+
+
+def with_router(spark: SparkSession, url: str, source: str, into: str) -> None:
+    body = {"source": source, "dest": into, "from_seq": 0}
+    assert httpx.put(f"{url}/v0/routers/{source}", json=body, timeout=10).is_success
+    with Client(url) as client:
+        wait_for(lambda: _count(client, into) == 2, "the router's copies")
+
+
+def by_replay(spark: SparkSession, url: str, source: str, into: str) -> None:
+    replay(url=url, source_url=url, topic=source, into=into, spark=spark)
+
+
+def by_compact(spark: SparkSession, url: str, source: str, into: str) -> None:
+    compact(url=url, topic=source, into=into, spark=spark)
+
+
+@pytest.mark.parametrize("derive", [with_router, by_replay, by_compact])
+def test_a_record_made_of_a_copy_is_no_echo_where_its_original_came_from(
+    here: Any, spark: SparkSession, pair: Pair, topic: str, derive: Callable[[SparkSession, str, str, str], None]
+):
+    """What a router, a replay or a compaction made on one side is new in its topic, though its meta names the other."""
+    derived = f"{topic}.out"
+    pair.one.client.append(topic, [{"data": "born here", "tag": "a"}])
+    pair.other.client.append(topic, [{"data": "born there", "tag": "b"}])
+    run(here, pair, topic, both_ways=True)
+    derive(spark, pair.one.url, topic, derived)
+
+    assert run(here, pair, derived, only_local=True, dry_run=True).topics[0].records == 2
+    there, back = run(here, pair, derived, both_ways=True).topics
+
+    for side in pair:
+        found = [item for item in side.client.read(derived) if isinstance(item, Record)]
+        assert [item.value for item in found] == ["born here", "born there"]
+    assert [(hop.at, hop.topic) for hop in hops_of(bytes(found[1].meta))] == [
+        (identity(pair.other.client), topic), (identity(pair.one.client), derived),
+    ]  # fmt: skip
+    assert (there.records, there.figures, back.records, back.figures) == (2, {}, 0, {"echoes": 2})
+
+
+def test_records_that_go_in_a_circle_of_mirrors_and_replays_stop_and_it_is_said(here: Any, pair: Pair, topic: str):
+    """As if a router on the other server and one on this made a circle: what comes back is written here by hand."""
+    pair.one.client.append(topic, [{"data": "round"}])
+    for at in range(MAX_ROUNDS + 1):
+        report = run(here, pair, topic)
+        assert report.topics[0].records == (at < MAX_ROUNDS)
+        *_, last = pair.other.client.read(topic)
+        assert isinstance(last, Record)
+        hops = hops_of(bytes(last.meta))
+        back = [{"at": hop.at, "topic": hop.topic, "epoch": hop.epoch, "seq": hop.seq} for hop in hops]
+        pair.one.client.append(topic, [{"data": "round", "meta": {KEY: back}}])
+    assert report.topics[0].figures == {"circling": 1}
+    assert "came back 8 times" in report.warnings[0]
+
+
+def test_a_copy_that_does_not_say_its_topic_counts_as_of_the_topic_it_is_in(here: Any, pair: Pair, topic: str):
+    """As earlier versions wrote them."""
+    pair.one.client.append(topic, [{"data": 1}])
+    run(here, pair, topic)
+    hop = {"at": identity(pair.other.client), "epoch": 1, "seq": 1}
+    pair.one.client.append(topic, [{"data": 2, "meta": {KEY: [hop]}}])
+    assert run(here, pair, topic).topics[0].figures == {"echoes": 1}
+
+
+def test_a_record_that_a_router_of_the_target_made_does_not_count_as_arrived(
+    here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A run that was killed asks the target how far it came; there, a record made of a copy has a list like a copy's."""
+    pair.one.client.append(topic, [{"data": n} for n in range(3)])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "spread", _die)
+        with pytest.raises(MemoryError):
+            run(here, pair, topic)
+    hop = {"at": identity(pair.one.client), "topic": "another", "epoch": pair.one.client.topic(topic).epoch, "seq": 9}
+    pair.other.client.append(topic, [{"data": "made there", "meta": {KEY: [hop]}}])
+
+    run(here, pair, topic)
+
+    assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == ["made there", 0, 1, 2]
 
 
 def test_nodes_that_write_on_one_side_only_are_left_out_by_the_server(spark: SparkSession, pair: Pair, topic: str):

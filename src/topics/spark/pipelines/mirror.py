@@ -19,12 +19,12 @@ from topics.client.request import Summary
 from topics.lake import Lake, NoLake
 from topics.model.topic import TopicConfig
 from topics.spark.pipelines import identity, positions
-from topics.spark.pipelines.copying import Errand, Outcome, copy, rehearse
+from topics.spark.pipelines.copying import MAX_ROUNDS, Errand, Outcome, copy, rehearse
 from topics.spark.pipelines.delivery import last_shown
 from topics.spark.pipelines.job import RUNS, BadUsage, Job, JobOptions
 from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.positions import Positions
-from topics.spark.pipelines.provenance import Lost, hops_of
+from topics.spark.pipelines.provenance import Lost, hops_of, is_copy
 from topics.spark.pipelines.report import Gap, Report, TopicReport
 from topics.spark.pipelines.spread import spread
 from topics.spark.pipelines.trimmed import Removed, removed
@@ -178,6 +178,7 @@ class Link:
         self._at = self._positions.load(Place)
         self._goal: dict[str, int] = {}
         self._told_removed: set[str] = set()
+        self._told_circle: set[str] = set()
 
     def aim(self) -> None:
         """A run that does not follow goes as far as topics reach now."""
@@ -319,9 +320,22 @@ class Link:
         if errand.lost_epoch is not None:
             row.gaps.append(Gap(from_seq=0, to_seq=0, reason="recreated", epoch=errand.lost_epoch))
         lost = sum(gap.to_seq - gap.from_seq + 1 for gap in outcome.gaps)
-        for name, count in (("echoes", outcome.echoes), ("foreign", outcome.foreign), ("lost_seqs", lost)):
+        figures = {
+            "echoes": outcome.echoes, "foreign": outcome.foreign, "circling": outcome.circling, "lost_seqs": lost,
+        }  # fmt: skip
+        for name, count in figures.items():
             if count:
                 row.figures[name] = row.figures.get(name, 0) + count
+        if outcome.circling:
+            self._tell_circle(errand.topic)
+
+    def _tell_circle(self, topic: str) -> None:
+        if topic not in self._told_circle:
+            self._told_circle.add(topic)
+            self._job.warn(
+                f"topic {topic} in {self.source.url}: records came back {MAX_ROUNDS} times through routers or other "
+                f"pipelines, and are not copied to {self.target.url} again: leave one topic of the circle out"
+            )
 
     def _note_lag(self, row: Summary) -> None:
         at = self._at.get(row.topic)
@@ -338,8 +352,10 @@ class Link:
         """How far an interrupted run came: the last seq of ours that the target has."""
 
         def seq_of(meta: bytes) -> int:
-            last = hops[-1] if (hops := hops_of(meta)) else None
-            return 0 if last is None or (last.at, last.epoch) != (self._pattern.source_id, at.epoch) else last.last
+            hops = hops_of(meta)
+            if not is_copy(hops, topic) or (hops[-1].at, hops[-1].epoch) != (self._pattern.source_id, at.epoch):
+                return 0
+            return hops[-1].last
 
         return max(at.done, last_shown(self.target, topic, from_seq=at.target_seq, seq_of=seq_of))
 
