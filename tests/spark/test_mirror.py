@@ -219,20 +219,27 @@ def test_without_its_lake_a_trimmed_topic_is_copied_from_behind_what_is_gone_if_
 ):
     pair.one.client.append(topic, [{"data": n} for n in range(9)])
     trim(pair.one.client, tmp_path / "lake", topic, upto=4)
+    pair.one.client.delete(topic, before_seq=6)
     other_lake = tmp_path / "other"
     Lake(str(other_lake)).create()
     assert "in another lake" in run(here, pair, topic, lake=str(other_lake)).warnings[0]
 
     report = run(here, pair, topic, skip_trimmed=True)
 
-    assert (report.ok, report.records) == (True, 5)
-    assert "seqs 1 to 4 were removed" in report.warnings[0]
+    assert (report.ok, report.records) == (True, 4)
+    assert "seqs 1 to 4 were removed" in report.warnings[0], "the fifth is in no lake"
     with pytest.raises(BadUsage, match="is no lake"):
         run(here, pair, topic, lake=str(tmp_path / "none"))
 
 
-def test_what_somebody_deleted_at_the_front_is_said_and_holds_up_nothing(here: Any, pair: Pair, topic: str):
+@pytest.mark.parametrize("archived", [False, True])
+def test_what_somebody_deleted_at_the_front_is_said_and_holds_up_nothing(
+    here: Any, pair: Pair, topic: str, tmp_path: Path, archived: bool
+):
+    """A lake that never trimmed the topic has nothing to do with it."""
     pair.one.client.append(topic, [{"data": n} for n in range(9)])
+    if archived:
+        archive(pair.one.client, tmp_path, topic)
     pair.one.client.delete(topic, before_seq=5)
 
     report = run(here, pair, topic)
@@ -513,7 +520,7 @@ def test_a_copy_that_does_not_say_its_topic_counts_as_of_the_topic_it_is_in(here
 def test_a_record_that_a_router_of_the_target_made_does_not_count_as_arrived(
     here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A run that was killed asks the target how far it came; there, a record made of a copy has a list like a copy's."""
+    """A run that was killed asks the target how far it came; a record made of a copy has a list like a copy's."""
     pair.one.client.append(topic, [{"data": n} for n in range(3)])
     with monkeypatch.context() as patch:
         patch.setattr(module, "spread", _die)

@@ -239,9 +239,9 @@ class Link:
         if found is None:
             return False
         lake = self._pattern.lake
-        if lake is not None and (not found.archived_to or found.is_in(lake, row.topic, row.epoch)):
+        if lake is not None and (not found.is_trimmed or found.is_in(lake, row.topic, row.epoch)):
             return False
-        held = found.archived_to > 0 and (lake is not None or self._pattern.heeds_trims)
+        held = found.is_trimmed and (lake is not None or self._pattern.heeds_trims)
         if row.topic not in self._told_removed:
             self._told_removed.add(row.topic)
             self._tell_removed(row, found, held=held)
@@ -254,7 +254,7 @@ class Link:
 
     def _tell_removed(self, row: Summary, found: Removed, *, held: bool) -> None:
         where = f"topic {row.topic} in {self.source.url}: {found} were removed"
-        if not found.archived_to:
+        if not found.is_trimmed:
             self._job.warn(f"{where} before they were copied; they stay out of the copy")
         elif not held:
             self._job.warn(f"{where} when they were in a lake; they are left out")
