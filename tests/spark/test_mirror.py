@@ -598,6 +598,25 @@ def test_queues_and_our_own_topics_are_no_part_of_a_mirror(spark: SparkSession, 
     assert not [row for row in everything.topics if row.topic.startswith("sys:")]
 
 
+def test_a_log_is_not_copied_into_a_queue(here: Any, pair: Pair, topic: str):
+    pair.one.client.append(topic, [{"data": 1}])
+    pair.other.client.put_topic(topic, type="queue")
+    with pytest.raises(BadUsage, match=f"{topic} is a log in {pair.one.url} and a queue in {pair.other.url}"):
+        run(here, pair, topic)
+    assert pair.other.client.topic(topic).head_seq == 0
+
+
+def test_a_target_that_has_no_room_is_named_with_what_to_do(
+    here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("topics.spark.sink.FULL_PAUSE_S", 0.01)
+    monkeypatch.setattr("topics.spark.options.Connection.timeout_ms", 50, raising=False)
+    pair.one.client.append(topic, [{"data": n} for n in range(9)])
+    pair.other.client.put_topic(topic, cap_records=4, discard="reject")
+    with pytest.raises(Failed, match=f"topic {topic} on {pair.other.url} is full .* raise its cap_records"):
+        run(here, pair, topic)
+
+
 def test_a_server_is_not_mirrored_to_itself(pair: Pair, topic: str):
     elsewhere = pair.one.url.replace("127.0.0.1", "localhost")
     pair.one.client.append(topic, [{"data": 1}])

@@ -188,6 +188,7 @@ class Link:
         """What to do next, written down at the target before it is done."""
         there = {row.topic: row for row in self._wanted.among(self.target)}
         rows = [row for row in self._wanted.among(self.source) if self._is_log(row)]
+        self._check_no_queue([there[row.topic] for row in rows if row.topic in there])
         found = []
         for row in rows:
             self._note_lag(row)
@@ -347,6 +348,16 @@ class Link:
             return True
         self._job.warn(f"topic {row.topic} in {self.source.url} is a queue and is not mirrored: jobs would run twice")
         return False
+
+    def _check_no_queue(self, there: Sequence[Summary]) -> None:
+        """A record that is copied into a queue is a job, and would be worked on."""
+        for row in there:
+            if row.type != "log":
+                raise BadUsage(
+                    f"topic {row.topic} is a log in {self.source.url} and a queue in {self.target.url}: its records "
+                    "would become jobs there",
+                    next="leave this topic out, or delete the queue, or call it otherwise",
+                )
 
     def _present(self, topic: str, at: Place) -> int:
         """How far an interrupted run came: the last seq of ours that the target has."""
