@@ -6,7 +6,9 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import httpx
@@ -609,8 +611,8 @@ def test_a_log_is_not_copied_into_a_queue(here: Any, pair: Pair, topic: str):
 def test_a_target_that_has_no_room_is_named_with_what_to_do(
     here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("topics.spark.sink.FULL_PAUSE_S", 0.01)
-    monkeypatch.setattr("topics.spark.options.Connection.timeout_ms", 50, raising=False)
+    minutes = SimpleNamespace(monotonic=count(step=60).__next__, sleep=lambda pause_s: None)
+    monkeypatch.setattr("topics.spark.sink.time", minutes)
     pair.one.client.append(topic, [{"data": n} for n in range(9)])
     pair.other.client.put_topic(topic, cap_records=4, discard="reject")
     with pytest.raises(Failed, match=f"topic {topic} on {pair.other.url} is full .* raise its cap_records"):
