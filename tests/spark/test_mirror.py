@@ -611,7 +611,7 @@ def test_a_log_is_not_copied_into_a_queue(here: Any, pair: Pair, topic: str):
 def test_a_target_that_has_no_room_is_named_with_what_to_do(
     here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    minutes = SimpleNamespace(monotonic=count(step=60).__next__, sleep=lambda pause_s: None)
+    minutes = SimpleNamespace(monotonic=count(start=0, step=61).__next__, sleep=lambda pause_s: None)
     monkeypatch.setattr("topics.spark.sink.time", minutes)
     pair.one.client.append(topic, [{"data": n} for n in range(9)])
     pair.other.client.put_topic(topic, cap_records=4, discard="reject")
