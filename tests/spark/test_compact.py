@@ -11,8 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.conftest import StartServer
 from topics.client import Client
 from topics.client.request import Record
+from topics.errors import TopicsError
 from topics.spark.options import Connection
 from topics.spark.pipelines import compact as module
 from topics.spark.pipelines import compacting
@@ -112,6 +114,24 @@ def test_a_topic_holds_one_record_a_key_whatever_dies(
     head = client.topic(into).head_seq
     run()
     assert client.topic(into).head_seq == head == 4
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_key_that_may_not_delete_is_found_out_before_anything_is_written(
+    spark: SparkSession, start_server: StartServer, topic: str, is_there: bool
+):
+    server = start_server(api_keys="all,writer:read+write")
+    with Client(server.url, token="all") as client:
+        write(client, topic, ("a", 1))
+        if is_there:
+            compact(url=server.url, topic=topic, into=f"{topic}.latest", token="all", spark=spark)
+            write(client, topic, ("a", 2))
+
+        with pytest.raises(TopicsError, match="delete"):
+            compact(url=server.url, topic=topic, into=f"{topic}.latest", token="writer", spark=spark)
+
+        there = {row.topic: row.head_seq for row in client.topics(f"{topic}.")}
+        assert there == ({f"{topic}.latest": 1} if is_there else {})
 
 
 def test_a_record_in_the_topic_says_where_it_was_and_keeps_what_it_had(spark: SparkSession, client: Client, topic: str):

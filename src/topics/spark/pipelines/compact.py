@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 from msgspec import structs
 
 from topics.client import Client
+from topics.errors import Code, TopicsError
 from topics.spark.pipelines import positions, rounds
 from topics.spark.pipelines.compacting import GAPS_KEPT, META, Count, Outcome, Place, Range, WriteFile, WriteTopic
 from topics.spark.pipelines.failures import BadUsage
 from topics.spark.pipelines.frames import Source
-from topics.spark.pipelines.job import Job, JobOptions
+from topics.spark.pipelines.job import Job, JobOptions, check_may_delete
 from topics.spark.pipelines.report import Gap, Report
 from topics.spark.pipelines.rounds import STEP_SEQS, InTopic, Rounds, one_task
 
@@ -69,6 +70,8 @@ def compact(
         else:
             assert into is not None
             output = TopicOutput(job, client, into, positions_topic=positions_topic, null_removes=null_removes)
+        if not job.dry_run:
+            output.check_rights()
         # What a dry run counts is not there to go on with: it takes everything in at once.
         step_seqs = ALL_SEQS if job.dry_run else step_seqs
         Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
@@ -155,6 +158,9 @@ class Output(rounds.Output[Place]):
 
     _null_removes: bool
 
+    def check_rights(self) -> None:
+        """Raises where the key may not do what `write` needs, before anything is written."""
+
     def rows(self, latest: DataFrame, *, anew: bool) -> DataFrame:
         """What is to be written because of the latest records of a part."""
         return latest
@@ -233,6 +239,14 @@ class TopicOutput(InTopic[Place], Output):
     def __init__(self, job: Job, client: Client, into: str, *, positions_topic: str, null_removes: bool) -> None:
         super().__init__(job, client, into, Place, prefix=f"compact:{into}:", positions=positions_topic)
         self._null_removes = null_removes
+
+    def check_rights(self) -> None:
+        """A key that may append and not delete would leave two records of a key, and more with each repetition."""
+        try:
+            check_may_delete(self._client, self.name)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:  # that it is not there is told only to who may
+                raise
 
     def plan(self, at: Place, *, anew: bool) -> Place:
         epoch, head = self.target()

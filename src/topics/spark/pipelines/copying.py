@@ -20,7 +20,7 @@ from topics.spark.chunks import MAX_BYTES, MAX_RECORDS
 from topics.spark.options import Connection
 from topics.spark.pipelines import delivery
 from topics.spark.pipelines.delivery import Delivery, Row, fields_of, record_of
-from topics.spark.pipelines.provenance import Hop, Lost, hops_of, stamped
+from topics.spark.pipelines.provenance import Hop, Lost, hops_of, is_copy, stamped
 from topics.spark.pipelines.report import Gap
 from topics.spark.pipelines.trimmed import Watch
 from topics.spark.plan import GRID, Span
@@ -28,6 +28,7 @@ from topics.spark.read import How, read_span
 from topics.spark.write_options import WriteOptions
 
 LOSS = b'{"kind":"gap"}'  # meta of a record that stands for what was lost
+MAX_ROUNDS = 8  # that a record may make through mirrors and routers which form a circle
 _encode = msgspec.json.Encoder().encode
 
 
@@ -58,7 +59,7 @@ class Errand(Struct, kw_only=True):
 
     def tell(self, gap_from: int, gap_to: int, reason: str) -> Row:
         """The record that stands for a loss."""
-        hop = Hop(at=self.source_id, epoch=self.epoch, seq=gap_from, to=gap_to)
+        hop = Hop(at=self.source_id, topic=self.topic, epoch=self.epoch, seq=gap_from, to=gap_to)
         data = _encode({"topic": self.topic, "gap_from": gap_from, "gap_to": gap_to, "reason": reason})
         return Row(gap_from, gap_to, record_of(data, None, None, stamped(LOSS, [hop])), reason)
 
@@ -68,6 +69,7 @@ class Outcome(delivery.Outcome, kw_only=True):
 
     echoes: int = 0  # that had been on the target, and were not sent
     foreign: int = 0  # that came from a third server, left out by `only_local`
+    circling: int = 0  # that had left this topic of this server `MAX_ROUNDS` times, and were not sent again
     size_bytes: int = 0
     trimmed_at: int = 0  # where it ended early: from here on the source was trimmed while it was read
     behind: Lost | None = None  # a loss of which the next record has to tell
@@ -124,12 +126,17 @@ def outgoing(batch: pa.RecordBatch, errand: Errand, outcome: Outcome) -> Iterato
             yield errand.tell(one.seq, one.to, one.reason)
             continue
         hops = hops_of(one.meta)
-        if any(hop.at == errand.target_id for hop in hops):
+        if any(hop.at == errand.target_id and hop.was_in(errand.topic) for hop in hops):
             outcome.echoes += 1
-        elif hops and errand.only_local:
+        elif errand.only_local and is_copy(hops, errand.topic):
             outcome.foreign += 1
+        elif sum((hop.at, hop.topic) == (errand.source_id, errand.topic) for hop in hops) >= MAX_ROUNDS:
+            outcome.circling += 1
         else:
-            hop = Hop(at=errand.source_id, epoch=errand.epoch, seq=one.seq, ts=one.ts, lost=outcome.behind or UNSET)
+            hop = Hop(
+                at=errand.source_id, topic=errand.topic, epoch=errand.epoch, seq=one.seq, ts=one.ts,
+                lost=outcome.behind or UNSET,
+            )  # fmt: skip
             record = record_of(one.data, one.node, one.tag, stamped(one.meta, [*hops, hop]))
             outcome.behind = None
             outcome.size_bytes += len(record)
@@ -164,6 +171,6 @@ def _key(errand: Errand, first: int, last: int, rows: list[Row]) -> str:
 
 def _another_life(errand: Errand) -> bytes:
     """Tells of the rest of a life that ended before it was read to its end; nobody knows how much that was."""
-    hop = Hop(at=errand.source_id, epoch=errand.epoch, seq=0, to=0)
+    hop = Hop(at=errand.source_id, topic=errand.topic, epoch=errand.epoch, seq=0, to=0)
     data = _encode({"topic": errand.topic, "epoch": errand.lost_epoch, "reason": "recreated"})
     return record_of(data, None, None, stamped(LOSS, [hop]))

@@ -19,6 +19,7 @@ from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.chunks import Chunk
+from topics.spark.pipelines.failures import Failed
 from topics.spark.pipelines.report import Gap
 from topics.spark.sink import Written, send
 from topics.spark.write_options import WriteOptions
@@ -110,9 +111,21 @@ class Delivery:
 
     def put(self, key: str, records: list[bytes]) -> None:
         written = Written()
-        send(self._client, self._options, [Chunk(self._topic, key, records)], written)
+        try:
+            send(self._client, self._options, [Chunk(self._topic, key, records)], written)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_FULL:
+                raise
+            raise self._full() from error
         self._outcome.records += written.records
         self._outcome.repeated += written.repeated
+
+    def _full(self) -> Failed:
+        """Nobody made room for as long as a request may take. Tasks tell only their message, so all is in it."""
+        return Failed(
+            f"topic {self._topic} on {self._client.url} is full and refuses what does not fit (discard: reject): "
+            "raise its cap_records or cap_bytes, or let it evict its oldest records (discard: old)"
+        )
 
     def _gap(self, row: Row, reason: str) -> Gap:
         return Gap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self._epoch)

@@ -66,7 +66,7 @@ class Source:
     def tell_removed(self, epoch: int, start: int) -> None:
         """Warns where the topic begins behind `start` because it was trimmed, and the lake was not given."""
         found = None if self._lake is not None else removed(self._client, self.topic, epoch=epoch, start=start)
-        if found is not None and found.archived_to:
+        if found is not None and found.is_trimmed:
             self._job.warn(
                 f"topic {self.topic}: {found} were removed when they were in a lake, and are left out; "
                 "--lake DIR reads them from there"

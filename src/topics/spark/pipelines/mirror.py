@@ -19,12 +19,12 @@ from topics.client.request import Summary
 from topics.lake import Lake, NoLake
 from topics.model.topic import TopicConfig
 from topics.spark.pipelines import identity, positions
-from topics.spark.pipelines.copying import Errand, Outcome, copy, rehearse
+from topics.spark.pipelines.copying import MAX_ROUNDS, Errand, Outcome, copy, rehearse
 from topics.spark.pipelines.delivery import last_shown
 from topics.spark.pipelines.job import RUNS, BadUsage, Job, JobOptions
 from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.positions import Positions
-from topics.spark.pipelines.provenance import Lost, hops_of
+from topics.spark.pipelines.provenance import Lost, hops_of, is_copy
 from topics.spark.pipelines.report import Gap, Report, TopicReport
 from topics.spark.pipelines.spread import spread
 from topics.spark.pipelines.trimmed import Removed, removed
@@ -178,6 +178,7 @@ class Link:
         self._at = self._positions.load(Place)
         self._goal: dict[str, int] = {}
         self._told_removed: set[str] = set()
+        self._told_circle: set[str] = set()
 
     def aim(self) -> None:
         """A run that does not follow goes as far as topics reach now."""
@@ -187,6 +188,7 @@ class Link:
         """What to do next, written down at the target before it is done."""
         there = {row.topic: row for row in self._wanted.among(self.target)}
         rows = [row for row in self._wanted.among(self.source) if self._is_log(row)]
+        self._check_no_queue([there[row.topic] for row in rows if row.topic in there])
         found = []
         for row in rows:
             self._note_lag(row)
@@ -238,9 +240,9 @@ class Link:
         if found is None:
             return False
         lake = self._pattern.lake
-        if lake is not None and (not found.archived_to or found.is_in(lake, row.topic, row.epoch)):
+        if lake is not None and (not found.is_trimmed or found.is_in(lake, row.topic, row.epoch)):
             return False
-        held = found.archived_to > 0 and (lake is not None or self._pattern.heeds_trims)
+        held = found.is_trimmed and (lake is not None or self._pattern.heeds_trims)
         if row.topic not in self._told_removed:
             self._told_removed.add(row.topic)
             self._tell_removed(row, found, held=held)
@@ -253,7 +255,7 @@ class Link:
 
     def _tell_removed(self, row: Summary, found: Removed, *, held: bool) -> None:
         where = f"topic {row.topic} in {self.source.url}: {found} were removed"
-        if not found.archived_to:
+        if not found.is_trimmed:
             self._job.warn(f"{where} before they were copied; they stay out of the copy")
         elif not held:
             self._job.warn(f"{where} when they were in a lake; they are left out")
@@ -319,9 +321,22 @@ class Link:
         if errand.lost_epoch is not None:
             row.gaps.append(Gap(from_seq=0, to_seq=0, reason="recreated", epoch=errand.lost_epoch))
         lost = sum(gap.to_seq - gap.from_seq + 1 for gap in outcome.gaps)
-        for name, count in (("echoes", outcome.echoes), ("foreign", outcome.foreign), ("lost_seqs", lost)):
+        figures = {
+            "echoes": outcome.echoes, "foreign": outcome.foreign, "circling": outcome.circling, "lost_seqs": lost,
+        }  # fmt: skip
+        for name, count in figures.items():
             if count:
                 row.figures[name] = row.figures.get(name, 0) + count
+        if outcome.circling:
+            self._tell_circle(errand.topic)
+
+    def _tell_circle(self, topic: str) -> None:
+        if topic not in self._told_circle:
+            self._told_circle.add(topic)
+            self._job.warn(
+                f"topic {topic} in {self.source.url}: records came back {MAX_ROUNDS} times through routers or other "
+                f"pipelines, and are not copied to {self.target.url} again: leave one topic of the circle out"
+            )
 
     def _note_lag(self, row: Summary) -> None:
         at = self._at.get(row.topic)
@@ -334,12 +349,24 @@ class Link:
         self._job.warn(f"topic {row.topic} in {self.source.url} is a queue and is not mirrored: jobs would run twice")
         return False
 
+    def _check_no_queue(self, there: Sequence[Summary]) -> None:
+        """A record that is copied into a queue is a job, and would be worked on."""
+        for row in there:
+            if row.type != "log":
+                raise BadUsage(
+                    f"topic {row.topic} is a log in {self.source.url} and a queue in {self.target.url}: its records "
+                    "would become jobs there",
+                    next="leave this topic out, or delete the queue, or call it otherwise",
+                )
+
     def _present(self, topic: str, at: Place) -> int:
         """How far an interrupted run came: the last seq of ours that the target has."""
 
         def seq_of(meta: bytes) -> int:
-            last = hops[-1] if (hops := hops_of(meta)) else None
-            return 0 if last is None or (last.at, last.epoch) != (self._pattern.source_id, at.epoch) else last.last
+            hops = hops_of(meta)
+            if not is_copy(hops, topic) or (hops[-1].at, hops[-1].epoch) != (self._pattern.source_id, at.epoch):
+                return 0
+            return hops[-1].last
 
         return max(at.done, last_shown(self.target, topic, from_seq=at.target_seq, seq_of=seq_of))
 

@@ -1,11 +1,14 @@
 """Where a mirrored record has been, in its meta. Bytes in, bytes out.
 
-A copy carries the servers it was on, oldest first, under a key of our own; all else in its meta stays as it was:
+A copy carries the servers and topics it was in, oldest first, under a key of our own; all else in its meta stays:
 
-    {"trace": "abc", "_topics_mirror": [{"at": "5f0c…", "epoch": 1794715944778, "seq": 17, "ts": 1794715950000}]}
+    {"trace": "abc", "_topics_mirror": [{"at": "5f0c…", "topic": "shop.orders", "epoch": 1794715944778, "seq": 17, …}]}
 
-The first entry is the server where the record was written, the last one where the copy was taken from. A record goes to
-no server that is in its list: that is what ends every loop, with or without a `node`, and whoever else writes there.
+The first entry is where the record was written, the last one where the copy was taken from. A record goes to no topic
+of a server that is in its list: that ends a mirror's loops, with or without a `node`, and whoever else writes there.
+
+Routers, `replay` and `compact` write the meta of a record into the new ones that they make of it, the list included.
+Such a record was in none of those places itself, and the topic tells: its own is another than that of the list's end.
 
 A record that tells of a loss (`"kind": "gap"` beside the list) has the last seq it stands for as `to`. The first record
 behind the loss tells of it once more, as `lost`: where the target has a cap, the record that stands for the loss is
@@ -36,11 +39,15 @@ class Hop(Struct, frozen=True, kw_only=True):
     """One server that a record was on, and where it stood there."""
 
     at: str  # the server's id
+    topic: str | UnsetType = UNSET  # copies of earlier versions do not say; they count as of the topic they are in
     epoch: int
     seq: int
     ts: int | UnsetType = UNSET  # when it was committed there
     to: int | UnsetType = UNSET
     lost: Lost | UnsetType = UNSET  # what was lost there right before it
+
+    def was_in(self, topic: str) -> bool:
+        return isinstance(self.topic, UnsetType) or self.topic == topic
 
     @property
     def last(self) -> int:
@@ -59,6 +66,11 @@ def hops_of(meta: bytes | None) -> list[Hop]:
         return [] if found is None else _decode_hops(found)
     except msgspec.MsgspecError:
         return []
+
+
+def is_copy(hops: list[Hop], topic: str) -> bool:
+    """Whether a record with this list was mirrored to the topic it is in, and not made there of one that was."""
+    return bool(hops) and hops[-1].was_in(topic)
 
 
 def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:

@@ -1,8 +1,8 @@
 """Records that `archive --trim` took out of a topic: they are in a lake, and the server passes over them in silence.
 
 A delete is on purpose, so a server tells nothing of it, and a pipeline that reads such a topic without its lake would
-miss records without a word. The server knows how far it was told that the topic is archived: what is gone from its
-front up to there can be had from a lake.
+miss records without a word. The server knows how far it was told that the topic is trimmed (`trimmed_seq`): what is
+gone from its front up to there can be had from a lake. Other deletes are meant to be gone, archived or not.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from topics.spark.plan import Span
 
 
 class Removed(Struct, frozen=True, kw_only=True):
-    """Seqs that were deleted at the front of a topic, and of which nobody tells as lost."""
+    """Seqs that were deleted at the front of a topic, and of which nobody tells as lost: trimmed ones, if any were."""
 
     first: int
     last: int
-    archived_to: int  # the last of them that a lake has, by what the server was told; 0 for none
+    is_trimmed: bool  # whether a lake has them, by what the server was told
 
     def __str__(self) -> str:
         return f"seqs {self.first} to {self.last}"
@@ -34,7 +34,7 @@ class Removed(Struct, frozen=True, kw_only=True):
     def is_in(self, lake: str, topic: str, epoch: int) -> bool:
         """Whether this lake is the one that has them."""
         life = Lake(lake).snapshot().life(topic, epoch)
-        return life is not None and life.archived_to >= self.archived_to
+        return life is not None and life.archived_to >= self.last
 
 
 def removed(client: Client, topic: str, *, epoch: int, start: int) -> Removed | None:
@@ -45,12 +45,13 @@ def removed(client: Client, topic: str, *, epoch: int, start: int) -> Removed | 
         if told or page.earliest_seq <= start:
             return None
         last = page.earliest_seq - 1
-        archived = min(client.topic(topic).archived_seq or 0, last)
+        trimmed = min(client.topic(topic).trimmed_seq or 0, last)
     except TopicsError as error:
         if error.code is Code.TOPIC_NOT_FOUND:
             return None
         raise
-    return Removed(first=start, last=last, archived_to=archived if archived >= start else 0)
+    is_trimmed = trimmed >= start
+    return Removed(first=start, last=trimmed if is_trimmed else last, is_trimmed=is_trimmed)
 
 
 class Watch:
@@ -80,7 +81,7 @@ class Watch:
     def _is_trimmed(self, seq: int) -> bool:
         with client_for(self._connection, self._span.server) as client:
             found = removed(client, self._span.topic, epoch=self._span.epoch, start=seq)
-        if found is not None and found.archived_to:
+        if found is not None and found.is_trimmed:
             self.trimmed_at = seq
         return self.trimmed_at > 0
 
