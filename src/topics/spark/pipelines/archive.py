@@ -26,6 +26,7 @@ from topics.spark.archiving import Done, archive_spans
 from topics.spark.catalog import Servers
 from topics.spark.options import ReadOptions
 from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions, check_may_delete
+from topics.spark.pipelines.lags import forget, heads
 from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.report import Gap, Report
 from topics.spark.pipelines.standing import (
@@ -145,6 +146,7 @@ class _Archive:
         self._checked: set[Key] = set()
         self._damaged: dict[Key, str] = {}  # nothing of these is merged or trimmed any more
         self._done = 0
+        self._archived: dict[Key, int] = {}  # as the lake was when it was last looked at
 
     # --- runs
 
@@ -206,6 +208,7 @@ class _Archive:
             if not self._lake.exists():
                 self._places(client, Snapshot(), follow=follow)  # fails where there should be one already
             self._lake.create()
+            self._job.lags(self._url, self._note_lags, self._forget_lags)
             self._rounds(client, follow=follow, every_s=every_s)
         if self._damaged:
             raise Failed(
@@ -221,8 +224,11 @@ class _Archive:
                 if (pause_s := due - time.monotonic()) > 0:
                     self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
                     continue
-                places = self._places(client, self._lake.snapshot(), follow=follow)
+                snapshot = self._lake.snapshot()
+                places = self._places(client, snapshot, follow=follow)
+                self._note_archived(snapshot, places)
                 worked = self._catch_up(staging, client, places)
+                self._job.rest()
                 due = time.monotonic() + (every_s if worked else 0)
                 if follow and not worked:
                     self._wait(places)
@@ -431,14 +437,22 @@ class _Archive:
                     self._figure("merged", merged)
             except Damaged as error:
                 self._note_damage(place, error)
-        self._note_lags(snapshot, places)
+        self._note_archived(snapshot, places)
 
-    def _note_lags(self, snapshot: Snapshot, places: list[Place]) -> None:
-        rows = {row.topic: row for row in self._job.report.topics}
+    def _note_archived(self, snapshot: Snapshot, places: list[Place]) -> None:
         for place in places:
-            if place.topic in rows:
-                life = snapshot.life(place.topic, place.epoch)
-                rows[place.topic].lag = max(place.head - (0 if life is None else life.archived_to), 0)
+            life = snapshot.life(place.topic, place.epoch)
+            self._archived[place.topic, place.epoch] = 0 if life is None else life.archived_to
+
+    def _note_lags(self, client: Client) -> None:
+        rows = list(self._job.report.topics)
+        now = heads(client, [row.topic for row in rows])
+        for row in rows:
+            at = now.get(row.topic)
+            row.lag = None if at is None else max(at.head_seq - self._archived.get((row.topic, at.epoch), 0), 0)
+
+    def _forget_lags(self) -> None:
+        forget(self._job.report.topics)
 
     def _tell(self, client: Client, place: Place, archived_to: int) -> None:
         """Lets the server know, for topics that keep what is not archived. It needs no more than a try."""
