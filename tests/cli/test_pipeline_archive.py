@@ -83,3 +83,20 @@ def test_a_lake_in_a_place_that_is_no_directory_is_told(
     server = start_server()
     assert main(["pipeline", "archive", "--url", server.url, "--prefix", "a", "--lake", "s3://bucket/lake"]) == 2
     assert "a lake is a directory" in capsys.readouterr().err
+
+
+def test_a_prefix_and_names_together_on_the_server_of_the_environment(
+    start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+    monkeypatch.setenv("TOPICS_URL", server.url)
+    with Client(server.url) as client:
+        for topic in ("shop:a", "shop:b", "users", "users2"):
+            client.append(topic, [{"data": 1}])
+    command = ["pipeline", "archive", "--lake", str(tmp_path / "lake"), "--dry-run", "--json"]
+    assert main([*command, "--prefix", "shop:", "--topic", "users"]) == 0
+    assert [row["topic"] for row in json.loads(capsys.readouterr().out)["topics"]] == ["users", "shop:a", "shop:b"]
+    assert main([*command, "--prefix", "shp:", "--topic", "users"]) == 2
+    assert "begins with 'shp:'" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "say which topics" in capsys.readouterr().err

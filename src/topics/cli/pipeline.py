@@ -79,8 +79,13 @@ def add(
     return parser
 
 
+def default_url() -> str:
+    """The server of those who do not name one."""
+    return os.environ.get("TOPICS_URL") or DEFAULT_URL
+
+
 def add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="server [%(default)s]")
+    parser.add_argument("--url", default=default_url(), metavar="URL", help="server [%(default)s]; or TOPICS_URL")
 
 
 def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:

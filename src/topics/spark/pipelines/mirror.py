@@ -89,7 +89,7 @@ def mirror(
     other server's node filter, instead of being read and recognised.
     """
     source, target = source.rstrip("/"), target.rstrip("/")
-    if (prefix is None) == (not topics):
+    if prefix is None and not topics:
         raise BadUsage("say which topics: with a prefix, which may be empty, or by their names")
     if source == target:
         raise BadUsage(f"{source} is both source and target")
@@ -129,12 +129,17 @@ class Wanted(Struct, frozen=True, kw_only=True):
     except_for: tuple[str, ...]
 
     def among(self, client: Client) -> Iterator[Summary]:
-        for row in client.topics(common(self.topics) if self.prefix is None else self.prefix):
-            if row.topic in self.except_for or (self.topics and row.topic not in self.topics):
-                continue
-            if row.topic.startswith("sys:") and not (self.prefix or "sys:").startswith("sys:"):
-                continue
-            yield row
+        begins = common([*self.topics, *([] if self.prefix is None else [self.prefix])])
+        return (row for row in client.topics(begins) if self.has(row.topic) and row.topic not in self.except_for)
+
+    def has(self, topic: str) -> bool:
+        return topic in self.topics or self.begins(topic)
+
+    def begins(self, topic: str) -> bool:
+        """By the prefix. Topics of pipelines and others only by one that says so, or by the empty one."""
+        if self.prefix is None or not topic.startswith(self.prefix):
+            return False
+        return not topic.startswith("sys:") or (self.prefix or "sys:").startswith("sys:")
 
 
 def _check_wanted(job: Job, wanted: Wanted, sources: Sequence[Client], *, follow: bool) -> None:
@@ -146,7 +151,7 @@ def _check_wanted(job: Job, wanted: Wanted, sources: Sequence[Client], *, follow
             raise unknown_topic(sources[0], topic)
         if topic not in there:
             job.warn(f"topic {topic} does not exist on {where} yet: waiting for it")
-    if not there and not wanted.topics:
+    if wanted.prefix is not None and not any(wanted.begins(topic) for topic in there):
         which = begins_with(wanted.prefix or "")
         if not follow:
             raise no_topic(sources, which, like=wanted.prefix or "")
