@@ -100,6 +100,7 @@ class Job:
         self._told = time.monotonic()
         self._tellings = 0
         self._follows = self._began = False
+        self._step = ""
         self._working_since: float | None = None
         self.sums: dict[str, Callable[[], int | None]] = {}  # figures made of what was noted for the lags
         self._lags: list[tuple[str, Callable[[Client], None], Callable[[], None]]] = []
@@ -160,6 +161,7 @@ class Job:
         return self._began and not self.dry_run and self.report.pipeline not in ANEW
 
     def step(self, text: str) -> None:
+        self._step = text
         self.progress.step(text)
         self._working_since = time.monotonic()
 
@@ -209,11 +211,14 @@ class Job:
             if running is not None:
                 self._spark = register(running)
             else:
+                interrupted = self._step
                 self.step("starting Spark")
                 with quiet_start():
                     name = f"topics {self.report.pipeline}"
                     self._spark = session(name, master=self._choose_master(), config=SESSION)
                 self._owns_spark = True
+                if interrupted:
+                    self.step(interrupted)  # what takes long now is not the start any more
         return self._spark
 
     def client(self, url: str) -> Client:
