@@ -17,6 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypedDict
 
@@ -145,7 +146,8 @@ class Job:
         self.tell()
         self.progress.close()
         if self._owns_spark and self._spark is not None:
-            self._spark.stop()
+            with suppress(Exception):  # a signal to the whole group has ended Java already; the work is done and told
+                self._spark.stop()
         if told is not error and told is not None:
             raise told from error
 
