@@ -1,5 +1,6 @@
 """`topics pipeline archive` as it is called; what it does is in tests/spark."""
 
+import argparse
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartServer
+from topics.cli import sql
 from topics.cli.main import main
 from topics.client import Client
 
@@ -63,7 +65,6 @@ def test_a_dry_run_of_a_trim_tells_what_goes_to_the_lake_what_goes_from_the_topi
     [
         ["--lake", "x"],
         ["--topic", "a"],
-        ["--topic", "a", "--prefix", "b", "--lake", "x"],
         ["--pattern", "(", "--lake", "x"],
         ["--topic", "a", "--lake", "x", "--token", "a", "--token-file", "b"],
     ],
@@ -83,3 +84,28 @@ def test_a_lake_in_a_place_that_is_no_directory_is_told(
     server = start_server()
     assert main(["pipeline", "archive", "--url", server.url, "--prefix", "a", "--lake", "s3://bucket/lake"]) == 2
     assert "a lake is a directory" in capsys.readouterr().err
+
+
+def test_a_prefix_and_names_together_on_the_server_of_the_environment(
+    start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server()
+    monkeypatch.setenv("TOPICS_URL", server.url)
+    with Client(server.url) as client:
+        for topic in ("shop:a", "shop:b", "users", "users2"):
+            client.append(topic, [{"data": 1}])
+    command = ["pipeline", "archive", "--lake", str(tmp_path / "lake"), "--dry-run", "--json"]
+    assert main([*command, "--prefix", "shop:", "--topic", "users"]) == 0
+    assert [row["topic"] for row in json.loads(capsys.readouterr().out)["topics"]] == ["users", "shop:a", "shop:b"]
+    assert main([*command, "--prefix", "shp:", "--topic", "users"]) == 2
+    assert "begins with 'shp:'" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "say which topics" in capsys.readouterr().err
+
+
+def test_sql_asks_the_server_of_the_environment_unless_it_is_given_a_lake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_URL", "http://topics.example:4000")
+    args = argparse.Namespace(url=None, lake=None, path=None, token=None, token_file=None)
+    assert sql._options(args)["url"] == "http://topics.example:4000"
+    args.lake = "/lake"
+    assert "url" not in sql._options(args)

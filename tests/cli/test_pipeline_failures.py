@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import ServerProcess
+from tests.spark.lakes import archive as archive_by_hand
 from topics.cli import pipeline
 from topics.cli.main import main
 from topics.client import Client
@@ -168,3 +169,35 @@ def test_an_interruption_is_told_and_has_a_status_of_its_own(capsys: pytest.Capt
 
     assert pipeline.run("audit", execute, Args(), pipeline.describe) == 130  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "interrupted"
+
+
+@lines(
+    "audit --url URL --lake DIR/nope --dry-run",
+    "replay --url URL --lake DIR/nope --topic t --into t2 --dry-run",
+)
+def test_a_lake_that_is_not_there_fails_before_spark_starts(run: Any, line: str) -> None:
+    ended = run(line)
+    assert "is no lake" in check(ended, status=2, kind="usage")
+    assert "starting Spark" not in ended.err
+
+
+def test_a_topic_that_a_lake_lacks_is_told_with_those_that_it_has(
+    run: Any, server: ServerProcess, tmp_path: Path
+) -> None:
+    with Client(server.url, token="all") as client:
+        archive_by_hand(client, tmp_path / "lake", "shop.orders")
+    ended = run("replay --url URL --lake DIR/lake --topic shop.oders --into t2 --dry-run")
+    assert check(ended, status=2, kind="usage") == f"topic shop.oders does not exist in {tmp_path}/lake"
+    assert ended.report["next"] == "see that the name is right; there is shop.orders"
+    missing = run("audit --url URL --lake DIR/lake --topic nope --dry-run")
+    check(missing, status=2, kind="usage")
+    assert "shop.prices" in missing.report["next"]
+    assert "starting Spark" not in ended.err + missing.err
+
+
+def test_an_address_that_never_answered_may_be_a_wrong_one(run: Any) -> None:
+    ended = run(f"audit --url {NOBODY} --lake DIR")
+    check(ended, status=1, kind="unreachable")
+    assert ended.report["next"] == (
+        "see that the server runs and that the URL is right, then run the same command again"
+    )

@@ -125,6 +125,30 @@ def test_both_ways_both_servers_come_to_hold_the_same_records_and_none_comes_bac
     assert pair.one.client.topic(topic).head_seq == 4000
 
 
+def test_the_lag_is_that_of_the_moment_of_the_report(
+    here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    pair.one.client.append(topic, some(20, 1, "one"))
+    settle = module.Link.settle
+
+    def settle_late(*given: Any) -> None:
+        settle(*given)
+        pair.one.client.append(topic, some(4, 2, "late"))
+
+    monkeypatch.setattr(module.Link, "settle", settle_late)
+    report = run(here, pair, topic)
+    assert (report.topics[0].to_seq, report.topics[0].lag, report.figures["lag"]) == (20, 4, 4)
+
+
+def test_a_prefix_and_names_are_both_copied(here: Any, pair: Pair, topic: str):
+    for name in (f"{topic}.a", f"{topic}.b", f"other.{topic}"):
+        pair.one.client.append(name, [{"data": 1}])
+    report = mirror(
+        source=pair.one.url, target=pair.other.url, topics=[f"other.{topic}"], prefix=f"{topic}.", spark=here
+    )
+    assert report.names == {f"{topic}.a", f"{topic}.b", f"other.{topic}"}
+
+
 def test_a_copy_keeps_order_node_tag_meta_and_data_and_says_where_it_was(spark: SparkSession, pair: Pair, topic: str):
     sent = {"data": {"n": 1.50}, "node": "till-1", "tag": "web", "meta": {"trace": "abc"}}
     pair.one.client.append(topic, [sent, *({"data": n} for n in range(1500))])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,15 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
+from topics.spark.pipelines import job as job_module
 from topics.spark.pipelines.failures import BadUsage, Failed, explain, next_step
 from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job
+from topics.spark.pipelines.lags import forget, heads
+from topics.spark.pipelines.naming import missing_in
 from topics.spark.pipelines.progress import Bar, Lines, progress_for
 from topics.spark.pipelines.report import Gap, Report
+from topics.spark.pipelines.rounds import Rounds
 
 
 def runs(client: Client) -> list[Any]:
@@ -31,7 +37,13 @@ def runs(client: Client) -> list[Any]:
 
 
 def test_a_command_prints_its_report_and_leaves_a_record_of_it(
-    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any
+    spark: SparkSession,
+    server: ServerProcess,
+    client: Client,
+    topic: str,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     client.append(topic, [{"data": 1, "tag": "a"}, {"data": 2, "tag": "a"}])
     command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--parquet", str(tmp_path)]
@@ -41,11 +53,15 @@ def test_a_command_prints_its_report_and_leaves_a_record_of_it(
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert (report["pipeline"], report["state"], report["topics"][0]["records"]) == ("compact", "done", 1)
-    assert said.err.splitlines() == [f"topics: {topic}: seqs 1 to 2"]
+    steps = [line for line in said.err.splitlines() if not line.endswith(" s so far")]  # of a slow machine
+    assert steps == [f"topics: {topic}: seqs 1 to 2"]
     assert runs(client)[-1] == report
 
+    monkeypatch.setattr(Rounds, "finish", lambda self: client.append(topic, [{"data": 3}]))
     assert main(command) == 0
-    assert "compact: nothing new in 1 topic, " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "compact: nothing new in 1 topic, " in said
+    assert f"  {topic} → {tmp_path}/{topic}.parquet: nothing new, lag 1, " in said.replace("lag 1\n", "lag 1, ")
 
 
 def test_a_dry_run_leaves_no_record(server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any):
@@ -189,7 +205,39 @@ def test_what_to_do_next_depends_on_what_went_wrong():
     assert "run the same command again" in next_step(KeyboardInterrupt())
     assert "--token-file" in next_step(TopicsError(Code.FORBIDDEN, "no"))
     assert next_step(Failed("x", next="y")) == "y"
-    assert "run the same command again" in next_step(RuntimeError())
+    assert next_step(RuntimeError()).endswith("it goes on where this run stopped")
+    assert next_step(RuntimeError(), resumes=False) == "run the same command again"
+
+
+@pytest.mark.parametrize(
+    ("name", "dry_run", "step"),
+    [
+        ("archive", False, "run the same command again: it goes on where this run stopped"),
+        ("archive", True, "run the same command again"),
+        ("audit", False, "run the same command again"),
+    ],
+)
+def test_only_a_run_that_has_left_something_is_said_to_go_on(name: str, dry_run: bool, step: str):
+    with pytest.raises(RuntimeError), Job(name, dry_run=dry_run) as job:
+        raise RuntimeError
+    assert job.report.next == step
+
+
+def test_the_time_of_a_run_is_that_from_the_command_on(capsys: Any):
+    def execute(args: argparse.Namespace) -> Report:
+        time.sleep(0.2)  # modules are loaded
+        with Job("x", **pipeline.shared(args)) as job:
+            pass
+        return job.report
+
+    args = argparse.Namespace(json=False, token=None, token_file=None, dry_run=True, master=None)
+    assert pipeline.run("x", execute, args, lambda report: str(report.ended_ms - report.started_ms)) == 0
+    assert int(capsys.readouterr().out) >= 200
+
+
+def test_topics_of_pipelines_are_not_among_what_could_have_been_meant():
+    assert missing_in("/lake", "oders", ["sys:x", "orders"]).next == "see that the name is right; there is orders"
+    assert missing_in("/lake", "oders", ["sys:x"]).next == "see that the name is right; there is sys:x"
 
 
 def test_a_job_that_follows_waits_for_its_topic_and_one_that_does_not_fails(
@@ -216,3 +264,50 @@ def test_a_session_that_the_job_was_given_is_not_stopped(spark: SparkSession):
     with Job("x", spark=spark) as job:
         assert job.spark is spark
     assert spark.range(1).count() == 1
+
+
+def test_a_long_round_is_told_and_shown_with_the_lag_of_that_moment(
+    server: ServerProcess, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job_module, "TELL_EVERY_S", 0.1)
+    monkeypatch.setattr(job_module, "BEAT_S", 0.05)
+    client.append(topic, [{"data": 1}])
+    screen, stop = io.StringIO(), threading.Event()
+    lines = Lines(screen)
+    lines.EVERY_S = 0.1  # type: ignore[misc]
+
+    with Job("archive", servers=[server.url], stop=stop, progress=lines) as job:
+        row = job.report.topic(topic)
+
+        def note(asking: Client) -> None:
+            row.lag = asking.topic(topic).head_seq - 1
+
+        job.lags(server.url, note, lambda: forget([row]))
+        for _ in job.rounds(follow=True):
+            job.step("archiving")
+            client.append(topic, [{"data": 2}, {"data": 3}])
+            while "so far" not in screen.getvalue() or not (told := _running(client, job)):
+                time.sleep(0.05)
+            stop.set()
+        client.append(topic, [{"data": 4}])
+
+    assert told[-1]["topics"][0]["lag"] in (1, 2)  # two records are one append
+    assert "topics: archiving: 0 s so far" in screen.getvalue()
+    assert row.lag == 3
+    assert runs(client)[-1]["topics"][0]["lag"] == 3
+
+
+def _running(client: Client, job: Job) -> list[Any]:
+    if not [*client.topics("sys:pipelines")]:
+        return []
+    return [one for one in runs(client) if (one["run_id"], one["state"]) == (job.report.run_id, "running")]
+
+
+def test_a_lag_that_nobody_can_tell_any_more_is_not_zero(start_server: StartServer):
+    server = start_server()
+    with Job("archive", servers=[server.url]) as job:
+        row = job.report.topic("t")
+        row.lag = 0
+        job.lags(server.url, lambda asking: heads(asking, ["t"]).clear(), lambda: forget([row]))
+        server.stop()
+    assert row.lag is None

@@ -253,7 +253,7 @@ def test_the_command_says_what_it_did_and_what_is_wrong_with_a_condition(
     assert main([*command, "--where", "data.n > 2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["topics"][0]["records"] == 2
     assert main([*command[:5], "nothing", *command[6:]]) == 2
-    assert "'nothing' does not exist" in capsys.readouterr().err
+    assert "topic nothing does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.torture

@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from topics.clock import SystemClock
+
 if TYPE_CHECKING:
     from topics.spark.pipelines.job import JobOptions
     from topics.spark.pipelines.report import Report, TopicReport
@@ -77,8 +79,13 @@ def add(
     return parser
 
 
+def default_url() -> str:
+    """The server of those who do not name one."""
+    return os.environ.get("TOPICS_URL") or DEFAULT_URL
+
+
 def add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, metavar="URL", help="server [%(default)s]")
+    parser.add_argument("--url", default=default_url(), metavar="URL", help="server [%(default)s]; or TOPICS_URL")
 
 
 def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
@@ -113,11 +120,13 @@ def shared(args: argparse.Namespace) -> JobOptions:
         "master": args.master,
         "progress": progress_for(quiet=args.json),
         "stop": args.stop,
+        "started_ms": args.started_ms,
     }
 
 
 def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
     """Prints the report, of a run that failed, too; the exit status is that of its kind (`failures.Kind`)."""
+    args.started_ms = SystemClock().now_ms()  # Spark's modules are loaded after this, and that takes a while
     try:
         with warnings.catch_warnings(), _stoppable(follows=bool(getattr(args, "follow", False))) as stop:
             warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
@@ -133,11 +142,12 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
 
 def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     """What is wrong goes to standard error; with --json there is a report on standard output in any case."""
-    from topics.spark.pipelines.failures import explain, kind_of, next_step, report_of
+    from topics.spark.pipelines.failures import explain, kind_of, report_of
 
+    report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:
-        print(_json(report_of(error, pipeline=name, dry_run=args.dry_run)))
-    print(f"topics: {explain(error)}\nnext: {next_step(error)}", file=sys.stderr)
+        print(_json(report))
+    print(f"topics: {explain(error)}\nnext: {report.next}", file=sys.stderr)
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
     return kind_of(error).exit_status
@@ -199,7 +209,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"  {len(told) - GAPS_SHOWN} more lost ranges; --json has them all"
     for text in report.warnings:
         yield f"  warning: {text}"
-    figures = "".join(f", {name.replace('_', ' ')} {value}" for name, value in report.figures.items())
+    known = {name.replace("_", " "): value for name, value in report.figures.items() if value is not None}
+    figures = "".join(f", {name} {value}" for name, value in known.items())
     seconds = (report.ended_ms - report.started_ms) / 1000
     yield f"{report.pipeline}: {_summary(report)}{figures}, {seconds:.1f} s{NOTHING_DONE if report.dry_run else ''}"
     if report.next is not None:

@@ -257,7 +257,7 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
         token_file = os.environ.get("TOPICS_TOKEN_FILE") or None
     url = args.url
     if url is None and args.lake is None and args.path is None:
-        url = DEFAULT_URL
+        url = os.environ.get("TOPICS_URL") or DEFAULT_URL
     given = {"url": url, "lake": args.lake, "path": args.path, "token": args.token, "tokenFile": token_file}
     options = {name: value for name, value in given.items() if value is not None}
     if args.lake is not None and url is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = pipeline.add(subparsers, "archive", execute, "keep topics as Parquet files, for good, each record once")
     pipeline.add_url(parser)
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_argument_group("which topics, one of them at least")
     which.add_argument("--topic", action="append", default=[], metavar="T", help="a topic; may be given several times")
     which.add_argument("--prefix", metavar="P", help="every topic whose name begins like this")
     which.add_argument("--pattern", metavar="RE", help="every topic whose whole name matches this regular expression")

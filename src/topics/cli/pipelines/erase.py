@@ -26,7 +26,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--match", required=True, metavar="TAG", help="a tag; or the beginning of tags and a *: user-42:*"
     )
     parser.add_argument("--lake", metavar="DIR", help="lake to erase from, too; its files are rewritten")
-    which = parser.add_mutually_exclusive_group()
+    which = parser.add_argument_group("which topics, all without these")
     which.add_argument(
         "--topic", action="append", default=[], metavar="T",
         help="only this topic, and what routers copied from it; may be given several times",

@@ -69,7 +69,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         allow_abbrev=False,
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="where the project goes; made if it is not there")
-    parser.add_argument("--url", default=pipeline.DEFAULT_URL, metavar="U", help="server [%(default)s]")
+    parser.add_argument(
+        "--url", default=pipeline.default_url(), metavar="U", help="server [%(default)s]; or TOPICS_URL"
+    )
     parser.add_argument("--topic", default="orders", metavar="T", help="topic to read [%(default)s]")
     parser.add_argument("--into", metavar="T", help="topic to write [the one to read, and .copy]")
     keys = parser.add_mutually_exclusive_group()

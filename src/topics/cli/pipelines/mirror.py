@@ -16,7 +16,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = pipeline.add(subparsers, "mirror", execute, text)
     parser.add_argument("--from", dest="source", metavar="URL", required=True, help="server to copy from")
     parser.add_argument("--to", dest="target", metavar="URL", required=True, help="server to copy to")
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_argument_group("which topics, one of them at least")
     which.add_argument("--prefix", metavar="P", help="topics whose names begin like this; '' for all")
     which.add_argument("--topic", metavar="T", action="append", help="this topic; may be given several times")
     parser.add_argument("--both-ways", action="store_true", help="copy in the other direction, too")

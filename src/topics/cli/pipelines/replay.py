@@ -30,7 +30,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--from-url", metavar="U", help="from this server")
     parser.add_argument("--from-token-file", metavar="FILE", help="the key for that server alone")
     parser.add_argument("--topic", metavar="T", required=True, help="topic to replay")
-    parser.add_argument("--url", default=pipeline.DEFAULT_URL, help=f"server to write to; {pipeline.DEFAULT_URL}")
+    parser.add_argument(
+        "--url", default=pipeline.default_url(), metavar="U", help="server to write to [%(default)s]; or TOPICS_URL"
+    )
     parser.add_argument("--into", metavar="T2", required=True, help="topic to write to")
     parser.add_argument(
         "--where", metavar="SQL", help="only records for which this holds, such as \"data.qty > 1 AND tag = 'web'\""

@@ -24,8 +24,9 @@ from topics.lake.layout import topic_folder
 from topics.spark import plan
 from topics.spark.archiving import Done, archive_spans
 from topics.spark.catalog import Servers
-from topics.spark.options import ReadOptions
+from topics.spark.options import Connection, ReadOptions
 from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions, check_may_delete
+from topics.spark.pipelines.lags import forget, heads
 from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.report import Gap, Report
 from topics.spark.pipelines.standing import (
@@ -71,7 +72,7 @@ def archive(
     new_lake: bool = False,
     **options: Unpack[JobOptions],
 ) -> Report:
-    """Archives topics (one of `topics`, `prefix`, `pattern`) to the lake in a directory, up to their heads as they are.
+    """Archives topics (by `topics`, `prefix` and `pattern`) to the lake in a directory, up to their heads as they are.
 
     `follow` goes on with what comes, a round every `every_s` seconds at most. `trim` deletes from the topics what the
     lake has confirmed: committed, synced, read back from the disk with the right checksum. `merge_files` small files
@@ -100,15 +101,41 @@ class _Wanted(Struct, frozen=True):
 
     def has(self, topic: str) -> bool:
         """Not the topics in which pipelines and others report, unless somebody asks for just those."""
-        return not topic.startswith(OURS) or bool(self.topics) or (self.prefix or self.pattern or "").startswith(OURS)
+        asked_for = topic in self.topics or any((text or "").startswith(OURS) for text in (self.prefix, self.pattern))
+        return not topic.startswith(OURS) or asked_for
+
+    @property
+    def ways(self) -> int:
+        return bool(self.topics) + (self.prefix is not None) + (self.pattern is not None)
+
+    def reading(self, connection: Connection) -> ReadOptions:
+        """One way to say it is asked for as it is; several of them are one pattern."""
+        if self.ways == 1:
+            return ReadOptions(connection=connection, topics=self.topics, prefix=self.prefix, pattern=self.pattern)
+        parts = [re.escape(name) for name in self.topics]
+        parts += [] if self.prefix is None else [re.escape(self.prefix) + ".*"]
+        parts += [] if self.pattern is None else [f"(?:{self.pattern})"]
+        return ReadOptions(connection=connection, pattern="|".join(parts))
+
+    def misses(self, places: Iterable[Place]) -> bool:
+        """Whether a prefix or pattern means none of these."""
+        named = set(self.topics)
+        if self.ways == 1 and named:
+            return False
+        return not any(place.topic not in named or self._means(place.topic) for place in places)
+
+    def _means(self, topic: str) -> bool:
+        begins = self.prefix is not None and topic.startswith(self.prefix)
+        return begins or (self.pattern is not None and re.fullmatch(self.pattern, topic) is not None)
 
     def __str__(self) -> str:
-        return begins_with(self.prefix or "") if self.pattern is None else f"matches {self.pattern!r}"
+        said = [] if self.prefix is None else [begins_with(self.prefix)]
+        return " or ".join([*said, *([] if self.pattern is None else [f"matches {self.pattern!r}"])])
 
 
 def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None) -> _Wanted:
-    if sum((bool(topics), prefix is not None, pattern is not None)) != 1:
-        raise BadUsage("say which topics with one of --topic, --prefix and --pattern")
+    if not topics and prefix is None and pattern is None:
+        raise BadUsage("say which topics, with --topic, --prefix or --pattern")
     if pattern is not None:
         try:
             re.compile(pattern)
@@ -135,16 +162,13 @@ class _Archive:
         self._job, self._lake, self._url, self._wanted = job, lake, url.rstrip("/"), wanted
         self._trim, self._merge_files, self._round_bytes = trim, merge_files, round_bytes
         self._new_lake = new_lake
-        self._servers = Servers(
-            ReadOptions(
-                connection=job.connection(url), topics=wanted.topics, prefix=wanted.prefix, pattern=wanted.pattern
-            )
-        )
+        self._servers = Servers(wanted.reading(job.connection(url)))
         self._told: dict[Key, int] = {}  # what the server was told to be archived, by this run
         self._elsewhere: dict[Key, int] = {}  # by others, of a lake that is not this one
         self._checked: set[Key] = set()
         self._damaged: dict[Key, str] = {}  # nothing of these is merged or trimmed any more
         self._done = 0
+        self._archived: dict[Key, int] = {}  # as the lake was when it was last looked at
 
     # --- runs
 
@@ -206,6 +230,7 @@ class _Archive:
             if not self._lake.exists():
                 self._places(client, Snapshot(), follow=follow)  # fails where there should be one already
             self._lake.create()
+            self._job.lags(self._url, self._note_lags, self._forget_lags)
             self._rounds(client, follow=follow, every_s=every_s)
         if self._damaged:
             raise Failed(
@@ -221,8 +246,11 @@ class _Archive:
                 if (pause_s := due - time.monotonic()) > 0:
                     self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
                     continue
-                places = self._places(client, self._lake.snapshot(), follow=follow)
+                snapshot = self._lake.snapshot()
+                places = self._places(client, snapshot, follow=follow)
+                self._note_archived(snapshot, places)
                 worked = self._catch_up(staging, client, places)
+                self._job.rest()
                 due = time.monotonic() + (every_s if worked else 0)
                 if follow and not worked:
                     self._wait(places)
@@ -263,7 +291,7 @@ class _Archive:
                 self._job.warn(f"topic {topic} does not exist on {self._url} yet: waiting for it")
             else:
                 raise unknown_topic(client, topic)
-        if not places and not self._wanted.topics:
+        if self._wanted.misses(places):
             self._miss(client, follow=follow)
         self._job.report.looked_at = max(self._job.report.looked_at, len(places))
         for place in places:
@@ -431,14 +459,22 @@ class _Archive:
                     self._figure("merged", merged)
             except Damaged as error:
                 self._note_damage(place, error)
-        self._note_lags(snapshot, places)
+        self._note_archived(snapshot, places)
 
-    def _note_lags(self, snapshot: Snapshot, places: list[Place]) -> None:
-        rows = {row.topic: row for row in self._job.report.topics}
+    def _note_archived(self, snapshot: Snapshot, places: list[Place]) -> None:
         for place in places:
-            if place.topic in rows:
-                life = snapshot.life(place.topic, place.epoch)
-                rows[place.topic].lag = max(place.head - (0 if life is None else life.archived_to), 0)
+            life = snapshot.life(place.topic, place.epoch)
+            self._archived[place.topic, place.epoch] = 0 if life is None else life.archived_to
+
+    def _note_lags(self, client: Client) -> None:
+        rows = list(self._job.report.topics)
+        now = heads(client, [row.topic for row in rows])
+        for row in rows:
+            at = now.get(row.topic)
+            row.lag = None if at is None else max(at.head_seq - self._archived.get((row.topic, at.epoch), 0), 0)
+
+    def _forget_lags(self) -> None:
+        forget(self._job.report.topics)
 
     def _tell(self, client: Client, place: Place, archived_to: int) -> None:
         """Lets the server know, for topics that keep what is not archived. It needs no more than a try."""

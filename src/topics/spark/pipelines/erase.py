@@ -166,14 +166,14 @@ class _Erasure:
         self.job.step("looking for topics and routers")
         routers = [self.client.router(one.router) for one in self.client.routers()]
         archived = [] if self.snapshot is None else self.snapshot.topics()
-        if topics:
-            names = set(topics)
-        else:
+        names = set(topics)
+        if prefix is not None or not topics:
             live = [one.topic for one in self.client.topics(prefix or "")]
             begins = prefix or ""
-            names = {name for name in (*live, *archived) if name.startswith(begins) and _ours(name, begins)}
-            if prefix and not names:
+            found = {name for name in (*live, *archived) if name.startswith(begins) and _ours(name, begins)}
+            if prefix and not found:
                 raise no_topic([self.client], begins_with(prefix), like=prefix, lake=self.lake)
+            names |= found
         states: dict[str, State] = {}
         dead_letters: dict[str, str] = {}
         looked_at: set[str] = set()

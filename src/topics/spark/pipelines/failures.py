@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-AGAIN = "run the same command again: it goes on where this run stopped"
+ANEW = "run the same command again"
+AGAIN = f"{ANEW}: it goes on where this run stopped"
 
 
 class Kind(Enum):
@@ -92,8 +93,9 @@ def as_failed(error: BaseException) -> BaseException:
     return error
 
 
-def problem_of(error: BaseException) -> Problem:
-    return Problem(kind=kind_of(error).wire, message=explain(error), next=next_step(error))
+def problem_of(error: BaseException, *, resumes: bool = True, began: bool = True) -> Problem:
+    step = next_step(error, resumes=resumes, began=began)
+    return Problem(kind=kind_of(error).wire, message=explain(error), next=step)
 
 
 def attach(error: BaseException, report: Report) -> None:
@@ -107,7 +109,7 @@ def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> Report:
     if isinstance(known, Report):
         return known
     report = Report(pipeline=pipeline, run_id="", dry_run=dry_run)
-    report.fail(problem_of(error))
+    report.fail(problem_of(error, resumes=False, began=False))
     return report
 
 
@@ -136,8 +138,12 @@ def _innermost(text: str) -> tuple[str, str]:
     return "", lines[0]
 
 
-def next_step(error: BaseException) -> str:
-    """What a person does after this failure."""
+def next_step(error: BaseException, *, resumes: bool = True, began: bool = True) -> str:
+    """What a person does after this failure.
+
+    `resumes` says whether the next run goes on where this one stopped, `began` whether this one came to do anything:
+    an address that never answered may be a wrong one.
+    """
     if isinstance(error, Failed) and error.next is not None:
         return error.next
     if isinstance(error, NoLake):
@@ -154,7 +160,10 @@ def next_step(error: BaseException) -> str:
     kind = kind_of(error)
     if kind is Kind.FORBIDDEN:
         return _key_needed(error.detail if isinstance(error, TopicsError) else None)
-    return _NEXT.get(kind, AGAIN)
+    if kind is Kind.UNREACHABLE and not began:
+        return f"see that the server runs and that the URL is right, then {ANEW}"
+    step = _NEXT.get(kind, AGAIN)
+    return step if resumes else step.replace(AGAIN, ANEW)
 
 
 _NEXT = {

@@ -24,7 +24,7 @@ class Source:
     """One topic of one server, healed by a lake where there is one."""
 
     def __init__(self, job: Job, client: Client, topic: str, *, lake: str | None = None) -> None:
-        self.topic = topic
+        self.topic, self.url = topic, client.url
         self._job = job
         self._client = client
         self._lake = None if lake is None else existing_lake(lake).path

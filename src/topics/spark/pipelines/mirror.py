@@ -8,7 +8,7 @@ the copying (`copying`), topics side by side and each in its order.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Unpack
 
@@ -22,6 +22,7 @@ from topics.spark.pipelines import identity, positions
 from topics.spark.pipelines.copying import MAX_ROUNDS, Errand, Outcome, copy, rehearse
 from topics.spark.pipelines.delivery import last_shown
 from topics.spark.pipelines.job import RUNS, BadUsage, Job, JobOptions
+from topics.spark.pipelines.lags import common, forget
 from topics.spark.pipelines.naming import begins_with, no_topic, unknown_topic
 from topics.spark.pipelines.positions import Positions
 from topics.spark.pipelines.provenance import Lost, hops_of, is_copy
@@ -88,7 +89,7 @@ def mirror(
     other server's node filter, instead of being read and recognised.
     """
     source, target = source.rstrip("/"), target.rstrip("/")
-    if (prefix is None) == (not topics):
+    if prefix is None and not topics:
         raise BadUsage("say which topics: with a prefix, which may be empty, or by their names")
     if source == target:
         raise BadUsage(f"{source} is both source and target")
@@ -128,12 +129,17 @@ class Wanted(Struct, frozen=True, kw_only=True):
     except_for: tuple[str, ...]
 
     def among(self, client: Client) -> Iterator[Summary]:
-        for row in client.topics(_common(self.topics) if self.prefix is None else self.prefix):
-            if row.topic in self.except_for or (self.topics and row.topic not in self.topics):
-                continue
-            if row.topic.startswith("sys:") and not (self.prefix or "sys:").startswith("sys:"):
-                continue
-            yield row
+        begins = common([*self.topics, *([] if self.prefix is None else [self.prefix])])
+        return (row for row in client.topics(begins) if self.has(row.topic) and row.topic not in self.except_for)
+
+    def has(self, topic: str) -> bool:
+        return topic in self.topics or self.begins(topic)
+
+    def begins(self, topic: str) -> bool:
+        """By the prefix. Topics of pipelines and others only by one that says so, or by the empty one."""
+        if self.prefix is None or not topic.startswith(self.prefix):
+            return False
+        return not topic.startswith("sys:") or (self.prefix or "sys:").startswith("sys:")
 
 
 def _check_wanted(job: Job, wanted: Wanted, sources: Sequence[Client], *, follow: bool) -> None:
@@ -145,7 +151,7 @@ def _check_wanted(job: Job, wanted: Wanted, sources: Sequence[Client], *, follow
             raise unknown_topic(sources[0], topic)
         if topic not in there:
             job.warn(f"topic {topic} does not exist on {where} yet: waiting for it")
-    if not there and not wanted.topics:
+    if wanted.prefix is not None and not any(wanted.begins(topic) for topic in there):
         which = begins_with(wanted.prefix or "")
         if not follow:
             raise no_topic(sources, which, like=wanted.prefix or "")
@@ -168,6 +174,7 @@ class Link:
         positions_topic: str,
     ) -> None:
         self.source, self.target = source, target
+        self.lag: int | None = None  # of all its topics, when last looked
         self._job = job
         self._wanted = wanted
         self._pattern = pattern  # what all errands of this direction share
@@ -248,7 +255,7 @@ class Link:
             self._tell_removed(row, found, held=held)
         if held:
             told = self._row(row.topic)
-            told.epoch, told.lag = row.epoch, row.head_seq - at.done
+            told.epoch = row.epoch
             told.from_seq, told.to_seq = told.from_seq or found.first, told.to_seq or found.last
             told.figures["held_at"] = found.first
         return held
@@ -298,9 +305,19 @@ class Link:
             self._report(errand, outcome, upto=done_to)
         self._positions.save(done)
 
-    def note_lags(self) -> None:
-        for row in self._wanted.among(self.source):
-            self._note_lag(row)
+    def note_lags(self, client: Client) -> None:
+        """Of the rows that there are: it may be called beside the work, which makes them."""
+        there = {row.topic: row for row in self._wanted.among(client)}
+        for told in self._rows():
+            told.lag = None if (row := there.get(told.topic)) is None else self._behind(row)
+        self.lag = sum(told.lag or 0 for told in self._rows())
+
+    def forget_lags(self) -> None:
+        forget(self._rows())
+        self.lag = None
+
+    def _rows(self) -> list[TopicReport]:
+        return [row for row in self._job.report.topics if row.server == self.source.url]
 
     def expect(self, errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> None:
         """What a dry run says."""
@@ -341,7 +358,11 @@ class Link:
     def _note_lag(self, row: Summary) -> None:
         at = self._at.get(row.topic)
         if at is not None and at.epoch == row.epoch:
-            self._row(row.topic).lag = max(row.head_seq - at.done, 0)
+            self._row(row.topic).lag = self._behind(row)
+
+    def _behind(self, row: Summary) -> int:
+        at = self._at.get(row.topic)
+        return row.head_seq if at is None or at.epoch != row.epoch else max(row.head_seq - at.done, 0)
 
     def _is_log(self, row: Summary) -> bool:
         if row.type == "log":
@@ -418,10 +439,14 @@ def _run(job: Job, links: Sequence[Link], *, follow: bool) -> None:
             link.aim()
         _step(job, links, follow=False)
         return
+    for link in links:
+        job.lags(link.source.url, link.note_lags, link.forget_lags)
+    job.sums["lag"] = lambda: _sum(link.lag for link in links)
     job.step("copying")
     if follow:
         for _ in job.rounds(follow=True):
             if not _step(job, links, follow=True):
+                job.rest()
                 job.stopping.wait(IDLE_S)
     else:
         # Both ways, the second pass is over the copies that the first one made: they are recognised, and that is that.
@@ -430,9 +455,12 @@ def _run(job: Job, links: Sequence[Link], *, follow: bool) -> None:
                 link.aim()
             while _step(job, links, follow=False):
                 pass
-    for link in links:
-        link.note_lags()
-    job.report.figures["lag"] = sum(row.lag or 0 for row in job.report.topics)
+
+
+def _sum(lags: Iterable[int | None]) -> int | None:
+    """Unknown where one is."""
+    found = list(lags)
+    return None if None in found else sum(lag or 0 for lag in found)
 
 
 def _step(job: Job, links: Sequence[Link], *, follow: bool) -> bool:
@@ -441,6 +469,7 @@ def _step(job: Job, links: Sequence[Link], *, follow: bool) -> bool:
     errands = [errand for _, planned in plans for errand in planned]
     if not errands:
         return False
+    job.work()
     do = rehearse if job.dry_run else copy
     outcomes = spread(job.spark, errands, do, outcome=Outcome, weight=lambda errand: errand.stop - errand.start)
     at = 0
@@ -457,9 +486,3 @@ def _existing(lake: str) -> str:
     except NoLake as error:
         raise BadUsage(str(error)) from None
     return os.path.realpath(lake)
-
-
-def _common(names: Sequence[str]) -> str:
-    """What all names begin with: a list of topics is asked for by prefix."""
-    first, last = min(names), max(names)
-    return next((first[:at] for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first[: len(last)])

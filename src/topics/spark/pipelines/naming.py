@@ -20,6 +20,13 @@ def unknown_topic(client: Client, topic: str, *, lake: Lake | None = None) -> Ba
     return BadUsage(f"topic {topic} {where}", next=_there_is(client, topic, lake))
 
 
+def missing_in(place: str, topic: str, names: Iterable[str]) -> BadUsage:
+    """Of a lake or a data directory, whose names are known without a server."""
+    found = list(names)
+    step = _among(found, topic) if found else f"see that it is the right place: {place} holds no topic"
+    return BadUsage(f"topic {topic} does not exist in {place}", next=step)
+
+
 def no_topic(clients: Sequence[Client], wanted: str, *, like: str = "", lake: Lake | None = None) -> BadUsage:
     """`wanted` says it in words, such as "begins with 'shop:'"; `like` is what the names that are shown resemble."""
     where = " or ".join(f"on {client.url}" for client in clients)
@@ -49,9 +56,15 @@ def _there_is(client: Client, like: str, lake: Lake | None) -> str:
     names = list(dict.fromkeys([*live, *(lake.snapshot().topics() if lake is not None and lake.exists() else ())]))
     if not names:
         return f"write to a topic first: {client.url} has none yet"
+    return _among(names, like, all_known=len(live) < LISTED)
+
+
+def _among(names: Sequence[str], like: str, *, all_known: bool = True) -> str:
+    """Those of pipelines and others only where there is nothing else."""
+    names = [name for name in names if not name.startswith("sys:")] or names
     shown = nearest(like, names)
     more = len(names) - len(shown)
-    others = f" and {more}{' or more' if len(live) == LISTED else ''} others" if more else ""
+    others = f" and {more}{'' if all_known else ' or more'} {'other' if more == 1 else 'others'}" if more else ""
     return f"see that the name is right; there {'is' if len(names) == 1 else 'are'} {', '.join(shown)}{others}"
 
 

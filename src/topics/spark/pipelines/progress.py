@@ -15,6 +15,9 @@ class Progress(Protocol):
     def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None:
         """How far the step has come. May be called often."""
 
+    def beat(self, seconds: float) -> None:
+        """The step is still at work, for so long by now. Called every second or so, from another thread."""
+
     def warn(self, text: str) -> None:
         """Something that the person should know whatever else is shown."""
 
@@ -26,20 +29,31 @@ class Silent:
 
     def step(self, text: str) -> None: ...
     def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None: ...
+    def beat(self, seconds: float) -> None: ...
     def warn(self, text: str) -> None: ...
     def close(self) -> None: ...
 
 
 class Lines:
-    """One line a step: for logs, and beside `--json`."""
+    """One line a step, and one every ten seconds of a long one: for logs, and beside `--json`."""
+
+    EVERY_S = 10.0
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
+        self._text, self._said = "", 0.0
 
     def step(self, text: str) -> None:
+        self._text, self._said = text, time.monotonic()
         _print(f"topics: {text}", self._out)
 
     def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None: ...
+
+    def beat(self, seconds: float) -> None:
+        now = time.monotonic()
+        if min(now - self._said, seconds) >= self.EVERY_S:
+            self._said = now
+            _print(f"topics: {self._text}: {seconds:.0f} s so far", self._out)
 
     def warn(self, text: str) -> None:
         _print(f"topics: warning: {text}", self._out)
@@ -55,23 +69,26 @@ class Bar:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        self._text = ""
+        self._text = self._shown = ""
         self._began = self._drawn = 0.0
 
     def step(self, text: str) -> None:
         self._text, self._began = text, time.monotonic()
-        self._draw(text)
+        self._draw_new(text)
 
     def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None:
         if time.monotonic() - self._drawn < self.EVERY_S:
             return
         rate = f"{done / max(time.monotonic() - self._began, 0.001):,.0f}/s"
         if not total:
-            return self._draw(f"{self._text}  {done:,} {unit}, {rate}")
+            return self._draw_new(f"{self._text}  {done:,} {unit}, {rate}")
         share = min(done / total, 1.0)
         filled = round(share * self.WIDTH)
         bar = "#" * filled + "." * (self.WIDTH - filled)
-        self._draw(f"{self._text}  [{bar}] {share:4.0%}  {done:,} of {total:,} {unit}, {rate}")
+        self._draw_new(f"{self._text}  [{bar}] {share:4.0%}  {done:,} of {total:,} {unit}, {rate}")
+
+    def beat(self, seconds: float) -> None:
+        self._draw(f"{self._shown}  {seconds:.0f} s")
 
     def warn(self, text: str) -> None:
         self.close()
@@ -81,6 +98,10 @@ class Bar:
         if self._drawn:
             self._draw("")
             self._drawn = 0.0
+
+    def _draw_new(self, text: str) -> None:
+        self._shown = text
+        self._draw(text)
 
     def _draw(self, text: str) -> None:
         self._drawn = time.monotonic()

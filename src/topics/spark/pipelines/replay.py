@@ -19,12 +19,13 @@ from topics.client import Client
 from topics.errors import TopicsError
 from topics.model.names import check_topic
 from topics.spark import plan
-from topics.spark.catalog import catalog_of
+from topics.spark.catalog import NoSuchTopic, catalog_of
 from topics.spark.options import read_options
 from topics.spark.pipelines import positions
 from topics.spark.pipelines.delivery import Outcome, last_shown, target_of
 from topics.spark.pipelines.failures import explain
 from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.naming import missing_in
 from topics.spark.pipelines.positions import Positions
 from topics.spark.pipelines.replaying import Sender, origin_of
 from topics.spark.pipelines.report import Gap, Report, TopicReport
@@ -217,6 +218,8 @@ class _Run:
             with catalog_of(options) as catalog:
                 [place] = catalog.places()
                 found = plan.spans(options, [place], catalog.seq_at)
+        except NoSuchTopic:
+            raise missing_in(wanted.place, wanted.topic, self._names()) from None
         except plan.Impossible as error:
             raise BadUsage(str(error).replace("endingOffsets", "to_seq")) from None
         if any(span.lost is not None for span in found):
@@ -224,6 +227,11 @@ class _Run:
         return found[-1] if found else Span(
             server=place.server, topic=place.topic, epoch=place.epoch, start=place.end, stop=place.end
         )  # fmt: skip
+
+    def _names(self) -> list[str]:
+        """What could have been meant."""
+        with catalog_of(read_options({**self._wanted.options(self._job), "subscribePrefix": ""})) as catalog:
+            return [place.topic for place in catalog.places()]
 
     def _step(self, at: Place, goal: int, row: TopicReport) -> Place:
         """One plan: written down, done, and written down as done."""

@@ -205,7 +205,6 @@ class Rolling(Rounds[Place]):
         return self._save(structs.replace(at, due=None, target_epoch=self._output.target()[0]))
 
     def finish(self) -> None:
-        super().finish()
         if self._at is not None:
             self._row.figures["open_windows"] = len(self._at.open)
             self._row.figures["watermark"] = _text(self._at.watermark_ms)

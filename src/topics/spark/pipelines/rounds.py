@@ -17,6 +17,7 @@ from topics.client import Client
 from topics.spark.pipelines.delivery import target_of
 from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job
+from topics.spark.pipelines.lags import heads
 from topics.spark.pipelines.positions import Positions
 from topics.spark.pipelines.report import Gap
 
@@ -107,6 +108,7 @@ class Rounds(Generic[At]):
         if known is not None and not full:
             self.check_fits(known)
         self._at = None if full else known
+        job.lags(source.url, self._note_lag, self._forget_lag)
 
     # --- what each pipeline does by itself
 
@@ -141,6 +143,7 @@ class Rounds(Generic[At]):
             state = self._source.state()
             while self.step(state.head_seq):
                 pass
+            self._job.rest()
             if follow and not self._job.stopping.wait(every_s):
                 self._source.wait(state)
         if self._job.dry_run and (made := self._output.makes()) is not None and self._row.records:
@@ -177,8 +180,18 @@ class Rounds(Generic[At]):
         return self.made_again(at, state.epoch)
 
     def finish(self) -> None:
-        if self._at is not None:
-            self._row.lag = max(self._source.state().head_seq - self._at.done, 0)
+        """What only the end of a run tells."""
+
+    def _note_lag(self, client: Client) -> None:
+        state, at = heads(client, [self._source.topic]).get(self._source.topic), self._at
+        if state is None:
+            self._row.lag = None
+        else:
+            done = at.done if at is not None and at.epoch == state.epoch else 0
+            self._row.lag = max(state.head_seq - done, 0)
+
+    def _forget_lag(self) -> None:
+        self._row.lag = None
 
     def add(self, **counts: int) -> None:
         """To the figures of the report; those that are 0 are not shown."""
