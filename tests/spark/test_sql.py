@@ -19,6 +19,7 @@ from tests.spark.lakes import archive
 from topics.cli.main import main
 from topics.client import Client
 from topics.spark import register
+from topics.spark.source import TopicsSource
 from topics.spark.sql.rewrite import surely_missing
 
 SLOW = "select count(*) from range(1000000000000) where id % 7 = 3;"
@@ -255,7 +256,22 @@ def test_a_session_that_knows_the_source_is_not_told_again(spark: SparkSession, 
     told: list[object] = []
     monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
     assert register(spark) is spark
+    register(spark.newSession())  # Spark finds the source by the name of its package
     assert told == []
+
+
+@pytest.mark.parametrize("driver", ["jupyter", None])
+def test_a_source_that_executors_might_not_find_is_registered(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, driver: str | None
+):
+    told: list[object] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
+    if driver is None:
+        monkeypatch.setattr(spark.sparkContext, "_python_includes", ["topics.zip"])
+    else:
+        monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", driver)
+    register(spark.newSession())
+    assert told == [TopicsSource]
 
 
 def test_statements_come_from_standard_input_too(ask: Ask, monkeypatch: pytest.MonkeyPatch):
