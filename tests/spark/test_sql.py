@@ -21,6 +21,7 @@ from topics.client import Client
 from topics.spark import register
 from topics.spark.source import TopicsSource
 from topics.spark.sql.rewrite import surely_missing
+from topics.spark.sql.tables import BadQuery, check
 
 SLOW = "select count(*) from range(1000000000000) where id % 7 = 3;"
 Ask = Callable[..., tuple[int, str, str]]
@@ -234,7 +235,7 @@ def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
     [
         (["--url", "URL", "select * from shop.oders"], 2, "there is no topic shop.oders; did you mean shop.orders"),
         (["--url", "URL", "select 1 from shop.orders a join nix b on a.x = b.y"], 2, "there is no topic nix"),
-        (["--url", "URL", "describe nix"], 2, "there is no topic nix; there are "),
+        (["--url", "URL", "describe nix"], 2, "there is no topic nix; there "),
         (["--url", "URL", "drop table x; select 1"], 2, "statement 1 of 2 (drop table x)"),
         (["--url", "URL", "drop table shop.orders"], 2, "only queries can be run here"),
         (["--url", "http://127.0.0.1:9", "select 1"], 1, "no answer from http://127.0.0.1:9"),
@@ -271,6 +272,19 @@ def test_what_is_plain_without_spark_is_told_before_it_starts(
 )
 def test_what_is_not_plain_is_left_to_spark(query: str):
     assert surely_missing(query, {"orders"}) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (set(), "there is none yet"),
+        ({"users", "sys:pipelines", "lake.gaps"}, "there are users, sys:pipelines"),
+        ({*"abcdef"}, "there are a, b, c, d, e and 1 other; SHOW TABLES lists them"),
+    ],
+)
+def test_of_a_topic_that_is_not_there_others_are_named(names: set[str], said: str):
+    with pytest.raises(BadQuery, match=f"^there is no topic nothere; {said}$"):
+        check("select * from nothere", names)
 
 
 def test_a_session_that_knows_the_source_is_not_told_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
