@@ -19,7 +19,9 @@ from tests.spark.lakes import archive
 from topics.cli.main import main
 from topics.client import Client
 from topics.spark import register
+from topics.spark.source import TopicsSource
 from topics.spark.sql.rewrite import surely_missing
+from topics.spark.sql.tables import BadQuery, check
 
 SLOW = "select count(*) from range(1000000000000) where id % 7 = 3;"
 Ask = Callable[..., tuple[int, str, str]]
@@ -94,7 +96,7 @@ def test_answers_come_as_a_table_as_csv_and_as_lines_of_json(ask: Ask, orders: s
 
 
 def test_tables_can_be_listed_described_joined_and_taken_by_prefix(ask: Ask, orders: str):
-    assert {"topic": orders} in rows(ask("show tables", "--json")[1])
+    assert {"table": orders} in rows(ask("show tables", "--json")[1])
     described = {row["column"]: row["type"] for row in rows(ask(f"describe {orders}", "--json")[1])}
     assert (described["seq"], described["data.qty"], described["data.by"]) == (
         "bigint",
@@ -112,6 +114,20 @@ def test_a_field_that_no_sample_has_is_null_and_a_note_says_so(ask: Ask, orders:
     status, out, err = ask(f"select data.skuu, data.by.age from {orders} where seq = 1", "--json")
     assert (status, rows(out)) == (0, [{"skuu": None, "age": None}])
     assert f"data.skuu is in none of 4 records of {orders} that were looked at; did you mean data.sku?" in err
+
+
+def test_fields_of_a_join_are_missed_in_the_table_they_are_asked_of(ask: Ask, client: Client, orders: str):
+    users = f"{orders}.users"
+    client.append(users, [{"data": {"name": "Ann", "age": 7}}])
+    join = f"from {orders} as o join {users} u on o.data.by.name = u.data.name"
+    assert rows(ask(f"select o.data.sku, u.data.age {join}", "--json")[1]) == [{"sku": "V60", "age": 7}]
+    assert ask(f"select o.data.sku, u.data.age {join}")[2] == ""
+    assert ask(f"select data.sku from {orders} union all select data.name from {users}")[2] == ""
+    said = ask(f"select o.data.age, u.data.nothing {join}")[2].splitlines()
+    assert said == [
+        f"note: data.age is in none of 4 records of {orders} that were looked at",
+        f"note: data.nothing is in none of 1 records of {users} that were looked at",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,14 +159,20 @@ def test_a_lake_alone_and_a_lake_with_its_server_are_tables_too(ask: Ask, client
     status, _, err = ask(count, *both)
     assert status == 1
     assert f"seqs 3 to 3 of topic {orders}" in err
-    assert "--gaps goes on" in err
+    assert "next: neither the server nor the lake has them; --gaps goes on" in err
     archive(client, tmp_path, orders)
+    assert rows(ask("show tables", *both)[1])[-1] == {"table": "lake.gaps"}
     ledger = ask("select topic, from_seq, to_seq, reason from lake.gaps", "--json", "--lake", str(tmp_path))[1]
     assert rows(ledger) == [{"topic": orders, "from_seq": 3, "to_seq": 3, "reason": "cap"}]
     query = f"select kind, seq, gap_to, reason from {orders} order by seq"
     assert [tuple(row.values()) for row in rows(ask(query, "--gaps", *both)[1])] == [
         ("record", 1, None, None), ("record", 2, None, None), ("gap", 3, 3, "cap"), ("record", 4, None, None),
     ]  # fmt: skip
+    _, out, err = ask(count, "--gaps", *both)
+    assert rows(out) == [{"n": 4, "low": 1}]
+    assert err == f"note: 1 gap row is among the rows of {orders}; add where kind = 'record' to leave them out\n"
+    assert ask(f"{count} where kind = 'record'", "--gaps", *both)[2] == ""
+    assert ask(f"{count} where tag = 'web'", "--gaps", "--url", client.url)[2] == ""  # which has no gap left to tell
 
 
 def test_the_prompt_answers_goes_on_after_mistakes_and_ends(
@@ -213,7 +235,8 @@ def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
     [
         (["--url", "URL", "select * from shop.oders"], 2, "there is no topic shop.oders; did you mean shop.orders"),
         (["--url", "URL", "select 1 from shop.orders a join nix b on a.x = b.y"], 2, "there is no topic nix"),
-        (["--url", "URL", "describe nix"], 2, "there is no topic nix"),
+        (["--url", "URL", "describe nix"], 2, "there is no topic nix; there "),
+        (["--url", "URL", "drop table x; select 1"], 2, "statement 1 of 2 (drop table x)"),
         (["--url", "URL", "drop table shop.orders"], 2, "only queries can be run here"),
         (["--url", "http://127.0.0.1:9", "select 1"], 1, "no answer from http://127.0.0.1:9"),
         (["--url", "nonsense", "select 1"], 2, "'nonsense' is not the URL of a server"),
@@ -251,16 +274,53 @@ def test_what_is_not_plain_is_left_to_spark(query: str):
     assert surely_missing(query, {"orders"}) is None
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (set(), "there is none yet"),
+        ({"users", "sys:pipelines", "lake.gaps"}, "there are users, sys:pipelines"),
+        ({*"abcdef"}, "there are a, b, c, d, e and 1 other; SHOW TABLES lists them"),
+    ],
+)
+def test_of_a_topic_that_is_not_there_others_are_named(names: set[str], said: str):
+    with pytest.raises(BadQuery, match=f"^there is no topic nothere; {said}$"):
+        check("select * from nothere", names)
+
+
 def test_a_session_that_knows_the_source_is_not_told_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
     told: list[object] = []
     monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
     assert register(spark) is spark
+    register(spark.newSession())  # Spark finds the source by the name of its package
     assert told == []
+
+
+@pytest.mark.parametrize("driver", ["jupyter", None])
+def test_a_source_that_executors_might_not_find_is_registered(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, driver: str | None
+):
+    told: list[object] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
+    if driver is None:
+        monkeypatch.setattr(spark.sparkContext, "_python_includes", ["topics.zip"])
+    else:
+        monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", driver)
+    register(spark.newSession())
+    assert told == [TopicsSource]
 
 
 def test_statements_come_from_standard_input_too(ask: Ask, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("select 1 as a;\nselect 2 as a;"))
     assert ask("-", "--csv")[1].split() == ["a", "1", "a", "2"]
+
+
+def test_a_statement_that_fails_is_named_and_ends_what_was_piped(ask: Ask, monkeypatch: pytest.MonkeyPatch):
+    piped = "select 1 as a\n;\nselect bad bad bad\n from x y z;\nselect 3 as a;"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    status, out, err = ask("--csv")
+    assert (status, out.split()) == (2, ["a", "1"])
+    assert err.startswith("topics: statement 2 of 3 (select bad bad bad from x y z), 1 more not run: ")
+    assert "bad" in err.splitlines()[0]
 
 
 def test_a_server_that_is_not_there_is_named(spark: SparkSession, capsys: pytest.CaptureFixture[str]):

@@ -54,6 +54,26 @@ def test_fields_are_asked_of_the_typed_twin(typed: str, run: str | None, paths: 
     assert run is None or statement.text == run
 
 
+@pytest.mark.parametrize(
+    ("typed", "aliases"),
+    [
+        ("from orders o join orders.eu as e on o.seq = e.seq", {"o": ["orders"], "e": ["orders.eu"]}),
+        ("from orders where seq = 1", {"orders": ["orders"]}),
+        ("from orders left join a.b.c O using (seq)", {"orders": ["orders"], "o": ["a.b.c"]}),
+        ("from orders x, (select 1 from orders.eu x) y", {"x": ["orders", "orders.eu"]}),
+    ],
+)
+def test_tables_are_known_by_what_they_are_called(typed: str, aliases: object):
+    assert read(f"select 1 {typed}", TOPICS).aliases == aliases
+
+
+def test_a_field_is_of_the_table_it_is_asked_of():
+    statement = read("select o.data.x, meta.y, orders.eu.data.z from orders.eu o", TOPICS)
+    assert [tuple(field) for field in statement.fields] == [
+        ("data", ("x",), "o"), ("meta", ("y",), None), ("data", ("z",), "orders.eu"),
+    ]  # fmt: skip
+
+
 def test_a_name_that_is_no_topic_is_left_to_spark():
     statement = read("select * from ordres", TOPICS)
     assert (statement.tables, statement.unknown, statement.text) == ([], ["ordres"], "select * from ordres")

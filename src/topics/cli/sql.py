@@ -24,10 +24,11 @@ FORMS = ("table", "json", "jsonl", "csv")
 HISTORY = "~/.topics_sql_history"
 LOOK_S = 0.1
 CANCEL_S = 10.0  # that a query which was interrupted may take to notice
+SHOWN_CHARS = 60  # of a statement that is named in an error
 PROMPT, MORE = "topics> ", "     -> "
 HELP = """\
   select …;           a query; it may take several lines and ends with a semicolon
-  show tables;        the topics that can be asked
+  show tables;        the tables that can be asked
   describe orders;    the columns of one, and the fields of its data
   help, quit          this text; the end (Ctrl-D does it, too)
 
@@ -54,7 +55,11 @@ def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("query", nargs="?", help="one or several statements, with semicolons between; - reads them")
+    parser.add_argument(
+        "query",
+        nargs="?",
+        help="one or several statements, with semicolons between, run one after the other; - reads them",
+    )
     parser.add_argument("--url", help=f"server; {DEFAULT_URL} unless --lake or --path is given")
     parser.add_argument("--lake", metavar="DIR", help="lake: alone, or with --url what that server has no more")
     parser.add_argument("--path", metavar="DIR", help="data directory of a stopped server, or a backup")
@@ -93,8 +98,9 @@ def execute(args: argparse.Namespace) -> int:
             tables = Tables(spark, options, gaps=args.gaps)
             if is_prompt:
                 return prompt(tables, args)
-            for statement in statements:
-                _interruptible(tables, partial(answer, tables, statement, args))
+            for number, statement in enumerate(statements, 1):
+                with _named(number, statements):
+                    _interruptible(tables, partial(answer, tables, statement, args))
             return EXIT_DONE
     except ImportError as error:
         return _fail(f"sql needs Spark: {error}\nnext: pip install 'topics[spark]'", EXIT_FAILED)
@@ -103,18 +109,36 @@ def execute(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        return _failed(error)
+        return _failed(error, args)
+
+
+@contextmanager
+def _named(number: int, statements: list[str]) -> Iterator[None]:
+    """Where there are several statements, an error says which one it is of, and that it was the last."""
+    try:
+        yield
+    except Exception as error:
+        if (count := len(statements)) > 1:
+            start = " ".join(statements[number - 1].split())
+            shown = start if len(start) <= SHOWN_CHARS else start[: SHOWN_CHARS - 1] + "…"
+            rest = f", {count - number} more not run" if number < count else ""
+            error.add_note(f"statement {number} of {count} ({shown}){rest}")
+        raise
 
 
 def _check(options: dict[str, str], statements: list[str]) -> None:
-    """What is plain without Spark is told at once: an address, a key, a lake, a topic that was mistyped."""
+    """What is plain without Spark is told at once: an address, a key, a lake, a topic that was mistyped.
+
+    Of several statements only the first is looked at: the others run after it, whatever comes behind them.
+    """
     from topics.spark.options import read_options
     from topics.spark.sql.tables import check, names_of
 
     read_options({**options, "subscribe": "t"})
     names = names_of({**options, "retries": "1"})
-    for statement in statements:
-        check(statement, names)
+    for statement in statements[:1]:
+        with _named(1, statements):
+            check(statement, names)
 
 
 def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
@@ -145,7 +169,7 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
             except BrokenPipeError:
                 raise
             except Exception as error:
-                _failed(error)
+                _failed(error, args)
     return EXIT_DONE
 
 
@@ -265,20 +289,28 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
     return options
 
 
-def _failed(error: Exception) -> int:
+def _failed(error: Exception, args: argparse.Namespace) -> int:
     """Prints what is wrong and what to do next, but for statements: what is wrong with them is all there is to say."""
     from topics.spark.pipelines.failures import Kind, explain, kind_of, next_step
     from topics.spark.sql.tables import BadQuery
 
     text, kind = explain(error), kind_of(error)
     if "are lost (" in text:
-        text = text.partition("; with failOnDataLoss")[0] + "\nnext: --lake heals what is archived, --gaps goes on"
+        text = text.partition("; with failOnDataLoss")[0] + f"\nnext: {_after_loss(args)}"
     elif not isinstance(error, BadQuery) and kind is not Kind.FAILED:
         text += f"\nnext: {next_step(error).partition(', then run')[0]}"
-    status = _fail(text, kind.exit_status)
+    status = _fail(": ".join([*getattr(error, "__notes__", ()), text]), kind.exit_status)
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
     return status
+
+
+def _after_loss(args: argparse.Namespace) -> str:
+    if args.lake is None:
+        return "--lake heals what is archived, --gaps goes on"
+    if args.url is None:
+        return "the lake does not have them, --url asks a server as well; --gaps goes on without them"
+    return "neither the server nor the lake has them; --gaps goes on without them"
 
 
 def _fail(text: str, status: int) -> int:

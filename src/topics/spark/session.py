@@ -16,10 +16,27 @@ REGISTERED = "topics.source.registered"  # a setting of ours: it lives as long a
 
 def register(spark: SparkSession) -> SparkSession:
     """Makes `format("topics")` known to a session, Connect sessions included. May be called twice."""
-    if spark.conf.get(REGISTERED, None) is None:  # Spark warns of a source that replaces one, even if it is the same
+    # Spark warns of a source that replaces one, even if it is the same.
+    if spark.conf.get(REGISTERED, None) is None and not _is_found(spark):
         spark.dataSource.register(TopicsSource)
         spark.conf.set(REGISTERED, "true")
     return spark
+
+
+def _is_found(spark: SparkSession) -> bool:
+    """Whether Spark has found `pyspark_topics` by itself, in a way that executors can follow.
+
+    What it finds is run by the driver's Python and without the files of `--py-files`, so with either of them the
+    source is registered. A Connect session cannot be asked.
+    """
+    java = getattr(spark, "_jsparkSession", None)
+    if java is None:
+        return False
+    context = spark.sparkContext
+    is_plain = os.environ.get("PYSPARK_DRIVER_PYTHON", context.pythonExec) == context.pythonExec
+    if context._python_includes or not is_plain:
+        return False
+    return bool(java.sessionState().dataSourceManager().dataSourceExists(TopicsSource.name()))
 
 
 def session(

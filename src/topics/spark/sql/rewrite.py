@@ -33,6 +33,10 @@ _CLAUSE_ENDS = {
     "select", "where", "group", "having", "order", "sort", "cluster", "distribute", "limit", "offset", "union",
     "intersect", "except", "minus", "window", "qualify",
 }  # fmt: skip
+_NO_ALIAS = _CLAUSE_ENDS | {
+    "on", "using", "join", "inner", "left", "right", "full", "outer", "cross", "natural", "semi", "anti", "lateral",
+    "tablesample", "pivot", "unpivot", "version", "timestamp", "for", "with",
+}  # fmt: skip
 _QUERIES = {"select", "with", "values", "from", "table", "show", "describe", "desc", "explain"}
 
 
@@ -65,6 +69,15 @@ class Table(NamedTuple):
     name: str
     at: int
     end: int
+    alias: str | None = None
+
+
+class Field(NamedTuple):
+    """A field that a statement asks for, and of whom: the name or alias before it, if there is one."""
+
+    column: str
+    path: tuple[str, ...]
+    of: str | None = None
 
 
 class Statement(Struct, kw_only=True):
@@ -74,6 +87,9 @@ class Statement(Struct, kw_only=True):
     tables: list[str]  # topics and prefixes with a star, in their order, each time they occur
     unknown: list[str] = field(default_factory=list)  # names that are no topic: a CTE, a view, or a mistake
     paths: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)  # fields asked of `data` and of `meta`
+    fields: list[Field] = field(default_factory=list)  # the same, with whom they are asked of
+    aliases: dict[str, list[str]] = field(default_factory=dict)  # tables by what they may be called, in small letters
+    words: set[str] = field(default_factory=set)  # every name in it, in small letters
     variant: bool = False  # whether `value:a.b` is used
     has_with: bool = False
 
@@ -109,7 +125,8 @@ def read(text: str, topics: set[str]) -> Statement:
     if first is None or first.word not in _QUERIES:
         said = "nothing" if first is None else first.text.upper()
         raise NoQuery(f"only queries can be run here (SELECT, WITH, VALUES, SHOW, DESCRIBE, EXPLAIN), not {said}")
-    statement = Statement(text=text, tables=[], has_with=any(token.word == "with" for token in found))
+    words = {token.name.lower() for token in found if token.is_name}
+    statement = Statement(text=text, tables=[], has_with=any(token.word == "with" for token in found), words=words)
     edits: list[tuple[int, int, str]] = []
     for table in _tables(text, found):
         name = known(table.name, topics)
@@ -117,6 +134,7 @@ def read(text: str, topics: set[str]) -> Statement:
             statement.unknown.append(table.name)
         else:
             statement.tables.append(name)
+            statement.aliases.setdefault((table.alias or name).lower(), []).append(name)
             edits.append((table.at, table.end, quoted(name)))
     taken = {at for at, _, _ in edits}
     edits += _paths(found, taken, topics, statement)
@@ -194,9 +212,9 @@ def _tables(text: str, found: list[Token]) -> Iterator[Table]:
             expected = False
             table = _table_at(text, token)
             behind = table.end
-            follows = next((other.text for other in found[at + 1 :] if other.at >= table.end), "")
-            if follows != "(":  # a function that makes a table
-                yield table
+            rest = [other for other in found[at + 1 :] if other.at >= table.end][:2]
+            if not rest or rest[0].text != "(":  # a function that makes a table
+                yield table._replace(alias=_alias(rest))
         elif token.text == "(":
             in_from.append(False)
             expected = False
@@ -222,6 +240,13 @@ def _table_at(text: str, token: Token) -> Table:
     return Table(name, token.at, token.at + len(name))
 
 
+def _alias(rest: list[Token]) -> str | None:
+    """What a table is called in its statement, by what stands behind its name."""
+    if rest and rest[0].word == "as":
+        rest = rest[1:]
+    return rest[0].name if rest and rest[0].is_name and rest[0].word not in _NO_ALIAS else None
+
+
 def _paths(
     found: list[Token], taken: set[int], topics: set[str], statement: Statement
 ) -> Iterator[tuple[int, int, str]]:
@@ -239,9 +264,11 @@ def _paths(
         if root is not None and after != "(":
             column = chain[root].name.lower()
             path = tuple(token.name for token in chain[root + 1 :])
+            before = ".".join(token.name for token in chain[:root])
             statement.paths.setdefault(column, []).append(path)
+            statement.fields.append(Field(column, path, before or None))
             if root > 1:
-                yield chain[0].at, chain[root - 1].end, quoted(".".join(token.name for token in chain[:root]))
+                yield chain[0].at, chain[root - 1].end, quoted(before)
             yield chain[root].at, chain[root].end, f"_{column}"
         at += 2 * len(chain) - 1
 

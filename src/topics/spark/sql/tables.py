@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from pyspark.errors import AnalysisException, PySparkException
@@ -16,13 +18,17 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructField, Stru
 from topics.clock import SystemClock
 from topics.engine import offline
 from topics.lake import Lake
+from topics.model.records import TagMatch
 from topics.spark.batch import TopicsReader
 from topics.spark.catalog import catalog_of, client_for
+from topics.spark.filters import Narrowing
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options
 from topics.spark.pipelines.failures import BadUsage, explain
+from topics.spark.pipelines.naming import nearest
 from topics.spark.sql.rewrite import (
     JSON_COLUMNS,
+    Field,
     NoQuery,
     Statement,
     quoted,
@@ -33,6 +39,7 @@ from topics.spark.sql.rewrite import (
 from topics.storage.fs import RealFs
 
 SAMPLE = 1000  # records from either end that tell which fields there are
+GAP_LOOK_S = 2.0  # that may pass until a query begins, to find out whether gaps are among its rows
 RECORD_COLUMNS = ("topic", "seq", "ts", "node", "tag", "meta", "data")
 GAP_COLUMNS = ("kind", "gap_to", "reason")
 Nested = StructType | ArrayType
@@ -89,8 +96,9 @@ class Tables:
         self._schemas: dict[tuple[str, str], tuple[Nested | None, int]] = {}
 
     def names(self) -> list[str]:
-        """Every topic, but those of the server's own that begin with `sys:` last."""
-        return sorted(names_of(self._options), key=lambda name: (name.startswith("sys:"), name))
+        """Every table: topics first, then those of the server's own that begin with `sys:`, and the ledger last."""
+        found = names_of(self._options)
+        return sorted(found, key=lambda name: (self._is_ledger(name), name.startswith("sys:"), name))
 
     def run(self, text: str) -> Answer:
         """The answer to one statement. Raises `BadQuery`."""
@@ -101,8 +109,8 @@ class Tables:
             statement = read(text, names)
         except NoQuery as error:
             raise BadQuery(str(error)) from None
-        notes: list[str] = []
-        self._make_views(statement, notes)
+        self._make_views(statement)
+        notes = [*self._missing(statement), *self._gap_notes(statement)]
         try:
             frame = self._spark.sql(statement.text)
         except PySparkException as error:
@@ -126,10 +134,10 @@ class Tables:
         words = text.lower().split()
         if words == ["show", "tables"]:
             rows = [(name,) for name in self.names()]
-            return Answer(self._spark.createDataFrame(rows, "topic STRING"), [])
+            return Answer(self._spark.createDataFrame(rows, "table STRING"), [])
         if len(words) == 2 and words[0] in ("describe", "desc"):
             statement = read(text, names)
-            if statement.tables and not (statement.tables[0] == LEDGER and self._is_ledger()):
+            if statement.tables and not self._is_ledger(statement.tables[0]):
                 return self._describe(statement.tables[0])
         return None
 
@@ -145,9 +153,9 @@ class Tables:
 
     # --- views
 
-    def _make_views(self, statement: Statement, notes: list[str]) -> None:
+    def _make_views(self, statement: Statement) -> None:
         for table in dict.fromkeys(statement.tables):
-            if table == LEDGER and self._is_ledger():
+            if self._is_ledger(table):
                 self._ledger().createOrReplaceTempView(quoted(table))
                 continue
             # A plan keeps the filters it was first made with: pushing them is for tables that are read once only.
@@ -155,17 +163,15 @@ class Tables:
             frame = self._load(table, push=push)
             columns = [F.col(name) for name in self._columns()]
             for column, paths in statement.paths.items():
-                kind = self._typed(table, column, paths, notes)
-                if kind is not None:
-                    columns.append(F.from_json(column, kind).alias(f"_{column}"))
+                columns.append(F.from_json(column, self._typed(table, column, paths)).alias(f"_{column}"))
             if statement.variant:
                 columns.append(F.try_parse_json("data").alias("value"))
             frame.select(*columns).createOrReplaceTempView(quoted(table))
 
-    def _is_ledger(self) -> bool:
+    def _is_ledger(self, table: str) -> bool:
         """Unless there is a topic of that name."""
         lake = self._options.get("lake")
-        return lake is not None and LEDGER not in Lake(lake).snapshot().topics()
+        return table == LEDGER and lake is not None and LEDGER not in Lake(lake).snapshot().topics()
 
     def _ledger(self) -> DataFrame:
         return self._spark.createDataFrame(Lake(self._options["lake"]).ledger())
@@ -181,23 +187,61 @@ class Tables:
             return {**self._options, "subscribePrefix": table[:-1]}
         return {**self._options, "subscribe": table}
 
-    def _typed(self, table: str, column: str, paths: list[tuple[str, ...]], notes: list[str]) -> Nested | None:
-        """The type that `column` is read with: what a sample shows, and text for fields that are not in the sample."""
-        kind, sampled = self._infer(table, column)
-        if kind is None:
-            if any(paths):
-                notes.append(f"none of {sampled} records of {table} has an object in {column}: its fields are NULL")
-            kind = StructType()
-        if not isinstance(kind, StructType):
+    def _typed(self, table: str, column: str, paths: list[tuple[str, ...]]) -> Nested:
+        """The type that `column` is read with: what a sample shows, and text for fields that are not in the sample.
+
+        A table is given the fields of its neighbours in the statement, too: which of them a name means is for Spark to
+        say.
+        """
+        kind, _ = self._infer(table, column)
+        if isinstance(kind, ArrayType):
             return kind
+        kind = kind or StructType()
         for path in paths:
             if path and not _has(kind, path):
-                near = difflib.get_close_matches(path[0], kind.fieldNames(), n=1)
-                hint = f"; did you mean {column}.{near[0]}?" if near else ""
-                shown = ".".join((column, *path))
-                notes.append(f"{shown} is in none of {sampled} records of {table} that were looked at{hint}")
                 kind = _with(kind, path)
         return kind
+
+    # --- notes
+
+    def _missing(self, statement: Statement) -> list[str]:
+        """A line for each field that none of the tables has which it may be asked of."""
+        notes: list[str] = []
+        for field in statement.fields:
+            asked = statement.aliases.get((field.of or "").lower(), statement.tables)
+            tables = [table for table in dict.fromkeys(asked) if not self._is_ledger(table)]
+            seen = [(table, *self._infer(table, field.column)) for table in tables]
+            if field.path and seen and not any(kind is not None and _has(kind, field.path) for _, kind, _ in seen):
+                notes.append(_missing_note(field, seen))
+        return list(dict.fromkeys(notes))
+
+    def _gap_notes(self, statement: Statement) -> list[str]:
+        """Where gap rows are taken for records: they are counted, and their fields are NULL."""
+        if not self._gaps or statement.words & {"kind", "gap_to"}:
+            return []
+        notes = []
+        for table in dict.fromkeys(statement.tables):
+            count = 0 if self._is_ledger(table) else self._gap_rows(table)
+            if count != 0:
+                rows = "gap rows may be" if count is None else "1 gap row is" if count == 1 else f"{count} gap rows are"
+                notes.append(f"{rows} among the rows of {table}; add where kind = 'record' to leave them out")
+        return notes
+
+    def _gap_rows(self, table: str) -> int | None:
+        """How many rows tell of a loss; None where it takes too long to find out.
+
+        Planned as the query is, since a gap is cut where partitions are. A tag that no record has leaves gaps only.
+        """
+        reader = TopicsReader(read_options(self._subscription(table)))
+        reader.narrowing = Narrowing(tag=TagMatch("Eq", uuid.uuid4().hex))
+        until, count = time.monotonic() + GAP_LOOK_S, 0
+        for part in reader.partitions():
+            if time.monotonic() > until:
+                return None
+            count += sum(batch.num_rows for batch in reader.read(part))
+        return count
+
+    # --- samples
 
     def _infer(self, table: str, column: str) -> tuple[Nested | None, int]:
         """The type of the JSON in a column by its first and last records, and how many that were."""
@@ -285,10 +329,29 @@ def _with(kind: DataType, path: tuple[str, ...]) -> StructType:
     return StructType([*fields, StructField(name, _with(StructType(), rest) if rest else StringType())])
 
 
+def _missing_note(field: Field, seen: Sequence[tuple[str, Nested | None, int]]) -> str:
+    where = " and ".join(f"{sampled} records of {table}" for table, _, sampled in seen)
+    kinds = [kind for _, kind, _ in seen if isinstance(kind, StructType)]
+    if not kinds:
+        return f"none of {where} has an object in {field.column}: its fields are NULL"
+    names = [name for kind in kinds for name in kind.fieldNames()]
+    near = difflib.get_close_matches(field.path[0], names, n=1)
+    hint = f"; did you mean {field.column}.{near[0]}?" if near else ""
+    return f"{'.'.join((field.column, *field.path))} is in none of {where} that were looked at{hint}"
+
+
 def _no_topic(name: str, names: set[str]) -> str:
     near = difflib.get_close_matches(name, names, n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else f"; SHOW TABLES lists the {len(names)} that there are"
-    return f"there is no topic {name}{hint}"
+    return f"there is no topic {name}; " + (f"did you mean {' or '.join(near)}?" if near else _there_is(name, names))
+
+
+def _there_is(name: str, names: set[str]) -> str:
+    shown = nearest(name, names - {LEDGER})
+    if not shown:
+        return "there is none yet"
+    more = len(names - {LEDGER}) - len(shown)
+    others = f" and {more} other{'s' if more > 1 else ''}; SHOW TABLES lists them" if more else ""
+    return f"there {'is' if len(shown) == 1 else 'are'} {', '.join(shown)}{others}"
 
 
 def _explain(error: PySparkException, statement: Statement, names: set[str]) -> str:
