@@ -1,7 +1,9 @@
 """Starting a JVM without its greetings: what it says on standard error is kept aside, and shown only when it fails.
 
 Ctrl-C stays ours: pyspark would cancel jobs from within the signal, over the connection on which the answer to
-something else is being read, and break it.
+something else is being read, and break it. SIGTERM, too: systemd and `timeout` send it to all processes of a job, and a
+JVM that dies of it leaves the driver, which is about to end in order, with nobody to talk to. The JVM ends with the
+driver all the same: it reads from a pipe whose other end is here.
 """
 
 from __future__ import annotations
@@ -17,6 +19,16 @@ from contextlib import contextmanager
 from topics.spark.pipelines.failures import Failed
 
 SHOWN_LINES = 15
+_starting = threading.local()
+
+
+def _ignore_sigterm() -> None:
+    """In a process that was just forked by the thread that starts a JVM; what is ignored stays so through exec."""
+    if getattr(_starting, "jvm", False):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_ignore_sigterm)
 
 
 @contextmanager
@@ -31,6 +43,7 @@ def quiet_start() -> Iterator[None]:
     ours = os.dup(2)
     with tempfile.TemporaryFile() as aside:
         os.dup2(aside.fileno(), 2)
+        _starting.jvm = True
         try:
             yield
         except Exception as error:
@@ -38,6 +51,7 @@ def quiet_start() -> Iterator[None]:
             said = aside.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]
             raise Failed("\n  ".join(["Spark did not start:", *said, str(error)])) from error
         finally:
+            _starting.jvm = False
             os.dup2(ours, 2)
             os.close(ours)
             if is_main:
