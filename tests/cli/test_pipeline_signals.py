@@ -81,7 +81,7 @@ def test_a_jvm_is_started_deaf_to_sigterm_and_what_is_started_later_is_not() -> 
     show = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGTERM).name)"]
 
     def start() -> bytes:
-        return subprocess.check_output(show, preexec_fn=lambda: None)  # noqa: PLW1509 - as pyspark does
+        return subprocess.check_output(show, preexec_fn=lambda: None)
 
     with quiet_start():
         assert start() == b"SIG_IGN\n"

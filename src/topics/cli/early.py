@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -63,12 +63,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses options of a pipeline with its report; a subcommand's parser tells the one on top, which has all words."""
+    """Refuses options of a pipeline with its report; a subcommand's parser tells the top one, which has all words."""
 
     def error(self, message: str) -> NoReturn:
         raise _Mistake(self, message)
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         words = list(sys.argv[1:] if args is None else args)
         try:
             return super().parse_args(words, namespace)

@@ -89,8 +89,22 @@ def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
     """For pipelines that can go on by themselves."""
     parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")
     parser.add_argument(
-        "--every", metavar="SECONDS", type=float, default=every_s, help="pause between rounds of --follow [%(default)g]"
+        "--every",
+        metavar="SECONDS",
+        type=_seconds,
+        default=every_s,
+        help="pause between rounds of --follow [%(default)g]",
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
 
 
 def add_positions(parser: argparse.ArgumentParser) -> None:
