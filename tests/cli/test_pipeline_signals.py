@@ -88,6 +88,25 @@ def test_a_jvm_is_started_deaf_to_sigterm_and_what_is_started_later_is_not() -> 
     assert start() == b"SIG_DFL\n"
 
 
+def test_a_jvm_whose_start_is_interrupted_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark import SparkContext
+
+    from topics.spark.pipelines.quiet import quiet_start
+
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    started = []
+
+    def start() -> None:
+        with quiet_start():
+            started.append(subprocess.Popen(sleep, preexec_fn=lambda: None))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert started[0].wait(60) == -signal.SIGKILL
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize(("follow", "status", "state"), [(True, 0, "stopped"), (False, 130, "failed")])
 def test_sigterm_to_the_whole_group_ends_a_run_in_order(
