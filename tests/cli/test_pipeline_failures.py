@@ -110,6 +110,61 @@ def test_arguments_that_are_refused_before_a_run_begins_have_a_report_too(run: A
     assert (ended.report["pipeline"], ended.report["run_id"]) == ("compact", "")
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("archive --url URL --topic ../../x --lake DIR/lake", "is not a topic name"),
+        ("archive --url URL --topic a --lake /etc/passwd", "/etc/passwd is not a directory"),
+        ("archive --url URL --topic a --lake=", "an empty name is no directory"),
+        ("replay --url URL --lake= --topic a --into b", "an empty name is no directory"),
+        ("replay --url URL --from-url URL --topic a --into b --rate nan", "rate: a number"),
+        ("replay --url URL --from-url URL --topic a --into b --positions a/b", "--positions: 'a/b' is not a topic"),
+        ("compact --url URL --topic shop.orders --parquet /dev/null", "/dev/null/shop.orders.parquet cannot be a file"),
+        ("erase --url URL --match a\udcff", "is no text in UTF-8"),
+        ("rollup --url URL --topic a --into b --window 1h --watermark 999999999weeks", "is longer than 1000 years"),
+        ("rollup --url URL --topic a --into b --window 1h --sql select(1)as(x)", "a query FROM records"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_a_mistake_of_usage(run: Any, line: str, message: str) -> None:
+    assert message in check(run(line), status=2, kind="usage")
+
+
+@pytest.mark.parametrize("every", ["-5", "nan", "inf", "soon"])
+def test_a_pause_is_a_number_of_seconds(run: Any, capsys: pytest.CaptureFixture[str], every: str) -> None:
+    with pytest.raises(SystemExit):
+        run(f"archive --url URL --topic a --lake DIR/lake --every={every}")
+    assert "is no number of seconds" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def in_spark(text: str) -> BaseException:
+    from pyspark.errors import PythonException
+
+    return PythonException(text)
+
+
+def test_a_full_disk_in_a_task_is_told_with_its_place() -> None:
+    from topics.spark.pipelines.failures import explain, kind_of
+
+    said = "/lake/_lake/staging: No space left on device; make room there, and run the same command again"
+    error = in_spark(
+        "Job aborted: Traceback (most recent call last):\n  File x\nOSError: [Errno 28] No space left on device\n\n"
+        "The above exception was the direct cause of the following exception:\n\n"
+        f"Traceback (most recent call last):\n  File y\ntopics.lake.errors.LakeError: {said}\n\n\tat org.apache"
+    )
+    assert (kind_of(error).wire, explain(error)) == ("lake", said)
+    here = OSError(30, "Read-only file system", "/lake/notes")
+    assert (kind_of(here).wire, explain(here).partition(";")[0]) == ("lake", "/lake/notes: Read-only file system")
+
+
+def test_a_value_that_an_expression_cannot_take_is_told_with_what_can() -> None:
+    from topics.spark.pipelines.failures import kind_of, next_step
+
+    error = in_spark("[CAST_INVALID_INPUT] The value 'cheap' of the type STRING cannot be cast to INT.")
+    assert kind_of(error).wire == "usage"
+    assert "try_cast" in next_step(error)
+
+
 @lines(
     f"archive --url {NOBODY} --prefix a --lake DIR/lake",
     f"audit --url {NOBODY} --lake DIR/lake",

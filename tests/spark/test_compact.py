@@ -19,7 +19,7 @@ from topics.spark.options import Connection
 from topics.spark.pipelines import compact as module
 from topics.spark.pipelines import compacting
 from topics.spark.pipelines.compact import compact
-from topics.spark.pipelines.failures import BadUsage
+from topics.spark.pipelines.failures import BadUsage, kind_of
 from topics.spark.pipelines.report import Report
 
 pytestmark = pytest.mark.usefixtures("quick_plans")
@@ -274,3 +274,16 @@ def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
     assert (said.from_seq, said.records, said.would) == (6, 1, [])
     done = compact(**options).topics[0]
     assert (done.records, done.figures) == (said.records, said.figures)
+
+
+def test_a_key_of_another_type_is_none_and_one_that_is_no_tag_is_a_mistake_of_usage(
+    spark: SparkSession, client: Client, topic: str
+) -> None:
+    write(client, topic, (None, {"id": 7}), (None, {"id": "seven"}))
+    into = f"{topic}.latest"
+    report = compact(url=client.url, topic=topic, into=into, by="value:id::int", spark=spark)
+    assert report.topics[0].figures["without_key"] == 1
+    assert in_topic(client, into) == {"7": {"id": 7}}
+    with pytest.raises(Exception, match="cannot be a tag") as failed:
+        compact(url=client.url, topic=topic, into=f"{topic}.long", by="repeat('k', 100000)", spark=spark)
+    assert kind_of(failed.value).wire == "usage"

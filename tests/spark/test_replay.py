@@ -294,3 +294,9 @@ def _run(client: Client, command: list[str], tmp_path: Path, stop_at: int | None
         time.sleep(0.001 * (stop_at % 7))
     finally:
         running.kill()
+
+
+def test_a_record_of_another_type_does_not_meet_a_condition(play: Play, client: Client, topic: str) -> None:
+    client.append(topic, [{"data": {"price": 5}}, {"data": {"price": "cheap"}}, {"data": {"price": 9}}])
+    play(source_url=client.url, where="value:price::int > 3")
+    assert seqs(client, f"{topic}.again") == [1, 3]

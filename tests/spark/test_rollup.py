@@ -233,3 +233,32 @@ def test_a_topic_that_was_trimmed_is_said_to_be_unless_its_lake_is_given(
     assert "seqs 1 to 2 were removed when they were in a lake" in without.warnings[0]
     healed = rollup(url=client.url, declaration=declared, lake=str(tmp_path), spark=spark)
     assert (healed.warnings, [row[0] for row in in_topic(client, f"{topic}.sums")]) == ([], [0, 1])
+
+
+def test_a_record_of_another_type_counts_as_null(spark: SparkSession, client: Client, topic: str) -> None:
+    sell(client, topic, (0.1, "web", 5))
+    client.append(topic, [{"data": {"at": BASE + 1, "total": "cheap"}, "tag": "web"}])
+    client.append(topic, [{"data": {"at": "soon", "total": 1}, "tag": "web"}])
+    sell(client, topic, (9, "web", 1))
+    report = rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
+    assert report.topics[0].figures["without_time"] == 1
+    assert in_topic(client, f"{topic}.sums") == [(0, "web", 2, 5)]
+
+
+@pytest.mark.parametrize("kind", ["into", "parquet"])
+def test_a_declaration_that_failed_before_it_wrote_can_be_corrected(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
+) -> None:
+    output = {"into": f"{topic}.sums"} if kind == "into" else {"parquet": str(tmp_path / "sums")}
+    sell(client, topic, (0.1, "web", 5), (9, "web", 1))
+
+    def run(*select: str) -> Report:
+        return rollup(url=client.url, declaration=declare(topic, select=list(select), **output), spark=spark)
+
+    with pytest.raises(BadUsage, match="two columns of the result are called n"):
+        run("count(*) AS n", "max(seq) AS N")
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        run("sum(tag::int) AS n")
+    assert run("count(*) AS n").topics[0].records == 1
+    with pytest.raises(BadUsage, match="declared otherwise"):
+        run("max(seq) AS n")

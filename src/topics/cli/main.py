@@ -1,34 +1,42 @@
 """Entry of the `topics` command: finds the subcommand and runs it."""
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from topics import __version__
-from topics.cli import config, data, pipeline, serve, sql
+from topics.cli import early
 
-# Every module here registers its subcommands and leaves what to run in `args.execute`.
-COMMANDS = (serve, config, data, pipeline, sql)
+# Every module here registers its subcommands and leaves what to run in `args.execute`. They are imported by name, when
+# signals are taken already.
+COMMANDS = ("serve", "config", "data", "pipeline", "sql")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = early.Parser(
         prog="topics", description="A persistent event engine for one machine, over HTTP.", allow_abbrev=False
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        command.register(subparsers)
+        importlib.import_module(f"topics.cli.{command}").register(subparsers)
     version = subparsers.add_parser("version", help="print the version")
     version.set_defaults(execute=_print_version)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code: int = args.execute(args)
-        sys.stdout.flush()
+        with early.interruptible(words):
+            args = build_parser().parse_args(words)
+            code: int = args.execute(args)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        if not early.is_pipeline(words):
+            raise
+        return early.tell_interrupted(words)
     except BrokenPipeError:
         # The reader of our output has gone (`topics config | head`). Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

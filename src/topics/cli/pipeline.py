@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import logging
+import math
 import os
 import pkgutil
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from topics.cli import early
 from topics.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ DEFAULT_URL = "http://127.0.0.1:4000"
 NOTHING_DONE = ": a dry run, nothing was changed"
 TOPICS_SHOWN = 100
 GAPS_SHOWN = 20
+ECHO_S = 0.5
 
 Subparsers = argparse._SubParsersAction  # argparse has no public name for it
 Execute = Callable[[argparse.Namespace], "Report"]
@@ -92,8 +95,22 @@ def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
     """For pipelines that can go on by themselves."""
     parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")
     parser.add_argument(
-        "--every", metavar="SECONDS", type=float, default=every_s, help="pause between rounds of --follow [%(default)g]"
+        "--every",
+        metavar="SECONDS",
+        type=_seconds,
+        default=every_s,
+        help="pause between rounds of --follow [%(default)g]",
     )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
 
 
 def add_positions(parser: argparse.ArgumentParser) -> None:
@@ -127,51 +144,77 @@ def shared(args: argparse.Namespace) -> JobOptions:
 def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
     """Prints the report, of a run that failed, too; the exit status is that of its kind (`failures.Kind`)."""
     args.started_ms = SystemClock().now_ms()  # Spark's modules are loaded after this, and that takes a while
-    try:
-        with warnings.catch_warnings(), _stoppable(follows=bool(getattr(args, "follow", False))) as stop:
-            warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
-            args.stop = stop
+    with warnings.catch_warnings(), _stoppable(follows=bool(getattr(args, "follow", False))) as stop:
+        warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
+        args.stop = stop
+        try:
             report = execute(args)
-    except ImportError as error:
-        return _no_spark(name, error, args)
-    except (Exception, KeyboardInterrupt) as error:
-        return _failed(name, error, args)
-    print(_json(report) if args.json else show(report))
-    return EXIT_DONE if report.ok else EXIT_FAILED
+        except (Exception, KeyboardInterrupt) as error:
+            return _failed(name, stop.cause_of(error), args)
+        print(_json(report) if args.json else show(report), flush=True)
+        return EXIT_DONE if report.ok else EXIT_FAILED
 
 
 def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     """What is wrong goes to standard error; with --json there is a report on standard output in any case."""
+    if isinstance(error, ImportError):
+        return _not_begun(
+            name, args, EXIT_FAILED,
+            kind="no_spark", message=f"pipelines need Spark: {error}", next="pip install 'topics[spark]'",
+        )  # fmt: skip
+    if isinstance(error, KeyboardInterrupt) and "report" not in error.__dict__:
+        return _not_begun(name, args, EXIT_INTERRUPTED, kind="interrupted", message="interrupted", next=early.AGAIN)
     from topics.spark.pipelines.failures import explain, kind_of, report_of
 
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:
-        print(_json(report))
+        print(_json(report), flush=True)
     print(f"topics: {explain(error)}\nnext: {report.next}", file=sys.stderr)
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
     return kind_of(error).exit_status
 
 
-def _no_spark(name: str, error: ImportError, args: argparse.Namespace) -> int:
-    """Reports are part of what cannot be imported: this one is written by hand."""
-    message, step = f"pipelines need Spark: {error}", "pip install 'topics[spark]'"
+def _not_begun(name: str, args: argparse.Namespace, status: int, *, kind: str, message: str, next: str) -> int:
+    """Reports are part of what cannot be imported, or not once more after an import was cut off: written by hand."""
     if args.json:
-        problem = {"kind": "no_spark", "message": message, "next": step}
-        told = {"pipeline": name, "run_id": "", "state": "failed", "dry_run": args.dry_run, "ok": False}
-        print(json.dumps({**told, "topics": [], "error": problem, "next": step}, indent=2))
-    print(f"topics: {message}\nnext: {step}", file=sys.stderr)
-    return EXIT_FAILED
+        text = early.report_by_hand(name, kind=kind, message=message, next=next, dry_run=args.dry_run)
+        print(text, flush=True)
+    print(f"topics: {message}\nnext: {next}", file=sys.stderr)
+    return status
+
+
+class _Stop(threading.Event):
+    """Set by the first signal. Of a job that was interrupted it knows so, whatever error comes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_s = -math.inf
+        self.interrupted = False
+
+    def is_echo(self) -> bool:
+        """`timeout` and others signal a process and then its group: that is one request, not two."""
+        before, self.last_s = self.last_s, time.monotonic()
+        return self.last_s - before < ECHO_S
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """An import that is cut off may end with an error of its own."""
+        if self.interrupted and "report" not in error.__dict__:
+            return KeyboardInterrupt()
+        return error
 
 
 @contextmanager
-def _stoppable(*, follows: bool) -> Iterator[threading.Event]:
+def _stoppable(*, follows: bool) -> Iterator[_Stop]:
     """A job that follows ends in order at the first signal, and at once at the second; another one at the first."""
-    stop = threading.Event()
+    stop = _Stop()
 
     def asked(number: int, frame: FrameType | None) -> None:
+        if stop.is_echo():
+            return
         if stop.is_set() or not follows:
             logging.disable(logging.ERROR)  # py4j would show where it was interrupted, at length
+            stop.interrupted = True
             raise KeyboardInterrupt
         stop.set()
 

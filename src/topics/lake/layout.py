@@ -62,12 +62,17 @@ _COMMIT = re.compile(r"([0-9]{20})\.json")
 
 def local_path(place: str) -> str:
     """A path or `file:` URL as an absolute path. Raises `NoLake` for a place that is no directory."""
+    if not place:
+        raise NoLake("an empty name is no directory of a lake")
     scheme, colon, rest = place.partition(":")
     if colon and "/" not in scheme:
         if scheme != "file" or not rest.startswith("/"):
             raise NoLake(f"{place}: a lake is a directory that driver and executors see under the same path")
         place = "/" + rest.lstrip("/")
-    return os.path.abspath(place)
+    path = os.path.abspath(place)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise NoLake(f"{path} is not a directory: a lake is one")
+    return path
 
 
 def topic_folder(topic: str) -> str:

@@ -21,6 +21,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import Change, Conflict, Damaged, Lake, Life, Snapshot, Staging, joined
 from topics.lake.heal import OTHER_LAKE
 from topics.lake.layout import topic_folder
+from topics.model.names import check_topic
 from topics.spark import plan
 from topics.spark.archiving import Done, archive_spans
 from topics.spark.catalog import Servers
@@ -136,6 +137,11 @@ class _Wanted(Struct, frozen=True):
 def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None) -> _Wanted:
     if not topics and prefix is None and pattern is None:
         raise BadUsage("say which topics, with --topic, --prefix or --pattern")
+    for topic in topics:
+        try:
+            check_topic(topic, field="--topic")
+        except TopicsError as error:
+            raise BadUsage(error.message) from None
     if pattern is not None:
         try:
             re.compile(pattern)

@@ -23,6 +23,7 @@ from topics.spark.pipelines.compacting import GAPS_KEPT, META, Count, Outcome, P
 from topics.spark.pipelines.failures import BadUsage
 from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job, JobOptions, check_may_delete
+from topics.spark.pipelines.lenient import lenient
 from topics.spark.pipelines.report import Gap, Report
 from topics.spark.pipelines.rounds import STEP_SEQS, InTopic, Rounds, one_task
 
@@ -137,7 +138,7 @@ class Compaction(Rounds[Place]):
 def latest_of(rows: DataFrame, *, by: str, epoch: int) -> DataFrame:
     """One row a key, and one a loss (`key` NULL, `gap_to` set); `n` counts the records behind it."""
     keyed = rows.selectExpr(
-        f"IF(kind = 'gap', NULL, CAST(({by}) AS STRING)) AS key", "IF(kind = 'gap', seq, NULL) AS lost",
+        f"IF(kind = 'gap', NULL, CAST(({lenient(by)}) AS STRING)) AS key", "IF(kind = 'gap', seq, NULL) AS lost",
         f"CAST({epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
     )  # fmt: skip
     return _latest(keyed)
@@ -195,6 +196,10 @@ class FileOutput(Output):
             found = pq.read_metadata(self.name).metadata or {}
         except FileNotFoundError:
             return None
+        except (NotADirectoryError, IsADirectoryError) as error:
+            raise BadUsage(
+                f"{self.name} cannot be a file: {error.strerror}", next="give --parquet a file or a directory"
+            ) from None
         except pa.ArrowInvalid as error:
             raise BadUsage(f"{self.name} is no Parquet file: {error}") from None
         if META not in found:

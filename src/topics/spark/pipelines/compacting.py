@@ -16,7 +16,7 @@ from topics.errors import TopicsError
 from topics.model import surrogates
 from topics.spark.catalog import client_for
 from topics.spark.chunks import pieces
-from topics.spark.options import Connection
+from topics.spark.options import BadOption, Connection
 from topics.spark.pipelines import emitting, rounds
 from topics.spark.pipelines.delivery import REFUSED
 from topics.spark.pipelines.report import Gap
@@ -190,8 +190,9 @@ class WriteTopic:
             self._put(client, rows[middle:], records[middle:], outcome)
             return
         [row] = rows
-        if _is_loss(row):
-            raise error
+        if _is_loss(row):  # all that is left of the record is its key
+            text = f"--by: the key of seq {row['seq']} cannot be a tag: {error.message}; --parquet takes any key"
+            raise BadOption(text) from None
         reason = f"refused: {error.message}"
         lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
         told = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}

@@ -26,6 +26,7 @@ from msgspec import Struct
 from topics.errors import TopicsError
 from topics.model.names import check_topic
 from topics.spark.pipelines.windows import duration_ms
+from topics.spark.sql.rewrite import tokens
 
 COUNT = ("count(*) AS count",)
 
@@ -51,6 +52,8 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("say where to: a topic (into) or a directory of Parquet files (parquet)")
         if self.sql is not None and (self.by or self.where or self.select != COUNT):
             raise ValueError("sql stands in place of by, select and where")
+        if self.sql is not None and not {"window", "records"} <= {token.name.lower() for token in tokens(self.sql)}:
+            raise ValueError("sql: a query FROM records that has the window among its columns")
         if self.tag is not None and self.into is None:
             raise ValueError("tag: only records have one; Parquet has columns")
         if self.window_ms < 1 or not 1 <= self.slide_ms <= self.window_ms:

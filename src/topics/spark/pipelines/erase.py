@@ -30,6 +30,7 @@ from topics.model.records import TagMatch
 from topics.spark.pipelines import copies, positions
 from topics.spark.pipelines.copies import NEEDED, Id, Origins, Row, Rows, going, named, tagged
 from topics.spark.pipelines.erasing import FileNotes, Going, Note, Notes, TopicNotes
+from topics.spark.pipelines.failures import LakeFailed
 from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions, check_may_delete
 from topics.spark.pipelines.naming import begins_with, existing_lake, no_topic, unknown_topic
 from topics.spark.pipelines.report import Report
@@ -108,6 +109,8 @@ def parse(match: str) -> TagMatch:
     text = match.removesuffix("*")
     if "*" in text:
         raise BadUsage(f"{match!r}: a * may only stand at the end, for all tags that begin like what is before it")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise BadUsage(f"{match!r} is no text in UTF-8, and so no tag either")
     if not text:
         raise BadUsage(f"{match!r} would erase every record that has a tag")
     return TagMatch("Glob" if match.endswith("*") else "Eq", text)
@@ -196,7 +199,10 @@ class _Erasure:
         for topic in scope.states:
             check_may_delete(self.client, topic)
         if self.lake is not None and not os.access(self.lake.path, os.W_OK | os.X_OK):
-            raise Failed(f"{self.lake.path} cannot be written to by this user", next="run it as a user who may")
+            raise LakeFailed(
+                f"{self.lake.path} cannot be written to by this user",
+                next="run it as a user who may, and see how it is mounted",
+            )
 
     def _state(self, topic: str) -> State | None:
         try:

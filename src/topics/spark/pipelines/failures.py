@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from topics.errors import Code, TopicsError
+from topics.lake.disk import TELLING
 from topics.lake.errors import Damaged, LakeError, NoLake
 from topics.spark.catalog import NoSuchTopic
 from topics.spark.options import BadOption
@@ -64,6 +66,7 @@ _OF_TASK = {  # by the name of what was raised inside Spark
     "NoLake": Kind.USAGE,
     "NoSuchTopic": Kind.USAGE,
     "Damaged": Kind.LAKE,
+    "LakeError": Kind.LAKE,
 }
 
 
@@ -73,15 +76,29 @@ def kind_of(error: BaseException) -> Kind:
         return Kind.INTERRUPTED
     if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic | DataDirError):
         return Kind.USAGE
-    if isinstance(error, LakeFailed | LakeError):
+    if isinstance(error, LakeFailed | LakeError) or _refused_by_disk(error) is not None:
         return Kind.LAKE
     if isinstance(error, TopicsError):
         return _OF_CODE.get(error.code, Kind.FAILED)
     if _is_of_spark(error):
         if any(one.__name__ == "AnalysisException" for one in type(error).__mro__):
             return Kind.USAGE  # of an expression that somebody gave
+        if _does_not_fit(error):
+            return Kind.USAGE
         return _OF_TASK.get(_innermost(str(error))[0], Kind.FAILED)
     return Kind.FAILED
+
+
+def _does_not_fit(error: BaseException) -> bool:
+    """A value of a record that an expression cannot take."""
+    return _is_of_spark(error) and _MISFIT.match(_innermost(str(error))[1].strip()) is not None
+
+
+_MISFIT = re.compile(
+    r"\[(?:INVALID_VARIANT_CAST|CAST_INVALID_INPUT|CAST_OVERFLOW|DIVIDE_BY_ZERO|ARITHMETIC_OVERFLOW|"
+    r"BINARY_ARITHMETIC_OVERFLOW|NUMERIC_VALUE_OUT_OF_RANGE|INVALID_ARRAY_INDEX|MALFORMED_RECORD_IN_PARSING|"
+    r"CANNOT_PARSE_TIMESTAMP|INVALID_VARIANT_GET_PATH|DATETIME_OVERFLOW)\b"
+)
 
 
 def as_failed(error: BaseException) -> BaseException:
@@ -90,7 +107,16 @@ def as_failed(error: BaseException) -> BaseException:
         return BadUsage(str(error), next=next_step(error))
     if isinstance(error, LakeError):
         return LakeFailed(str(error), next=next_step(error))
+    if (told := _refused_by_disk(error)) is not None:
+        return LakeFailed(told)
     return error
+
+
+def _refused_by_disk(error: BaseException) -> str | None:
+    """What a disk says that is full or may not be written, in the words that lakes have for it."""
+    if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno in TELLING:
+        return f"{error.filename}: {error.strerror}; {TELLING[error.errno]}"
+    return None
 
 
 def problem_of(error: BaseException, *, resumes: bool = True, began: bool = True) -> Problem:
@@ -117,6 +143,8 @@ def explain(error: BaseException) -> str:
     """One line that says what went wrong; of a failed Spark task the error of the task, not of those above it."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
+    if (told := _refused_by_disk(error)) is not None:
+        return told
     text = _innermost(str(error))[1] if _is_of_spark(error) else str(error)
     return text.strip() or type(error).__name__
 
@@ -126,16 +154,32 @@ def _is_of_spark(error: BaseException) -> bool:
 
 
 def _innermost(text: str) -> tuple[str, str]:
-    """Class and message of the Python error inside what the JVM says, or its first line where there is none."""
-    _, mark, inside = text.partition("Traceback (most recent call last):")
-    lines = (inside if mark else text).splitlines()
+    """Class and message of the Python error inside what the JVM says, or its first line where there is none.
+
+    An error that was raised because of another one comes after it, and says more.
+    """
+    _, mark, inside = text.partition(_TRACEBACK)
     if not mark:
-        return "", next((line for line in lines if line.strip()), "")
-    for line in lines:
+        return "", next((line for line in text.splitlines() if line.strip()), "")
+    found = _raised(inside)
+    for more in _CHAINED.split(inside)[1:]:
+        found = _raised(more)
+    return found
+
+
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = re.compile(
+    r"\n\n(?:The above exception was the direct cause of the following exception|"
+    r"During handling of the above exception, another exception occurred):\n\n" + re.escape(_TRACEBACK)
+)
+
+
+def _raised(trace: str) -> tuple[str, str]:
+    for line in trace.splitlines():
         if line and not line[0].isspace():
             name, colon, message = line.partition(": ")
             return name.rpartition(".")[2], message if colon and message and "." in name else line
-    return "", lines[0]
+    return "", trace.partition("\n")[0]
 
 
 def next_step(error: BaseException, *, resumes: bool = True, began: bool = True) -> str:
@@ -156,6 +200,11 @@ def next_step(error: BaseException, *, resumes: bool = True, began: bool = True)
         return (
             "topics pipeline audit names all that is missing or damaged: bring it back from a copy of the lake, and "
             "run the same command again"
+        )
+    if _does_not_fit(error):
+        return (
+            "have the expression give NULL where a value does not fit: try_cast(… AS …), try_variant_get(value, '$.…', "
+            "'…'), try_divide, try_add; then run the command with it"
         )
     kind = kind_of(error)
     if kind is Kind.FORBIDDEN:

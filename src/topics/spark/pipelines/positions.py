@@ -18,7 +18,8 @@ from msgspec import Raw, Struct
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
-from topics.spark.pipelines.job import Failed
+from topics.model.names import check_topic
+from topics.spark.pipelines.job import BadUsage, Failed
 
 TOPIC = "sys:positions"
 CONFIG = {"durability": "fsync"}
@@ -38,6 +39,10 @@ class Positions:
     """The positions of one run whose names begin alike; a second run of the same kind is noticed and ends."""
 
     def __init__(self, client: Client, prefix: str, *, run: str, topic: str = TOPIC) -> None:
+        try:
+            check_topic(topic, field="--positions")
+        except TopicsError as error:
+            raise BadUsage(f"--positions: {error.message}") from None
         self._client = client
         self._prefix = prefix
         self._run = run

@@ -7,6 +7,7 @@ the server it writes to, before and after each step (`positions`).
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Unpack
 
@@ -25,6 +26,7 @@ from topics.spark.pipelines import positions
 from topics.spark.pipelines.delivery import Outcome, last_shown, target_of
 from topics.spark.pipelines.failures import explain
 from topics.spark.pipelines.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.lenient import lenient
 from topics.spark.pipelines.naming import missing_in
 from topics.spark.pipelines.positions import Positions
 from topics.spark.pipelines.replaying import Sender, origin_of
@@ -143,7 +145,9 @@ def replay(
     record tells of it. `node` replaces the original one, for readers that leave out what they wrote themselves.
     """
     url = url.rstrip("/")
-    if rate is not None and rate <= 0:
+    if "" in (lake, path):
+        raise BadUsage("--lake and --path: an empty name is no directory")
+    if rate is not None and not 0 < rate < math.inf:
         raise BadUsage("rate: a number of records a second above 0")
     wanted = Request(
         lake=None if lake is None else os.path.realpath(lake),
@@ -297,7 +301,7 @@ class _Run:
         try:
             return condition(
                 frame,
-                f"kind = 'gap' OR ({wanted.where})",
+                f"kind = 'gap' OR ({lenient(wanted.where)})",
                 lambda column: tables.fields(wanted.topic, column),
                 self._job.warn,
             )

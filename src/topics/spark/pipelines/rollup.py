@@ -30,6 +30,7 @@ from topics.spark.pipelines.emitting import Stamp
 from topics.spark.pipelines.failures import BadUsage, Failed
 from topics.spark.pipelines.frames import Source
 from topics.spark.pipelines.job import Job, JobOptions
+from topics.spark.pipelines.lenient import lenient
 from topics.spark.pipelines.report import Gap, Report
 from topics.spark.pipelines.rounds import STEP_SEQS, InTopic, Rounds, answered, one_task
 from topics.spark.pipelines.windows import Open, Seen
@@ -47,6 +48,7 @@ class Place(rounds.Place, frozen=True, kw_only=True):
     """How far it has come. `due` is what is being written, with the watermark before it, or None."""
 
     digest: str
+    fresh: bool = False  # nothing was written under this declaration yet, so it can still be changed
     watermark_ms: int = windows.NEVER
     open: list[Open] = field(default_factory=list)
     due: Due | None = None
@@ -101,18 +103,22 @@ class Rolling(Rounds[Place]):
         self, job: Job, source: Source, output: Output, declared: Declaration, *, step_seqs: int, full: bool
     ) -> None:
         self._declared = declared
+        self._checked = False
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
+        if self._at is not None and self._at.digest != declared.digest:
+            self._life, self._at = self._at.life + 1, None
         self._row.figures["late"] = 0
 
     def check_fits(self, known: Place) -> None:
-        if known.digest != self._declared.digest:
+        """A declaration that failed before anything was written may be corrected."""
+        if known.digest != self._declared.digest and not (known.fresh and not self._output.holds(known.digest)):
             raise BadUsage(
                 f"{self._output.name} holds a rollup that was declared otherwise",
                 next="use another output, or begin anew with --full: its windows are then written again",
             )
 
     def beginning(self, epoch: int, life: int) -> Place:
-        return Place(digest=self._declared.digest, epoch=epoch, life=life)
+        return Place(digest=self._declared.digest, fresh=True, epoch=epoch, life=life)
 
     def made_again(self, at: Place, epoch: int) -> Place:
         """The watermark stays, but what open windows had is gone with the life before."""
@@ -123,8 +129,22 @@ class Rolling(Rounds[Place]):
         return None if at.due is None else self._write(at, at.due)
 
     def take(self, at: Place, stop: int) -> Place:
+        if not self._checked:
+            self._check_names(at, stop)
         at = self._look(at, stop)
         return at if at.due is None else self._write(at, at.due)
+
+    def _check_names(self, at: Place, stop: int) -> None:
+        """Before anything is noted. A record and a file have one column of a name; a second one would be lost."""
+        self._windowed(self._source.load(at.done + 1, stop)).createOrReplaceTempView("records")
+        try:
+            names = [name.lower() for name in self._job.spark.sql(lenient(self._declared.statement)).columns]
+        finally:
+            self._job.spark.catalog.dropTempView("records")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise BadUsage(f"two columns of the result are called {twice[0]}", next="give each a name of its own: AS …")
+        self._checked = True
 
     def _save(self, at: Place) -> Place:
         if not self._job.dry_run:
@@ -172,7 +192,9 @@ class Rolling(Rounds[Place]):
         Windows are counted from 1970 in UTC. `outer` keeps rows that have no time, with `window` NULL.
         """
         size, slide = self._declared.window_ms, self._declared.slide_ms
-        timed = rows.selectExpr("*", f"IF(kind = 'record', CAST(({self._declared.time}) AS TIMESTAMP), NULL) AS time")
+        timed = rows.selectExpr(
+            "*", f"IF(kind = 'record', CAST(({lenient(self._declared.time)}) AS TIMESTAMP), NULL) AS time"
+        )
         last = f"(unix_millis(time) - pmod(unix_millis(time), {slide}))"
         starts = f"IF(time IS NULL, NULL, sequence({last}, {last} - {size - 1}, -{slide}))"
         explode = "explode_outer" if outer else "explode"
@@ -194,7 +216,7 @@ class Rolling(Rounds[Place]):
         )
         closed.createOrReplaceTempView("records")
         try:
-            result = self._job.spark.sql(self._declared.statement)
+            result = self._job.spark.sql(lenient(self._declared.statement))
             dry = self._job.dry_run
             outcome = Outcome(records=result.count()) if dry else self._output.write(result, at, due)
         finally:
@@ -202,7 +224,7 @@ class Rolling(Rounds[Place]):
         self._source.check_same(at.epoch)
         self._row.records += outcome.records
         self._row.repeated += outcome.repeated
-        return self._save(structs.replace(at, due=None, target_epoch=self._output.target()[0]))
+        return self._save(structs.replace(at, due=None, fresh=False, target_epoch=self._output.target()[0]))
 
     def finish(self) -> None:
         if self._at is not None:
@@ -217,6 +239,10 @@ class Output(rounds.Output[Place]):
     """Where windows go."""
 
     def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
+        raise NotImplementedError
+
+    def holds(self, digest: str) -> bool:
+        """Whether windows were written here under that declaration."""
         raise NotImplementedError
 
 
@@ -249,6 +275,9 @@ class FileOutput(Output):
 
     def save(self, at: Place) -> None:
         _replace(self._place, _encode(at))
+
+    def holds(self, digest: str) -> bool:
+        return any(name.endswith(".parquet") for name in os.listdir(self.name))
 
     def close(self) -> None:
         if self._lock is not None:
@@ -289,7 +318,10 @@ class TopicOutput(InTopic[Place], Output):
         """A topic that came back from a backup is another one, too, and holds what it held."""
         if not super().is_lost(at):
             return False
-        return not emitting.holds(self._client, self.name, key=KEY, name=self._declared.digest)
+        return not self.holds(self._declared.digest)
+
+    def holds(self, digest: str) -> bool:
+        return self.target()[0] != 0 and emitting.holds(self._client, self.name, key=KEY, name=digest)
 
     def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
         name, plan = self._declared.digest, f"{at.epoch}.{at.life}/{due.after_ms}-{due.upto_ms}"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+LONGEST_MS = 365_250 * 86_400_000
 NEVER = -(1 << 62)  # the watermark before the first record
 
 _UNITS_MS = {
@@ -62,6 +63,8 @@ def duration_ms(text: str) -> int:
         at = part.end()
     if at < len(lowered) or not lowered:
         raise ValueError(f"{text!r} is no duration such as 10 minutes, 1 hour, 1 day")
+    if total > LONGEST_MS:
+        raise ValueError(f"{text!r} is longer than 1000 years")
     return total
 
 

@@ -1,0 +1,82 @@
+"""SQL that somebody gave, with casts of fields of `value` that give NULL where a value does not fit. Pure.
+
+Spark fails at `value:price::int` for a price of "cheap", and one such record would end every run. Topics have no
+schema, so records of another type are to be expected. Only casts of `value` are changed: what else is wrong in an
+expression still shows.
+"""
+
+from __future__ import annotations
+
+from topics.spark.sql.rewrite import VARIANT, Token, tokens
+
+_CLOSING = {"(": ")", "[": "]", "<": ">"}
+
+
+def lenient(text: str) -> str:
+    """`value:price::int` and `CAST(value:price AS int)` as `try_cast(value:price AS int)`."""
+    found = [token for token in tokens(text) if token.kind != "space"]
+    edits: list[tuple[int, int, str]] = []
+    at = 0
+    while at < len(found):
+        token = found[at]
+        if token.word == "cast" and _is(found, at + 1, "(") and _is_value(found, at + 2):
+            edits.append((token.at, token.end, "try_cast"))
+            at += 2
+        elif _is_value(found, at):
+            stop = _path_end(found, at)
+            start, end = token.at, found[stop - 1].end
+            new, after = text[start:end], stop
+            while _is(found, after, ":") and _is(found, after + 1, ":") and after + 2 < len(found):
+                last = _type_end(found, after + 2)
+                new = f"try_cast({new} AS {text[found[after + 2].at : found[last - 1].end]})"
+                after = last
+            if after > stop:
+                edits.append((start, found[after - 1].end, new))
+            at = after
+        else:
+            at += 1
+    for start, end, new in reversed(edits):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _is(found: list[Token], at: int, sign: str) -> bool:
+    return at < len(found) and found[at].kind == "sign" and found[at].text == sign
+
+
+def _is_value(found: list[Token], at: int) -> bool:
+    """Whether `value` is here, and a field of it or a cast is asked for."""
+    return at < len(found) and found[at].is_name and found[at].name.lower() == VARIANT and _is(found, at + 1, ":")
+
+
+def _path_end(found: list[Token], at: int) -> int:
+    """Behind `value:a.b[0]`, or `value` alone."""
+    at += 1
+    if _is(found, at + 1, ":"):
+        return at
+    at += 1
+    if _is(found, at, "["):
+        at = _closed(found, at)
+    else:
+        at += 1
+    while at < len(found) and (_is(found, at, ".") or _is(found, at, "[")):
+        at = _closed(found, at) if _is(found, at, "[") else at + 2
+    return min(at, len(found))
+
+
+def _type_end(found: list[Token], at: int) -> int:
+    """Behind `int`, `decimal(10, 2)` or `array<int>`."""
+    nested = found[at].word in ("array", "map", "struct") and _is(found, at + 1, "<")
+    sized = found[at].word in ("decimal", "dec", "numeric", "char", "varchar") and _is(found, at + 1, "(")
+    return _closed(found, at + 1) if nested or sized else at + 1
+
+
+def _closed(found: list[Token], at: int) -> int:
+    """Behind the sign that closes the one here."""
+    opening, depth = found[at].text, 0
+    while at < len(found):
+        depth += (found[at].text == opening) - (found[at].text == _CLOSING[opening])
+        at += 1
+        if depth == 0:
+            break
+    return at
