@@ -75,7 +75,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.driver.extraJavaOptions": class_sharing(),
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         }
-        running = session("tests", master="local[2,4]", config=config)  # a failed task is tried again, as on a cluster
+        running = session("tests", master="local[2,2]", config=config)  # a failed task is tried again, as on a cluster
     yield running
     running.stop()
 

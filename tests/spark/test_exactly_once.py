@@ -11,7 +11,7 @@ from tests.spark.processes import Server, application, children, reached, runnin
 from tests.spark.streams import check_exact, numbers
 from topics.client import Client
 
-RECORDS = 12_000
+RECORDS = 24_000
 
 
 @pytest.fixture
@@ -21,6 +21,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
     server.kill()
 
 
+@pytest.mark.torture
 def test_nothing_is_lost_and_nothing_doubled_when_driver_workers_and_server_are_killed(
     own_server: Server, tmp_path: Path
 ):
@@ -29,20 +30,20 @@ def test_nothing_is_lost_and_nothing_doubled_when_driver_workers_and_server_are_
     with Client(own_server.url, retries=10) as client:
         numbers(client, "in", range(RECORDS))
 
-        driver = application(log, "local[2,4]", *where, 4000, 2)
+        driver = application(log, "local[2,4]", *where, 8000, 2)
         try:
-            reached(client, driver, "out", range(RECORDS), batch=4000)
+            reached(client, driver, "out", range(RECORDS), batch=8000)
         finally:
             driver.kill()
 
         driver = application(log, "local[2,4]", *where, 3000, 3)
         try:
-            reached(client, driver, "out", range(4000, RECORDS), batch=1000)
+            reached(client, driver, "out", range(12_000, RECORDS), batch=1000)
             workers = [pid for pid in running(driver.pid, "pyspark.daemon pyspark.worker") if not children(pid)]
             assert workers
             for worker in workers:
                 os.kill(worker, signal.SIGKILL)
-            reached(client, driver, "out", range(7000, RECORDS), batch=1000)
+            reached(client, driver, "out", range(16_000, RECORDS), batch=1000)
             own_server.kill()
             own_server.start()
             driver.succeed()
