@@ -326,3 +326,16 @@ def test_a_statement_that_fails_is_named_and_ends_what_was_piped(ask: Ask, monke
 def test_a_server_that_is_not_there_is_named(spark: SparkSession, capsys: pytest.CaptureFixture[str]):
     assert main(["sql", "--url", "http://127.0.0.1:1", "--path", "/x", "select 1"]) == 2
     assert "path and url: give one of them" in capsys.readouterr().err
+
+
+def test_why_a_query_failed_is_told_whatever_the_form(ask: Ask, orders: str):
+    for form in ("--csv", "--json"):
+        status, _, err = ask(f"select cast(tag as int) as n from {orders}", form)
+        assert (status, "CAST_INVALID_INPUT" in err, "An error occurred" in err) == (2, True, False)
+
+
+def test_columns_of_one_name_are_refused_as_json_and_both_there_as_csv(ask: Ask):
+    status, out, err = ask("select 1 as a, 2 as a", "--json")
+    assert (status, out) == (2, "")
+    assert "several columns are called a" in err
+    assert ask("select 1 as a, 2 as a", "--csv")[1].split() == ["a,a", "1,2"]

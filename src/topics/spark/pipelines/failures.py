@@ -160,13 +160,24 @@ def _innermost(text: str) -> tuple[str, str]:
     """
     _, mark, inside = text.partition(_TRACEBACK)
     if not mark:
-        return "", next((line for line in text.splitlines() if line.strip()), "")
+        return "", _of_java(text)
     found = _raised(inside)
     for more in _CHAINED.split(inside)[1:]:
         found = _raised(more)
     return found
 
 
+def _of_java(text: str) -> str:
+    """The first line; of a Java trace the message of the exception at its bottom, which caused the others."""
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    causes = [line.removeprefix("Caused by").removeprefix(": ") for line in lines if line.startswith(_CAUSES)]
+    if not lines[0].startswith("An error occurred while calling") or not causes:
+        return lines[0]
+    name, colon, message = causes[-1].partition(": ")
+    return message if colon and "." in name else causes[-1]
+
+
+_CAUSES = ("Caused by: ", ": ")
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(
     r"\n\n(?:The above exception was the direct cause of the following exception|"

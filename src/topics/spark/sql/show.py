@@ -15,6 +15,8 @@ from typing import Any, Literal, get_args
 
 from pyspark.sql import DataFrame, Row
 
+from topics.spark.sql.tables import BadQuery
+
 Form = Literal["table", "json", "jsonl", "csv"]
 FORMS: tuple[str, ...] = get_args(Form)
 TABLE_ROWS = 1000
@@ -36,6 +38,10 @@ def lines(frame: DataFrame, form: Form, *, limit: int | None = None) -> Iterator
         for row in rows:
             yield _csv([_cell(value, null="") for value in row])
         return
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise BadQuery(
+            f"several columns are called {', '.join(sorted(twice))}; as JSON each needs a name of its own: AS"
+        )
     texts = (_json(dict(zip(names, map(_plain, row), strict=True))) for row in rows)
     yield from texts if form == "jsonl" else _array(texts)
 
