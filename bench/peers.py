@@ -19,6 +19,9 @@ from plan import HERE, Plan
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 POLL_S = 0.002
+SETTLE_LIMIT_S = 5.0
+SETTLED_FOR_S = 0.05
+IDLE_SHARE = 0.05
 LOG_TAIL = 500
 
 
@@ -49,6 +52,15 @@ class Server:
             self.process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def settle(self) -> None:
+        """Returns when the process has next to nothing left to do, or has had long enough for it."""
+        until = time.perf_counter() + SETTLE_LIMIT_S
+        while time.perf_counter() < until:
+            before = cpu_s(self.pid)
+            time.sleep(SETTLED_FOR_S)
+            if cpu_s(self.pid) - before < SETTLED_FOR_S * IDLE_SHARE:
+                return
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-LOG_TAIL:] if self.log.exists() else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from load import Load
@@ -76,6 +76,18 @@ def ratio(key: str, ours: Side, other: Side | None, note: str = "") -> Reading:
     notes = [note, f"{per_cpu_s:.2f} × per cpu-second" if per_cpu_s else "", _held_up(ours), _held_up(other)]
     text = "; ".join(filter(None, notes))
     return Reading(key=key, value=ours.median / other.median, per_cpu_s=per_cpu_s, note=text)
+
+
+def slowdown(key: str, base: Side, others: Sequence[Side]) -> Reading:
+    """How many times slower than `base` the slowest of the others is, each round compared with the one beside it: what
+    the machine did to one of them it did to both."""
+
+    def against_base(side: Side) -> float:
+        return median(mine / theirs for mine, theirs in zip(base.rounds, side.rounds, strict=True))
+
+    slowest = max(others, key=against_base)
+    medians = ratio(key, base, slowest, note=f"slowest: {slowest.name}")
+    return replace(medians, value=against_base(slowest))
 
 
 def _held_up(side: Side) -> str:

@@ -13,10 +13,11 @@ from plan import Plan
 from row import Ask, Outcome, Reading, Row, Side, at_most
 from rows.append import append_load
 from rows.read import diff_load
-from turns import Contender, ratio, take_turns
+from turns import Contender, slowdown, take_turns
 
 FLAT = at_most(1.3)
 ROUND_S = 1.0  # short: appends make the topic grow while they are measured
+MORE_ROUNDS = 3  # times the rounds of other rows, for that: the sizes are close to each other and the rounds short
 REFILL_BELOW = 500_000  # smaller topics are made anew every round: a round of appends would outgrow them
 CLAIM_MAX = 8
 CLAIMS = 1_000  # 8,000 jobs: a queue of 10,000 is not emptied
@@ -36,11 +37,11 @@ class Subject:
         return f"{self.kind}-{self.size}-{self.made}"
 
     def prepare(self) -> None:
-        if self.made and self.size >= REFILL_BELOW:
-            return
-        self.made += 1
-        Api(self.server.port).create(self.name, durability="disk", type=self.kind)
-        send_all(self.server.port, appends(self.name, self.size, per_request=1_000))
+        if not self.made or self.size < REFILL_BELOW:
+            self.made += 1
+            Api(self.server.port).create(self.name, durability="disk", type=self.kind)
+            send_all(self.server.port, appends(self.name, self.size, per_request=1_000))
+        self.server.settle()  # what it still has to write down of the fill is no part of the round
 
     def append(self) -> Load:
         return append_load(self.server.port, seconds=ROUND_S, topic=self.name)
@@ -56,16 +57,17 @@ class Subject:
 
 
 def measure(plan: Plan) -> Outcome:
-    rounds = plan.scale.rounds
+    rounds = plan.scale.rounds * MORE_ROUNDS
     with running(start_topics(plan, plan.fresh_dir("topics"))) as server:
         logs = [Subject(server, size, "log") for size in plan.scale.growth]
         appended = take_turns([_contender("append", log, log.append, "records/s") for log in logs], rounds=rounds)
         read = take_turns([_contender("diff", log, log.diff, "reads/s") for log in logs], rounds=rounds)
-        readings, claimed = [_growth("append", appended), _growth("diff", read)], list[Side]()
+        claimed = list[Side]()
+        readings = [slowdown("append", appended[0], appended[1:]), slowdown("diff", read[0], read[1:])]
         if _has_queues(server):
             queues = [Subject(server, size, "queue") for size in plan.scale.growth]
             claimed = take_turns([_contender("claim", each, each.claim, "claims/s") for each in queues], rounds=rounds)
-            readings.append(_growth("claim", claimed))
+            readings.append(slowdown("claim", claimed[0], claimed[1:]))
         else:
             readings.append(Reading(key="claim", value=None, note="the server has no claim yet"))
     return Outcome(readings, [*appended, *read, *claimed])
@@ -74,12 +76,6 @@ def measure(plan: Plan) -> Outcome:
 def _contender(verb: str, subject: Subject, run: Callable[[], Load | float], unit: str) -> Contender:
     name = f"{verb} at {subject.size:,}"
     return Contender(name=name, unit=unit, run=run, before=subject.prepare, pid=lambda: subject.server.pid)
-
-
-def _growth(verb: str, sides: list[Side]) -> Reading:
-    """How many times slower the slowest size is than the smallest one."""
-    slowest = min(sides[1:], key=lambda side: side.median)
-    return ratio(verb, sides[0], slowest, note=f"slowest: {slowest.name}")
 
 
 def _has_queues(server: Server) -> bool:

@@ -10,11 +10,12 @@ Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import NamedTuple
 
 from topics.engine.leases import PRIORITIES, Job, leases_of, terms_of
 from topics.engine.state import Topic
-from topics.storage.columns import encode_json
+from topics.storage.columns import Columns, encode_json
 from topics.storage.segments import Cold, Segment
 
 TURNS = 8
@@ -200,10 +201,10 @@ def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
     while at < len(seqs):
         seq = seqs[at]
         segment = topic.segments[topic.index_of(seq)]
-        stop = at + 1
-        while stop < len(seqs) and seqs[stop] == seqs[stop - 1] + 1 and seqs[stop] < segment.end:
+        first, stop, upto = segment.first, at + 1, min(len(seqs), at + segment.end - seq)
+        while stop < upto and seqs[stop] - seq == stop - at:
             stop += 1
-        yield segment, seq - segment.first, seq - segment.first + stop - at
+        yield segment, seq - first, seq - first + stop - at
         at = stop
 
 
@@ -249,23 +250,32 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
     for segment, low, high in runs(topic, seqs):
         try:
             columns = segment.columns
-            offsets, tags = columns.offsets, columns.tags
-            base = offsets[low]
-            used_bytes += offsets[high] - base
+            ends = columns.offsets[low : high + 1].tolist()
+            base = ends[0]
+            used_bytes += ends[-1] - base
             if max_bytes is not None and used_bytes > max_bytes and len(seqs) > 1:
                 raise TooMuch
             blob = bytes(segment.read(low, high))
         except Cold as cold:
             loads.append(cold.load)
             continue
-        for at in range(low, high):
-            tag = b""
-            if tags is not None and tags[at]:
-                tag = b'"$tag":%b,' % encode_json(columns.tag_names.name_of(tags[at]))
-            found.append(Stored(blob[offsets[at] - base : offsets[at + 1] - base], tag))
+        tags = repeat(b"") if columns.tags is None else _tag_fields(columns, columns.tags[low:high].tolist())
+        found += [
+            Stored(blob[start - base : end - base], tag) for start, end, tag in zip(ends, ends[1:], tags, strict=False)
+        ]
     if loads:
         raise Cold(lambda: _run(loads))
     return found
+
+
+def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
+    """What `Stored.tag` holds for each of them. Jobs beside each other often have the same."""
+    known = {0: b""}
+    for tag_id in tag_ids:
+        field = known.get(tag_id)
+        if field is None:
+            field = known[tag_id] = b'"$tag":%b,' % encode_json(columns.tag_names.name_of(tag_id))
+        yield field
 
 
 def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -15,6 +16,8 @@ from topics.model.topic import TopicConfig
 from topics.storage.segments import MemorySegment, Segment
 
 FIRST_CEILING = 4096  # goes without saying: a topic's creation implies it
+
+_first_of = attrgetter("first")
 
 
 class Remembered(Struct, frozen=True, array_like=True, gc=False):
@@ -159,7 +162,7 @@ class Topic:
         segments = self.segments
         if segments and seq >= segments[-1].first:
             return len(segments) - 1
-        at = bisect_right(segments, seq, key=lambda segment: segment.first) - 1
+        at = bisect_right(segments, seq, key=_first_of) - 1
         return at + 1 if at < 0 or seq >= segments[at].end else at
 
     def spans(self, low: int, high: int) -> Iterator[tuple[Segment, int, int]]:

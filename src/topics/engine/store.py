@@ -230,7 +230,6 @@ class Store:
             self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
         self._write(path, parts)
-        self.shelf.forget(path)  # an open handle may belong to a file that this one has just replaced
         size = sum(map(len, parts))
         return path, codec.decode_footer(b"".join(parts[-2:]), path=path, file_bytes=size)
 

@@ -257,7 +257,6 @@ class RealSharedLock(Lock):
     def close(self) -> None:
         if self._fd != _CLOSED:
             fd, self._fd = self._fd, _CLOSED
-            self._mapped = None  # whoever still has a part of it keeps the rest
             os.close(fd)
 
 
@@ -357,6 +356,7 @@ class RealFile(File):
     def close(self) -> None:
         if self._fd != _CLOSED:
             fd, self._fd = self._fd, _CLOSED
+            self._mapped = None  # whoever still has a part of it keeps the rest
             os.close(fd)
 
 

@@ -1,9 +1,9 @@
-"""A file's bytes where the kernel keeps them: read without a copy, and only if that cannot wait for the disk.
+"""A file's bytes where the kernel keeps them: read without a copy, and only if that hardly ever waits for the disk.
 
 A mapping alone would do for the first half, but whoever touches a page that is not in memory waits for it, and the
-event loop must not. So the kernel is asked first (`mincore`); what it does not have is left to a thread that may wait.
-A page can still be evicted between the question and the use. That takes a machine out of memory in just these
-microseconds, or a client that does not take its answer, and costs one read of the disk.
+event loop must not. So the kernel is asked (`mincore`) which pages are there; what it does not have is left to a thread
+that may wait. The question is about the whole file, and its answer holds for a moment: it costs as much as all the rest
+of a read. A page that goes within that moment, or while a client does not take its answer, costs one read of the disk.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import ctypes
 import mmap
 import os
 import sys
+from time import monotonic
 
 import numpy as np
 
 MAX_BYTES = 256 << 10  # a larger piece may stay with a slow client for long: that one is better off with a copy
+MOMENT_S = 0.2  # how long an answer of the kernel holds
 _PAGE_BYTES = mmap.PAGESIZE
-_PAGES = MAX_BYTES // _PAGE_BYTES + 2
 
 
 def _find_mincore() -> ctypes._NamedFuncPointer | None:
@@ -38,14 +39,14 @@ _mincore = _find_mincore()
 class Mapped:
     """The whole of a file that no longer changes its size."""
 
-    __slots__ = ("_address", "_fd", "_resident", "_resident_at", "_view")
+    __slots__ = ("_asked_at", "_fd", "_resident", "_size", "_view")
 
     def __init__(self, fd: int, view: memoryview) -> None:
         self._fd = fd
         self._view = view
-        self._address = _address_of(view)
-        self._resident = bytearray(_PAGES)  # a byte a page, as `mincore` tells
-        self._resident_at = _address_of(self._resident)
+        self._size = len(view)
+        self._resident = bytearray(-(-len(view) // _PAGE_BYTES))  # a byte a page: whether it was in memory
+        self._asked_at = -MOMENT_S
 
     @classmethod
     def of(cls, fd: int) -> Mapped | None:
@@ -58,17 +59,21 @@ class Mapped:
             return None
 
     def take(self, size: int, at: int) -> memoryview | None:
-        """The bytes [at, at + size), if all of them are in memory now."""
+        """The bytes [at, at + size), if all of them are in memory."""
         end = at + size
         # Whoever cuts the file short from outside must not kill us: bytes behind its end are deadly to touch.
-        if end > len(self._view) or size > MAX_BYTES or os.lseek(self._fd, 0, os.SEEK_END) < end:
+        if end > self._size or size > MAX_BYTES or os.lseek(self._fd, 0, os.SEEK_END) < end:
             return None
-        start = at - at % _PAGE_BYTES
+        if monotonic() - self._asked_at >= MOMENT_S:
+            self._ask()
+        absent = self._resident.find(0, at // _PAGE_BYTES, (end - 1) // _PAGE_BYTES + 1)
+        return self._view[at:end] if absent < 0 else None
+
+    def _ask(self) -> None:
         assert _mincore is not None
-        if _mincore(self._address + start, end - start, self._resident_at) != 0:
-            return None
-        pages = -(-(end - start) // _PAGE_BYTES)
-        return self._view[at:end] if self._resident.find(0, 0, pages) < 0 else None
+        if _mincore(_address_of(self._view), self._size, _address_of(self._resident)) != 0:
+            self._resident[:] = bytes(len(self._resident))
+        self._asked_at = monotonic()
 
 
 def _address_of(buffer: bytearray | memoryview) -> int:

@@ -196,29 +196,35 @@ class Shelf:
         self.fs = fs
         self._columns_bytes = columns_bytes
         self._open_files = open_files
-        self._files: OrderedDict[str, File] = OrderedDict()
+        self._files: OrderedDict[SealedSegment, File] = OrderedDict()
         self._loaded: OrderedDict[SealedSegment, int] = OrderedDict()
         self._held_bytes = 0
-        self._fetched: OrderedDict[tuple[SealedSegment, int, int], Rendered] = OrderedDict()
+        self.fetched: OrderedDict[tuple[SealedSegment, int, int], Rendered] = OrderedDict()
         self._fetched_bytes = 0
         self._lock = Lock()
         self.retired: list[str] = []  # files that no topic needs any more
 
-    def file(self, path: str) -> File:
+    def open(self, segment: SealedSegment) -> File:
+        """Its file, for the segment to keep until it is told to `close_file`.
+
+        Reads keep no order of use: a file that was used since it was last looked at is spared once.
+        """
         with self._lock:
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = self.fs.open(path, write=True)
-                while len(self._files) > self._open_files:
-                    self._files.popitem(last=False)  # closed when its last reader lets go of it
-            else:
-                self._files.move_to_end(path)
+            file = self._files[segment] = self.fs.open(segment.path, write=True)
+            segment.keep_file(file)
+            while len(self._files) > self._open_files:
+                other, spared = self._files.popitem(last=False)
+                if other.file_in_use:
+                    other.file_in_use, self._files[other] = False, spared
+                else:
+                    other.close_file()
             return file
 
-    def forget(self, path: str) -> None:
-        """The file is about to go or move."""
+    def forget(self, segment: SealedSegment) -> None:
+        """Its file is about to go or move."""
         with self._lock:
-            self._files.pop(path, None)
+            self._files.pop(segment, None)
+            segment.close_file()
 
     def keep(self, segment: SealedSegment, size_bytes: int) -> None:
         with self._lock:
@@ -233,8 +239,8 @@ class Shelf:
         with self._lock:
             self._held_bytes -= self._loaded.pop(segment, 0)
             segment.unload()
-            for key in [key for key in self._fetched if key[0] is segment]:
-                self._fetched_bytes -= len(self._fetched.pop(key))
+            for key in [key for key in self.fetched if key[0] is segment]:
+                self._fetched_bytes -= len(self.fetched.pop(key))
 
     def hold(self, segment: SealedSegment, start: int, stop: int, data: Rendered) -> None:
         """Keeps data that was fetched off the loop for the read that asked for it.
@@ -243,19 +249,19 @@ class Shelf:
         other.
         """
         with self._lock:
-            self._fetched_bytes += len(data) - len(self._fetched.pop((segment, start, stop), b""))
-            self._fetched[segment, start, stop] = data
-            while self._fetched_bytes > FETCHED_BYTES and len(self._fetched) > 1:
-                self._fetched_bytes -= len(self._fetched.popitem(last=False)[1])
-
-    def fetched(self, segment: SealedSegment, start: int, stop: int) -> Rendered | None:
-        return self._fetched.get((segment, start, stop))
+            self._fetched_bytes += len(data) - len(self.fetched.pop((segment, start, stop), b""))
+            self.fetched[segment, start, stop] = data
+            while self._fetched_bytes > FETCHED_BYTES and len(self.fetched) > 1:
+                self._fetched_bytes -= len(self.fetched.popitem(last=False)[1])
 
 
 class SealedSegment(Segment):
     """A run in a file. Marks are written through to the file by whoever calls `take_unsaved`."""
 
-    __slots__ = ("_damage", "_loaded", "_marks_known", "_pending", "_shelf", "_unsaved", "cold", "footer", "path")
+    __slots__ = (
+        "_damage", "_file", "_loaded", "_marks_known", "_pending", "_shelf", "_unsaved",
+        "cold", "file_in_use", "footer", "path",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -277,6 +283,8 @@ class SealedSegment(Segment):
         self.footer = footer
         self._shelf = shelf
         self._loaded: Loaded | None = None
+        self._file: File | None = None
+        self.file_in_use = False  # since the shelf last looked
         self.cold = False  # whether the file lives in the cold folder
         self._marks_known = live == footer.count and not pending
         self._pending = pending or []  # marks that a snapshot knows and the file may lack
@@ -337,7 +345,7 @@ class SealedSegment(Segment):
                   for first, last in runs(np.asarray(positions, np.intp))]  # fmt: skip
 
         def save() -> None:
-            file = self._shelf.file(self.path)
+            file = self._open()
             for offset, flags in writes:
                 file.pwrite(flags, offset)
             file.datasync()
@@ -352,8 +360,10 @@ class SealedSegment(Segment):
             damage, self._damage = self._damage, None
             raise damage
         loaded = self._loaded or self._load(wait=False)
-        start, stop = loaded.columns.offsets[low], loaded.columns.offsets[high]
-        found = self._shelf.fetched(self, start, stop)
+        offsets = loaded.columns.offsets
+        start, stop = offsets[low], offsets[high]
+        fetched = self._shelf.fetched
+        found = fetched.get((self, start, stop)) if fetched else None
         if found is None:
             found = self._data(loaded, start, stop, wait=False)
         if found is None:
@@ -363,7 +373,7 @@ class SealedSegment(Segment):
     def check(self) -> None:
         """Reads everything once and compares every checksum; raises `Corrupt` or `Damaged`."""
         loaded = self._load(wait=True)
-        flags = self._shelf.file(self.path).pread(self.count, self.footer.flags_at)
+        flags = self._open().pread(self.count, self.footer.flags_at)
         if bad := codec.damaged_flags(flags):
             raise Damaged(
                 self, bad[0], bad[-1] + 1, Corrupt(self.path, self.footer.flags_at + bad[0], "a flag byte is damaged")
@@ -375,15 +385,28 @@ class SealedSegment(Segment):
     def unload(self) -> None:
         self._loaded = None
 
+    def keep_file(self, file: File) -> None:
+        self._file, self.file_in_use = file, True
+
+    def close_file(self) -> None:
+        self._file = None  # closed when its last reader lets go of it
+
+    def _open(self) -> File:
+        file = self._file
+        if file is None:
+            return self._shelf.open(self)
+        self.file_in_use = True
+        return file
+
     def moved(self, path: str) -> None:
         """The file now lives at `path`."""
-        self._shelf.forget(self.path)
+        self._shelf.forget(self)
         self.path = path
 
     def release(self) -> None:
         """The segment is gone: nothing of it stays in memory, and its file may go."""
         self._shelf.drop(self)
-        self._shelf.forget(self.path)
+        self._shelf.forget(self)
         self._shelf.retired.append(self.path)
 
     def _fetch(self, low: int, high: int) -> None:
@@ -437,7 +460,7 @@ class SealedSegment(Segment):
         footer = self.footer
         size = footer.flags_at - footer.sums_at + footer.count
         try:
-            file = self._shelf.file(self.path)
+            file = self._open()
         except FileNotFoundError as missing:
             if self.cold:
                 raise  # its folder may not be there at the moment, which is no loss
@@ -450,17 +473,15 @@ class SealedSegment(Segment):
     def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
         """Data bytes [start, stop), each chunk checked the first time it is read; None if that would wait."""
         first, last = start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES
-        fresh = loaded.verified.find(0, first, last + 1) >= 0
-        low, high = start, stop
-        if fresh:
-            low, high = first * codec.CHUNK_BYTES, min((last + 1) * codec.CHUNK_BYTES, self.footer.data_bytes)
-        file = self._shelf.file(self.path)
-        at = codec.HEADER_BYTES + low
-        block = file.pread(high - low, at) if wait else file.try_pread(high - low, at)
+        file = self._open()
+        take = file.pread if wait else file.try_pread
+        if loaded.verified.find(0, first, last + 1) < 0:
+            return take(stop - start, codec.HEADER_BYTES + start)
+        low, high = first * codec.CHUNK_BYTES, min((last + 1) * codec.CHUNK_BYTES, self.footer.data_bytes)
+        block = take(high - low, codec.HEADER_BYTES + low)
         if block is None:
             return None
-        if fresh:
-            self._verify(loaded, block, first, last)
+        self._verify(loaded, block, first, last)
         return block[start - low : stop - low]
 
     def _verify(self, loaded: Loaded, block: Rendered, first: int, last: int) -> None:
