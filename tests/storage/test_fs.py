@@ -1,10 +1,12 @@
 """The contract of `Fs`, held against the operating system and the simulated disk alike."""
 
 import array
+import ctypes
 import errno
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -293,38 +295,71 @@ def refuse(code: int):
 def test_a_read_that_would_wait_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer, expected):
     file = RealFs().open(str(tmp_path / "a"), create=True)
     file.pwrite(b"abcdef", 0)
-    monkeypatch.setattr(mapped, "_mincore", None)
     monkeypatch.setattr(os, "preadv", answer)
     assert file.try_pread(6, 0) == expected
     file.close()
 
 
-def test_what_the_kernel_has_in_memory_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    text = bytes(range(256)) * 256
-    file = RealFs().open(str(tmp_path / "a"), create=True)
-    file.pwrite(text, 0)
-    with monkeypatch.context() as no_reads:
-        no_reads.setattr(os, "preadv", refuse(errno.EIO))
-        for size, at in ((1, 0), (5000, 4095), (40_000, 17), (len(text), 0)):
-            assert file.try_pread(size, at) == text[at : at + size]
-    kept = file.try_pread(5000, 4095)
+@pytest.fixture
+def lender(tmp_path: Path) -> Iterator[File]:
+    if mapped._mincore is None:
+        pytest.skip("only Linux tells which pages are in memory")
+    file = RealFs().open(str(tmp_path / "lender"), create=True)
+    file.pwrite(bytes(range(256)) * 256, 0)
+    yield file
     file.close()
+
+
+def test_what_the_kernel_has_in_memory_is_lent_where_it_lies(lender: File, monkeypatch: pytest.MonkeyPatch):
+    text = lender.pread(1 << 16, 0)
+    monkeypatch.setattr(os, "preadv", refuse(errno.EIO))
+    for size, at in ((1, 0), (5000, 4095), (40_000, 17), (len(text), 0)):
+        assert lender.lend(size, at) == text[at : at + size]
+    assert lender.lend(2, len(text) - 1) is None
+    kept = lender.lend(5000, 4095)
+    lender.close()
     assert kept == text[4095:9095]
 
 
-@pytest.mark.skipif(mapped._mincore is None, reason="only Linux tells which pages are in memory")
-def test_what_is_not_in_memory_or_no_longer_there_is_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    text = b"x" * (5 * mmap.PAGESIZE)
-    file = RealFs().open(str(tmp_path / "a"), create=True)
-    file.pwrite(text, 0)
-    assert file.try_pread(len(text), 0) == text
-    with monkeypatch.context() as evicted:
-        evicted.setattr(mapped, "_mincore", lambda address, size, found: 0)  # writes no page down as resident
-        evicted.setattr(os, "preadv", refuse(errno.EAGAIN))
-        assert RealFs().open(str(tmp_path / "a"), create=True).try_pread(len(text), 0) is None
-    os.truncate(tmp_path / "a", 100)
-    assert file.try_pread(2 * mmap.PAGESIZE, 0) == text[:100]
-    file.close()
+def test_what_is_not_in_memory_is_not_lent(lender: File, monkeypatch: pytest.MonkeyPatch):
+    page = mmap.PAGESIZE
+
+    def without_the_second_page(address: int, size: int, found: int) -> int:
+        ctypes.memset(found, 1, size // page)
+        ctypes.memset(found + 1, 0, 1)
+        return 0
+
+    monkeypatch.setattr(mapped, "_mincore", without_the_second_page)
+    assert [lender.lend(page, at * page) is None for at in range(4)] == [False, True, False, False]
+    assert lender.lend(2, page - 1) is None
+    assert lender.lend(1, page - 1) is not None
+
+
+def test_what_was_asked_holds_for_a_moment(lender: File, monkeypatch: pytest.MonkeyPatch):
+    clock, asked = [0.0], 0
+    real = mapped._mincore
+
+    def count(*question: int) -> int:
+        nonlocal asked
+        asked += 1
+        return real(*question)
+
+    monkeypatch.setattr(mapped, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(mapped, "_mincore", count)
+    for clock[0] in (100.0, 100.1, 100.19, 100.21, 100.3, 100.42):
+        assert lender.lend(1, 0) is not None
+    assert asked == 3
+
+
+def test_a_file_cut_short_fails_the_call_that_comes_upon_it_and_nothing_else(lender: File):
+    lent = lender.lend(1 << 15, 1 << 15)
+    assert lent is not None
+    os.truncate(lender.path, 100)
+    end, other = socket.socketpair()
+    with end, other, pytest.raises(OSError, match="Bad address"):
+        end.sendmsg([lent])
+    assert RealFs().open(lender.path).lend(1 << 15, 1 << 15) is None
+    assert lender.try_pread(1 << 15, 0) == bytes(range(100))
 
 
 def test_a_failed_reservation_raises_and_leaves_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -23,6 +23,7 @@ from topics.storage.segments import Damaged, Rendered, Segment
 Span = tuple[Segment, int, int]  # first position, position after the last
 
 STRETCH = 256  # seqs looked at in one go where some are skipped
+LENT_BYTES = 64 << 10  # a smaller piece is copied: it may be put together with others, which only the kernel may do
 
 
 class Query(Struct, kw_only=True, gc=False):
@@ -39,6 +40,7 @@ class Query(Struct, kw_only=True, gc=False):
     upto: int | None = None  # highest seq this reader may see; None for the head
     examine: int = MAX_EXAMINED
     plain: bool = False  # whether it asks for nothing but a cursor, a limit and a byte budget
+    lend: bool = False  # whether what is found goes to a socket as it is: large pieces are lent then (`Segment.lend`)
     spans: bool = False  # whether to tell where each part comes from, for a reader that goes on with the columns
 
 
@@ -102,9 +104,11 @@ def _read_whole(topic: Topic, query: Query) -> Reading | None:
     if low == stop:
         return Reading([], 0, from_seq, 0)
     offsets = segment.columns.offsets
-    if offsets[stop] - offsets[low] > query.max_bytes:
+    size = offsets[stop] - offsets[low]
+    if size > query.max_bytes:
         return None
-    return Reading([segment.read(low, stop)], stop - low, from_seq + stop - low, stop - low)
+    piece = segment.lend(low, stop) if query.lend and size >= LENT_BYTES else segment.read(low, stop)
+    return Reading([piece], stop - low, from_seq + stop - low, stop - low)
 
 
 def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
@@ -193,7 +197,7 @@ def _take(
         spent = True
     else:
         spent = False
-    blob = segment.read(low, stop)
+    blob = _read_piece(segment, low, stop, query)
     if query.projection is not STORED_FORM and not query.projection.is_stored_form:
         blob = _project(segment, blob, range(low, stop), query.projection)
     reading.parts.append(blob)
@@ -270,7 +274,7 @@ def _take_some(
     else:
         stop_at = high - 1
     chosen = chosen[:fits]
-    for first, last, blob in _slices(segment, chosen):
+    for first, last, blob in _slices(segment, chosen, query):
         if not query.projection.is_stored_form:
             blob = _project(segment, blob, range(first, last + 1), query.projection)
         reading.parts.append(blob)
@@ -281,21 +285,28 @@ def _take_some(
     return left
 
 
-def _slices(segment: Segment, chosen: npt.NDArray[np.intp]) -> Iterator[tuple[int, int, Rendered]]:
+def _read_piece(segment: Segment, low: int, high: int, query: Query) -> Rendered:
+    if query.lend and segment.columns.offsets[high] - segment.columns.offsets[low] >= LENT_BYTES:
+        return segment.lend(low, high)
+    return segment.read(low, high)
+
+
+def _slices(segment: Segment, chosen: npt.NDArray[np.intp], query: Query) -> Iterator[tuple[int, int, Rendered]]:
     """The chosen records as unbroken runs with their bytes: read together where they lie close together."""
     pieces = runs(chosen)
     if len(pieces) < 2:
         for first, last in pieces:
-            yield first, last, segment.read(first, last + 1)
+            yield first, last, _read_piece(segment, first, last + 1, query)
         return
     offsets = segment.columns.offsets
     base = offsets[pieces[0][0]]
     span_bytes = offsets[pieces[-1][1] + 1] - base
     wanted_bytes = sum(offsets[last + 1] - offsets[first] for first, last in pieces)
-    whole = segment.read(pieces[0][0], pieces[-1][1] + 1) if span_bytes <= 4 * wanted_bytes else None
+    near = span_bytes <= 4 * wanted_bytes
+    whole = _read_piece(segment, pieces[0][0], pieces[-1][1] + 1, query) if near else None
     for first, last in pieces:
         if whole is None:
-            yield first, last, segment.read(first, last + 1)
+            yield first, last, _read_piece(segment, first, last + 1, query)
         else:
             yield first, last, whole[offsets[first] - base : offsets[last + 1] - base]
 

@@ -68,6 +68,9 @@ class File(Protocol):
     def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
         """What `pread` would give, if that needs no wait for the disk; else None. For callers that must not block."""
 
+    def lend(self, size: int, at: int) -> memoryview | None:
+        """The same where it lies, for system calls to copy from and for nobody else; None where that cannot be had."""
+
     def datasync(self) -> None:
         """Make the bytes and the size durable; timestamps may wait."""
 
@@ -306,11 +309,13 @@ class RealFile(File):
             data += more
         return data
 
+    def lend(self, size: int, at: int) -> memoryview | None:
+        mapped = self._mapped
+        if mapped is None:
+            mapped = self._mapped = Mapped.of(self._fd)
+        return mapped.lend(size, at) if mapped is not None else None
+
     def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
-        if self._mapped is None:
-            self._mapped = Mapped.of(self._fd)
-        if self._mapped is not None and (found := self._mapped.take(size, at)) is not None:
-            return found
         if _NOWAIT is None:
             return self.pread(size, at)
         buffer = np.empty(size, np.uint8).data  # not cleared before it is filled, and given away without a copy

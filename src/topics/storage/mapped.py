@@ -1,9 +1,12 @@
-"""A file's bytes where the kernel keeps them: read without a copy, and only if that hardly ever waits for the disk.
+"""A file's bytes where the kernel keeps them, to go from there to a socket without another copy.
 
-A mapping alone would do for the first half, but whoever touches a page that is not in memory waits for it, and the
-event loop must not. So the kernel is asked (`mincore`) which pages are there; what it does not have is left to a thread
-that may wait. The question is about the whole file, and its answer holds for a moment: it costs as much as all the rest
-of a read. A page that goes within that moment, or while a client does not take its answer, costs one read of the disk.
+Only the kernel may touch them. Where somebody cut the file short there is nothing left behind its last page: a system
+call that comes upon that fails, but a process that does dies.
+
+And nobody may wait for the disk: whoever touches a page that is not in memory does, and the event loop must not. So the
+kernel is asked (`mincore`) which pages are there; what it does not have is left to others. The question is about the
+whole file and its answer holds for a moment, since it costs as much as all the rest of a read. A page that goes within
+that moment, or while a client does not take its answer, costs one read of the disk.
 """
 
 from __future__ import annotations
@@ -58,11 +61,10 @@ class Mapped:
         except (OSError, ValueError):
             return None
 
-    def take(self, size: int, at: int) -> memoryview | None:
-        """The bytes [at, at + size), if all of them are in memory."""
+    def lend(self, size: int, at: int) -> memoryview | None:
+        """The bytes [at, at + size), if all of them are in memory. For system calls: see above."""
         end = at + size
-        # Whoever cuts the file short from outside must not kill us: bytes behind its end are deadly to touch.
-        if end > self._size or size > MAX_BYTES or os.lseek(self._fd, 0, os.SEEK_END) < end:
+        if end > self._size or size > MAX_BYTES:
             return None
         if monotonic() - self._asked_at >= MOMENT_S:
             self._ask()
@@ -71,7 +73,8 @@ class Mapped:
 
     def _ask(self) -> None:
         assert _mincore is not None
-        if _mincore(_address_of(self._view), self._size, _address_of(self._resident)) != 0:
+        cut = os.lseek(self._fd, 0, os.SEEK_END) < self._size
+        if cut or _mincore(_address_of(self._view), self._size, _address_of(self._resident)) != 0:
             self._resident[:] = bytes(len(self._resident))
         self._asked_at = monotonic()
 

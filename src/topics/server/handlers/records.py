@@ -21,6 +21,7 @@ from topics.model.records import (
     DEFAULT_LIMIT,
     MAX_BATCH_BYTES,
     MAX_WAIT_MS,
+    STORED_FORM,
     DeleteRequest,
     DiffRequest,
     PlainWriteRequest,
@@ -135,6 +136,8 @@ def diff(app: TopicsApp, call: Call) -> Answer:
         return Response(200, b"".join((polled.before, took, polled.after)))
     wanted: DiffRequest = decode_body(_decode_diff, request.body)
     query = _query(app, wanted)
+    if query.projection is STORED_FORM:  # and not to be packed, which is more than to be sent
+        query.lend = request.headers.get(b"accept-encoding", b"identity") == b"identity"
     topic, reading = app.engine.read(name, query)
     if wanted.wait_ms and _nothing(topic, reading) and not app.draining:
         return LongPoll(app, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))

@@ -1,0 +1,58 @@
+"""Somebody cuts a file of a running server short: it costs the records in it, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from tests.conftest import WAIT_S, StartServer
+
+RECORDS = 4_000
+WHOLE = 900  # records of an answer that is lent from the file
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_costs_its_records_only(start_server: StartServer, tmp_path: Path):
+    data = tmp_path / "data"
+    server = start_server(data_dir=data, segment_max_events=2_000, checkpoint_interval_ms=100, sync_interval_ms=1)
+    rows = [{"data": {"n": n, "text": "x" * 80}} for n in range(1_000)]
+    for _ in range(RECORDS // len(rows)):
+        assert ask(server.port, "", {"records": rows})["count"] == len(rows)
+    path = wait_for(lambda: next(iter(sorted(data.glob("segments/*/*01.seg"))), None))
+    wanted = {"from_seq": 0, "limit": WHOLE, "max_batch_bytes": 4 << 20}
+    for _ in range(3):
+        assert len(ask(server.port, "/diff", wanted)["records"]) == WHOLE
+    os.truncate(path, 4096)
+
+    def read_on() -> dict | None:
+        try:
+            answer = ask(server.port, "/diff", wanted)
+        except (HTTPException, OSError, ValueError):  # broken off: the answer was promised when the bytes were gone
+            answer = None
+        assert server.process.poll() is None, server.log()
+        return answer if answer and answer["tombstone"] else None
+
+    told = wait_for(read_on)
+    assert (told["tombstone"]["gap_from"], told["tombstone"]["reason"]) == (1, "corrupt")
+    rest = ask(server.port, "/diff", {"from_seq": 2_000, "limit": 1_000, "max_batch_bytes": 4 << 20})
+    assert [row["$seq"] for row in rest["records"]] == list(range(2_001, 3_001))
+    server.kill()  # its log tells of the damage, which an orderly end would not be content with
+
+
+def ask(port: int, verb: str, body: dict) -> dict:
+    connection = HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    try:
+        connection.request("POST", f"/v0/topics/t{verb}", json.dumps(body), {"content-type": "application/json"})
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def wait_for(look):
+    deadline = time.monotonic() + WAIT_S
+    while not (seen := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return seen
