@@ -14,7 +14,7 @@ from topics.engine.losses import Losses
 from topics.engine.state import Remembered, Topic
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
-from topics.storage.columns import Columns, copied
+from topics.storage.columns import first_of
 from topics.storage.segments import MemorySegment, SealedSegment
 
 TAIL_MAX_BYTES = 256 << 10
@@ -24,19 +24,27 @@ TAIL_MAX_EVENTS = 4096
 Look = tuple[int, int, int, int, int]
 
 
-class Frozen(NamedTuple):
-    """A memory segment as it was when the snapshot was taken: it may grow or lose records meanwhile."""
+class Frozen(msgspec.Struct, gc=False):
+    """A memory segment as it was when the snapshot was taken: it may grow or lose records meanwhile.
+
+    What grows is not copied, only measured: that would hold up everybody where there are many topics. Whoever encodes
+    it cuts off what came later.
+    """
 
     segment: MemorySegment
-    columns: Columns
-    rendered: bytes | bytearray
+    count: int
+    rendered_bytes: int
+    tag_names: int
+    node_names: int
     marks: bytes | None
     live: int
     live_bytes: int
 
     def encode(self, topic_id: int, epoch: int) -> list[bytes]:
-        marks = None if self.marks is None else bytearray(self.marks)
-        return codec.encode(self.columns, self.rendered, marks, topic_id=topic_id, epoch=epoch)
+        """The segment's file. On any thread."""
+        columns = first_of(self.segment.columns, self.count, tag_names=self.tag_names, node_names=self.node_names)
+        rendered = self.segment.rendered[: self.rendered_bytes]
+        return codec.encode(columns, rendered, self.marks, topic_id=topic_id, epoch=epoch)
 
 
 class Part(NamedTuple):
@@ -73,7 +81,7 @@ def _packed(values: dict[str, Any]) -> dict[str, msgspec.Raw]:
     return {name: msgspec.Raw(msgspec.msgpack.encode(value)) for name, value in values.items() if value is not None}
 
 
-class Captured(NamedTuple):
+class Captured(msgspec.Struct, gc=False):
     """One topic at the point of the snapshot. `sealing` and `tail` still have to be written."""
 
     snapshot: snap.TopicSnapshot
@@ -84,7 +92,7 @@ class Captured(NamedTuple):
 
 def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | None) -> Captured:
     """Everything about the topic right now. `known_tail` is the tail of the last snapshot and how it looked then."""
-    kept = topic.config.durability != "ephemeral"
+    kept, keys = topic.config.durability != "ephemeral", topic.keys
     open_segment = topic.open
     if kept and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES):
         apply.roll(state, topic, opened_ms=open_segment.opened_ms)
@@ -102,7 +110,7 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
         if known_tail is not None and known_tail[1] == look(open_segment):
             tail_ref = known_tail[0]
         else:
-            tail = freeze(open_segment, growing=True)
+            tail = freeze(open_segment)
     snapshot = snap.TopicSnapshot(
         topic_id=topic.topic_id,
         name=topic.name,
@@ -117,9 +125,9 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
         ceiling=topic.ceiling_staged,  # the log file that raises it may go once this is in place
         count=topic.count if kept else 0,
         bytes=topic.bytes if kept else 0,
-        losses=list(topic.losses.runs),
-        keys=[(key, write.first, write.last, write.at_ms) for key, write in topic.keys.items()],
-        segments=refs,
+        losses=tuple(topic.losses.runs),
+        keys=tuple([(key, write.first, write.last, write.at_ms) for key, write in keys.items()]) if keys else (),
+        segments=tuple(refs),
         tail=tail_ref,
         extra=_packed({part.name: part.save(state, topic) for part in TOPIC_PARTS}),
     )
@@ -170,9 +178,9 @@ def _ref(segment: SealedSegment) -> snap.SegmentRef:
     )
 
 
-def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:
-    """A closed segment no longer grows, so only its marks are copied; one that still grows is copied whole."""
-    marks = None if segment.marks is None else bytes(segment.marks)
-    columns = copied(segment.columns) if growing else segment.columns
-    rendered = bytes(segment.rendered) if growing else segment.rendered
-    return Frozen(segment, columns, rendered, marks, segment.live, segment.live_bytes)
+def freeze(segment: MemorySegment) -> Frozen:
+    columns, marks = segment.columns, segment.marks
+    return Frozen(
+        segment, segment.count, len(segment.rendered), len(columns.tag_names), len(columns.node_names),
+        None if marks is None else bytes(marks), segment.live, segment.live_bytes,
+    )  # fmt: skip

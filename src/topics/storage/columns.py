@@ -49,11 +49,11 @@ class GrowingNames:
         self.names = list(names)
         self.ids = {name: at for at, name in enumerate(self.names, 1)}
 
-    def copied(self) -> GrowingNames:
-        """As they are now. The way from a name to its id is shared, and may come to know more names."""
-        copy = GrowingNames.__new__(GrowingNames)
-        copy.names, copy.ids = self.names[:], self.ids
-        return copy
+    def first_ones(self, n: int) -> GrowingNames:
+        """As they were when there were `n`. The way from a name to its id is shared, and knows later ones, too."""
+        early = GrowingNames.__new__(GrowingNames)
+        early.names, early.ids = self.names[:n], self.ids
+        return early
 
     def add(self, name: str) -> int:
         known = self.ids.get(name)
@@ -214,18 +214,23 @@ def extend_plain(columns: Columns, ts: int, size_bytes: int, tags: Sequence[str 
     return True
 
 
-def copied(columns: Columns) -> Columns:
-    """The columns of a run that still grows, as they are now: to be read, not to be added to."""
-    fresh = Columns(columns.first)
-    fresh.offsets, fresh.ts = columns.offsets[:], columns.ts[:]
-    fresh.tags = None if columns.tags is None else columns.tags[:]
-    fresh.nodes = None if columns.nodes is None else columns.nodes[:]
-    fresh.metas = None if columns.metas is None else columns.metas[:]
+def first_of(columns: Columns, n: int, *, tag_names: int, node_names: int) -> Columns:
+    """The columns of a run that grows, as they were when it had so many records and names: not to be added to.
+
+    Any thread may ask, while the owner's goes on adding: nothing but the end of a run ever changes, and each column is
+    copied in one step of the interpreter.
+    """
+    early = Columns(columns.first)
+    early.offsets, early.ts = columns.offsets[: n + 1], columns.ts[:n]
+    early.tags = None if (tags := columns.tags) is None else tags[:n]
+    early.nodes = None if (nodes := columns.nodes) is None else nodes[:n]
+    early.metas = None if (metas := columns.metas) is None else metas[:n]
     assert isinstance(columns.tag_names, GrowingNames)
     assert isinstance(columns.node_names, GrowingNames)
-    fresh.tag_names, fresh.node_names = columns.tag_names.copied(), columns.node_names.copied()
-    fresh.extras = dict(columns.extras)
-    return fresh
+    early.tag_names = columns.tag_names.first_ones(tag_names)
+    early.node_names = columns.node_names.first_ones(node_names)
+    early.extras = {at: extra for at, extra in columns.extras.copy().items() if at < n}
+    return early
 
 
 def growable(columns: Columns) -> Columns:

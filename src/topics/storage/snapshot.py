@@ -33,7 +33,7 @@ _HEADER = struct.Struct("<8sIIQ")
 _sum64 = xxhash.xxh3_64_intdigest
 
 
-class SegmentRef(Struct, array_like=True):
+class SegmentRef(Struct, array_like=True, gc=False):
     """One sealed segment. `pending` are marks (u32 position, then 0x01 deleted or 0x02 lost) that its file may lack."""
 
     first: int
@@ -45,7 +45,7 @@ class SegmentRef(Struct, array_like=True):
     pending: bytes = b""
 
 
-class TailRef(Struct, array_like=True):
+class TailRef(Struct, array_like=True, gc=False):
     """Records too few for a file of their own."""
 
     tails: int  # number of the tails file
@@ -56,7 +56,7 @@ class TailRef(Struct, array_like=True):
     live_bytes: int
 
 
-class TopicSnapshot(Struct, array_like=True, kw_only=True):
+class TopicSnapshot(Struct, array_like=True, kw_only=True, gc=False):
     """One topic. See `engine.state.Topic` for the fields."""
 
     topic_id: int
@@ -72,9 +72,9 @@ class TopicSnapshot(Struct, array_like=True, kw_only=True):
     ceiling: int
     count: int
     bytes: int
-    losses: list[tuple[int, int, str]]
-    keys: list[tuple[str, int, int, int]]
-    segments: list[SegmentRef]
+    losses: tuple[tuple[int, int, str], ...]
+    keys: tuple[tuple[str, int, int, int], ...]
+    segments: tuple[SegmentRef, ...]
     tail: TailRef | None = None
     extra: dict[str, msgspec.Raw] = {}
 
