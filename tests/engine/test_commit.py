@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engine.harness import FakeLog, objects, open_engine, read, record, seqs, write
+from topics.engine import apply
 from topics.engine.engine import Engine
 from topics.engine.state import FIRST_CEILING
 from topics.errors import Code, TopicsError
@@ -32,13 +33,15 @@ class Bench:
         self.log.finish()
 
     def kinds(self) -> list[int]:
-        found = []
-        for blob in self.log.frames:
-            at = 0
-            while at < len(blob):
-                part, at = frame.decode(memoryview(blob), at)
-                found.append(part.head.kind)
-        return found
+        return [head.kind for blob in self.log.frames for head in heads(blob)]
+
+
+def heads(blob: bytes) -> list[frame.Head]:
+    found, at = [], 0
+    while at < len(blob):
+        part, at = frame.decode(memoryview(blob), at)
+        found.append(part.head)
+    return found
 
 
 def is_refused(ticket) -> bool:
@@ -53,6 +56,39 @@ def test_nothing_takes_effect_before_the_turn_ends():
     assert (ticket.done, bench.engine.topic("a").head, bench.log.frames) == (False, 0, [])
     bench.turn()
     assert (ticket.value().first, bench.engine.topic("a").head) == (1, 1)
+
+
+def test_single_records_of_one_turn_and_topic_are_one_entry():
+    bench = Bench(a=DISK, b=DISK)
+    wanted = [("a", "x"), ("b", None), ("a", None), ("a", "y"), ("b", "z"), ("a", "x")]
+    tickets = [bench.engine.append(name, write(record(str(n), tag=tag))) for n, (name, tag) in enumerate(wanted)]
+    bench.turn()
+    assert [(head.first, head.count) for blob in bench.log.frames for head in heads(blob)] == [(1, 4), (1, 2)]
+    assert [ticket.value().first for ticket in tickets] == [1, 1, 2, 3, 2, 4]
+    again = open_engine()
+    for name in ("a", "b"):
+        again.put_topic(name, DISK)
+    again.flush()
+    for blob in bench.log.frames:
+        entry = log_entry.decode(frame.decode(memoryview(blob), 0)[0], path="", at=0)
+        apply.append(again.state, again.state.by_id[entry.topic_id], entry)
+    for name in ("a", "b"):
+        assert objects(read(again, name)) == objects(read(bench.engine, name))
+        columns = [engine.topic(name).open.columns for engine in (again, bench.engine)]
+        assert [[each.tag_at(at) for at in range(len(each))] for each in columns] == [
+            [tag for topic, tag in wanted if topic == name]
+        ] * 2
+
+
+def test_an_entry_of_many_single_records_stays_small():
+    bench = Bench(a=DISK)
+    tickets = [bench.engine.append("a", write()) for _ in range(600)]
+    large = [bench.engine.append("a", write(record('"' + "x" * 5000 + '"'))) for _ in range(2)]
+    last = bench.engine.append("a", write())
+    bench.turn()
+    counts = [(head.first, head.count) for blob in bench.log.frames for head in heads(blob)]
+    assert counts == [(1, 256), (257, 256), (513, 88), (601, 1), (602, 2)]
+    assert [ticket.value().last for ticket in (*tickets, *large, last)] == list(range(1, 604))
 
 
 def test_the_verbs_of_a_turn_share_one_flush():
@@ -153,7 +189,7 @@ def test_a_sync_that_fails_refuses_what_waited_for_it_and_what_is_staged_behind(
     bench.log.finish()
     assert all(is_refused(ticket) for ticket in (*waiting, written, staged))
     assert told == [0, 1, 2, 3]
-    assert len(bench.log.voided) == 3, "what is only staged never reached the log"
+    assert [heads(blob)[0].count for blob in bench.log.voided] == [2, 1], "what is only staged never reached the log"
     bench.log.sync_fails = False
     ticket = bench.engine.append("a", write())
     bench.turn()
@@ -360,7 +396,7 @@ def test_single_writes_of_a_turn_land_together_and_each_is_told_its_own_seq():
     assert all((one.last, one.head) == (one.first, one.first) for one in landed)
     found = objects(read(bench.engine, "a", limit=100))
     assert [(one["$seq"], one["data"]) for one in found] == list(enumerate([0, 1, 2, 5, 6, 7, 8, 9, 10, 11, 12], 1))
-    assert bench.kinds() == [log_entry.APPEND] * 13
+    assert bench.kinds() == [log_entry.APPEND] * 3
 
 
 # --- the ceiling of a topic that acknowledges without a sync

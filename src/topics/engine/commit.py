@@ -5,8 +5,8 @@ effect right then; an entry of an `fsync` topic waits until the log is synced, s
 could be refused afterwards. Entries that come behind it in the same topic wait for it, too, but not for a sync of their
 own. What the log does not take is refused as a whole, in order, and leaves no trace.
 
-Single records that come to one topic side by side in one turn are staged as one: the first leads, the others follow it
-through the log and into the topic, for a fraction of the price.
+Single records that come to one topic side by side in one turn are one entry: the first leads, the others follow it into
+the log and into the topic, for a fraction of the price.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Ticket(Struct, eq=False):
     count: int = 0
     size_bytes: int = 0
     plain: bool = False  # of an append: one record, nothing to it but a tag
-    followers: list[Ticket] | None = None  # plain appends right behind this one: whatever becomes of it becomes of them
+    followers: list[Ticket] | None = None  # plain appends right behind this one, which become part of its entry
     gated: bool = False  # whether it takes effect only once synced
     behind: bool = False  # whether it takes effect only after one that is gated
     undo: Callable[[], object] | None = None
@@ -128,10 +128,11 @@ class Commits:
         *,
         schedule: Callable[[Callable[[], None]], object],
         tick_ns: Callable[[], int],
-        apply_plain: Callable[[list[Ticket]], None],
+        join: Callable[[Ticket, list[Ticket]], None],
     ) -> None:
+        """`join` makes the entry and the frame of a ticket those of its followers, too."""
         self.log = log
-        self._apply_plain = apply_plain
+        self._join = join
         self.schedule = schedule
         self.tick_ns = tick_ns
         self.creating: dict[str, Ticket] = {}  # names that a staged entry brings into being
@@ -172,6 +173,9 @@ class Commits:
             return
         self._staged = []
         self.turn_ms = 0
+        for ticket in batch:
+            if ticket.followers is not None:
+                self._join(ticket, ticket.followers)
         frames = _frames(batch)
         began = self.tick_ns()
         if frames:
@@ -294,7 +298,7 @@ class Commits:
         while landing:
             ticket = landing.popleft()
             followers = ticket.followers
-            self._take_effect(ticket, followers)
+            self._take_effect(ticket)
             ticket.done = True
             if ticket.then is not None:
                 ticket.then(ticket)
@@ -307,12 +311,10 @@ class Commits:
                 if follower.then is not None:
                     follower.then(follower)
 
-    def _take_effect(self, ticket: Ticket, followers: list[Ticket] | None) -> None:
+    def _take_effect(self, ticket: Ticket) -> None:
         self._leave(ticket)
         try:
-            if followers is not None:
-                self._apply_plain([ticket, *followers])
-            elif ticket.apply is not None:
+            if ticket.apply is not None:
                 ticket.result = ticket.apply(ticket)
         except Exception as error:  # a broken invariant must not take the rest of the batch with it
             log.failure("entry_not_applied", error, topic="" if ticket.topic is None else ticket.topic.name)
@@ -330,10 +332,4 @@ class Commits:
 
 def _frames(tickets: list[Ticket]) -> list[bytes]:
     """In the order of the log."""
-    frames = []
-    for ticket in tickets:
-        if ticket.frame is not None:
-            frames.append(ticket.frame)
-            if ticket.followers is not None:
-                frames += [follower.frame for follower in ticket.followers if follower.frame is not None]
-    return frames
+    return [ticket.frame for ticket in tickets if ticket.frame is not None]

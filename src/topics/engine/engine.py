@@ -29,6 +29,8 @@ from topics.storage import entry as log
 NO_PATCH = ConfigPatch()
 events = logs.Log("engine")
 MAX_CEILING_STEP = 1 << 20
+MAX_FOLLOWERS = 255  # of a plain append, and the bytes that each may have: their entry stays below a mebibyte
+FOLLOWER_MAX_BYTES = 4096
 
 
 class Appended(Struct, gc=False):
@@ -80,9 +82,7 @@ class Engine:
         self.limits = limits or Limits()
         self.state = state or apply.State(max_keys=self.limits.max_idempotency_keys)
         self.topics = self.state.topics
-        self.commits = Commits(
-            log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, apply_plain=self._land_plain
-        )
+        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, join=_join)
         self.logged = log is not None
         self._grown: dict[Topic, None] = {}
         self.backlog = Backlog()
@@ -211,7 +211,8 @@ class Engine:
         if config.cap_bytes or config.cap_records or self.limits.max_total_bytes:
             self._check_room(config, topic, entry, now)
         elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
-            return self._follow(leader, entry)
+            if (behind := self._follow(leader, entry)) is not None:
+                return behind
         count, size_bytes = len(entry.sizes), len(entry.blob)
         ticket = Ticket(topic, None, self._append_applied, entry, first, count, size_bytes, entry.plain)
         durability = config.durability
@@ -233,16 +234,18 @@ class Engine:
         commits.turn_ms = now
         return ticket
 
-    def _follow(self, leader: Ticket, entry: log.Append) -> Ticket:
-        """A plain append right behind another one of this turn, where no cap asks how much is under way."""
-        topic, first = leader.topic, entry.first
+    def _follow(self, leader: Ticket, entry: log.Append) -> Ticket | None:
+        """A plain append right behind another one of this turn, where no cap asks how much is under way. None where an
+        entry with this record would be too large."""
+        topic, first, followers = leader.topic, entry.first, leader.followers
+        if len(entry.blob) > FOLLOWER_MAX_BYTES or (followers is not None and len(followers) >= MAX_FOLLOWERS):
+            return None
         assert topic is not None
-        frame = None if leader.frame is None else log.encode(entry)
-        ticket = Ticket(topic, frame, None, entry, first, 1, 0, True)
-        if leader.followers is None:
+        ticket = Ticket(topic, None, None, entry, first, 1, 0, True)
+        if followers is None:
             leader.followers = [ticket]
         else:
-            leader.followers.append(ticket)
+            followers.append(ticket)
         topic.next_seq = first + 1
         return ticket
 
@@ -430,23 +433,16 @@ class Engine:
         assert topic is not None
         if not ticket.plain:
             return self._land(topic, ticket.entry)
+        if ticket.followers is not None:
+            self._land(topic, ticket.entry)
+            for follower in ticket.followers:
+                follower.result = Appended(topic, follower.first, follower.first, follower.first)
+            return Appended(topic, ticket.first, ticket.first, ticket.first)
         apply.append_plain(self.state, topic, ticket.entry)
         if topic.waiters or topic.listeners:
             self.grew(topic)
         seq = ticket.first
         return Appended(topic, seq, seq, seq)
-
-    def _land_plain(self, tickets: list[Ticket]) -> None:
-        """Single records for one topic, one after the other, in one go unless they would not fit in one segment."""
-        topic = tickets[0].topic
-        assert topic is not None
-        if topic.open.count + len(tickets) > self.state.segment_limits.max_events:
-            for ticket in tickets:
-                ticket.result = self._land(topic, ticket.entry)
-            return
-        self._land(topic, joined([ticket.entry for ticket in tickets]))
-        for ticket in tickets:
-            ticket.result = Appended(topic, ticket.first, ticket.first, ticket.first)
 
     def _land(self, topic: Topic, entry: log.Append) -> Appended:
         if entry.key is not None:
@@ -515,6 +511,12 @@ class Engine:
                 total -= retention.would_free(topic, count + len(entry.sizes), used + size_bytes)
             if total > quota:
                 raise resource_cap("max_total_bytes", quota)
+
+
+def _join(leader: Ticket, followers: list[Ticket]) -> None:
+    leader.entry = joined([leader.entry, *[follower.entry for follower in followers]])
+    if leader.frame is not None:
+        leader.frame = log.encode(leader.entry)
 
 
 def resource_cap(name: str, limit: int) -> TopicsError:
