@@ -274,6 +274,8 @@ class Store:
         keep_tails = {one.tail.tails for one in snapshot.topics if one.tail is not None}
         saves = []
         for one in snapshot.topics:
+            if not one.segments:
+                continue
             topic = self.state.by_id.get(one.topic_id)
             pending = {ref.first: ref.pending for ref in one.segments if ref.pending}
             for segment in topic.segments if topic is not None and pending else ():

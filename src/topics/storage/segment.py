@@ -44,6 +44,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -209,7 +210,7 @@ def _encode_index(columns: Columns) -> tuple[int, bytes]:
         extras = len(packed).to_bytes(8, "little") + packed
     parts = [_raw(columns.offsets), _raw(columns.ts), tags, nodes, _raw(columns.metas), tag_names, node_names, extras]
     sections = sum(1 << bit for bit, part in enumerate(parts) if part)
-    return sections, b"".join(part.ljust(_padded(len(part)), b"\0") for part in parts)
+    return sections, b"".join([part.ljust(_padded(len(part)), b"\0") for part in parts if part])
 
 
 def _raw(column: Column | None) -> bytes:
@@ -223,7 +224,9 @@ def _sorted_ids(column: Column | None, names: GrowingNames | SortedNames) -> tup
     if isinstance(names, SortedNames):
         head = struct.pack("<II", len(names), len(names.blob))
         return column.tobytes(), head + names.ends.tobytes() + names.blob
-    encoded = [names.name_of(name_id).encode() for name_id in range(1, len(names) + 1)]
+    encoded = [name.encode() for name in names.names]
+    if len(encoded) < 2:
+        return column.tobytes(), _encode_names(encoded)
     order = sorted(range(len(encoded)), key=encoded.__getitem__)
     renumber = np.zeros(len(encoded) + 1, np.uint32)
     renumber[np.asarray(order, np.intp) + 1] = np.arange(1, len(order) + 1, dtype=np.uint32)
@@ -231,12 +234,7 @@ def _sorted_ids(column: Column | None, names: GrowingNames | SortedNames) -> tup
 
 
 def _encode_names(names: Sequence[bytes]) -> bytes:
-    blob = b"".join(names)
-    ends = array("I")
-    end = 0
-    for name in names:
-        end += len(name)
-        ends.append(end)
+    blob, ends = b"".join(names), array("I", accumulate(map(len, names)))
     return struct.pack("<II", len(names), len(blob)) + ends.tobytes() + blob
 
 
