@@ -334,7 +334,7 @@ class Settings:
         high=4 * GIB,
     )
     checkpoint_wal_bytes: int = _size(
-        32 * MIB, "Write-ahead log that has grown by this much is checkpointed.", group=STORAGE, low=64 * KIB
+        64 * MIB, "Write-ahead log that has grown by this much is checkpointed.", group=STORAGE, low=64 * KIB
     )
     checkpoint_interval_ms: int = _millis(300_000, "Longest time between two checkpoints.", group=STORAGE, low=100)
     segment_max_events: int = _count(

@@ -82,13 +82,13 @@ def drop(state: State, topic: Topic) -> None:
 
 def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
     """What `append` does with one plain record in the middle of a segment, where no cap or TTL asks for more."""
-    segment, config, limits = topic.open, topic.config, state.segment_limits
+    segment, config, limits = topic.segments[-1], topic.config, state.segment_limits
     count, ts, blob = segment.count, entry.ts, entry.blob
     size_bytes = len(blob)
     if (
         not 0 < count < limits.max_events
         or segment.columns.offsets[-1] + size_bytes > limits.max_bytes
-        or ts - segment.opened_ms > limits.max_age_ms
+        or ts - segment.opened_ms > limits.max_age_ms  # type: ignore[attr-defined]
         or config.ttl_ms
         or config.cap_records
         or config.cap_bytes
@@ -97,7 +97,7 @@ def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
         append(state, topic, entry)
         return
     assert entry.first == topic.head + 1, f"{topic.name}: entry begins at {entry.first}, head is {topic.head}"
-    segment.grew(blob, 1, ts)
+    segment.grew(blob, 1, ts)  # type: ignore[attr-defined]
     topic.head = entry.first
     topic.count += 1
     topic.bytes += size_bytes

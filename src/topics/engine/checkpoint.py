@@ -68,17 +68,17 @@ STATE_PARTS: list[StatePart] = []
 
 
 def save_state(state: State) -> dict[str, msgspec.Raw]:
-    return _packed({part.name: part.save(state) for part in STATE_PARTS})
+    return {
+        name: msgspec.Raw(msgspec.msgpack.encode(value))
+        for name, save, _ in STATE_PARTS
+        if (value := save(state)) is not None
+    }
 
 
 def load_state(state: State, extra: dict[str, msgspec.Raw]) -> None:
     for part in STATE_PARTS:
         if part.name in extra:
             part.load(state, extra[part.name])
-
-
-def _packed(values: dict[str, Any]) -> dict[str, msgspec.Raw]:
-    return {name: msgspec.Raw(msgspec.msgpack.encode(value)) for name, value in values.items() if value is not None}
 
 
 class Captured(msgspec.Struct, gc=False):
@@ -129,7 +129,11 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
         keys=tuple([(key, write.first, write.last, write.at_ms) for key, write in keys.items()]) if keys else (),
         segments=tuple(refs),
         tail=tail_ref,
-        extra=_packed({part.name: part.save(state, topic) for part in TOPIC_PARTS}),
+        extra={
+            name: msgspec.Raw(msgspec.msgpack.encode(value))
+            for name, save, _ in TOPIC_PARTS
+            if (value := save(state, topic)) is not None
+        },
     )
     return Captured(snapshot, sealing, tail, look(open_segment))
 

@@ -173,10 +173,12 @@ class Commits:
             return
         self._staged = []
         self.turn_ms = 0
+        frames = []
         for ticket in batch:
             if ticket.followers is not None:
                 self._join(ticket, ticket.followers)
-        frames = _frames(batch)
+            if ticket.frame is not None:
+                frames.append(ticket.frame)
         began = self.tick_ns()
         if frames:
             try:
@@ -186,10 +188,11 @@ class Commits:
                 batch = [ticket for ticket in batch if not ticket.done]  # what is kept in memory alone needs no log
         took = self.tick_ns() - began
         for ticket in batch:
+            topic = ticket.topic
             ticket.wal_ns = took
-            if ticket.topic is not None:
-                ticket.topic.leader = None
-            if ticket.gated or (ticket.behind and ticket.topic is not None and ticket.topic.waiting):
+            if topic is not None:
+                topic.leader = None
+            if ticket.gated or (ticket.behind and topic is not None and topic.waiting):
                 self._written.append(ticket)
             else:
                 self._landing.append(ticket)
@@ -289,7 +292,7 @@ class Commits:
         """What waited for the sync is refused; what is staged, whose seqs may come after, with it."""
         staged, self._staged = self._staged, []
         self.turn_ms = 0
-        self.log.void(_frames(waiting))
+        self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
         self.refuse(waiting + staged, failure)
 
     def _land(self) -> None:
@@ -298,7 +301,13 @@ class Commits:
         while landing:
             ticket = landing.popleft()
             followers = ticket.followers
-            self._take_effect(ticket)
+            self._leave(ticket)
+            try:
+                if ticket.apply is not None:
+                    ticket.result = ticket.apply(ticket)
+            except Exception as broken:  # an invariant, say: it must not take the rest of the batch with it
+                log.failure("entry_not_applied", broken, topic="" if ticket.topic is None else ticket.topic.name)
+                ticket.error = TopicsError(Code.INTERNAL, "internal error")
             ticket.done = True
             if ticket.then is not None:
                 ticket.then(ticket)
@@ -311,15 +320,6 @@ class Commits:
                 if follower.then is not None:
                     follower.then(follower)
 
-    def _take_effect(self, ticket: Ticket) -> None:
-        self._leave(ticket)
-        try:
-            if ticket.apply is not None:
-                ticket.result = ticket.apply(ticket)
-        except Exception as error:  # a broken invariant must not take the rest of the batch with it
-            log.failure("entry_not_applied", error, topic="" if ticket.topic is None else ticket.topic.name)
-            ticket.error = TopicsError(Code.INTERNAL, "internal error")
-
     def _leave(self, ticket: Ticket) -> None:
         self.pending_bytes -= ticket.size_bytes
         topic = ticket.topic
@@ -328,8 +328,3 @@ class Commits:
             topic.waiting -= ticket.gated
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
-
-
-def _frames(tickets: list[Ticket]) -> list[bytes]:
-    """In the order of the log."""
-    return [ticket.frame for ticket in tickets if ticket.frame is not None]

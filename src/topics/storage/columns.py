@@ -220,8 +220,8 @@ def first_of(columns: Columns, n: int, *, tag_names: int, node_names: int) -> Co
     Any thread may ask, while the owner's goes on adding: nothing but the end of a run ever changes, and each column is
     copied in one step of the interpreter.
     """
-    early = Columns(columns.first)
-    early.offsets, early.ts = columns.offsets[: n + 1], columns.ts[:n]
+    early = Columns.__new__(Columns)
+    early.first, early.offsets, early.ts = columns.first, columns.offsets[: n + 1], columns.ts[:n]
     early.tags = None if (tags := columns.tags) is None else tags[:n]
     early.nodes = None if (nodes := columns.nodes) is None else nodes[:n]
     early.metas = None if (metas := columns.metas) is None else metas[:n]
@@ -229,7 +229,7 @@ def first_of(columns: Columns, n: int, *, tag_names: int, node_names: int) -> Co
     assert isinstance(columns.node_names, GrowingNames)
     early.tag_names = columns.tag_names.first_ones(tag_names)
     early.node_names = columns.node_names.first_ones(node_names)
-    early.extras = {at: extra for at, extra in columns.extras.copy().items() if at < n}
+    early.extras = {at: extra for at, extra in columns.extras.copy().items() if at < n} if columns.extras else {}
     return early
 
 
