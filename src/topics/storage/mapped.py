@@ -20,7 +20,7 @@ from time import monotonic
 import numpy as np
 
 MAX_BYTES = 256 << 10  # a larger piece may stay with a slow client for long: that one is better off with a copy
-MOMENT_S = 0.2  # how long an answer of the kernel holds
+MOMENT_S = 0.5  # how long an answer of the kernel holds
 _PAGE_BYTES = mmap.PAGESIZE
 
 
@@ -42,13 +42,13 @@ _mincore = _find_mincore()
 class Mapped:
     """The whole of a file that no longer changes its size."""
 
-    __slots__ = ("_asked_at", "_fd", "_resident", "_size", "_view")
+    __slots__ = ("_asked_at", "_complete", "_fd", "_resident", "_view")
 
     def __init__(self, fd: int, view: memoryview) -> None:
         self._fd = fd
         self._view = view
-        self._size = len(view)
         self._resident = bytearray(-(-len(view) // _PAGE_BYTES))  # a byte a page: whether it was in memory
+        self._complete = False  # whether all were: there is so much to look at that is in no cache, and so often
         self._asked_at = -MOMENT_S
 
     @classmethod
@@ -63,19 +63,23 @@ class Mapped:
 
     def lend(self, size: int, at: int) -> memoryview | None:
         """The bytes [at, at + size), if all of them are in memory. For system calls: see above."""
-        end = at + size
-        if end > self._size or size > MAX_BYTES:
+        if size > MAX_BYTES:
             return None
         if monotonic() - self._asked_at >= MOMENT_S:
             self._ask()
-        absent = self._resident.find(0, at // _PAGE_BYTES, (end - 1) // _PAGE_BYTES + 1)
-        return self._view[at:end] if absent < 0 else None
+        end = at + size
+        if not self._complete and self._resident.find(0, at // _PAGE_BYTES, (end - 1) // _PAGE_BYTES + 1) >= 0:
+            return None
+        found = self._view[at:end]
+        return found if len(found) == size else None
 
     def _ask(self) -> None:
         assert _mincore is not None
-        cut = os.lseek(self._fd, 0, os.SEEK_END) < self._size
-        if cut or _mincore(_address_of(self._view), self._size, _address_of(self._resident)) != 0:
+        size = len(self._view)
+        cut = os.lseek(self._fd, 0, os.SEEK_END) < size
+        if cut or _mincore(_address_of(self._view), size, _address_of(self._resident)) != 0:
             self._resident[:] = bytes(len(self._resident))
+        self._complete = 0 not in self._resident
         self._asked_at = monotonic()
 
 

@@ -181,17 +181,23 @@ class MemorySegment(Segment):
 class Loaded:
     """The part of a sealed segment that takes memory while it is in use."""
 
-    __slots__ = ("columns", "size_bytes", "sums", "verified")
+    __slots__ = ("_all_verified", "columns", "size_bytes", "sums", "verified")
 
     def __init__(self, sums: memoryview, columns: Columns, size_bytes: int) -> None:
         self.sums = sums
         self.columns = columns
         self.verified = bytearray(len(sums))  # a byte a chunk
+        self._all_verified = False
         self.size_bytes = size_bytes
 
     def has_verified(self, start: int, stop: int) -> bool:
         """Whether all chunks of the data bytes [start, stop) were compared with their checksums."""
-        return self.verified.find(0, start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES + 1) < 0
+        if self._all_verified:
+            return True
+        if self.verified.find(0, start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES + 1) >= 0:
+            return False
+        self._all_verified = 0 not in self.verified
+        return True
 
 
 class Shelf:
