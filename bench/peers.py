@@ -147,9 +147,9 @@ def start_redis(plan: Plan, data_dir: Path, *, appendfsync: str | None) -> Serve
     return server
 
 
-def start_floor(plan: Plan, body_bytes: int) -> Server:
+def start_floor(plan: Plan, body_bytes: int, spread_bytes: int = 0) -> Server:
     port = free_port()
-    command = [sys.executable, str(HERE / "floor.py"), str(port), str(body_bytes)]
+    command = [sys.executable, str(HERE / "floor.py"), str(port), str(body_bytes), str(spread_bytes)]
     started = time.perf_counter()
     server = _spawn(plan, command, plan.work_dir / f"floor-{port}.log")
     server.port = port

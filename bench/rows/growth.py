@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 
 from api import Api
 from fill import send_all
 from load import Load
 from payload import appends, post
-from peers import Server, running, start_topics
+from peers import Server, running, start_floor, start_topics
 from plan import Plan
 from row import Ask, Outcome, Reading, Row, Side, at_most
 from rows.append import append_load
+from rows.read import LIMIT as DIFF_RECORDS
 from rows.read import diff_load
 from turns import Contender, slowdown, take_turns
 
@@ -21,6 +24,7 @@ MORE_ROUNDS = 3  # times the rounds of other rows, for that: the sizes are close
 REFILL_BELOW = 500_000  # smaller topics are made anew every round: a round of appends would outgrow them
 CLAIM_MAX = 8
 CLAIMS = 1_000  # 8,000 jobs: a queue of 10,000 is not emptied
+RECORD_BYTES = 87  # of an answer, about
 
 
 class Subject:
@@ -70,7 +74,22 @@ def measure(plan: Plan) -> Outcome:
             readings.append(slowdown("claim", claimed[0], claimed[1:]))
         else:
             readings.append(Reading(key="claim", value=None, note="the server has no claim yet"))
-    return Outcome(readings, [*appended, *read, *claimed])
+    floors = _floors(plan, rounds)
+    readings.append(slowdown("floor", floors[0], floors[1:]))
+    return Outcome(readings, [*appended, *read, *claimed, *floors])
+
+
+def _floors(plan: Plan, rounds: int) -> list[Side]:
+    """Answers as large as those to `diff`, out of as much memory, with nothing behind them."""
+    with ExitStack() as stack:
+        contenders = []
+        for size in plan.scale.growth:
+            floor = start_floor(plan, DIFF_RECORDS * RECORD_BYTES, size * RECORD_BYTES)
+            stack.enter_context(running(floor))
+            run = partial(diff_load, floor.port, seconds=ROUND_S, head=size)
+            name = f"floor at {size:,}"
+            contenders.append(Contender(name=name, unit="reads/s", run=run, pid=partial(getattr, floor, "pid")))
+        return take_turns(contenders, rounds=rounds)
 
 
 def _contender(verb: str, subject: Subject, run: Callable[[], Load | float], unit: str) -> Contender:
@@ -96,6 +115,7 @@ ROW = Row(
         Ask(key="append", bar=FLAT, goal=at_most(1.1)),
         Ask(key="diff", bar=FLAT, goal=at_most(1.1)),
         Ask(key="claim", bar=FLAT, goal=at_most(1.1)),
+        Ask(key="floor"),
     ),
     measure=measure,
     time_limit_s=300,
