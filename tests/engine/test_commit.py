@@ -477,3 +477,21 @@ def test_a_ceiling_that_the_log_refused_is_raised_again():
     bench.engine.append("a", write(*[record()] * 5000))
     bench.turn()
     assert topic.ceiling_staged == staged
+
+
+def test_a_write_that_comes_while_others_are_refused_follows_nobody_of_that_turn():
+    bench = Bench(a=DISK, e=EPHEMERAL)
+    for name in ("a", "e"):
+        bench.engine.append(name, write())
+    bench.turn()
+    kept, refused, late = bench.engine.append("e", write()), bench.engine.append("a", write()), []
+    refused.on_done(lambda _: late.append(bench.engine.append("e", write(record("2")))))
+    bench.log.write_fails = True
+    bench.turn()
+    bench.log.write_fails = False
+    bench.turn()
+    last = bench.engine.append("e", write(record("3")))
+    bench.turn()
+    assert is_refused(refused)
+    assert [ticket.value().first for ticket in (kept, *late, last)] == [2, 3, 4]
+    assert [one["data"] for one in objects(read(bench.engine, "e"))] == [1, 1, 2, 3]

@@ -27,11 +27,12 @@ Look = tuple[int, int, int, int, int]
 class Frozen(msgspec.Struct, gc=False):
     """A memory segment as it was when the snapshot was taken: it may grow or lose records meanwhile.
 
-    What grows is not copied, only measured: that would hold up everybody where there are many topics. Whoever encodes
-    it cuts off what came later.
+    What still grows is not copied, only measured: that would hold up everybody where there are many topics. Whoever
+    encodes it cuts off what came later.
     """
 
     segment: MemorySegment
+    growing: bool
     count: int
     rendered_bytes: int
     tag_names: int
@@ -42,6 +43,9 @@ class Frozen(msgspec.Struct, gc=False):
 
     def encode(self, topic_id: int, epoch: int) -> list[bytes]:
         """The segment's file. On any thread."""
+        if not self.growing:
+            whole = self.segment
+            return codec.encode(whole.columns, whole.rendered, self.marks, topic_id=topic_id, epoch=epoch)
         columns = first_of(self.segment.columns, self.count, tag_names=self.tag_names, node_names=self.node_names)
         rendered = self.segment.rendered[: self.rendered_bytes]
         return codec.encode(columns, rendered, self.marks, topic_id=topic_id, epoch=epoch)
@@ -110,7 +114,7 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
         if known_tail is not None and known_tail[1] == look(open_segment):
             tail_ref = known_tail[0]
         else:
-            tail = freeze(open_segment)
+            tail = freeze(open_segment, growing=True)
     snapshot = snap.TopicSnapshot(
         topic_id=topic.topic_id,
         name=topic.name,
@@ -182,9 +186,9 @@ def _ref(segment: SealedSegment) -> snap.SegmentRef:
     )
 
 
-def freeze(segment: MemorySegment) -> Frozen:
+def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:
     columns, marks = segment.columns, segment.marks
     return Frozen(
-        segment, segment.count, len(segment.rendered), len(columns.tag_names), len(columns.node_names),
+        segment, growing, segment.count, len(segment.rendered), len(columns.tag_names), len(columns.node_names),
         None if marks is None else bytes(marks), segment.live, segment.live_bytes,
     )  # fmt: skip

@@ -175,6 +175,8 @@ class Commits:
         self.turn_ms = 0
         frames = []
         for ticket in batch:
+            if ticket.topic is not None:
+                ticket.topic.leader = None  # whoever comes from here on, even while others are refused, is too late
             if ticket.followers is not None:
                 self._join(ticket, ticket.followers)
             if ticket.frame is not None:
@@ -190,8 +192,6 @@ class Commits:
         for ticket in batch:
             topic = ticket.topic
             ticket.wal_ns = took
-            if topic is not None:
-                topic.leader = None
             if ticket.gated or (ticket.behind and topic is not None and topic.waiting):
                 self._written.append(ticket)
             else:

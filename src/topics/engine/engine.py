@@ -29,7 +29,7 @@ from topics.storage import entry as log
 NO_PATCH = ConfigPatch()
 events = logs.Log("engine")
 MAX_CEILING_STEP = 1 << 20
-MAX_FOLLOWERS = 255  # of a plain append, and the bytes that each may have: their entry stays below a mebibyte
+MAX_FOLLOWERS = 255  # of a plain append, and the bytes that each may have: they add less than a mebibyte to its entry
 FOLLOWER_MAX_BYTES = 4096
 
 

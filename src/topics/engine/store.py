@@ -213,7 +213,8 @@ class Store:
                     topic.segments[at] = SealedSegment.adopt(self.shelf, path, footer, segment)
                     return
                 if isinstance(known, SealedSegment) and known.path == path:
-                    return  # sealed twice: by its own and by a checkpoint
+                    self.shelf.forget(known)  # sealed twice, by itself and by a checkpoint: its file was replaced
+                    return
         self.shelf.retired.append(path)
 
     def _forget(self, topic: Topic, segment: Segment) -> None:

@@ -234,11 +234,13 @@ class Shelf:
                     other.close_file()
             return file
 
-    def forget(self, segment: SealedSegment) -> None:
-        """Its file is about to go or move."""
+    def forget(self, segment: SealedSegment, moved_to: str | None = None) -> None:
+        """Its file is gone, or another one, or elsewhere: whoever needs it next opens it anew."""
         with self._lock:
             self._files.pop(segment, None)
             segment.close_file()
+            if moved_to is not None:
+                segment.path = moved_to
 
     def keep(self, segment: SealedSegment, size_bytes: int) -> None:
         with self._lock:
@@ -425,8 +427,7 @@ class SealedSegment(Segment):
 
     def moved(self, path: str) -> None:
         """The file now lives at `path`."""
-        self._shelf.forget(self)
-        self.path = path
+        self._shelf.forget(self, moved_to=path)
 
     def release(self) -> None:
         """The segment is gone: nothing of it stays in memory, and its file may go."""
