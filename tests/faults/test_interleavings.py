@@ -165,6 +165,22 @@ def test_a_sync_behind_one_that_failed_proves_nothing() -> None:
     assert (after.data("d"), after.data("f")) == (["1"], [])
 
 
+def test_a_change_that_changes_nothing_is_refused_while_a_refused_one_may_be_in_the_log() -> None:
+    server, sync = slow()
+    server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
+    refused = server.engine.put_topic("d", ConfigPatch(cap_records=50))
+    server.engine.flush()
+    sync.run_all()
+    assert refused.error is not None
+    same = server.engine.put_topic("d", ConfigPatch(cap_records=0))
+    server.engine.flush()
+    assert same.error is not None, "a kill could still bring the other one back"
+    heal(server, sync)
+    again = server.engine.put_topic("d", ConfigPatch(cap_records=0))
+    assert again.value().topic.config.cap_records == 0
+    assert server.crash("keep").engine.topics["d"].config.cap_records == 0
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("block", range(20))
 def test_many_schedules_break_no_promise(block: int) -> None:

@@ -28,6 +28,11 @@ log = logs.Log("engine")
 class Log(Protocol):
     """Where frames go. All calls and callbacks happen on the thread that owns the engine."""
 
+    @property
+    def broken(self) -> bool:
+        """Whether it takes nothing now, and what it was given last may or may not be in it."""
+        return False
+
     def write(self, frames: list[bytes]) -> None:
         """All frames, in order, to the operating system; or `LogFailed` and none of them."""
 
@@ -46,6 +51,8 @@ class Log(Protocol):
 
 class NoLog:
     """For a server without a data directory: memory is all there is."""
+
+    broken = False
 
     def write(self, frames: list[bytes]) -> None:
         pass

@@ -124,8 +124,8 @@ class Engine:
             create = self._new_topic(name, configure(check_topic(name), patch))
             return self._stage_create(create, lambda _: Configured(apply.create(self.state, create), True), gated=True)
         config = configure(name, patch, topic.config)
-        if config == topic.config:
-            return Ticket.of(Configured(topic, False))
+        if config == topic.config and not self.commits.log.broken:
+            return Ticket.of(Configured(topic, False))  # a broken log may still hold a change that was refused
         now = self.clock.now_ms()
 
         def take_effect(_: Ticket) -> Configured:
