@@ -48,7 +48,7 @@ class Mapped:
         self._fd = fd
         self._view = view
         self._resident = bytearray(-(-len(view) // _PAGE_BYTES))  # a byte a page: whether it was in memory
-        self._complete = False  # whether all were: there is so much to look at that is in no cache, and so often
+        self._complete = False  # whether all of them were: then no read has to look at its own
         self._asked_at = -MOMENT_S
 
     @classmethod
