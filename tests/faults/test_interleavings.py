@@ -165,6 +165,36 @@ def test_a_sync_behind_one_that_failed_proves_nothing() -> None:
     assert (after.data("d"), after.data("f")) == (["1"], [])
 
 
+def test_power_loss_after_failed_sync_leaves_no_gap_in_the_log() -> None:
+    server, sync = slow()
+    server.append("m", "1")
+    server.wal.rotate()
+    server.append("m", "2")
+    server.tick()  # hands a sync of both files to the thread
+    server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
+    server.engine.put_topic("d", ConfigPatch(cap_records=9))
+    server.engine.commits.settle()  # the loop's own sync is faster and fails
+    sync.run_all()
+    after = server.crash("lose")
+    assert after.recovered is not None
+    assert after.recovered.damage == []
+    assert {reason for _, _, reason in after.engine.topics["m"].losses.runs} == {"restart"}
+
+
+def test_failed_sync_that_was_not_reported_yet_acknowledges_nothing() -> None:
+    server, sync = slow()
+    server.append("d", "1")
+    server.tick()
+    server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
+    sync.work()
+    write = server.engine.append("f", request("2"))
+    server.engine.commits.settle()
+    assert write.error is not None, "the disk reported the failure to the other thread, and reports it once"
+    sync.run_all()
+    heal(server, sync)
+    assert server.crash("lose").data("f") == []
+
+
 def test_a_change_that_changes_nothing_is_refused_while_a_refused_one_may_be_in_the_log() -> None:
     server, sync = slow()
     server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)

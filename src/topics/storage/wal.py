@@ -14,6 +14,7 @@ import errno
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from threading import Lock
 from typing import NoReturn, Protocol
 
 from topics import logs
@@ -73,6 +74,7 @@ class Wal:
         # Since the failure that the log has to heal from:
         self._voided = False  # some of the frames were refused
         self._sync_failed = False  # a sync failed: no later one of these files says anything about what is in them
+        self._sync_lock = Lock()  # held while `_sync_failed` may become true
         self._behind: list[File] = []  # full files that still need a sync
         self._callbacks: list[Callable[[], None]] = []
         self._syncing = 0  # syncs given to the worker and not reported back
@@ -149,16 +151,11 @@ class Wal:
         self._syncing += 1
         began = self._clock.monotonic_ns()
 
-        def work() -> None:
-            for file in files:
-                file.datasync()
-
         def finished(error: Exception | None) -> None:
             self._syncing -= 1
-            if error is not None or self._sync_failed:
-                self._sync_failed = True
+            if error is not None:
                 self._callbacks = callbacks + self._callbacks
-                if self._file is not None and error is not None:
+                if self._file is not None:
                     self._fail(error, broken=True)
                 done(LogFailed(self.read_only))
                 return
@@ -167,7 +164,7 @@ class Wal:
             for callback in callbacks:
                 callback()
 
-        self._worker.submit(work, finished)
+        self._worker.submit(lambda: self._datasync(files), finished)
 
     def sync_now(self) -> None:
         if self._file is None:
@@ -175,10 +172,8 @@ class Wal:
         files, position, covered = [*self._behind, self._file], self.position, self._forgotten + len(self._unsynced)
         began = self._clock.monotonic_ns()
         try:
-            for file in files:
-                file.datasync()
+            self._datasync(files)
         except OSError as error:
-            self._sync_failed = True
             self._fail(error, broken=True)
             raise LogFailed(self.read_only) from error
         callbacks, self._callbacks = self._callbacks, []
@@ -293,6 +288,24 @@ class Wal:
                 _let_go(made[0])
 
         self._worker.submit(work, finished)
+
+    def _datasync(self, files: list[File]) -> None:
+        """Sync the files in order. Raise `OSError` if a sync fails, or if one has failed since the log last healed.
+
+        Runs on the worker's thread or on the owner's. The kernel reports a failed sync once and then forgets the pages
+        that it could not write, so the next sync of the same file succeeds though they are lost. One sync at a time,
+        and none after a failed one: otherwise the thread that did not get the error would acknowledge what is lost, or
+        make a later file durable and leave a gap before it.
+        """
+        with self._sync_lock:
+            if self._sync_failed:
+                raise OSError(errno.EIO, "an earlier sync of the log failed")
+            try:
+                for file in files:
+                    file.datasync()
+            except OSError:
+                self._sync_failed = True
+                raise
 
     def _synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
         self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)

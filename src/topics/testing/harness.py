@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,24 +42,42 @@ _decode = msgspec.json.decode
 
 
 class DeferredWorker:
-    """Keeps work until `run`: what a thread does between two turns of the loop, at a moment of the test's choice."""
+    """Keeps work until `run`: what a thread does between two turns of the loop, at a moment of the test's choice.
+
+    `work` and `report` split a run in two: the thread is done, and the loop has not heard of it yet.
+    """
 
     def __init__(self) -> None:
         self._jobs: deque[tuple[Callable[[], None], Callable[[Exception | None], None]]] = deque()
+        self._reports: deque[Callable[[], None]] = deque()
 
     def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         self._jobs.append((work, done))
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        """Pieces of work that were not reported yet."""
+        return len(self._jobs) + len(self._reports)
+
+    def work(self) -> None:
+        """Does the next piece of work, if there is one, and keeps its report."""
+        if self._jobs:
+            work, done = self._jobs.popleft()
+            InlineWorker().submit(work, lambda error: self._reports.append(partial(done, error)))
+
+    def report(self) -> None:
+        """Reports all work that was done."""
+        while self._reports:
+            self._reports.popleft()()
 
     def run(self, jobs: int = 1) -> None:
         """Does the next pieces of work and reports each of them."""
+        self.report()
         for _ in range(min(jobs, len(self._jobs))):
-            InlineWorker().submit(*self._jobs.popleft())
+            self.work()
+            self.report()
 
     def run_all(self) -> None:
-        while self._jobs:
+        while len(self):
             self.run()
 
 
