@@ -288,6 +288,13 @@ class Settings:
     max_sse_connections_per_key: int = _cap(1000, "Open event streams and WebSockets of one API key.")
     max_inflight_per_key: int = _cap(1000, "Requests of one API key that are being answered.")
     max_total_bytes: int = _row(SIZE, 0, "Bytes of all retained records. 0 is unlimited.", group=CAPS, low=0, high=U63)
+    memory_budget_bytes: int | None = _row(
+        SIZE, None,
+        "Bytes that clients may make the server hold beside records: bodies, answers, sessions, idempotency keys. Past "
+        "it new requests are refused with 429. Unset: a quarter of the memory of the machine or its cgroup. 0 is "
+        "unlimited.",
+        group=CAPS, low=0, high=U63,
+    )  # fmt: skip
     max_idempotency_keys: int = _count(1_000_000, "Idempotency keys remembered for one topic.", group=CAPS)
     metrics_max_topics: int = _count(1000, "Topics that metrics name; the rest are summed.", group=CAPS, low=0)
     session_ttl_ms: int = _millis(300_000, "Life of a watch session that has no open stream.", group=CAPS)

@@ -14,7 +14,8 @@ GAUGES = [
     "topics_topic_earliest_seq", "topics_topic_records_live", "topics_topic_bytes_live", "topics_topic_queue_ready",
     "topics_topic_queue_in_flight", "topics_topic_metrics_truncated", "topics_wal_queue_depth",
     "topics_wal_queue_depth_peak", "topics_wal_read_only", "topics_topic_archived_seq",
-    "topics_topic_archive_unarchived", "topics_topic_archive_overdue",
+    "topics_topic_archive_unarchived", "topics_topic_archive_overdue", "topics_memory_budget_bytes",
+    "topics_memory_charged_bytes",
 ]  # fmt: skip
 COUNTERS = [
     "topics_wal_frames_total", "topics_wal_batches_total", "topics_wal_fsyncs_total", "topics_wal_bytes_written_total",

@@ -14,6 +14,7 @@ MAX_IDEMPOTENCY_KEY_CHARS = 256
 DEFAULT_BATCH_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20
 MAX_EXAMINED = 10_000
+MAX_NODES = 256  # names in one request's `node`
 
 JobPriority = Annotated[int, Meta(ge=0, le=9, description="9 is served first")]
 
@@ -86,6 +87,20 @@ def parse_match(value: Any, *, field: str = "match") -> TagMatch:
     if not text.endswith("*") or "*" in text[:-1]:
         raise invalid(f'a Glob in {field} is a literal prefix followed by one "*"', field=field)
     return TagMatch("Glob", text[:-1])
+
+
+def node_set(given: str | list[str] | None) -> frozenset[str] | None:
+    """Return the nodes whose records a reader leaves out, or None. Raises `invalid_request` for too many names.
+
+    Every name is looked up in each segment that is read, and a watch session keeps all of them.
+    """
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return frozenset((given,))
+    if len(given) > MAX_NODES:
+        raise invalid(f"node has {len(given)} names; the limit is {MAX_NODES}", field="node")
+    return frozenset(given) or None
 
 
 MatchWire = Annotated[Any, Meta(description='a tag, or ["tag", "Eq", tag], or ["tag", "Glob", prefix + "*"]')]

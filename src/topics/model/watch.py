@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from topics.errors import invalid
 from topics.model.names import check_topic
@@ -17,6 +17,7 @@ from topics.model.records import (
     Projection,
     TagMatch,
     WriteRequest,
+    node_set,
     parse_match,
 )
 from topics.model.topic import U64, U64_MAX, ConfigPatch, clamp
@@ -70,20 +71,25 @@ class View(Struct, frozen=True):
     strong: bool
 
 
-def make_view(options: ViewOptions, match: TagMatch | None, *, max_limit: int) -> View:
+def make_view(options: ViewOptions, *, max_limit: int) -> View:
+    """Return the view of a request's topics that have no filter; `with_match` gives one to the others."""
     check_u64(options.limit, "limit")
     check_u64(options.max_batch_bytes, "max_batch_bytes")
-    nodes = options.node
     # Without its data a record is only as long as asked for: `meta` stays away too unless somebody wants it.
     meta = options.include_data if options.include_meta is UNSET else options.include_meta
     return View(
         limit=min(options.limit or DEFAULT_LIMIT, max_limit),
         max_bytes=min(options.max_batch_bytes or DEFAULT_BATCH_BYTES, MAX_BATCH_BYTES),
-        nodes=frozenset((nodes,) if isinstance(nodes, str) else nodes) if nodes else None,
-        match=match,
+        nodes=node_set(options.node),
+        match=None,
         projection=Projection(tags=options.include_tags, meta=meta, data=options.include_data),
         strong=options.consistency == "strong",
     )
+
+
+def with_match(view: View, match: TagMatch | None) -> View:
+    """Return the view with a filter. Views of one request share one set of nodes, and without a filter all else."""
+    return view if match is None else structs.replace(view, match=match)
 
 
 def heartbeat_ms(wanted_ms: int) -> int:

@@ -16,6 +16,7 @@ from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.server.answer import error_answer
 from topics.server.auth import ANYONE, Caller
+from topics.server.budget import DEFAULT_SHARE, MemoryBudget
 from topics.server.desk import Desks
 from topics.server.feeds import Hub
 from topics.server.forwarding import Forwarding
@@ -24,6 +25,7 @@ from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
 from topics.server.limits import Release
+from topics.server.machine import memory_bytes
 from topics.server.polled import PolledAnswers
 from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
@@ -53,6 +55,7 @@ class TopicsApp:
         self.loop = loop
         self.router = Router(ROUTES)
         self.limits = ServerLimits(settings)
+        self.budget = MemoryBudget(budget_bytes_of(settings))
         rules = settings.key_rules()
         self._guard = Guard(self.router, KeyRing(rules), self.limits, probe_auth=settings.probe_auth) if rules else None
         self.polls: set[Poll] = set()
@@ -272,6 +275,12 @@ def _check_type(request: Request) -> None:
         charset.startswith(b"charset=") and charset not in (b"charset=utf-8", b"charset=utf8")
     ):
         raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "a body needs content-type: application/json")
+
+
+def budget_bytes_of(settings: Settings) -> int:
+    """Return the memory budget: as configured, or a share of the memory that this process may use."""
+    given = settings.memory_budget_bytes
+    return memory_bytes() // DEFAULT_SHARE if given is None else given
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -57,6 +57,12 @@ def _process(app: TopicsApp) -> Iterator[Metric]:
     yield _gauge("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
     yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", app.stream_count())
     yield _gauge("topics_watch_sessions", "Watch sessions.", app.session_count())
+    yield _gauge("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
+                 app.budget.limit_bytes)  # fmt: skip
+    yield Metric(
+        "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
+        [("", {"account": account}, size) for account, size in app.budget.by_account.items()],
+    )  # fmt: skip
     yield _gauge("topics_ready", "1 while the server serves.", int(app.is_ready()))
     yield _gauge("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", app.recovery_progress())
     yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", app.uptime_ms())

@@ -2,14 +2,19 @@
 
 A session outlives its connections. Its cursors are those of its lanes, moved when a frame is written; a client that
 comes back with `Last-Event-ID` takes them back to what it has really processed, never forward. A session without a
-stream is forgotten after `session_ttl_ms`: whoever comes next, to make a session or to open one, clears those away.
+stream is forgotten after `session_ttl_ms`.
+
+Sessions and the subscriptions of WebSockets are charged to the memory budget by what they keep: so much a subscription,
+and the node names and filters of the request, which its subscriptions share.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from topics.engine.state import Topic
@@ -25,8 +30,10 @@ from topics.model.watch import (
     is_pattern,
     make_view,
     match_of,
+    with_match,
 )
 from topics.server import cursors
+from topics.server.budget import SESSIONS, MemoryBudget
 from topics.server.lanes import Event, Lane, Rendered
 from topics.server.routes import Scope
 from topics.server.sse import EventStream, error_frame, frame
@@ -36,6 +43,11 @@ if TYPE_CHECKING:
     from topics.server.auth import Caller
 
 WID_BYTES = 16
+# Measured with 1, 16 and 256 topics, and rounded up for what an open stream adds to each.
+SESSION_BYTES = 1024
+SUBSCRIPTION_BYTES = 512
+PATTERN_BYTES = 512
+NAME_BYTES = 64  # of a node's name in a set, beside the name
 
 
 class Pattern:
@@ -65,6 +77,25 @@ class Wanted:
             for name, lane in self.lanes.items()
         }
 
+    def size_bytes(self) -> int:
+        return _size_bytes(self.lanes.values(), self.patterns.values())
+
+
+def _size_bytes(lanes: Iterable[Lane], patterns: Iterable[Pattern]) -> int:
+    """Return what subscriptions and patterns keep in memory. What several of them share counts once."""
+    views = [lane.view for lane in lanes]
+    size = len(views) * SUBSCRIPTION_BYTES
+    for pattern in patterns:
+        views.append(pattern.view)
+        size += PATTERN_BYTES
+    # By identity: two requests that name the same nodes keep two sets of them.
+    node_sets = {id(view.nodes): view.nodes for view in views if view.nodes is not None}
+    filters = {id(view.match): view.match for view in views if view.match is not None}
+    size += sum(getsizeof(match.text) for match in filters.values())
+    for names in node_sets.values():
+        size += sum(map(getsizeof, names)) + NAME_BYTES * len(names)
+    return size
+
 
 def resolve(
     app: TopicsApp, topics: dict[str, TopicOptions], options: ViewOptions, caller: Caller, *, lenient: bool
@@ -74,8 +105,9 @@ def resolve(
     check_watched(topics, max_topics=most)
     caller.check(Scope.READ, *(name.rstrip("*") for name in topics))
     wanted = Wanted()
+    shared = make_view(options, max_limit=app.engine.limits.max_limit)
     for name, each in topics.items():
-        view = make_view(options, match_of(name, each), max_limit=app.engine.limits.max_limit)
+        view = with_match(shared, match_of(name, each))
         if is_pattern(name):
             pattern = wanted.patterns[name] = Pattern(name[:-1], view, caller)
             found = [topic for topic in app.engine.topics if pattern.covers(topic) and topic not in topics]
@@ -106,12 +138,31 @@ def _new_lane(topic: Topic, view: View, options: TopicOptions) -> Lane:
 class Watched:
     """Lanes by key and the patterns that bring more of them: what a session has, and what a WebSocket has."""
 
-    __slots__ = ("_next_number", "lanes", "patterns")
+    __slots__ = ("_budget", "_charged_bytes", "_next_number", "lanes", "patterns")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: MemoryBudget) -> None:
         self.lanes: dict[str, Lane] = {}
         self.patterns: dict[str, Pattern] = {}
         self._next_number = 0
+        self._budget = budget
+        self._charged_bytes = 0
+
+    def charge(self) -> None:
+        """Charge the budget with what is kept now, after subscriptions or patterns were added or removed."""
+        self._charge(SESSION_BYTES + _size_bytes(self.lanes.values(), self.patterns.values()))
+
+    def discharge(self) -> None:
+        """Give everything back to the budget: the session or the connection is gone."""
+        self._charge(0)
+
+    def _charge(self, size_bytes: int) -> None:
+        self._budget.charge(SESSIONS, size_bytes - self._charged_bytes)
+        self._charged_bytes = size_bytes
+
+    def add_picked(self, lane: Lane) -> None:
+        """Add a lane that a pattern found. It shares everything with the pattern, so that nothing need be measured."""
+        self.add(lane)
+        self._charge(self._charged_bytes + SUBSCRIPTION_BYTES)
 
     def add(self, lane: Lane) -> None:
         lane.number = self._next_number
@@ -158,8 +209,8 @@ class Session(Watched):
 
     __slots__ = ("caller", "heartbeat_ms", "idle_since_ns", "stream", "wid")
 
-    def __init__(self, caller: Caller, *, heartbeat_ms: int) -> None:
-        super().__init__()
+    def __init__(self, caller: Caller, budget: MemoryBudget, *, heartbeat_ms: int) -> None:
+        super().__init__(budget)
         self.wid = "wid_" + secrets.token_urlsafe(WID_BYTES)
         self.caller = caller
         self.heartbeat_ms = heartbeat_ms
@@ -175,6 +226,8 @@ class Sessions:
         self._all: dict[str, Session] = {}
         self._idle: OrderedDict[str, Session] = OrderedDict()  # the longest idle first
         self._picking: dict[object, Callable[[Topic], None]] = {}  # connections with patterns
+        self._expiry: asyncio.TimerHandle | None = None  # set while a session is idle
+        app.budget.reclaimers.append(self._clear_away)
         app.engine.state.created.append(self._created)
 
     def __len__(self) -> int:
@@ -188,11 +241,13 @@ class Sessions:
         if request.cursor:
             topics = self._resumed(topics, cursors.decode(request.cursor, field="cursor"))
         wanted = resolve(self._app, topics, request, caller, lenient=lenient)
-        session = Session(caller, heartbeat_ms=heartbeat_ms(request.heartbeat_ms))
+        session = Session(caller, self._app.budget, heartbeat_ms=heartbeat_ms(request.heartbeat_ms))
         self._app.limits.check_session(len(self._all))
+        self._app.budget.check(SESSION_BYTES + wanted.size_bytes())
         session.patterns = wanted.patterns
         for lane in wanted.lanes.values():
             session.add(lane)
+        session.charge()
         self._all[session.wid] = session
         self.rest(session)
         return session, wanted.answer()
@@ -214,6 +269,8 @@ class Sessions:
         session.idle_since_ns = self._app.clock.monotonic_ns()
         self._idle[session.wid] = session
         self._idle.move_to_end(session.wid)
+        if self._expiry is None:
+            self._expiry = self._app.call_later(self._app.settings.session_ttl_ms, self._expire)
 
     def wake(self, session: Session) -> None:
         self._idle.pop(session.wid, None)
@@ -247,6 +304,15 @@ class Sessions:
                 found[name] = TopicOptions(seq, False, wanted.filter, wanted.epoch if epoch is None else epoch)
         return topics | found
 
+    def _expire(self) -> None:
+        """Forget sessions whose time is over, and come back for the one that is next."""
+        self._expiry = None
+        self._clear_away()
+        if self._idle:
+            session = next(iter(self._idle.values()))
+            idle_ms = (self._app.clock.monotonic_ns() - session.idle_since_ns) // 1_000_000
+            self._expiry = self._app.call_later(self._app.settings.session_ttl_ms - idle_ms + 1, self._expire)
+
     def _clear_away(self) -> None:
         oldest_ns = self._app.clock.monotonic_ns() - self._app.settings.session_ttl_ms * 1_000_000
         while self._idle:
@@ -254,6 +320,7 @@ class Sessions:
             if session.idle_since_ns >= oldest_ns:
                 return
             del self._idle[wid], self._all[wid]
+            session.discharge()
 
 
 def _stands_for(pattern: str, name: str) -> bool:
@@ -336,7 +403,7 @@ class WatchStream(EventStream):
         if len(session.lanes) >= most:
             self.send(error_frame(400, f"more than {most} topics match; this one is not watched", topics=[topic.name]))
             return
-        session.add(lane)
+        session.add_picked(lane)
         self._note_lanes()
         self.app.hub.attach(lane, self)
 
@@ -355,6 +422,7 @@ class WatchStream(EventStream):
         """A topic that was named stays known as gone; one that a pattern found makes room for its next life."""
         if self._session.patterns and any(one.covers(lane.topic.name) for one in self._session.patterns.values()):
             self._session.remove(lane)
+            self._session.charge()
             self._note_lanes()
 
     def advise(self, names: list[str], retry_after_ms: int) -> None:

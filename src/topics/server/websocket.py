@@ -184,7 +184,7 @@ class WebSocket(LiveConnection, Upgrade):
     ) -> None:
         super().__init__(app, head, release=release, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
         self._caller = caller
-        self._watched = Watched()
+        self._watched = Watched(app.budget)
         extensions: list[Extension] = [] if deflate is None else [deflate]
         self._ws = Connection(ConnectionType.SERVER, extensions)
         self._deflated = deflate is not None
@@ -249,6 +249,7 @@ class WebSocket(LiveConnection, Upgrade):
 
     def ended(self) -> None:
         self._let_go()
+        self._watched.discharge()
         self._commands.clear()
 
     def fail(self, code: int, message: str) -> None:
@@ -318,6 +319,7 @@ class WebSocket(LiveConnection, Upgrade):
         others = sum(1 for lane in watched.lanes.values() if lane.topic.name not in wanted.lanes)
         if others + len(wanted.lanes) > most:
             raise invalid(f"the connection would watch more than {most} topics", field="topics")
+        self.app.budget.check(wanted.size_bytes())
         topics = wanted.answer()
         self._answer({"op": "subscribed", "topics": topics}, command.request_id)
         for name, lane in wanted.lanes.items():
@@ -326,6 +328,8 @@ class WebSocket(LiveConnection, Upgrade):
             self.app.hub.attach(lane, self)
         if wanted.patterns:
             watched.patterns |= wanted.patterns
+        watched.charge()
+        if wanted.patterns:
             self.app.sessions.pick_for(self, watched, self._pick)
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
@@ -340,6 +344,7 @@ class WebSocket(LiveConnection, Upgrade):
                 self.app.sessions.pick_no_more(self)
         else:
             self._forget(name)
+        self._watched.charge()
         self._answer({"op": "unsubscribed", "topic": name}, command.request_id)
 
     def _forget(self, name: str) -> None:
@@ -356,7 +361,7 @@ class WebSocket(LiveConnection, Upgrade):
             error = invalid(f"more than {most} topics match; this one is not watched")
             self._refuse(error, None, topics=[topic.name])
             return
-        self._watched.add(lane)
+        self._watched.add_picked(lane)
         self.app.hub.attach(lane, self)
 
     def _publish(self, command: Publish) -> None:
@@ -427,6 +432,7 @@ class WebSocket(LiveConnection, Upgrade):
     def lost(self, lane: Lane) -> None:
         """Over a WebSocket a topic that is gone is no longer subscribed to."""
         self._watched.remove(lane)
+        self._watched.charge()
 
     def advise(self, names: list[str], retry_after_ms: int) -> None:
         error = TopicsError(Code.THROTTLED, "watch throttled under CPU pressure", retry_after_ms=retry_after_ms)

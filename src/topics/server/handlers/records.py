@@ -27,6 +27,7 @@ from topics.model.records import (
     PlainWriteRequest,
     Projection,
     WriteRequest,
+    node_set,
     parse_match,
 )
 from topics.model.wire import RecordsDeleted, check_u64, decode_body
@@ -163,7 +164,7 @@ def _query(app: TopicsApp, wanted: DiffRequest) -> Query:
         query.plain = True
         return query
     if wanted.node is not None:
-        query.nodes = frozenset((wanted.node,) if isinstance(wanted.node, str) else wanted.node)
+        query.nodes = node_set(wanted.node)
     if wanted.include_tags or not wanted.include_meta:
         query.projection = Projection(tags=wanted.include_tags, meta=wanted.include_meta)
     if wanted.filter is not None:

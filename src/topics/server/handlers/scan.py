@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topics.engine.read import Query
-from topics.model.records import Projection, ScanRequest, parse_match
+from topics.model.records import Projection, ScanRequest, node_set, parse_match
 from topics.model.wire import check_u64, decode_body
 from topics.server import bulk
 from topics.server.http import Answer
@@ -36,8 +36,6 @@ def _query(wanted: ScanRequest) -> Query:
     for field in ("from_seq", "upto_seq", "from_ts", "epoch"):
         if (value := getattr(wanted, field)) is not None:
             check_u64(value, field)
-    nodes = None
-    if wanted.node is not None:
-        nodes = frozenset((wanted.node,) if isinstance(wanted.node, str) else wanted.node)
+    nodes = node_set(wanted.node)
     match = None if wanted.filter is None else parse_match(wanted.filter, field="filter")
     return Query(from_seq=wanted.from_seq, nodes=nodes, match=match, from_ts=wanted.from_ts, epoch=wanted.epoch)
