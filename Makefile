@@ -3,6 +3,9 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 WORKERS ?= 2
+KILLS ?= 1000
+SECONDS ?= 3600
+STATE ?= .kills
 export CHROMIUM
 
 # The first interpreter that is new enough and can make environments; BASE_PYTHON=... overrides the search.
@@ -15,7 +18,7 @@ READY_DEV := $(VENV)/.ready-dev
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format torture bench demo-pipeline docs clean
+.PHONY: help install run test check format torture kills bench demo-pipeline docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +59,9 @@ format: $(READY_DEV) ## let ruff rewrite what it can
 
 torture: $(READY_DEV) ## the long crash runs
 	$(PYTHON) -m pytest -m torture
+
+kills: $(READY_DEV) ## kill the server under load, again and again; KILLS=1000 SECONDS=3600 STATE=.kills
+	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)
 
 bench: $(READY_DEV) ## the workload table against its peers; ONLY=w4 runs one row
 	$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
