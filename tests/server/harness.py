@@ -7,11 +7,13 @@ import queue
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import uvloop
 
+from topics.server.connection import TURN_NS
 from topics.server.http import Answer, App, Deferred, Request, Response, Sink, Stream, Upgrade
 from topics.server.protocol import HttpLimits, HttpServer
 
@@ -70,6 +72,10 @@ class FakeApp:
 
     def on_mark(self, request: Request) -> Answer:
         asyncio.get_running_loop().call_soon(lambda: self.events.put(("next turn", self.handled)))
+        return Response(200, b"{}")
+
+    def on_slow(self, request: Request) -> Answer:
+        time.sleep(TURN_NS / 1e9)
         return Response(200, b"{}")
 
     def on_large(self, request: Request) -> Answer:

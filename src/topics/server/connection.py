@@ -8,6 +8,9 @@ does that by itself, in a few calls. All else goes through a queue of exchanges,
     ready    the answer is there; it goes out when those before it have
 
 While anything is parked the connection reads no more: a client that does not take its answers sends no new requests.
+
+One turn of the loop handles `max_pipelined` requests of a connection's queue, and begins none after `TURN_NS`: the rest
+stay parked until the other connections had their turn.
 """
 
 import asyncio
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 # Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
 PIECE_BYTES = 16 * 1024
 MAX_PIECES = 2048  # of a chunked body, parsed in one turn of the loop
+TURN_NS = 5_000_000  # of work on one connection's queue in one turn of the loop
 # Below it one joined write is cheaper than handing over two buffers; above it the copy costs more. Measured on uvloop,
 # µs an answer, joined and in two buffers: 8 KiB 6.4, 6.8; 32 KiB 7.9, 6.7; 100 kB 12.8, 11.2. Two writes always lose.
 JOIN_BYTES = 16 * 1024
@@ -100,6 +104,8 @@ class Connection(asyncio.Protocol):
         "_sink",
         "_started",
         "_stream",
+        "_turn_ends_ns",
+        "_turn_left",
         "_usual",
         "is_open",
         "paused",
@@ -132,6 +138,8 @@ class Connection(asyncio.Protocol):
         self._lone: Deferred | None = None
         self._lone_request: Request | None = None
         self._lone_gzip = False
+        self._turn_ends_ns = 0  # when this turn's share is used up; 0 while nothing was handled in it
+        self._turn_left = 0  # requests that may still be begun in this turn
         self._held_bytes = 0
         self._out: list[bytes | memoryview] = []  # answers gathered for one write
         self._out_bytes = 0
@@ -477,6 +485,8 @@ class Connection(asyncio.Protocol):
             return False
         if self._started >= limits.max_pipelined or self._held_bytes > limits.high_water_bytes:
             return False
+        if exchange.answer is None and not self._has_share():
+            return False
         self._started += 1
         if exchange.answer is None:
             request = exchange.head.request
@@ -486,6 +496,22 @@ class Connection(asyncio.Protocol):
                 answer = failure(request, error)
             self._accept(exchange, answer)
         return True
+
+    def _has_share(self) -> bool:
+        """Whether one more request may be handled in this turn of the loop. What is parked then comes with the next."""
+        if not self._turn_ends_ns:
+            self._turn_ends_ns = _perf_counter_ns() + TURN_NS
+            self._turn_left = self._server.limits.max_pipelined
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        elif self._turn_left <= 0 or _perf_counter_ns() > self._turn_ends_ns:
+            return False
+        self._turn_left -= 1
+        return True
+
+    def _next_turn(self) -> None:
+        self._turn_ends_ns = 0
+        if self._started < len(self._queue) and self.is_open:
+            self._wake()
 
     def _accept(self, exchange: Exchange, answer: Answer) -> None:
         """What the application answered, on its way to being ready."""
@@ -670,7 +696,8 @@ class Connection(asyncio.Protocol):
         pending, self._pending = self._pending, None
         if pending and isinstance(self._stream, Upgrade):
             self._guard(self._stream.received, pending)
-        if self.is_open and not self.paused:
+        held = self._sink is not None and self._sink.held
+        if self.is_open and not (self.paused or held):
             self.transport.resume_reading()
 
     def pause_writing(self) -> None:

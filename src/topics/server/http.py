@@ -117,6 +117,8 @@ class Deferred(msgspec.Struct, eq=False):
 class Sink(Protocol):
     """What a transport gives to a `Stream` or an `Upgrade` to write to."""
 
+    held: bool  # what `hold` was last told
+
     def write(self, data: bytes) -> bool:
         """Queue bytes. False: above the high-water mark (or closed), write no more until `drained`."""
 

@@ -3,14 +3,17 @@
 The engine's verbs and the delivery loop are those of HTTP and of event streams. What is particular to a WebSocket:
 every command is checked against the key's rights by itself, and a client that sends faster than the disk takes it, or
 reads too slowly, is not read from until it has caught up.
+
+Input is handled in turns of bounded frames, bytes and time. Then the other connections get the loop, and this one is
+not read from until its input was handled.
 """
 
 from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -56,6 +59,11 @@ log = logs.Log("websocket")
 ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 MAX_UNACKED = 1024  # publishes under way, above which the client is not read from
 UNANSWERED_PINGS = 3
+FRAMES_A_TURN = 64  # as many as HTTP requests of one connection: `HttpLimits.max_pipelined`
+BYTES_A_TURN = 64 << 10
+TURN_NS = 5_000_000  # of work on one connection's input, after which the others come first
+PACKED_PIECE_BYTES = 1 << 10  # of compressed input, which can grow a thousandfold, between two looks at the clock
+MAX_FRAGMENTS = 1 << 16  # of one message: fragments of 1 KiB are enough for the largest
 
 _decode_command = msgspec.json.Decoder(Command)
 _decode_address = msgspec.json.Decoder(Addressed)
@@ -166,11 +174,21 @@ def text_frame(payload: bytes) -> bytes:
     return b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload)
 
 
+class Input(Enum):
+    """What happens to a connection's input. The client is read from in the first state alone."""
+
+    READING = 0  # everything that came was handled
+    HANDLING = 1  # right now, further up the stack
+    NEXT_TURN = 2  # frames may be left, and the next turn is scheduled
+    BLOCKED = 3  # frames may be left, and wait until the connection may go on
+
+
 class WebSocket(LiveConnection, Upgrade):
     """One connection: its subscriptions, and the publishes that wait for the log."""
 
     __slots__ = (
-        "_caller", "_commands", "_deflated", "_message", "_message_chars", "_pings", "_unacked", "_watched", "_ws",
+        "_caller", "_deflated", "_fragments", "_input", "_message", "_pings", "_unacked", "_unfed", "_watched",
+        "_ws",
     )  # fmt: skip
 
     def __init__(
@@ -188,9 +206,10 @@ class WebSocket(LiveConnection, Upgrade):
         extensions: list[Extension] = [] if deflate is None else [deflate]
         self._ws = Connection(ConnectionType.SERVER, extensions)
         self._deflated = deflate is not None
-        self._message: list[str] = []  # what has come of a message in parts
-        self._message_chars = 0
-        self._commands: deque[bytes] = deque()  # that wait until some publishes are done
+        self._message = bytearray()  # what has come of a message in parts
+        self._fragments = 0  # of that message
+        self._input = Input.READING
+        self._unfed = b""  # input that `_ws` has not seen yet
         self._unacked = 0
         self._pings = 0  # sent since the client was last heard
 
@@ -200,11 +219,71 @@ class WebSocket(LiveConnection, Upgrade):
         if not self.open:
             return
         self._pings = 0
-        self._ws.receive_data(data)
-        for event in self._ws.events():
-            self._take(event)
-            if not self.open:
+        self._unfed += data
+        if self._input is Input.READING:
+            self._handle_input()
+
+    def _handle_input(self) -> None:
+        """Handle input for one turn: at most `FRAMES_A_TURN` and `BYTES_A_TURN`, and no frame after `TURN_NS`.
+
+        What is left waits for the next turn, or, where the connection is blocked, for `_unblock`.
+        """
+        self._input = Input.HANDLING
+        ws, tick_ns = self._ws, self.app.clock.monotonic_ns
+        frames, ends_ns = 0, tick_ns() + TURN_NS
+        fed_bytes, piece_bytes = 0, PACKED_PIECE_BYTES if self._deflated else BYTES_A_TURN
+        while True:
+            for event in ws.events():
+                self._take(event)
+                if not self.open:
+                    return
+                if self._is_blocked():
+                    self._read_later(Input.BLOCKED)
+                    return
+                frames += 1
+                if frames == FRAMES_A_TURN or tick_ns() > ends_ns:
+                    self._read_later(Input.NEXT_TURN)
+                    return
+            if not self._unfed:
+                self._input = Input.READING
+                self._pace()
                 return
+            if fed_bytes >= BYTES_A_TURN:
+                self._read_later(Input.NEXT_TURN)
+                return
+            fed_bytes += piece_bytes
+            ws.receive_data(self._unfed[:piece_bytes])
+            self._unfed = self._unfed[piece_bytes:]
+
+    def _next_turn(self) -> None:
+        """Handle more input. A failure ends this connection and nothing else, as in `Connection._guard`."""
+        if self.open and self._is_blocked():
+            self._input = Input.BLOCKED
+        elif self.open:
+            try:
+                self._handle_input()
+            except Exception as error:
+                log.failure("input_not_handled", error)
+                self._close(CloseReason.INTERNAL_ERROR, "internal error")
+
+    def _read_later(self, state: Input) -> None:
+        self._input = state
+        if state is Input.NEXT_TURN:
+            self.app.loop.call_soon(self._next_turn)
+        self._pace()
+
+    def _is_blocked(self) -> bool:
+        """Whether the client does not take its answers, or has as many publishes under way as it may."""
+        return self.full or self._unacked >= MAX_UNACKED
+
+    def _unblock(self) -> None:
+        if self._input is Input.BLOCKED and self.open and not self._is_blocked():
+            self._read_later(Input.NEXT_TURN)
+
+    def _pace(self) -> None:
+        held, sink = self._input is not Input.READING, self._sink
+        if sink is not None and sink.held is not held:
+            sink.hold(held)
 
     def _take(self, event: events.Event) -> None:
         if isinstance(event, events.TextMessage):
@@ -222,16 +301,22 @@ class WebSocket(LiveConnection, Upgrade):
             self._close(CloseReason.UNSUPPORTED_DATA, "commands are text messages")
 
     def _take_text(self, event: events.TextMessage) -> None:
-        self._message_chars += len(event.data)
-        if self._message_chars > self.app.settings.max_body_bytes:
+        """Put a message together, bounded in bytes and in fragments, and obey it once it is whole."""
+        text, message = event.data.encode(), self._message
+        self._fragments += event.frame_finished
+        if len(message) + len(text) > self.app.settings.max_body_bytes:
             self._close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
-            return
-        self._message.append(event.data)
-        if event.message_finished:
-            text = "".join(self._message)
-            self._message, self._message_chars = [], 0
-            self._commands.append(text.encode())
-            self._work()
+        elif self._fragments > MAX_FRAGMENTS:
+            self._close(CloseReason.MESSAGE_TOO_BIG, f"the message has more than {MAX_FRAGMENTS} fragments")
+        elif not event.message_finished:
+            message += text
+        else:
+            if message:
+                message += text
+                text = bytes(message)
+                message.clear()
+            self._fragments = 0
+            self._obey(text)
 
     def beat(self) -> None:
         if self._pings >= UNANSWERED_PINGS:
@@ -246,11 +331,11 @@ class WebSocket(LiveConnection, Upgrade):
             if lane.group is None:
                 lane.stale = stale
                 self.app.hub.resume(lane)
+        self._unblock()
 
     def ended(self) -> None:
         self._let_go()
         self._watched.discharge()
-        self._commands.clear()
 
     def fail(self, code: int, message: str) -> None:
         going = code == Code.SHUTTING_DOWN.status
@@ -275,14 +360,6 @@ class WebSocket(LiveConnection, Upgrade):
                 self.app.hub.detach(lane)
 
     # --- commands
-
-    def _work(self) -> None:
-        """Commands in order. A client that publishes faster than the log takes it is not read from meanwhile."""
-        commands = self._commands
-        while commands and self._unacked < MAX_UNACKED and self.open:
-            self._obey(commands.popleft())
-        if self._sink is not None and self.open:
-            self._sink.hold(bool(commands))
 
     def _obey(self, text: bytes) -> None:
         request_id: RequestId = None
@@ -391,8 +468,7 @@ class WebSocket(LiveConnection, Upgrade):
             if with_seqs:
                 ack["seqs"] = list(range(done.first, done.last + 1))
             self._answer(ack, request_id)
-        if self._commands:
-            self._work()
+        self._unblock()
 
     # --- what the client is told
 

@@ -1,0 +1,227 @@
+"""How much of a WebSocket's input one turn of the loop handles, counted in frames and bytes; no socket, no time."""
+
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
+from topics.config import Settings
+from topics.server.app import TopicsApp
+from topics.server.auth import ANYONE
+from topics.server.http import Response
+from topics.server.websocket import (
+    BYTES_A_TURN,
+    FRAMES_A_TURN,
+    MAX_FRAGMENTS,
+    MAX_UNACKED,
+    TURN_NS,
+    BoundedDeflate,
+    WebSocket,
+)
+from topics.testing.clock import SimClock
+
+CLOSE = 0x88
+
+
+class TickingClock(SimClock):
+    """A millisecond passes between two looks at it."""
+
+    def monotonic_ns(self) -> int:
+        self.advance(ms=1)
+        return super().monotonic_ns()
+
+
+class ManualLoop:
+    """Keeps what was scheduled until the test calls `turn`."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], object]] = []
+
+    def call_soon(self, call: Callable[..., object], *arguments: Any) -> None:
+        self.soon.append(lambda: call(*arguments))
+
+    def call_later(self, delay_s: float, call: Callable[..., object]) -> "ManualLoop":
+        return self  # a timer that never fires
+
+    def cancel(self) -> None:
+        pass
+
+    def time(self) -> float:
+        return 0.0
+
+    def turn(self) -> None:
+        soon, self.soon = self.soon, []
+        for call in soon:
+            call()
+
+
+class RecordingSink:
+    """Counts frames that the server sends, and takes as many as it is told to."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.held = self.closed = False
+        self.takes = 1 << 60
+
+    def write(self, data: bytes) -> bool:
+        self.written.append(data)
+        return len(self.written) < self.takes
+
+    def close(self) -> None:
+        self.closed = True
+
+    def buffered(self) -> int:
+        return 0
+
+    def hold(self, held: bool, /) -> None:
+        self.held = held
+
+
+class Client:
+    """One connection of a server that has nothing else to do."""
+
+    def __init__(self, *, deflate: bool = False, clock: SimClock | None = None, **settings: Any) -> None:
+        self.loop = ManualLoop()
+        self.app = TopicsApp.build(Settings(**settings), clock or SimClock(), self.loop)  # type: ignore[arg-type]
+        self.sink = RecordingSink()
+        packer = BoundedDeflate(self.app.settings.max_body_bytes) if deflate else None
+        if packer is not None:
+            packer.accept("permessage-deflate")
+        self.ws = WebSocket(self.app, Response(101), ANYONE, deflate=packer, release=lambda: None)
+        self.ws.opened(self.sink)
+
+    def sent(self, data: bytes) -> int:
+        """How many frames the server sent back at once."""
+        before = len(self.sink.written)
+        self.ws.received(data)
+        return len(self.sink.written) - before
+
+    def turn(self) -> int:
+        before = len(self.sink.written)
+        self.loop.turn()
+        return len(self.sink.written) - before
+
+    def answers(self) -> list[Any]:
+        return [json.loads(each[each.index(b"{") :]) for each in self.sink.written if b"{" in each]
+
+    def close_code(self) -> int:
+        assert self.sink.closed
+        assert self.sink.written[-1][0] == CLOSE
+        return int.from_bytes(self.sink.written[-1][2:4], "big")
+
+
+@pytest.mark.parametrize("unit", [frame(PING), frame(TEXT, b'{"op":"ping"}'), frame(TEXT)])
+def test_one_turn_answers_a_bounded_number_of_frames(unit: bytes) -> None:
+    client = Client()
+    count = 3 * FRAMES_A_TURN + 7
+    answered = [client.sent(unit * count)]
+    while client.sink.held:
+        answered.append(client.turn())
+    assert max(answered) <= FRAMES_A_TURN
+    assert sum(answered) == count
+    assert client.sent(unit) == 1
+
+
+@pytest.mark.parametrize("unit", [frame(PONG), frame(TEXT, b" ", fin=False)])
+def test_frames_without_an_answer_count_as_well(unit: bytes) -> None:
+    client = Client()
+    flood = unit + frame(CONTINUATION, b" ", fin=False) * 199 if unit[0] == TEXT else unit * 200
+    client.ws.received(flood + frame(PING))
+    turns = 1
+    while client.sink.held:
+        assert not client.sink.written
+        client.turn()
+        turns += 1
+    assert len(client.sink.written) == 1
+    assert turns == -(-201 // FRAMES_A_TURN)
+
+
+def test_a_turn_ends_when_its_time_is_over() -> None:
+    client = Client(clock=TickingClock())
+    assert client.sent(frame(PING) * FRAMES_A_TURN) == TURN_NS // 1_000_000 + 1
+    assert client.sink.held
+
+
+def test_one_turn_handles_a_bounded_number_of_bytes() -> None:
+    client = Client()
+    whole = frame(TEXT, b" " * (4 * BYTES_A_TURN)) + frame(PING)
+    client.ws.received(whole)
+    turns = 1
+    while client.sink.held:
+        client.turn()
+        turns += 1
+    assert turns >= 4
+    assert len(client.sink.written) == 2
+
+
+def test_compressed_input_is_unpacked_in_small_pieces() -> None:
+    client = Client(deflate=True, max_body_bytes=8 << 20)
+    packer = zlib.compressobj(wbits=-15)
+    packed = packer.compress(b"[" * (16 << 20)) + packer.flush(zlib.Z_SYNC_FLUSH)
+    message = bytearray(frame(TEXT, packed[:-4]))
+    message[0] |= 0x40  # RSV1: compressed
+    sizes = []
+    take, client.ws._take = client.ws._take, None  # type: ignore[assignment,method-assign]
+    client.ws._take = lambda event: (sizes.append(len(getattr(event, "data", ""))), take(event))[0]  # type: ignore
+    client.ws.received(bytes(message))
+    while client.sink.held and not client.sink.closed:
+        client.turn()
+    assert max(sizes) <= 2 << 20
+    assert client.close_code() == 1009
+
+
+def test_frames_of_a_client_that_reads_nothing_wait_until_it_reads() -> None:
+    client = Client()
+    client.sink.takes = 10
+    assert client.sent(frame(PING) * 40) == 10
+    assert client.sink.held
+    assert client.turn() == 0
+    client.sink.takes = 1 << 60
+    client.ws.drained()
+    assert client.turn() == 30
+    assert not client.sink.held
+
+
+def test_publishes_beyond_the_bound_wait_and_then_share_one_turn() -> None:
+    client = Client()
+    publish = frame(TEXT, b'{"op":"publish","topic":"t","records":[{"data":1}]}')
+    client.ws._unacked = MAX_UNACKED - 1
+    client.ws.received(publish * 200)
+    assert client.sink.held
+    client.ws._unacked = 1
+    client.turn()  # writes the one publish, whose answer lets the next ones in
+    head = client.app.engine.topic("t").next_seq - 1
+    assert 1 <= head <= 1 + FRAMES_A_TURN
+    while client.sink.held:
+        client.turn()
+    client.turn()
+    assert client.app.engine.topic("t").head == 200
+
+
+def test_a_message_is_measured_in_bytes_not_in_characters() -> None:
+    client = Client(max_body_bytes=4096, max_record_bytes=4096, max_meta_bytes=1024)
+    client.ws.received(frame(TEXT, "ä".encode() * 2049))
+    assert client.close_code() == 1009
+
+
+def test_empty_fragments_take_no_memory_and_come_to_an_end() -> None:
+    client = Client()
+    client.ws.received(frame(TEXT, fin=False) + frame(CONTINUATION, fin=False) * MAX_FRAGMENTS)
+    while client.sink.held and not client.sink.closed:
+        client.turn()
+        assert len(client.ws._message) == 0
+    assert client.close_code() == 1009
+
+
+def test_a_message_in_as_many_fragments_as_allowed_is_obeyed() -> None:
+    client = Client()
+    command = b'{"op":"ping"}'
+    parts = [frame(TEXT, command[:1], fin=False)]
+    parts += [frame(CONTINUATION, fin=False)] * (MAX_FRAGMENTS - 2)
+    client.ws.received(b"".join(parts) + frame(CONTINUATION, command[1:]))
+    while client.sink.held:
+        client.turn()
+    assert client.answers() == [{"op": "pong"}]
