@@ -29,9 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ServerProcess:
-    """`topics serve` in its own process, on a free port. Settings are `TOPICS_*` variables without the prefix."""
+    """`topics serve` in its own process, on a free port. Settings are `TOPICS_*` variables without the prefix.
 
-    def __init__(self, directory: Path, settings: dict[str, object], *, wait_ready: bool = True) -> None:
+    `ulimit` is what the shell's command of that name is given before the server starts: "-n 300".
+    """
+
+    def __init__(
+        self, directory: Path, settings: dict[str, object], *, wait_ready: bool = True, ulimit: str = ""
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._log_path = directory / "log"
         self.killed = self._stopping = False
@@ -40,9 +45,12 @@ class ServerProcess:
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         env |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
         env |= {"TOPICS_PORT_FILE": str(port_file), "TOPICS_LOG_FORMAT": "json"}
+        command = [sys.executable, "-m", "topics", "serve", "--port", "0"]
+        if ulimit:
+            command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *command]
         with self._log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "topics", "serve", "--port", "0"],
+                command,
                 env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
             )  # fmt: skip
         self.port = int(self._wait_for(lambda: port_file.exists() and port_file.read_text().strip()))
@@ -141,8 +149,8 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
     """Starts servers with settings of their own, `start_server(max_topics=2)`; stops and checks them at the end."""
     running: list[ServerProcess] = []
 
-    def start(**settings: object) -> ServerProcess:
-        server = ServerProcess(tmp_path / f"server{len(running)}", settings)
+    def start(*, ulimit: str = "", **settings: object) -> ServerProcess:
+        server = ServerProcess(tmp_path / f"server{len(running)}", settings, ulimit=ulimit)
         running.append(server)
         return server
 

@@ -299,6 +299,13 @@ class Settings:
     metrics_max_topics: int = _count(1000, "Topics that metrics name; the rest are summed.", group=CAPS, low=0)
     session_ttl_ms: int = _millis(300_000, "Life of a watch session that has no open stream.", group=CAPS)
 
+    max_connections: int = _count(
+        0,
+        "Open connections. One more closes a connection that is idle, or is refused with 429. 0 is as many as the "
+        "limit of descriptors (ulimit -n) leaves beside files; a larger number is lowered to that.",
+        group=CONNECTIONS,
+        low=0,
+    )
     max_header_bytes: int = _size(32 * KIB, "Request line and headers together.", group=CONNECTIONS, low=KIB, high=MIB)
     max_headers: int = _count(100, "Header fields in one request.", group=CONNECTIONS, high=10_000)
     header_timeout_ms: int = _millis(

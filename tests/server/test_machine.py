@@ -1,10 +1,10 @@
-"""The memory that a process may use, as machine and cgroup say."""
+"""The memory and the descriptors that a process may use."""
 
 from pathlib import Path
 
 import pytest
 
-from topics.server.machine import memory_bytes
+from topics.server.machine import BASE_DESCRIPTORS, divide, memory_bytes
 
 GIB = 1 << 30
 
@@ -51,3 +51,13 @@ def test_the_smallest_limit_of_the_cgroups_holds(tmp_path: Path, files: dict[str
 )
 def test_a_cgroup_without_a_limit_changes_nothing(tmp_path: Path, files: dict[str, str]):
     assert memory_bytes(write(tmp_path, files)) == memory_bytes(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("limit", [64, 200, 300, 1024, 4096, 20_000, 1 << 20])
+def test_all_descriptors_are_given_out_once(limit: int):
+    found = divide(limit)
+    assert found.segment_files >= 8
+    assert found.connections >= 8
+    assert found.connections + found.segment_files + found.refused + BASE_DESCRIPTORS == max(limit, 88)
+    if limit >= 300:
+        assert found.connections > limit // 2

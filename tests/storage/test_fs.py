@@ -302,7 +302,7 @@ def test_a_read_that_would_wait_gives_nothing(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def lender(tmp_path: Path) -> Iterator[File]:
-    if mapped._mincore is None:
+    if mapped._kernel is None:
         pytest.skip("only Linux tells which pages are in memory")
     file = RealFs().open(str(tmp_path / "lender"), create=True)
     file.pwrite(bytes(range(256)) * 256, 0)
@@ -329,7 +329,7 @@ def test_what_is_not_in_memory_is_not_lent(lender: File, monkeypatch: pytest.Mon
         ctypes.memset(found + 1, 0, 1)
         return 0
 
-    monkeypatch.setattr(mapped, "_mincore", without_the_second_page)
+    monkeypatch.setattr(mapped._kernel, "mincore", without_the_second_page)
     assert [lender.lend(page, at * page) is None for at in range(4)] == [False, True, False, False]
     assert lender.lend(2, page - 1) is None
     assert lender.lend(1, page - 1) is not None
@@ -337,7 +337,7 @@ def test_what_is_not_in_memory_is_not_lent(lender: File, monkeypatch: pytest.Mon
 
 def test_what_was_asked_holds_for_a_moment(lender: File, monkeypatch: pytest.MonkeyPatch):
     clock, asked = [0.0], 0
-    real = mapped._mincore
+    real = mapped._kernel.mincore
 
     def count(*question: int) -> int:
         nonlocal asked
@@ -345,7 +345,7 @@ def test_what_was_asked_holds_for_a_moment(lender: File, monkeypatch: pytest.Mon
         return real(*question)
 
     monkeypatch.setattr(mapped, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(mapped, "_mincore", count)
+    monkeypatch.setattr(mapped._kernel, "mincore", count)
     for clock[0] in (100.0, 100.2, 100.49, 100.51, 100.9, 101.02):
         assert lender.lend(1, 0) is not None
     assert asked == 3
@@ -378,3 +378,17 @@ def test_a_failed_reservation_raises_and_leaves_the_size(tmp_path: Path, monkeyp
     file.allocate(1 << 20)
     assert file.size() == 3
     file.close()
+
+
+def test_a_lent_part_of_a_closed_file_keeps_no_descriptor(tmp_path: Path):
+    path = tmp_path / "lender"
+    path.write_bytes(b"x" * (1 << 16))
+    before = set(os.listdir("/proc/self/fd"))
+    file = RealFs().open(str(path))
+    kept = file.lend(1 << 16, 0)
+    file.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert kept is None or bytes(kept) == b"x" * (1 << 16)
+    assert kept is None or kept.readonly
+    del kept
+    assert str(path) not in Path("/proc/self/maps").read_text()

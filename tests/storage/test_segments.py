@@ -1,5 +1,7 @@
 """Segments at run time: memory and file tell the same, marks count once, and no caller waits for a disk unasked."""
 
+import errno
+
 import pytest
 
 from topics.errors import Corrupt
@@ -236,3 +238,14 @@ def test_a_file_that_moves_is_found_where_it_went():
     disk.fs.rename(sealed.path, "/s/moved")
     sealed.moved("/s/moved")
     assert sealed.read(1, 2) == ROWS[1]
+
+
+def test_a_shelf_without_descriptors_closes_its_files_and_opens_again():
+    disk = Disk(memory())
+    first, second, third = disk.reopened(), disk.reopened(), disk.reopened()
+    assert waiting(lambda: first.read(0, 6)) == b"".join(ROWS)
+    disk.fs.fail(error=errno.EMFILE, op="open")
+    assert waiting(lambda: second.read(0, 6)) == b"".join(ROWS)
+    disk.fs.fail(error=errno.EMFILE, op="open", times=2)
+    with pytest.raises(OSError, match="open files"):
+        waiting(lambda: third.read(0, 6))

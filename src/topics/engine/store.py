@@ -24,7 +24,7 @@ from topics.engine.state import Topic
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
 from topics.storage.datadir import TEMP_SUFFIX, DataDir
-from topics.storage.segments import MemorySegment, SealedSegment, Segment, Shelf
+from topics.storage.segments import OPEN_FILES, MemorySegment, SealedSegment, Segment, Shelf
 from topics.storage.wal import InlineWorker, LogFailed, Wal, Worker
 
 log = logs.Log("store")
@@ -37,13 +37,13 @@ class Store:
 
     def __init__(
         self, datadir: DataDir, state: State, wal: Wal, *, worker: Worker, clock: Clock, cold_dir: str | None = None,
-        hot_segments: int = 0, hot_bytes: int = 0,
+        hot_segments: int = 0, hot_bytes: int = 0, open_files: int = OPEN_FILES,
     ) -> None:  # fmt: skip
         self.dir = datadir
         self.fs = datadir.fs
         self.state = state
         self.wal = wal
-        self.shelf = Shelf(self.fs)
+        self.shelf = Shelf(self.fs, open_files=open_files)
         self.snapshot_number = 0
         self.last_checkpoint_ms = clock.now_ms()
         self.bytes_at_checkpoint = 0

@@ -165,6 +165,7 @@ class Connection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(self._server.limits.high_water_bytes)
         self.is_open = True
         self._ready = True
+        self._seen_at = asyncio.get_running_loop().time()
         self._server.opened(self)
         if self._server.draining:
             self.drain()
@@ -192,6 +193,20 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         self.transport.abort()
+
+    def refuse(self, error: TopicsError) -> None:
+        """Answer a new connection that has no place, whatever it was about to ask, and end it."""
+        answer = error_response(error)
+        self._ready = False
+        self._gather(self._answers.whole(answer, body_bytes(answer.body), answer_heads.CLOSE), answer.body)
+        self._flush()
+        self._linger()
+
+    def idle_since(self) -> float | None:
+        """Return when the connection was found idle after its last request; None while it is not idle."""
+        if not self._ready or self._seen != ("idle", self.served) or self.unsent_bytes():
+            return None
+        return self._seen_at
 
     def unsent_bytes(self) -> int:
         return self.transport.get_write_buffer_size() if self.is_open else 0
@@ -656,9 +671,14 @@ class Connection(asyncio.Protocol):
         if whole or self._eof or not self.is_open:
             self.transport.close()
             return
+        self._linger()
+        self.transport.resume_reading()
+
+    def _linger(self) -> None:
+        """Shut our side and throw away what comes, until the client has read the answer and closes, or for a while."""
+        self._deaf = True
         self._lingering = True
         self.transport.write_eof()
-        self.transport.resume_reading()
 
     def _open_stream(self, exchange: Exchange, stream: Stream) -> None:
         """The connection is the stream's from here on: what came after its request is never handled."""

@@ -1,18 +1,65 @@
-"""What the operating system gives this process: memory.
+"""What the operating system gives this process: memory and descriptors.
 
 A container limits memory by cgroup and not by the size of the machine, so both are read. Both versions of cgroups keep
 a limit per folder, and the limits of all enclosing folders hold too.
+
+Sockets and files share one limit of descriptors. A part of it is kept for files, so that clients who open connections
+cannot keep the server from writing its log or reading a segment.
 """
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+import msgspec
+
 # Where each version is mounted, and the file that holds the limit. The value is "max" (v2) or a number larger than any
 # machine (v1) where there is no limit.
 _V2 = "sys/fs/cgroup", "memory.max"
 _V1 = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+
+MOST_DESCRIPTORS = 1 << 20  # stands for no limit; the kernel's own default for one process
+BASE_DESCRIPTORS = 64  # standard streams, event loop, listening sockets, log, and what is being written or synced
+MOST_SEGMENT_FILES = 512
+FEWEST_SEGMENT_FILES = 8
+FEWEST_CONNECTIONS = 8
+
+
+class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
+    """How a limit of descriptors is divided."""
+
+    limit: int
+    segment_files: int  # files of sealed segments that stay open
+    refused: int  # connections that are being told that there is no room for them
+    connections: int  # all others
+
+
+def divide(limit: int) -> Descriptors:
+    """Divide a limit: a fixed part and an eighth for files, a sixteenth for refusals, the rest for connections."""
+    segment_files = min(max(limit // 8, FEWEST_SEGMENT_FILES), MOST_SEGMENT_FILES)
+    refused = min(max(limit // 16, 8), 256)
+    connections = max(limit - BASE_DESCRIPTORS - segment_files - refused, FEWEST_CONNECTIONS)
+    return Descriptors(limit=limit, segment_files=segment_files, refused=refused, connections=connections)
+
+
+def descriptors() -> Descriptors:
+    """Return how the limit in force is divided."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return divide(MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of descriptors to the hard one: the usual 1024 are few for a server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems report no hard limit and refuse to set that: then a number is tried.
+    for target in (hard, MOST_DESCRIPTORS):
+        if soft == hard or (soft != resource.RLIM_INFINITY and 0 <= target <= soft):
+            return
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+            return
 
 
 def memory_bytes(root: Path = Path("/")) -> int:

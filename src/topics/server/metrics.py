@@ -68,6 +68,12 @@ def _process(app: TopicsApp) -> Iterator[Metric]:
     yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", app.uptime_ms())
     if app.http is not None:
         yield _gauge("topics_http_connections", "Open connections.", app.http.open_connections)
+        yield _gauge("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
+                     app.http.limits.max_connections)  # fmt: skip
+        yield _counter("topics_http_connections_shed_total", "Idle connections closed to make room.",
+                       app.http.shed_total)  # fmt: skip
+        yield _counter("topics_http_connections_refused_total", "Connections refused for want of room.",
+                       app.http.refused_total)  # fmt: skip
         yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", {}, app.http.requests_total)])
 
 
@@ -161,6 +167,10 @@ def _routers(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]
 
 def _gauge(name: str, help: str, value: float) -> Metric:
     return Metric(name, "gauge", help, [("", {}, value)])
+
+
+def _counter(name: str, help: str, value: float) -> Metric:
+    return Metric(name, "counter", help, [("", {}, value)])
 
 
 def as_text(rows: Iterable[Metric]) -> bytes:

@@ -6,16 +6,19 @@
 """
 
 import asyncio
+import heapq
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from topics.server import machine
 from topics.server.answer_heads import AnswerHeads
 from topics.server.connection import Connection
 from topics.server.heads import HeadCache
 from topics.server.http import App, answer_of
+from topics.server.limits import throttled
 from topics.server.pages import Pages
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
 _LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
 _SHORTEST_SWEEP_MS = 5
+_SHED_SHARE = 32  # one in so many connections is shed at a time: looking for idle ones means looking at all of them
+_SHED_AFTER_S = 1.0  # a connection is not idle before that: its first request may be on the way
+_LOOK_AGAIN_S = 0.25  # after there was no idle connection to be found
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +44,17 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     linger_timeout_ms: int = 2_000  # how long we read past a refused request, so that the refusal is not lost
     high_water_bytes: int = 1024 * 1024  # answers that wait for the client, above which nothing more is done for it
     max_pipelined: int = 64  # requests of one connection in the works
+    max_connections: int = 0  # 0: no limit
+    max_refused: int = 16  # connections that still read their refusal; one more ends the oldest of them
     pages: Pages | None = None  # which requests of browsers are let in; None: all
     skip_body_bytes: int = 64 * 1024  # a refused request with a body up to this does not cost the connection
 
     @classmethod
     def of(cls, settings: "Settings") -> "HttpLimits":
+        descriptors = machine.descriptors()
         return cls(
+            max_connections=min(settings.max_connections or descriptors.connections, descriptors.connections),
+            max_refused=descriptors.refused,
             max_header_bytes=settings.max_header_bytes,
             max_headers=settings.max_headers,
             max_body_bytes=settings.max_body_bytes,
@@ -81,6 +92,10 @@ class HttpServer:
         self.heads = HeadCache()
         self.answers = AnswerHeads(time.time)
         self.connections: set[Connection] = set()
+        self.shed_total = 0  # idle connections that were closed to make room
+        self.refused_total = 0  # connections for which there was no room
+        self._refused: dict[Connection, None] = {}  # those that still read their refusal, the oldest first
+        self._look_at = 0.0  # when idle connections may be looked for again
         self.draining = False
         self._closed_requests = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -107,9 +122,37 @@ class HttpServer:
         self.connections.add(connection)
         if self._sweeping is None:
             self._sweep()
+        most = self.limits.max_connections
+        if most and len(self.connections) - len(self._refused) > most and not self._shed_idle():
+            self._refuse(connection)
+
+    def _shed_idle(self) -> bool:
+        """Close the connections that have been idle for longest; return whether there were any."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return False
+        idle = [
+            (since, id(connection), connection)
+            for connection in self.connections
+            if (since := connection.idle_since()) is not None and now - since >= _SHED_AFTER_S
+        ]
+        for _, _, connection in heapq.nsmallest(1 + self.limits.max_connections // _SHED_SHARE, idle):
+            connection.close()
+            self.shed_total += 1
+        if not idle:
+            self._look_at = now + _LOOK_AGAIN_S
+        return bool(idle)
+
+    def _refuse(self, connection: Connection) -> None:
+        self.refused_total += 1
+        if len(self._refused) >= self.limits.max_refused:
+            next(iter(self._refused)).abort()
+        self._refused[connection] = None
+        connection.refuse(throttled("max_connections", self.limits.max_connections))
 
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._refused.pop(connection, None)
         self._closed_requests += connection.served
         if not self.connections and self._emptied is not None:
             self._emptied.set()

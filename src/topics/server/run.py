@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import resource
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from topics import __version__, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
+from topics.server import machine
 from topics.server.cors import CorsApp
 from topics.server.http import App
 from topics.server.protocol import HttpLimits, HttpServer
@@ -32,8 +32,6 @@ log = logs.Log("server")
 BACKLOG = 4096
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-# For what is open besides event streams: connections of ordinary requests, segment and log files, the loop's own.
-SPARE_DESCRIPTORS = 4096
 # A start that fails with one of these fails for this machine's disk, not for a request: the message may be told.
 MACHINE_ERRORS = (OSError, Corrupt, DataDirError, TopicsError)
 
@@ -63,7 +61,7 @@ def run(settings: Settings, *, build: Build | None = None) -> int:
         from topics.server.app import TopicsApp
 
         build = TopicsApp.build
-    _raise_descriptor_limit(settings)
+    machine.raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, build))
 
@@ -72,6 +70,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_log_loop_error)
     stop = StopSignals(loop)
+    _check_descriptors(settings)
     _forget_port(settings.port_file)
     try:
         sockets = bind(settings.host, settings.port)
@@ -230,17 +229,12 @@ def _forget_port(path: Path | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _raise_descriptor_limit(settings: Settings) -> None:
-    """A connection is a descriptor, and the usual soft limit of 1024 is far below what the settings allow."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.max_sse_connections + SPARE_DESCRIPTORS
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
-    if target < wanted:
-        log.warning("few_descriptors", limit=target, wanted=wanted)
+def _check_descriptors(settings: Settings) -> None:
+    """Warn if the limit of descriptors allows fewer connections than the settings do."""
+    found = machine.descriptors()
+    wanted = max(settings.max_connections, settings.max_sse_connections)
+    if found.connections < wanted:
+        log.warning("few_descriptors", limit=found.limit, connections=found.connections, wanted=wanted)
 
 
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from topics import logs
 from topics.engine.backlog import Backlog
 from topics.engine.commit import Commits
 from topics.engine.store import Store
+from topics.server import machine
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
 from topics.storage.wal import Wal
@@ -78,6 +79,7 @@ class Storage:
             cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
             hot_segments=settings.hot_retain_segments,
             hot_bytes=settings.hot_retain_bytes,
+            open_files=machine.descriptors().segment_files,
         )
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False

@@ -15,6 +15,7 @@ import ctypes
 import mmap
 import os
 import sys
+import weakref
 from time import monotonic
 
 import numpy as np
@@ -24,19 +25,32 @@ MOMENT_S = 0.5  # how long an answer of the kernel holds
 _PAGE_BYTES = mmap.PAGESIZE
 
 
-def _find_mincore() -> ctypes._NamedFuncPointer | None:
+class _Kernel:
+    """The system calls, as functions. They keep the interpreter lock: each is over before that could be handed on."""
+
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        size, number = ctypes.c_size_t, ctypes.c_int
+        self.mincore = _declare(library.mincore, number, size, size, size)
+        self.mmap = _declare(library.mmap, size, size, size, number, number, number, ctypes.c_long)
+        self.munmap = _declare(library.munmap, number, size, size)
+
+
+def _declare(function: ctypes._NamedFuncPointer, result: type, *arguments: type) -> ctypes._NamedFuncPointer:
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+def _find_kernel() -> _Kernel | None:
     if sys.platform != "linux":
         return None
     try:
-        found = ctypes.PyDLL(None).mincore  # keeps the interpreter lock: it is over before that could be handed on
+        return _Kernel(ctypes.PyDLL(None))
     except (OSError, AttributeError):
         return None
-    found.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t)
-    found.restype = ctypes.c_int
-    return found
 
 
-_mincore = _find_mincore()
+_kernel = _find_kernel()
+_MAP_FAILED = ctypes.c_size_t(-1).value
 
 
 class Mapped:
@@ -54,12 +68,11 @@ class Mapped:
     @classmethod
     def of(cls, fd: int) -> Mapped | None:
         """None where this cannot be had: another system, an empty file, a file system without mappings."""
-        if _mincore is None:
+        if _kernel is None:
             return None
-        try:
-            return cls(fd, memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ)))
-        except (OSError, ValueError):
-            return None
+        size = os.fstat(fd).st_size
+        address = _kernel.mmap(0, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0) if size else _MAP_FAILED
+        return None if address == _MAP_FAILED else cls(fd, _view_of(address, size))
 
     def lend(self, size: int, at: int) -> memoryview | None:
         """The bytes [at, at + size), if all of them are in memory. For system calls: see above."""
@@ -74,13 +87,25 @@ class Mapped:
         return found if len(found) == size else None
 
     def _ask(self) -> None:
-        assert _mincore is not None
+        assert _kernel is not None
         size = len(self._view)
         cut = os.lseek(self._fd, 0, os.SEEK_END) < size
-        if cut or _mincore(_address_of(self._view), size, _address_of(self._resident)) != 0:
+        if cut or _kernel.mincore(_address_of(self._view), size, _address_of(self._resident)) != 0:
             self._resident[:] = bytes(len(self._resident))
         self._complete = 0 not in self._resident
         self._asked_at = monotonic()
+
+
+def _view_of(address: int, size: int) -> memoryview:
+    """Return a mapping as a buffer that unmaps itself when its last part is gone.
+
+    The `mmap` module would keep a descriptor open for as long, and clients that do not take their answers could use up
+    all of them.
+    """
+    assert _kernel is not None
+    block = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(block, _kernel.munmap, address, size).atexit = False
+    return memoryview(block).cast("B").toreadonly()
 
 
 def _address_of(buffer: bytearray | memoryview) -> int:

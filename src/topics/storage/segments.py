@@ -7,6 +7,7 @@ disk: then `Cold` is raised with the work to do, to be run where waiting is allo
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from threading import Lock
@@ -21,6 +22,7 @@ from topics.storage.columns import Columns, growable, runs
 from topics.storage.fs import File, Fs
 
 FETCHED_BYTES = 64 << 20
+OPEN_FILES = 512  # of sealed segments, kept open
 Rendered = bytes | memoryview  # of records: as they came from a file, without another copy, or out of memory
 
 log = logs.Log("segments")
@@ -206,7 +208,7 @@ class Shelf:
     The lock is for the pool threads that load: a load and an eviction may meet.
     """
 
-    def __init__(self, fs: Fs, *, columns_bytes: int = 256 << 20, open_files: int = 512) -> None:
+    def __init__(self, fs: Fs, *, columns_bytes: int = 256 << 20, open_files: int = OPEN_FILES) -> None:
         self.fs = fs
         self._columns_bytes = columns_bytes
         self._open_files = open_files
@@ -224,15 +226,25 @@ class Shelf:
         Reads keep no order of use: a file that was used since it was last looked at is spared once.
         """
         with self._lock:
-            file = self._files[segment] = self.fs.open(segment.path, write=True)
+            try:
+                file = self.fs.open(segment.path, write=True)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+                self._close_until(0)
+                file = self.fs.open(segment.path, write=True)
+            self._files[segment] = file
             segment.keep_file(file)
-            while len(self._files) > self._open_files:
-                other, spared = self._files.popitem(last=False)
-                if other.file_in_use:
-                    other.file_in_use, self._files[other] = False, spared
-                else:
-                    other.close_file()
+            self._close_until(self._open_files)
             return file
+
+    def _close_until(self, left: int) -> None:
+        while len(self._files) > left:
+            other, spared = self._files.popitem(last=False)
+            if other.file_in_use:
+                other.file_in_use, self._files[other] = False, spared
+            else:
+                other.close_file()
 
     def forget(self, segment: SealedSegment, moved_to: str | None = None) -> None:
         """Its file is gone, or another one, or elsewhere: whoever needs it next opens it anew."""
