@@ -15,19 +15,49 @@ from typing import Any, Literal
 from topics.engine.archive import report as reported
 from topics.engine.commit import Ticket
 from topics.engine.engine import Appended, Configured
-from topics.errors import TopicsError
+from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
 from topics.testing.harness import SimServer, request
 
-Status = Literal["open", "acked", "refused"]
+Status = Literal["open", "acked", "refused", "unknown"]
 
 
 @dataclass
 class Attempt:
-    """A request and how it ended; "open" until an answer is there, and for ever if the crash was faster."""
+    """A request and how it ended; "open" until an answer is there, and for ever if the crash was faster.
+
+    "unknown" was refused, too, but the answer said that a power loss may bring it back.
+    """
 
     status: Status = "open"
+
+    def may_show(self, when: When) -> bool:
+        """Whether a server may show any effect of it."""
+        return self.status in ("open", "acked") or (self.status == "unknown" and when.may_return)
+
+    def failed(self, error: TopicsError) -> None:
+        """Note the error that the request ended with. `internal` says nothing about what was done: it stays open."""
+        if error.code is not Code.INTERNAL:
+            self.status = "unknown" if (error.detail or {}).get("outcome") == "unknown" else "refused"
+
+
+@dataclass
+class When:
+    """The moment at which a server is judged."""
+
+    mode: str = "none"
+    healed: bool = False  # the server lived on until its log was whole again
+    fenced: bool = True  # what was refused has been erased from the log, so a killed process does not bring it back
+
+    @property
+    def power(self) -> bool:
+        return self.mode not in ("keep", "none")
+
+    @property
+    def may_return(self) -> bool:
+        """Whether writes may show whose refusal said that they could come back."""
+        return not self.healed and self.mode != "none" and (self.power or not self.fenced)
 
 
 @dataclass
@@ -67,10 +97,11 @@ class Life:
     created: Attempt
     by_append: bool
     epoch: int | None = None
-    dropped: Attempt | None = None
+    drops: list[Attempt] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     removals: list[Removal] = field(default_factory=list)
-    caps: list[int] = field(default_factory=lambda: [0])  # values of cap_records that a restart may find
+    # values of cap_records that a restart may find, and who asked for them
+    caps: list[tuple[int, Attempt]] = field(default_factory=lambda: [(0, Attempt("acked"))])
     evicts: bool = False
     head_kept: int = 0  # at the last checkpoint
     reports: list[Report] = field(default_factory=list)
@@ -86,8 +117,8 @@ class Life:
                 for seq, payload in enumerate(write.payloads, write.first):
                     yield seq, payload, write
 
-    def removable(self, seq: int, tag: str | None) -> bool:
-        return any(removal.covers(seq, tag) for removal in self.removals)
+    def removable(self, seq: int, tag: str | None, when: When) -> bool:
+        return any(removal.covers(seq, tag) for removal in self.removals if removal.may_show(when))
 
 
 class Ledger:
@@ -102,24 +133,24 @@ class Ledger:
     def life(self, name: str) -> Life | None:
         """The life that new requests speak to."""
         lives = self.lives.get(name, [])
-        if not lives or lives[-1].created.status == "refused":
+        if not lives or lives[-1].created.status in ("refused", "unknown"):
             return None
-        dropped = lives[-1].dropped
-        return None if dropped is not None and dropped.status == "acked" else lives[-1]
+        return None if any(dropped.status == "acked" for dropped in lives[-1].drops) else lives[-1]
 
-    def check(self, server: SimServer, mode: str, *, healed: bool = False) -> None:
-        """`healed`: the server lived on until its log was whole again, so nothing that was refused may show."""
+    def check(self, server: SimServer, mode: str, *, healed: bool = False, fenced: bool = True) -> None:
+        """Judge a server that came back after a crash of this mode, or with mode "none" one that goes on."""
+        when = When(mode, healed, fenced)
         for name, lives in self.lives.items():
             topic = server.engine.topics.get(name)
             if topic is None:
                 for life in lives:
-                    assert _may_be_absent(life, power=mode not in ("keep", "none"), healed=healed), f"{name} is gone"
+                    assert _may_be_absent(life, when), f"{name} is gone"
             else:
                 known = [life for life in lives if life.epoch == topic.epoch]
                 # of one that was never answered nobody knows the epoch: it may be any of those
                 candidates = known or [life for life in lives if life.epoch is None]
                 assert candidates, f"{name}: nobody made the life {topic.epoch}"
-                _judge_any(server, candidates, mode, healed=healed)
+                _judge_any(server, candidates, when)
         strangers = set(server.engine.topics) - set(self.lives)
         assert not strangers, f"nobody made {strangers}"
         totals, topics = server.engine.state.totals, server.engine.topics.values()
@@ -130,32 +161,32 @@ class Ledger:
             assert server.recovered.damage == [], "nothing was damaged"
 
 
-def _judge_any(server: SimServer, lives: list[Life], mode: str, *, healed: bool) -> None:
+def _judge_any(server: SimServer, lives: list[Life], when: When) -> None:
     """The topic must be what one of these lives may have left."""
     for life in lives[:-1]:
         try:
-            return _Judge(server, life, mode, healed=healed).judge()
+            return _Judge(server, life, when).judge()
         except AssertionError:
             continue
-    _Judge(server, lives[-1], mode, healed=healed).judge()
+    _Judge(server, lives[-1], when).judge()
 
 
-def _may_be_absent(life: Life, *, power: bool, healed: bool) -> bool:
+def _may_be_absent(life: Life, when: When) -> bool:
     if life.created.status != "acked":
         return True
-    if life.dropped is not None:
-        return life.dropped.status != "refused" or not healed
-    return power and life.by_append and life.durability != "fsync"
+    if any(dropped.may_show(when) for dropped in life.drops):
+        return True
+    return when.power and life.by_append and life.durability != "fsync"
 
 
 class _Judge:
     """One topic that is there."""
 
-    def __init__(self, server: SimServer, life: Life, mode: str, *, healed: bool) -> None:
+    def __init__(self, server: SimServer, life: Life, when: When) -> None:
         self.life = life
-        self.mode = mode
-        self.healed = healed
-        self.power = mode not in ("keep", "none")
+        self.when = when
+        self.mode = when.mode
+        self.power = when.power
         self.topic = server.engine.look(life.name, touch=False)
         self.rows = server.by_seq(life.name)
         self.runs = self.topic.losses.runs
@@ -163,10 +194,10 @@ class _Judge:
 
     def judge(self) -> None:
         life, topic = self.life, self.topic
-        assert not (life.dropped is not None and life.dropped.status == "acked"), "a dropped topic is back"
-        assert not (self.healed and life.created.status == "refused"), "a refused topic is there"
+        assert not any(dropped.status == "acked" for dropped in life.drops), "a dropped topic is back"
+        assert life.created.may_show(self.when), "a refused topic is there"
         assert topic.config.durability == life.durability
-        assert topic.config.cap_records in life.caps
+        assert topic.config.cap_records in {cap for cap, attempt in life.caps if attempt.may_show(self.when)}
         assert topic.count == len(self.rows)
         assert topic.earliest == min(self.rows, default=topic.head + 1)
         assert topic.next_seq == topic.head + 1
@@ -185,7 +216,9 @@ class _Judge:
             if not (safe or self.mode == "none"):
                 continue
             if seq not in self.rows:
-                gone = life.removable(seq, write.tag) or (life.evicts and self.lost.get(seq) in ("cap", "ttl"))
+                gone = life.removable(seq, write.tag, self.when) or (
+                    life.evicts and self.lost.get(seq) in ("cap", "ttl")
+                )
                 assert gone, f"{life.name}: {seq} was acknowledged and is not there"
             else:
                 assert self.rows[seq] == payload
@@ -205,7 +238,7 @@ class _Judge:
         for seq, payload in self.rows.items():
             assert payload in known, f"nobody wrote {payload}"
             write = known[payload]
-            assert not (self.healed and write.status == "refused"), f"{payload} was refused and is there"
+            assert write.may_show(self.when), f"{payload} was refused and is there"
             if write.status == "acked":
                 assert seq == write.first + write.payloads.index(payload)
 
@@ -231,7 +264,9 @@ class _Judge:
         assert not set(self.rows) & set(self.lost)
         for seq in range(1, min(self.topic.head, 9000) + 1):
             assert (
-                seq in covered or self.life.removable(seq, tags.get(seq)) or (seq not in tags and self.life.removals)
+                seq in covered
+                or self.life.removable(seq, tags.get(seq), self.when)
+                or (seq not in tags and self.life.removals)
             ), seq
         allowed = {"cap", "ttl"} if self.life.evicts else set()
         if self.life.durability == "ephemeral" or self.power:
@@ -255,17 +290,17 @@ class Client:
         caps = config.get("cap_records")
         if life is None:
             life = Life(name, config.get("durability", "disk"), attempt, False)
-            life.caps = [caps or 0]
+            life.caps = [(caps or 0, attempt)]
             life.held = bool(config.get("archive"))
             self.ledger.lives.setdefault(name, []).append(life)
         elif caps is not None:
-            life.caps = [*life.caps, caps]
+            life.caps = [*life.caps, (caps, attempt)]
         life.evicts |= bool(caps or config.get("ttl_ms"))
 
         def answered(result: Configured) -> None:
             life.epoch = result.topic.epoch
             if caps is not None:
-                life.caps = [caps]
+                life.caps = [(caps, attempt)]
 
         self._follow(attempt, lambda: self.server.engine.put_topic(name, ConfigPatch(**config)), answered)
 
@@ -313,7 +348,8 @@ class Client:
     def drop(self, name: str) -> None:
         life = self._life(name)
         assert life is not None
-        attempt = life.dropped = Attempt()
+        attempt = Attempt()
+        life.drops.append(attempt)
         self._follow(attempt, lambda: self.server.engine.drop_topic(name))
 
     def checkpoint(self) -> None:
@@ -341,7 +377,7 @@ class Client:
     ) -> None:
         def done(ticket: Ticket) -> None:
             if ticket.error is not None:
-                attempt.status = "refused"
+                attempt.failed(ticket.error)
             else:
                 answered(ticket.result)
                 attempt.status = "acked"

@@ -13,6 +13,8 @@ from random import Random
 import pytest
 
 from tests.faults.ledger import Client
+from topics.engine.commit import Ticket
+from topics.errors import Code
 from topics.model.topic import ConfigPatch
 from topics.testing.disk import SimDisk
 from topics.testing.harness import DeferredWorker, SimServer, request
@@ -30,13 +32,16 @@ class Race:
         self.rng = Random(seed)
         self.faults = faults
         self.sync, self.store = DeferredWorker(), DeferredWorker()
-        self.server = SimServer.start(SimDisk(seed=seed), sync_worker=self.sync, store_worker=self.store)
+        self.server = SimServer.start(
+            SimDisk(seed=seed), sync_worker=self.sync, store_worker=self.store, gather_turns=seed % 3
+        )
         self.client = Client(self.server)
 
     def run(self, steps: int) -> None:
         for name, durability in TOPICS.items():
             self.client.put(name, durability=durability)
             self.sync.run_all()
+            self.server.turn()
         for _ in range(steps):
             self.step()
 
@@ -48,8 +53,12 @@ class Race:
             large = rng.choice([0, 0, 0, 1_500])
             n, tag, flush = rng.choice([1, 2, 5]), rng.choice([None, "t"]), rng.random() < 0.5
             client.append(name, n, size=large, tag=tag, flush=flush, durability=TOPICS[name])
-        elif roll < 0.60:
+        elif roll < 0.54:
             self.sync.run(rng.choice([1, 1, 2]))
+        elif roll < 0.57:
+            self.sync.work()
+        elif roll < 0.60:
+            server.turn()
         elif roll < 0.72:
             self.store.run()
         elif roll < 0.80:
@@ -82,13 +91,16 @@ class Race:
         self.server.disk.heal()
         self.server.engine.flush()
         for _ in range(4):
+            self.server.turn()
+            self.server.turn()
             self.sync.run_all()
             self.store.run_all()
             self.server.tick()
         self.sync.run_all()
 
-    def crash(self, mode: str) -> SimServer:
-        return self.server.next(self.server.disk.clone().crash(mode))  # type: ignore[arg-type]
+    def check_crash(self, mode: str, *, healed: bool = False) -> None:
+        after = self.server.next(self.server.disk.clone().crash(mode))  # type: ignore[arg-type]
+        self.client.ledger.check(after, MODES[mode], healed=healed, fenced=self.server.wal.fenced)
 
 
 def try_schedules(seeds: range, *, faults: bool, steps: int) -> int:
@@ -97,13 +109,13 @@ def try_schedules(seeds: range, *, faults: bool, steps: int) -> int:
             race = Race(seed, faults=faults)
             race.run(steps)
             for mode in MODES:
-                race.client.ledger.check(race.crash(mode), MODES[mode])
+                race.check_crash(mode)
             race.come_to_rest()
             assert not race.server.wal.broken
             assert race.server.wal.read_only is None
             race.client.ledger.check(race.server, "none", healed=True)
             for mode in MODES:
-                race.client.ledger.check(race.crash(mode), MODES[mode], healed=True)
+                race.check_crash(mode, healed=True)
         except BaseException as error:
             error.add_note(f"schedule {seed}, faults={faults}, {steps} steps")
             raise
@@ -118,15 +130,24 @@ def test_slow_threads_and_failing_calls_break_no_promise() -> None:
     try_schedules(range(SEED * 1000, SEED * 1000 + 60), faults=True, steps=60)
 
 
-def slow() -> tuple[SimServer, DeferredWorker]:
+def slow(seed: int = SEED, *, gather_turns: int = 0) -> tuple[SimServer, DeferredWorker]:
     """A server with a topic of each class whose syncs are done when somebody says so."""
     sync = DeferredWorker()
-    server = SimServer.start(SimDisk(seed=SEED), sync_worker=sync)
+    server = SimServer.start(SimDisk(seed=seed), sync_worker=sync, gather_turns=gather_turns)
     for name, durability in TOPICS.items():
         server.engine.put_topic(name, ConfigPatch(durability=durability))
         server.engine.flush()
         sync.run_all()
+        server.turn()
+        server.turn()
     return server, sync
+
+
+def outcome(ticket: Ticket) -> str:
+    assert ticket.error is not None
+    assert ticket.error.code is Code.READ_ONLY
+    assert ticket.error.detail is not None
+    return str(ticket.error.detail["outcome"])
 
 
 def heal(server: SimServer, sync: DeferredWorker) -> None:
@@ -163,6 +184,77 @@ def test_a_sync_behind_one_that_failed_proves_nothing() -> None:
     heal(server, sync)
     after = server.crash("lose")
     assert (after.data("d"), after.data("f")) == (["1"], [])
+
+
+def test_write_refused_after_failed_sync_does_not_return_after_kill() -> None:
+    server, sync = slow()
+    server.append("d", "1")
+    refused = server.engine.append("f", request("2"))
+    created = server.engine.put_topic("new", ConfigPatch())
+    server.engine.flush()
+    server.append("d", "3")
+    server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
+    sync.run()
+    staged = server.engine.append("f", request("4"))
+    server.engine.flush()
+    assert (outcome(refused), outcome(created), outcome(staged)) == ("unknown", "unknown", "refused")
+
+    after = server.next(server.disk.clone().crash("keep"))
+
+    assert after.recovered is not None
+    assert after.recovered.damage == after.recovered.cut == []
+    assert "new" not in after.engine.topics
+    assert (after.data("d"), after.by_seq("f")) == (["1", "3"], {})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_part_of_a_failed_write_does_not_return_after_kill(seed: int) -> None:
+    server, _ = slow(seed)
+    server.append("d", "1")
+    writes = [server.engine.append("d", request(str(number), tag=f"t{number}")) for number in range(6)]
+    server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC, short=True)
+    server.engine.flush()
+    assert {outcome(write) for write in writes} == {"unknown"}
+    after = server.crash("keep")
+    assert after.recovered is not None
+    assert (after.recovered.damage, after.data("d")) == ([], ["1"])
+
+
+def test_refused_write_that_cannot_be_taken_back_at_once_is_tried_again() -> None:
+    server, sync = slow()
+    refused = server.engine.append("f", request("1"))
+    server.engine.flush()
+    server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
+    server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.EIO)
+    sync.run()
+    assert outcome(refused) == "unknown"
+    assert not server.wal.fenced
+    server.tick()
+    assert server.wal.broken, "the new file is not made yet"
+    assert server.wal.fenced
+    assert server.crash("keep").data("f") == []
+
+
+def test_log_that_heals_repeats_no_write_that_is_refused_meanwhile() -> None:
+    server, sync = slow(gather_turns=2)
+    first = server.engine.append("f", request("1"))
+    server.turn()
+    second = server.engine.append("f", request("2"))
+    server.turn()  # written; waits for the sync after the one under way
+    server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
+    server.engine.append("d", request("3"))
+    server.engine.flush()  # breaks the log
+    sync.run()
+    assert first.value().first == 1
+    server.tick()  # would heal, but nobody has decided about the second write yet
+    for _ in range(3):
+        server.turn()
+    assert outcome(second) == "unknown"
+    heal(server, sync)
+    third = server.engine.append("f", request("4"))
+    server.engine.commits.settle()
+    assert third.value().first == 2
+    assert server.crash("keep").data("f") == ["1", "4"]
 
 
 def test_power_loss_after_failed_sync_leaves_no_gap_in_the_log() -> None:

@@ -48,7 +48,8 @@ def fails(names: tuple[str, ...], at: int, error: int, times: int, *, short: boo
     disk.heal()
     ledger.check(server, "none")
     mode = MODES[at % 3]
-    ledger.check(server.next(disk.clone().crash(mode)), mode)  # before it could heal
+    fenced = server.wal.fenced
+    ledger.check(server.next(disk.clone().crash(mode)), mode, fenced=fenced)  # before it could heal
     server.tick()
     server.tick()
     assert server.wal.read_only is None, "it does not heal"
@@ -129,7 +130,7 @@ def test_a_full_disk_is_told_and_left_behind() -> None:
     with pytest.raises(TopicsError) as refused:
         fill(server)
     assert refused.value.code is Code.READ_ONLY
-    assert refused.value.detail == {"reason": os.strerror(errno.ENOSPC)}
+    assert refused.value.detail == {"reason": os.strerror(errno.ENOSPC), "outcome": "refused"}
     assert server.wal.read_only == os.strerror(errno.ENOSPC)
     served = server.data("f")
     with pytest.raises(TopicsError):

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
+from topics.storage import frame
 from topics.storage.datadir import DataDir
 from topics.storage.wal import Wal
 from topics.testing.clock import SimClock
@@ -58,7 +59,7 @@ def test_syncs_that_overlap_forget_only_what_each_has_covered() -> None:
     disk.fail(op="pwrite", times=1)
     refused = False
     try:
-        wal.write([b"e" * 50])
+        wal.write([frame.encode(1, 1, 0, 0, b"e")])
     except Exception:
         refused = True
     assert refused

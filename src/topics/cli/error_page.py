@@ -98,7 +98,10 @@ MEANINGS = {
     Code.INTERNAL: "A mistake of the server's. Its log says which.",
     Code.NOT_READY: "The server has just started and replays its log; `detail.replay_progress` goes from 0 to 1.",
     Code.SHUTTING_DOWN: "The server is stopping. Connect again in a moment.",
-    Code.READ_ONLY: "The disk takes no writes (`detail.reason`). Reads go on, and writes will once it works again.",
+    Code.READ_ONLY: (
+        "The disk takes no writes (`detail.reason`). Reads go on, and writes will once it works again. A write with "
+        "`detail.outcome` `unknown` could come back after a power loss: send it again with the same `idempotency_key`."
+    ),
 }
 
 

@@ -12,7 +12,7 @@ the log and into the topic, for a fraction of the price.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -27,6 +27,10 @@ log = logs.Log("engine")
 
 class Log(Protocol):
     """Where frames go. All calls and callbacks happen on the thread that owns the engine."""
+
+    # Set by `Commits`: whether frames were written of which it is not known yet whether they count. While that is so,
+    # the log must not repeat them in another place.
+    undecided: Callable[[], bool]
 
     @property
     def broken(self) -> bool:
@@ -53,6 +57,7 @@ class NoLog:
     """For a server without a data directory: memory is all there is."""
 
     broken = False
+    undecided: Callable[[], bool]
 
     def write(self, frames: list[bytes]) -> None:
         pass
@@ -138,7 +143,6 @@ class Commits:
         join: Callable[[Ticket, list[Ticket]], None],
     ) -> None:
         """`join` makes the entry and the frame of a ticket those of its followers, too."""
-        self.log = log
         self._join = join
         self.schedule = schedule
         self.tick_ns = tick_ns
@@ -155,6 +159,12 @@ class Commits:
         # answered writes again meanwhile and shares it: with 32 writers a sync is for 26 of them instead of 16.
         self.gather_turns = 0
         self._gathering = 0  # of these turns, those left
+        self.attach(log)
+
+    def attach(self, log: Log) -> None:
+        """Write to this log from now on."""
+        self.log = log
+        log.undecided = lambda: bool(self._written or self._syncing)
 
     def stage(self, ticket: Ticket) -> None:
         """Takes the ticket into this turn. A plain append may lead others until something else comes to its topic."""
@@ -223,12 +233,14 @@ class Commits:
             else:
                 self._synced(waiting, self.tick_ns() - began)
 
-    def refuse(self, tickets: list[Ticket], failure: LogFailed) -> None:
-        """None of these happened. A topic's next seq goes back to the first that was not used."""
-        error = TopicsError(
-            Code.READ_ONLY, f"nothing can be written: {failure}", detail={"reason": str(failure)}, retry_after_ms=1000
-        )
-        for ticket in reversed(tickets):
+    def refuse(self, tickets: list[Ticket], failure: LogFailed, *, behind: Sequence[Ticket] = ()) -> None:
+        """None of these happened. A topic's next seq goes back to the first that was not used.
+
+        Those `behind` the tickets that the log failed with were never given to it.
+        """
+        error, later = _refusal(failure), _refusal(LogFailed(str(failure)))
+        refused = [*((ticket, error) for ticket in tickets), *((ticket, later) for ticket in behind)]
+        for ticket, _ in reversed(refused):
             self._leave(ticket)
             if ticket.topic is not None:
                 ticket.topic.leader = None
@@ -236,7 +248,7 @@ class Commits:
                 ticket.topic.next_seq = ticket.first
             if ticket.undo is not None:
                 ticket.undo()
-        for ticket in tickets:
+        for ticket, error in refused:
             ticket.settle(None, error)
             for follower in ticket.followers or ():
                 follower.settle(None, error)
@@ -300,7 +312,7 @@ class Commits:
         staged, self._staged = self._staged, []
         self.turn_ms = 0
         self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
-        self.refuse(waiting + staged, failure)
+        self.refuse(waiting, LogFailed(str(failure), written=True), behind=staged)
 
     def _land(self) -> None:
         """In order, even where the one who is told of a ticket at once stages or settles more."""
@@ -335,3 +347,17 @@ class Commits:
             topic.waiting -= ticket.gated
             topic.staged_count -= ticket.count
             topic.staged_bytes -= ticket.size_bytes
+
+
+def _refusal(failure: LogFailed) -> TopicsError:
+    """Return the error for a write that the log did not take, which says whether the write could come back."""
+    message, outcome = f"nothing can be written: {failure}", "refused"
+    if failure.written:
+        message += (
+            "; the write has no effect, but could come back if the machine loses power before the log works again: "
+            "send it again with the same idempotency_key"
+        )
+        outcome = "unknown"
+    return TopicsError(
+        Code.READ_ONLY, message, detail={"reason": str(failure), "outcome": outcome}, retry_after_ms=1000
+    )

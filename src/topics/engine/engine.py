@@ -90,7 +90,7 @@ class Engine:
 
     def attach(self, log: Log, backlog: Backlog | None = None) -> None:
         """From now on changes are logged. For an engine whose state was recovered after it was made."""
-        self.commits.log = log
+        self.commits.attach(log)
         self.logged = True
         self.backlog = backlog or self.backlog
         self.backlog.hold(self.state)

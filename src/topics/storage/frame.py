@@ -8,11 +8,11 @@
     29      n     body    see entry.py
     29+n    17    head    the same bytes again
     46+n    8     sum     u64 LE; XXH3-64 of everything from the length to here
-    54+n    1     last    0xE7
+    54+n    1     last    0xE7; 0x18 in a frame that was refused after it had been written
 
 The head stands at both ends so that a frame whose middle, beginning or end is damaged still tells which seqs it held.
 The last byte is never zero, and no single bit makes it so: where zeros follow the frames, a frame that was cut short
-ends in one.
+ends in one. That byte alone takes a whole frame back, so that a write which is torn cannot do it by half.
 """
 
 import struct
@@ -28,6 +28,7 @@ BODY_AT = _START.size + _HEAD.size
 OVERHEAD_BYTES = BODY_AT + _HEAD.size + _SUM.size
 MAX_BODY_BYTES = 1 << 30
 LAST = 0xE7
+REFUSED = 0x18  # differs from LAST in every bit
 LARGE_BYTES = 4096  # of a body that is dearer to copy than to sum in pieces
 
 _sum64 = xxhash.xxh3_64_intdigest
@@ -66,14 +67,39 @@ def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes) -> by
 
 def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
     """The frame at `at` and the offset after it; None if cut short or damaged."""
-    found = peek(buf, at)
+    found = _whole(buf, at, LAST)
     if found is None:
         return None
     head, end = found
-    sum_at = end - _SUM.size
-    if end > len(buf) or (_sum64(buf[at + 4 : sum_at]), LAST) != _SUM.unpack_from(buf, sum_at):
+    return Frame(head, buf[at + BODY_AT : end - _SUM.size - _HEAD.size]), end
+
+
+def end_of_refused(buf: memoryview, at: int) -> int | None:
+    """Return the offset after the refused frame at `at`; None if there is no such frame, or it is damaged."""
+    found = _whole(buf, at, REFUSED)
+    return None if found is None else found[1]
+
+
+def _whole(buf: memoryview, at: int, last: int) -> tuple[Head, int] | None:
+    """Return head and end of the frame at `at` if its checksum holds and it ends in the byte `last`."""
+    found = peek(buf, at)
+    if found is None:
         return None
-    return Frame(head, buf[at + BODY_AT : sum_at - _HEAD.size]), end
+    _, end = found
+    sum_at = end - _SUM.size
+    if end > len(buf) or (_sum64(buf[at + 4 : sum_at]), last) != _SUM.unpack_from(buf, sum_at):
+        return None
+    return found
+
+
+def ends(frames: bytes) -> list[int]:
+    """Return the offset after each of the whole frames that follow each other in `frames`."""
+    view, found = memoryview(frames), [0]
+    while found[-1] < len(frames):
+        known = peek(view, found[-1])
+        assert known is not None, "these bytes are no frames"
+        found.append(known[1])
+    return found[1:]
 
 
 def peek(buf: memoryview, at: int) -> tuple[Head, int] | None:
@@ -113,10 +139,10 @@ def head_by_end(buf: memoryview, at: int, end: int) -> Head | None:
 
 
 def find(buf: bytes, at: int) -> int:
-    """The offset of the next whole frame at or after `at`; -1 if there is none."""
+    """The offset of the next whole frame at or after `at`, refused ones included; -1 if there is none."""
     view = memoryview(buf)
     while (at := buf.find(MAGIC, at)) >= 0:
-        if decode(view, at) is not None:
+        if decode(view, at) is not None or end_of_refused(view, at) is not None:
             return at
         at += 1
     return -1

@@ -6,11 +6,16 @@ waiting.
 
 When a write or a sync fails, the log takes nothing more. It heals by beginning a new file that says where the good part
 of the old one ends and repeats what was accepted since the last good sync; when that works, it goes on.
+
+Until then the old files are all there is, and a killed process leaves them as they are. So what was refused is taken
+back in them, with the last byte of its frame, before its writer gets an answer: a start that replays them passes it
+over.
 """
 
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,6 +24,7 @@ from typing import NoReturn, Protocol
 
 from topics import logs
 from topics.clock import Clock
+from topics.storage import frame as frames_of
 from topics.storage import walfile
 from topics.storage.datadir import TEMP_SUFFIX, DataDir
 from topics.storage.fs import File
@@ -30,7 +36,15 @@ JOIN_BYTES = 64 << 10  # frames that are fewer go to the kernel as one piece: ch
 
 
 class LogFailed(Exception):
-    """The log could not take what it was given. Everything before is intact."""
+    """The log could not take what it was given. Everything before is intact.
+
+    `written` says that some of it may have reached the disk. It is erased, but a power loss before the log has healed
+    may bring it back.
+    """
+
+    def __init__(self, reason: str | None, *, written: bool = False) -> None:
+        super().__init__(reason)
+        self.written = written
 
 
 class Worker(Protocol):
@@ -71,8 +85,14 @@ class Wal:
         # frames ever taken out of that list: several syncs may be under way, each counting from the start
         self._forgotten = 0
         self._synced_to = (0, 0)  # file number and offset up to which all is durable
+        # Where those frames stand: from the frame of this number on, counted from the first ever, in this file from
+        # this offset on.
+        self._starts: list[tuple[int, File, int]] = []
+        self.undecided: Callable[[], bool] = lambda: False  # see `commit.Log`
         # Since the failure that the log has to heal from:
         self._voided = False  # some of the frames were refused
+        self._places: dict[int, tuple[File, int]] = {}  # file and offset of the frames not synced, by id
+        self._erasures: list[tuple[File, int, bytes]] = []  # the byte that has to be written where, and could not be
         self._sync_failed = False  # a sync failed: no later one of these files says anything about what is in them
         self._sync_lock = Lock()  # held while `_sync_failed` may become true
         self._behind: list[File] = []  # full files that still need a sync
@@ -91,11 +111,17 @@ class Wal:
             return
         self.number, self.tail = number, walfile.HEADER_BYTES
         self._synced_to = (number, self.tail)
+        self._starts = [(0, self._file, self.tail)]
 
     @property
     def broken(self) -> bool:
         """Whether it takes nothing until it has healed."""
         return self._file is None
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a start after a killed process would find nothing that was refused."""
+        return not self._erasures
 
     @property
     def position(self) -> tuple[int, int]:
@@ -116,7 +142,9 @@ class Wal:
             else:
                 self._file.pwrite(frames[0] if len(frames) == 1 else b"".join(frames), self.tail)
         except OSError as error:
-            self._refuse(frames, error, broken=True)  # any part of it may stand behind the tail
+            # Any part of it may stand behind the tail. A frame whose last byte is zero counts as cut short.
+            self._take_back(frames, self._file, self.tail, b"\0")
+            self._refuse(frames, error, broken=True)
         self.read_only = None
         self.tail += size_bytes
         self._unsynced += frames
@@ -140,6 +168,7 @@ class Wal:
             file = self._create(number, walfile.Header(number))
         self._behind.append(self._file)
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES
+        self._starts.append((self._forgotten + len(self._unsynced), file, self.tail))
         self.stats.rotations_total += 1
 
     def sync(self, done: Callable[[LogFailed | None], None]) -> None:
@@ -188,7 +217,11 @@ class Wal:
             done()
 
     def void(self, frames: list[bytes]) -> None:
+        assert not self._healing, "the new file may hold these frames"
         refused = {id(frame) for frame in frames}
+        for frame in frames:
+            if (place := self._places.get(id(frame))) is not None:
+                self._take_back([frame], *place, bytes([frames_of.REFUSED]))
         # In place: a sync under way counts on the order.
         self._unsynced = [b"" if id(frame) in refused else frame for frame in self._unsynced]
         self._voided = True
@@ -198,6 +231,7 @@ class Wal:
         if self._file is not None and not self._dir.is_there:
             self._fail(OSError(errno.ENOENT, "the data directory is gone"), broken=True)
         if self._file is None:
+            self._erase()
             self.heal()
             return
         # Who asked while a sync was under way may be all that is left to do.
@@ -209,7 +243,7 @@ class Wal:
 
     def heal(self) -> None:
         """Tries to go on in a new file after a failure."""
-        if self._healing or self._syncing:
+        if self._healing or self._syncing or self.undecided():
             return
         self._healing = True
         number = self.number + 2  # the one after the next: a spare may lie there half made
@@ -233,7 +267,10 @@ class Wal:
             self._behind.clear()
             self._forget(covered)
             self._synced_to = self.position
+            self._starts = [(self._forgotten, self._file, self.tail)]
             self._voided = self._sync_failed = False
+            self._places.clear()
+            self._erasures.clear()
             self.stats.rotations_total += 1
             log.info("log_healed", file=number)
             callbacks, self._callbacks = self._callbacks, []
@@ -309,16 +346,20 @@ class Wal:
 
     def _synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
         self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
+        # A sync that was under way when the log failed may have made a frame durable that was refused meanwhile. What
+        # is good goes to the new file without it, so the old one must not count up to there.
+        if self._voided:
+            return
         for file in files[:-1]:
             if file in self._behind:
                 self._behind.remove(file)
                 # Behind the syncs that the worker still has: one of them may have been told to sync this file too.
                 self._worker.submit(partial(_let_go, file), lambda error: None)
-        # A sync that was under way when the log failed may have made a frame durable that was refused meanwhile. What
-        # is good goes to the new file without it, so the old one must not count up to there.
-        if position > self._synced_to and not self._voided:
+        if position > self._synced_to:
             self._synced_to = position
             self._forget(covered)
+            later = [start for start in self._starts if start[0] >= covered and start[1] not in files]
+            self._starts = [(covered, files[-1], position[1]), *later]
         self.stats.queue_depth = len(self._unsynced)
 
     def _forget(self, upto: int) -> None:
@@ -330,7 +371,36 @@ class Wal:
     def _refuse(self, frames: list[bytes], error: OSError, *, broken: bool) -> NoReturn:
         self.stats.submit_full_total += len(frames)
         self._fail(error, broken=broken)
-        raise LogFailed(self.read_only) from error
+        raise LogFailed(self.read_only, written=broken) from error
+
+    def _take_back(self, frames: list[bytes], file: File, at: int, last: bytes) -> None:
+        """End every frame of these, which stand in `file` from `at` on, with the byte `last`."""
+        for frame in frames:
+            self._erasures += [(file, at + end - 1, last) for end in frames_of.ends(frame)]
+            at += len(frame)
+        self._erase()
+
+    def _erase(self) -> None:
+        """Write the last bytes of refused frames. What cannot be written now is tried again with every tick."""
+        left = []
+        for file, at, last in self._erasures:
+            try:
+                file.pwrite(last, at)
+            except OSError as error:
+                log.error("cannot_erase", file=file.path, offset=at, reason=_reason(error))
+                left.append((file, at, last))
+        self._erasures = left
+
+    def _locate(self) -> dict[int, tuple[File, int]]:
+        """Return file and offset of every frame since the last good sync, by the id of the frame."""
+        places: dict[int, tuple[File, int]] = {}
+        starts = deque(self._starts)
+        for number, frame in enumerate(self._unsynced, self._forgotten):
+            while starts and starts[0][0] <= number:
+                _, file, at = starts.popleft()
+            places[id(frame)] = file, at
+            at += len(frame)
+        return places
 
     def _fail(self, error: Exception, *, broken: bool) -> None:
         reason = _reason(error)
@@ -340,6 +410,7 @@ class Wal:
         if broken and self._file is not None:
             # a sync under way may still be busy with it: closed when the log has healed
             self._behind.append(self._file)
+            self._places = self._locate()
             if self._spare is not None:
                 _let_go(self._spare[1])
             self._spare = None

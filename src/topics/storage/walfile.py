@@ -84,7 +84,7 @@ class Damage(NamedTuple):
 
 
 def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
-    """Every frame from `start` on, and every stretch that should have been one."""
+    """Every frame from `start` on that was not refused, and every stretch that should have been a frame."""
     view = memoryview(data)
     at, written = start, written_end(data)
     while at < written:
@@ -92,6 +92,9 @@ def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
         if found is not None:
             yield Found(at, found[1], found[0])
             at = found[1]
+            continue
+        if (end := frame.end_of_refused(view, at)) is not None:
+            at = end
             continue
         damage = _damage(data, view, at, written)
         yield damage

@@ -104,7 +104,7 @@ class SimServer:
 
     def __init__(self, disk: SimDisk, *, clock: SimClock | None = None, segments: SegmentLimits = SMALL_SEGMENTS,
                  wal_file_bytes: int = SMALL_WAL_BYTES, sync_worker: Worker | None = None,
-                 store_worker: Worker | None = None) -> None:  # fmt: skip
+                 store_worker: Worker | None = None, gather_turns: int = 0) -> None:  # fmt: skip
         self.disk = disk
         self.clock = clock or SimClock()
         self._segments = segments
@@ -125,7 +125,10 @@ class SimServer:
             worker=InlineWorker() if store_worker is None else store_worker,
             clock=self.clock,
         )
-        self.engine = Engine(clock=self.clock, limits=limits, log=self.wal, state=state)
+        self._turns: list[Callable[[], None]] = []
+        schedule = self._turns.append if gather_turns else lambda work: None
+        self.engine = Engine(clock=self.clock, limits=limits, log=self.wal, state=state, schedule=schedule)
+        self.engine.commits.gather_turns = gather_turns
         self.store.commits = self.engine.commits
         self.recovered: Recovered | None = None
 
@@ -186,6 +189,13 @@ class SimServer:
     def tick(self) -> None:
         """What a server does now and then."""
         self.wal.tick()
+
+    def turn(self) -> None:
+        """Does what was put off to the end of this turn of the loop. Only a server with `gather_turns` puts it off."""
+        work = self._turns[:]
+        self._turns.clear()
+        for piece in work:
+            piece()
 
     def checkpoint(self) -> bool:
         return self.store.checkpoint()
