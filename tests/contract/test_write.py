@@ -374,6 +374,7 @@ def test_commit_times_are_the_servers_and_never_go_backwards(api: Api, topic: st
 def test_only_fsync_waits_for_the_disk(api: Api, topic: str, durability: str):
     api.put(topic, durability=durability)
     assert api.write(topic, 1)["performance"]["fsync_ms"] == 0.0
+    assert api.write(topic, *range(9_000))["performance"]["fsync_ms"] == 0.0  # past the first ceiling
 
 
 def test_an_fsync_write_says_how_long_the_disk_took(start_server, connect, topic: str, tmp_path):

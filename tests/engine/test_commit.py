@@ -149,6 +149,24 @@ def test_an_ephemeral_topic_logs_no_records_and_waits_for_nothing():
     assert (ticket.value().first, gone.value().deleted, bench.log.frames) == (1, 1, [])
 
 
+def test_a_write_behind_a_refused_one_of_an_ephemeral_topic_is_refused_too():
+    bench = Bench(a=EPHEMERAL)
+    topic = bench.engine.topic("a")
+    topic.ceiling = topic.ceiling_staged = 0
+    waits = bench.engine.append("a", write())
+    topic.ceiling = 9_000  # as if a sync of a ceiling had just ended
+    behind = bench.engine.append("a", write(record(), record()))
+    assert (waits.gated, behind.gated, behind.behind) == (True, False, True)
+    bench.log.write_fails = True
+    bench.engine.flush()
+    assert is_refused(waits)
+    assert is_refused(behind)
+    bench.log.write_fails = False
+    ticket = bench.engine.append("a", write())
+    bench.turn()
+    assert (ticket.value().first, topic.head) == (1, 1)
+
+
 @pytest.mark.parametrize("durability", [DISK, FSYNC])
 def test_a_log_that_cannot_write_refuses_the_turn_and_hands_the_seqs_out_again(durability):
     bench = Bench(a=durability)

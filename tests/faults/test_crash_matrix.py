@@ -62,7 +62,10 @@ def goes_on(server: SimServer) -> None:
         assert server.by_seq(name)[expected] == '"new"'
     server.put("another", durability="fsync")
     found = kept(server)
-    assert kept(server.crash("keep")) == found
+    heads = {name: topic.head for name, topic in server.engine.topics.items()}
+    killed = server.crash("keep")
+    assert kept(killed) == found
+    assert all(killed.engine.topics[name].head >= head for name, head in heads.items()), "a seq is free again"
     going = server.next(server.disk.crash("keep"))
     going.checkpoint()
     assert kept(going) == found

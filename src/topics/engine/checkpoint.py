@@ -142,6 +142,16 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
     return Captured(snapshot, sealing, tail, look(open_segment))
 
 
+def end_ephemeral(state: State) -> None:
+    """Lower the ceilings of ephemeral topics to their heads, for the last snapshot of an orderly stop.
+
+    The next start then gives out no seq twice and skips none. Any write after this raises the ceiling in the log.
+    """
+    for topic in state.by_id.values():
+        if topic.config.durability == "ephemeral":
+            topic.ceiling = topic.ceiling_staged = topic.head
+
+
 def look(segment: MemorySegment) -> Look:
     """Differs whenever the segment's contents do."""
     return segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms

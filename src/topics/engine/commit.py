@@ -203,8 +203,10 @@ class Commits:
             try:
                 self.log.write(frames)
             except LogFailed as failure:
-                self.refuse([ticket for ticket in batch if ticket.frame is not None or ticket.gated], failure)
-                batch = [ticket for ticket in batch if not ticket.done]  # what is kept in memory alone needs no log
+                # What is kept in memory alone needs no log, unless its seqs follow those of a ticket that does.
+                needs_log = [ticket for ticket in batch if ticket.frame is not None or ticket.gated or ticket.behind]
+                self.refuse(needs_log, failure)
+                batch = [ticket for ticket in batch if not ticket.done]
         took = self.tick_ns() - began
         for ticket in batch:
             topic = ticket.topic
@@ -289,7 +291,9 @@ class Commits:
 
     def _synced(self, waiting: list[Ticket], took_ns: int) -> None:
         for ticket in waiting:
-            ticket.sync_ns = took_ns
+            # Writes of the other classes wait for a ceiling once in a while; they promise no sync, and report none.
+            if ticket.topic is None or ticket.topic.config.durability == "fsync":
+                ticket.sync_ns = took_ns
         self._landing.extend(waiting)
         self._release()
         self._land()

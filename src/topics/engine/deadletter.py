@@ -13,12 +13,12 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics import logs
-from topics.engine import apply, pick
+from topics.engine import apply, ceilings, pick
 from topics.engine.apply import State
 from topics.engine.commit import Ticket
 from topics.engine.leases import Job, Leases, Terms, leases_of, pack_terms, terms_of
 from topics.engine.read import Query, read
-from topics.engine.state import Topic
+from topics.engine.state import FIRST_CEILING, Topic
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import surrogates
 from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagMatch
@@ -340,7 +340,8 @@ def _move_creating(
         return result
 
     frame = _frame(engine, source, config.durability, move)
-    gated = frame is not None and "fsync" in (source.config.durability, config.durability)
+    above = append.last > FIRST_CEILING  # the ceiling that the creation implies
+    gated = frame is not None and (above or "fsync" in (source.config.durability, config.durability))
     size_bytes = len(append.blob)
     ticket = engine._stage_create(create, take_effect, gated=gated, then=frame or b"", size_bytes=size_bytes)
     return _hold(source, ticket)
@@ -366,15 +367,9 @@ def _hold(source: Topic, ticket: Ticket) -> Ticket:
 
 def _take_seqs(engine: Engine, dest: Topic, ticket: Ticket) -> None:
     """The seqs of a write are its own from here on, and never given out again once it was acknowledged."""
-    end, margin = ticket.first + ticket.count, dest.ceiling_step // 2
-    if (
-        ticket.frame is not None
-        and dest.config.durability not in ("fsync", "ephemeral")
-        and end > dest.ceiling - margin
-    ):
-        if end > dest.ceiling_staged - margin:
-            engine._raise_ceiling(dest, end)
-        ticket.gated = ticket.gated or end > dest.ceiling
+    end = ticket.first + ticket.count
+    if engine.logged and dest.config.durability != "fsync":
+        ceilings.guard(engine, dest, ticket, end)
     dest.next_seq = end
     dest.staged_count += ticket.count
     dest.staged_bytes += ticket.size_bytes

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine import apply, retention, scheduler
+from topics.engine import apply, ceilings, retention, scheduler
 from topics.engine.append import joined, render
 from topics.engine.backlog import Backlog
 from topics.engine.commit import Commits, Log, NoLog, Ticket
@@ -28,7 +28,6 @@ from topics.storage import entry as log
 
 NO_PATCH = ConfigPatch()
 events = logs.Log("engine")
-MAX_CEILING_STEP = 1 << 20
 MAX_FOLLOWERS = 255  # of a plain append, and the bytes that each may have: they add less than a mebibyte to its entry
 FOLLOWER_MAX_BYTES = 4096
 
@@ -216,14 +215,13 @@ class Engine:
         count, size_bytes = len(entry.sizes), len(entry.blob)
         ticket = Ticket(topic, None, self._append_applied, entry, first, count, size_bytes, entry.plain)
         durability = config.durability
-        if self.logged and durability != "ephemeral":
-            ticket.frame = log.encode(entry)
+        if self.logged:
+            if durability != "ephemeral":
+                ticket.frame = log.encode(entry)
             if durability == "fsync":
                 ticket.gated = True
             elif first + count > topic.ceiling - topic.ceiling_step // 2:
-                if first + count > topic.ceiling_staged - topic.ceiling_step // 2:
-                    self._raise_ceiling(topic, first + count)
-                ticket.gated = first + count > topic.ceiling
+                ceilings.guard(self, topic, ticket, first + count)
         topic.next_seq = first + count
         topic.staged_count += count
         topic.staged_bytes += size_bytes
@@ -321,25 +319,6 @@ class Engine:
                 except Exception as error:  # one that fails must not cost the others their wake-up
                     events.failure("listener_failed", error, topic=topic.name)
 
-    def _raise_ceiling(self, topic: Topic, upto: int) -> None:
-        """Has a higher ceiling synced well before the seqs reach it; further ahead while they come fast."""
-        if upto > topic.ceiling_staged or topic.ceiling < topic.ceiling_staged:  # the last one is not even synced
-            topic.ceiling_step = min(topic.ceiling_step * 4, MAX_CEILING_STEP)
-        before, ceiling = topic.ceiling_staged, upto + topic.ceiling_step
-        topic.ceiling_staged = ceiling
-        ticket = Ticket()
-        ticket.frame = log.encode(log.Ceiling(topic.topic_id, ceiling))
-
-        def synced() -> None:
-            topic.ceiling = max(topic.ceiling, ceiling)
-
-        def undo() -> None:
-            topic.ceiling_staged = before
-
-        ticket.apply = lambda _: self.commits.log.after_sync(synced)
-        ticket.undo = undo
-        self.commits.stage(ticket)
-
     def _settled(self, name: str) -> Topic | None:
         """The topic, once nothing that is under way can change what a verb decides about it."""
         topic = self.topics.get(name)
@@ -417,16 +396,23 @@ class Engine:
         create = self._new_topic(name, config)
         entry.topic_id = create.topic_id
 
+        kept = self.logged and config.durability != "ephemeral"
+        high = self.logged and entry.last > FIRST_CEILING  # above the ceiling that the creation implies
+        then = log.encode(entry) if kept else b""
+        ceiling = FIRST_CEILING
+        if high and not kept:
+            ceiling += entry.last
+            then = log.encode(log.Ceiling(create.topic_id, ceiling))
+
         def take_effect(ticket: Ticket) -> Appended:
-            appended = self._land(apply.create(self.state, create), entry)
+            topic = apply.create(self.state, create)
+            topic.ceiling = topic.ceiling_staged = ceiling
+            appended = self._land(topic, entry)
             appended.created = True
             return appended
 
-        kept = self.logged and config.durability != "ephemeral"
-        gated = config.durability == "fsync" or (kept and entry.last > FIRST_CEILING)
-        return self._stage_create(
-            create, take_effect, gated=gated, then=log.encode(entry) if kept else b"", size_bytes=len(entry.blob)
-        )
+        gated = config.durability == "fsync" or high
+        return self._stage_create(create, take_effect, gated=gated, then=then, size_bytes=len(entry.blob))
 
     def _append_applied(self, ticket: Ticket) -> Appended:
         topic = ticket.topic

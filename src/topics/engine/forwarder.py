@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from topics.engine import apply, retention, router_replay
+from topics.engine import apply, ceilings, retention, router_replay
 from topics.engine.commit import Ticket
 from topics.engine.forward import Copier, Gathered, Piece, comes_back, count_eligible, gather, skippable
 from topics.engine.router_replay import room, table_of
@@ -62,6 +62,8 @@ class Forwarder:
     def staging(self, links: Links, ticket: Ticket) -> None:
         """Puts a mark before an entry whose replay must find the routers where they are now."""
         topic, entry = links.topic, ticket.entry
+        if type(entry) is log.Ceiling:
+            return  # it changes nothing that a router could notice
         if ticket.count and links.feeds:
             upto = self._pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
             if upto is not None:
@@ -319,6 +321,8 @@ class Forwarder:
                 entry, piece = next(copier.entries(Gathered([piece.only(list(range(fits)))], 0), entry.first))
             if dest.links.feeds and not self._make_way(feed, entry):
                 return False
+            if not logs and dest.config.durability == "ephemeral" and not self._below_ceiling(feed, entry.last + 1):
+                return True
             whole = not partly and piece is made[-1][1]
             self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
             if partly or dest.next_seq != entry.last + 1:
@@ -386,6 +390,18 @@ class Forwarder:
         router.cursor = max(router.cursor, upto)
         self._told(dest)
 
+    def _below_ceiling(self, feed: Feed, end: int) -> bool:
+        """Whether copies below `end` may land in an ephemeral topic. False once a higher ceiling was staged for them.
+
+        No log tells how far such a topic got. Copies into any other one follow from the log of their source.
+        """
+        dest, engine = feed.dest, self._engine
+        if end <= dest.ceiling or not engine.logged:
+            return True
+        # Where the log takes nothing at the moment, the feed tries again later.
+        ceilings.stage_gated(engine, dest, end, refused=lambda: self._back_off(feed, engine.clock.now_ms()))
+        return False
+
     def _logs(self, feed: Feed) -> bool:
         """Whether a replay could not make the copies: on a cycle, or because the source leaves nothing in the log."""
         if not self._engine.logged:
@@ -394,7 +410,7 @@ class Forwarder:
         return feed.cyclic or from_nothing
 
     def _log_copies(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
-        engine, feed, dest = self._engine, router.feed, router.feed.dest
+        engine, dest = self._engine, router.feed.dest
         count, size_bytes = len(entry.sizes), len(entry.blob)
         step = Copies.of(router.router_id, upto, entry)
 
@@ -404,17 +420,12 @@ class Forwarder:
 
         ticket = Ticket(topic=dest, entry=entry, first=entry.first, count=count, size_bytes=size_bytes)
         durability = dest.config.durability
-        if not feed.cyclic:
-            ticket.frame = log.encode(entry)  # where the router stood in a source that is gone says nothing
-        elif durability != "ephemeral":
-            ticket.frame = log.encode(step)
-        else:
-            ticket.frame = log.encode(Copies(dest.topic_id, router.router_id, upto))
+        kept = durability != "ephemeral"
+        ticket.frame = log.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
         if durability == "fsync":
             ticket.gated = True
-        elif durability != "ephemeral" and entry.last > dest.ceiling_staged - dest.ceiling_step // 2:
-            engine._raise_ceiling(dest, entry.last + 1)
-            ticket.gated = entry.last >= dest.ceiling
+        else:
+            ceilings.guard(engine, dest, ticket, entry.last + 1)
         dest.next_seq = entry.first + count
         dest.staged_count += count
         dest.staged_bytes += size_bytes

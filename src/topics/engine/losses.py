@@ -28,6 +28,21 @@ class Losses:
         else:
             runs.append((low, high, reason))
 
+    def add_rest(self, low: int, high: int, reason: str) -> None:
+        """Whatever of [low, high] was not lost before is lost now."""
+        at = bisect_left(self.runs, low, key=lambda run: run[1])
+        gaps: list[tuple[int, int]] = []
+        for first, last, _ in self.runs[at:]:
+            if first > high:
+                break
+            if low < first:
+                gaps.append((low, first - 1))
+            low = last + 1
+        if low <= high:
+            gaps.append((low, high))
+        for first, last in gaps:
+            self.add(first, last, reason)
+
     def compact(self, floor: int) -> None:
         """Keeps at most `MAX_RUNS` runs below `floor`: the oldest two become one that covers both and what lies
         between.

@@ -111,7 +111,7 @@ def recover(
     if restored is not None:
         _begin_new_lives(state, msgspec.msgpack.decode(restored, type=int))
     routers.catch_up()
-    _close_gaps(state, after_power_loss=after_power_loss)
+    _close_gaps(state, after_power_loss=after_power_loss, restored=restored is not None)
     routers.end()
     _make_durable(datadir, files)
     progress(1.0)
@@ -316,18 +316,16 @@ def _begin_new_lives(state: State, restored_ms: int) -> None:
         topic.begin_life(state.last_epoch)
 
 
-def _close_gaps(state: State, *, after_power_loss: bool) -> None:
-    """Seqs that may have been acknowledged and are not there: never given out again, and told as lost."""
+def _close_gaps(state: State, *, after_power_loss: bool, restored: bool) -> None:
+    """Never give out a seq again that may have been acknowledged; report those that are not there as lost.
+
+    A restored directory is another history with epochs of its own: its seqs go on behind the last known one.
+    """
     for topic in state.topics.values():
         durability = topic.config.durability
         if durability == "ephemeral":
-            if topic.count:  # written while it was kept
-                retention.evict(topic, topic.head + 1, "restart")
-            if topic.earliest <= topic.head:
-                topic.losses.add(topic.earliest, topic.head, "restart")
-                topic.earliest = topic.head + 1
-                topic.evict_floor = topic.earliest
-        elif after_power_loss and durability != "fsync" and topic.head < topic.ceiling:
+            retention.lose_all(topic, "restart")
+        if (durability == "ephemeral" and not restored) or (after_power_loss and durability != "fsync"):
             retention.skip_to(topic, topic.ceiling + 1, "restart")
         archive.recovered(topic)
 

@@ -317,6 +317,24 @@ def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
     _raise_floor(topic)
 
 
+def lose_all(topic: Topic, reason: str) -> None:
+    """Every record is lost, also where nothing but its seq is known, or the disk cannot be read now."""
+    if topic.count:
+        evict(topic, topic.head + 1, reason)
+    if topic.earliest > topic.head:
+        return
+    if topic.queue is not None:
+        topic.queue.left_range(topic.earliest, topic.head + 1)
+    for segment in topic.segments:
+        if isinstance(segment, SealedSegment):
+            segment.release()
+    topic.removed(topic.count, topic.bytes)
+    topic.segments = [MemorySegment(topic.head + 1, opened_ms=topic.open.opened_ms)]
+    topic.losses.add_rest(topic.earliest, topic.head, reason)
+    topic.earliest = topic.head + 1
+    _raise_floor(topic)
+
+
 def _raise_floor(topic: Topic) -> None:
     """Losses that `earliest` has passed now count as lost at the front."""
     for _, last, _ in reversed(topic.losses.runs):

@@ -4,6 +4,10 @@ While entries are replayed, routers move only when something asks for it: a `Mar
 were, a direct write that begins further on than its topic's head, a record that is about to be evicted. At the end
 they all go as far as they can. Those on a cycle do not even then: each of their steps is in the log, and they take the
 next one when the server runs.
+
+An ephemeral topic has no records in a replay, so nothing is copied into it or out of it. The log has the copies that
+were made of its records, and a `Mark` says where the routers around it stood. At the end, what its routers had not
+forwarded is lost with it.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class ReplayTable(Table):
         if self.pinned is links.topic:
             return
         for feed in list(links.feeds.values()):
-            if not feed.busy:
+            if not feed.busy and derives(feed):
                 targets = {router.router_id: upto - 1 for router in feed.routers if router.cursor < upto - 1}
                 if targets:
                     bring(self.state, feed, targets)
@@ -53,6 +57,15 @@ def table_of(state: State) -> Table:
 # --- moving
 
 
+def derives(feed: Feed) -> bool:
+    """Whether a replay makes the copies of the feed again. If not, they are in the log, or lost with their topic."""
+    return not feed.cyclic and not _is_ephemeral(feed.source) and not _is_ephemeral(feed.dest)
+
+
+def _is_ephemeral(topic: Topic) -> bool:
+    return topic.config.durability == "ephemeral"
+
+
 def bring(
     state: State, feed: Feed, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False
 ) -> None:
@@ -61,6 +74,10 @@ def bring(
     `obeys_caps` lets a full destination stop them; otherwise it is known that it did not.
     """
     if feed.cyclic:
+        return
+    if not derives(feed):
+        for router in feed.routers:
+            router.cursor = max(router.cursor, targets.get(router.router_id, 0))
         return
     feed.busy += 1
     try:
@@ -81,7 +98,7 @@ def bring(
 def fill(state: State, topic: Topic, head: int) -> None:
     """Has a topic's feed make copies until the topic reaches `head`, if it can."""
     feed = None if topic.links is None else topic.links.fed
-    if feed is None or feed.busy or feed.cyclic:
+    if feed is None or feed.busy or not derives(feed):
         return
     while topic.head < head:
         before = topic.head, [router.cursor for router in feed.routers]
@@ -185,6 +202,18 @@ def present(topic: Topic, look: Callable[[], T]) -> T | None:
             return None
 
 
+def _pass_lost(feed: Feed) -> None:
+    """Bring the routers of a feed with an ephemeral topic past everything that the topic has lost with the process.
+
+    A destination that is kept gets a tombstone for what may not have been forwarded to it.
+    """
+    source, dest = feed.source, feed.dest
+    for router in feed.routers:
+        if not _is_ephemeral(dest) and router.cursor < source.head:
+            _skip(dest, source.losses.within(router.cursor + 1, source.head)[0], None)
+        router.cursor = source.head
+
+
 class Recovering:
     """Routers from the beginning of a recovery to its end."""
 
@@ -199,7 +228,7 @@ class Recovering:
         table.pinned = None
         while True:
             before = [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]
-            for feed in table.feeds():
+            for feed in filter(derives, table.feeds()):
                 targets = {router.router_id: feed.source.head for router in feed.routers}
                 bring(self._state, feed, targets, obeys_caps=True)
             if before == [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]:
@@ -208,7 +237,10 @@ class Recovering:
     def end(self) -> None:
         """What was found lost after the end of the log is lost for routers as well; then the engine takes over."""
         for router in self._table.by_id.values():
-            router.cursor = min(router.cursor, router.feed.source.head)  # an ephemeral source may have begun anew
+            router.cursor = min(router.cursor, router.feed.source.head)  # after a restore, a source may begin anew
+        for feed in self._table.feeds():
+            if not feed.cyclic and not derives(feed):
+                _pass_lost(feed)
         self.catch_up()
         self._table.live = self._live
 
@@ -261,7 +293,8 @@ def _replay_mark(state: State, entry: Mark) -> None:
         into = {router.router_id: others.get(router.router_id, router.cursor) for router in links.fed.routers}
         bring(state, links.fed, into, max_head=entry.head)
         if topic.head < entry.head:
-            retention.skip_to(topic, entry.head + 1, "restart" if not entry.holds else "corrupt")
+            expected = not entry.holds or _is_ephemeral(topic)
+            retention.skip_to(topic, entry.head + 1, "restart" if expected else "corrupt")
     if entry.upto >= 0:
         for feed in list(links.feeds.values()):
             bring(state, feed, {router.router_id: others.get(router.router_id, entry.upto) for router in feed.routers})

@@ -114,6 +114,8 @@ class Store:
     def _snapshot(self, number: int, done: Callable[[Exception | None], None], *, clean: bool) -> None:
         """The state as it is now, at the beginning of log file `number`."""
         self._snapshotting = True
+        if clean:
+            checkpoint.end_ephemeral(self.state)
         captured = [
             checkpoint.capture(self.state, topic, self._tails.get(topic.topic_id))
             for topic in self.state.by_id.values()
