@@ -244,3 +244,15 @@ def test_half_a_surrogate_pair_in_a_job_goes_to_the_dead_letters_and_back_as_it_
     assert b'"$dead_letter_src_seq":1' in letter
     assert verb(api, topic, "redrive")["redriven"] == 1
     assert rb'"data":"cut \ud83d here","meta":{"k\ud83d":"\udc00"}}' in text(topic)
+
+
+def test_redrive_from_past_the_head_answers_and_the_server_goes_on(api: Api, topic: str):
+    api.put(topic, type="queue", dead_letter=f"{topic}.dead")
+    api.put(f"{topic}.dead")
+    answer = verb(api, topic, "redrive", from_seq=1)
+    assert (answer["redriven"], answer["next_from_seq"], answer["caught_up"]) == (0, 0, True)
+    api.write(f"{topic}.dead", 1, 2)
+    answer = verb(api, topic, "redrive", from_seq=2**64 - 1)
+    assert (answer["redriven"], answer["next_from_seq"], answer["caught_up"]) == (0, 2, True)
+    api.write(topic, 1)
+    assert claim(api, topic)["count"] == 1

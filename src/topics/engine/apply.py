@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -225,11 +226,9 @@ def _delete_seqs(topic: Topic, seqs: list[int]) -> None:
             at += 1
             continue
         segment = topic.segments[topic.index_of(seqs[at])]
-        run = []
-        while at < len(seqs) and seqs[at] < segment.end:
-            if seqs[at] >= segment.first:
-                run.append(seqs[at] - segment.first)
-            at += 1
+        stop = max(bisect_left(seqs, segment.end, at), at + 1)
+        run = [seq - segment.first for seq in seqs[at:stop] if segment.first <= seq < segment.end]
+        at = stop
         if run and retention.ready(topic, segment):  # no run: all of them in the hole before the segment
             topic.removed(*segment.mark(run, DELETED))
     if topic.queue is not None:
@@ -248,7 +247,7 @@ def remember(state: State, topic: Topic, key: str, write: Remembered) -> None:
 
 def forget_before(topic: Topic, ms: int) -> None:
     keys = topic.keys
-    while keys and keys[next(iter(keys))].at_ms < ms:
+    while len(keys) > 0 and keys[next(iter(keys))].at_ms < ms:
         keys.popitem(last=False)
 
 

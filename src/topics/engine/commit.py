@@ -321,6 +321,7 @@ class Commits:
     def _land(self) -> None:
         """In order, even where the one who is told of a ticket at once stages or settles more."""
         landing = self._landing
+        # Bound: the tickets that are ready. What their owners stage meanwhile lands here only if they also sync it.
         while landing:
             ticket = landing.popleft()
             followers = ticket.followers

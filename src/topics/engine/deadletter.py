@@ -17,7 +17,7 @@ from topics.engine import apply, ceilings, pick
 from topics.engine.apply import State
 from topics.engine.commit import Ticket
 from topics.engine.leases import Job, Leases, Terms, leases_of, pack_terms, terms_of
-from topics.engine.read import Query, read
+from topics.engine.read import Query, Reading, read
 from topics.engine.state import FIRST_CEILING, Topic
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import surrogates
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 logger = logs.Log("queue")
 
 RETRY_MS = 1000
+MAX_FIND_EXAMINED = 5 * MAX_EXAMINED  # seqs of the dead-letter topic that one redrive examines
 STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
 _STAMPS = (STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ)
 
@@ -76,6 +77,14 @@ class Redriven(Struct):
     dead_letter: str
     seqs: list[int]  # in the dead-letter topic
     next_from_seq: int
+    caught_up: bool
+
+
+class Found(Struct):
+    """Dead letters of one queue, the last seq examined, and whether the search reached its end."""
+
+    letters: list[Letter]
+    upto: int
     caught_up: bool
 
 
@@ -196,11 +205,12 @@ def redrive(
         source = engine._settled(name)
     if source is None:
         if dead_letter is None:  # the queue's own, which is made when the first job dies: none did
-            return Ticket.of(Redriven(topic, name, [], from_seq, True))
+            return Ticket.of(Redriven(topic, name, [], 0, True))
         raise topic_not_found(name)
     now = engine.clock.now_ms()
     found = _find(source, topic.name, match=match, seqs=seqs, from_seq=from_seq, limit=limit, now_ms=now)
-    rows, result = found[0], Redriven(topic, name, [row.seq for row in found[0]], found[1], found[2])
+    rows = found.letters
+    result = Redriven(topic, name, [row.seq for row in rows], found.upto, found.caught_up)
     if dry_run or not rows:
         return Ticket.of(result)
     copies = [
@@ -224,31 +234,67 @@ def _find(
     from_seq: int,
     limit: int,
     now_ms: int,
-) -> tuple[list[Letter], int, bool]:
-    """Dead letters of `origin` that nobody holds, the last seq looked at, and whether that was the end."""
-    found: list[Letter] = []
-    wanted = None if seqs is None else sorted(set(seqs))
-    at = from_seq if wanted is None else 0
-    examined = 0
-    while len(found) < limit and examined < 5 * MAX_EXAMINED:
-        if wanted is not None:
-            if not wanted:
-                break
-            at = wanted.pop(0) - 1
+) -> Found:
+    """Return dead letters of `origin` that no worker holds.
+
+    Stop at `limit` letters, `MAX_BATCH_BYTES` of them, or `MAX_FIND_EXAMINED` seqs. A `from_seq` past the head finds
+    nothing and continues at the head: the letters that arrive next have the seqs behind it.
+    """
+    if seqs is not None:
+        return _find_seqs(source, origin, sorted(set(seqs)), match=match, limit=limit, now_ms=now_ms)
+    found = Found([], min(from_seq, source.head), caught_up=False)
+    examined = size_bytes = 0
+    while (
+        found.upto < source.head
+        and len(found.letters) < limit
+        and size_bytes < MAX_BATCH_BYTES
+        and examined < MAX_FIND_EXAMINED
+    ):
         query = Query(
-            from_seq=at, limit=limit - len(found), max_bytes=MAX_BATCH_BYTES, match=match,
-            projection=Projection(tags=True), upto=None if wanted is None else at + 1,
+            from_seq=found.upto, limit=limit - len(found.letters), max_bytes=MAX_BATCH_BYTES - size_bytes, match=match,
+            projection=Projection(tags=True),
         )  # fmt: skip
-        if at > source.head:
-            continue
         reading = read(source, query, now_ms)
-        rows = _letters(b"".join(reading.body()))
-        found += [row for row in rows if _is_from(row, origin) and not _is_out(source, row.seq)]
-        examined += max(reading.scanned, 1)
-        at = reading.next_from_seq
-        if wanted is None and at >= source.head:
+        letters = _letters_of(source, origin, reading)
+        found.letters += letters
+        size_bytes += sum(len(letter.data) for letter in letters)
+        assert reading.next_from_seq > found.upto, "a read below the head moves its cursor"
+        examined += reading.next_from_seq - found.upto
+        found.upto = reading.next_from_seq
+    found.caught_up = found.upto >= source.head
+    return found
+
+
+def _find_seqs(
+    source: Topic, origin: str, seqs: list[int], *, match: TagMatch | None, limit: int, now_ms: int
+) -> Found:
+    """The same for single seqs, ascending. `caught_up` says whether all of them were examined."""
+    found = Found([], 0, caught_up=True)
+    size_bytes = 0
+    for seq in seqs:
+        if not 0 < seq <= source.head:
+            continue
+        if len(found.letters) >= limit or size_bytes >= MAX_BATCH_BYTES:
+            found.caught_up = False
             break
-    return found, at, wanted is not None or at >= source.head
+        query = Query(
+            from_seq=seq - 1,
+            limit=1,
+            max_bytes=MAX_BATCH_BYTES,
+            match=match,
+            projection=Projection(tags=True),
+            upto=seq,
+        )
+        letters = _letters_of(source, origin, read(source, query, now_ms))
+        found.letters += letters
+        size_bytes += sum(len(letter.data) for letter in letters)
+        found.upto = seq
+    return found
+
+
+def _letters_of(source: Topic, origin: str, reading: Reading) -> list[Letter]:
+    rows = _letters(b"".join(reading.body()))
+    return [row for row in rows if _is_from(row, origin) and not _is_out(source, row.seq)]
 
 
 def _is_from(row: Letter, origin: str) -> bool:

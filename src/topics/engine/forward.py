@@ -35,14 +35,15 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from topics.engine.read import Query, read_runs
 from topics.engine.router_state import Feed, Router, Table
 from topics.engine.state import Topic
 from topics.model import surrogates
 from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
-from topics.storage.columns import encode_json
+from topics.storage.columns import encode_json, runs
 from topics.storage.entry import Append
-from topics.storage.segments import Segment
+from topics.storage.segments import Damaged, Segment
 
 BATCH_RECORDS = 256
 BATCH_BYTES = 1 << 20
@@ -143,14 +144,6 @@ def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> n
     return positions
 
 
-def count_eligible(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> int:
-    return sum(
-        len(eligible(segment, match, low, high))
-        for segment, low, high in source.spans(cursor + 1, upto + 1)
-        if segment.live
-    )
-
-
 def _enough(segment: Segment, low: int, high: int) -> int:
     high = min(high, low + BATCH_RECORDS)
     offsets = segment.columns.offsets
@@ -163,9 +156,8 @@ def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
     """The records at `positions`, cut where the commit time changes."""
     columns = segment.columns
     ats: list[int] = positions.tolist()
-    start, stop = ats[0], ats[-1] + 1
-    offsets, base = columns.offsets, columns.offsets[start]
-    blob = bytes(segment.read(start, stop))
+    offsets, base = columns.offsets, columns.offsets[ats[0]]
+    blob = _read_around(segment, positions)
     times = [columns.ts[at] for at in ats]
     begin = 0
     for end in range(1, len(ats) + 1):
@@ -185,6 +177,22 @@ def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
             blob[offsets[part[0]] - base : offsets[part[-1] + 1] - base] if unbroken else None,
         )
         begin = end
+
+
+def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
+    """Read from the first of the positions to the last. Where only bytes between them are damaged, leave those zero."""
+    start, stop = int(positions[0]), int(positions[-1]) + 1
+    try:
+        return bytes(segment.read(start, stop))
+    except Damaged as damage:
+        if damage.concerns(positions):
+            raise
+    offsets, base = segment.columns.offsets, segment.columns.offsets[start]
+    blob = bytearray(offsets[stop] - base)
+    pieces = runs(positions)
+    for (first, last), part in zip(pieces, read_runs(segment, pieces, Query()), strict=True):
+        blob[offsets[first] - base : offsets[last + 1] - base] = part
+    return bytes(blob)
 
 
 class Copier:

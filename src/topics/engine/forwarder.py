@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from topics.engine import apply, ceilings, retention, router_replay
 from topics.engine.commit import Ticket
-from topics.engine.forward import Copier, Gathered, Piece, comes_back, count_eligible, gather, skippable
+from topics.engine.forward import Copier, Gathered, Piece, comes_back, eligible, gather, skippable
 from topics.engine.router_replay import room, table_of
 from topics.engine.router_state import Feed, Links, Router
 from topics.engine.state import Topic
@@ -173,6 +173,7 @@ class Forwarder:
         clock = self._engine.clock
         began = clock.monotonic_ns()
         self._collect(clock.now_ms())
+        # Bound: `budget_ns`. Without one, a step that leaves its feed due forwards or gives up at least one record.
         while self._due:
             feed = self._due.popleft()
             self._queued.discard(feed)
@@ -193,6 +194,7 @@ class Forwarder:
         """Forwards everything that can be, waiting for the log and the disk. For tools and tests."""
         for feed in self.table.feeds():
             self._enqueue(feed)
+        # Bound: each round forwards what is due until nothing is, or loads a piece that a step needs.
         while True:
             try:
                 self.run(0, waits=True)
@@ -498,14 +500,10 @@ def count_lost(router: Router, upto: int) -> int:
     if start > upto:
         return 0
     live = 0
-    while True:
-        try:
-            live = count_eligible(source, router.config.filter, start - 1, upto)
-            break
-        except Cold as cold:
-            cold.load()
-        except Damaged as damage:
-            retention.lose_range(source, damage)
+    for segment, low, high in list(source.spans(start, upto + 1)):
+        # A segment by itself: what was loaded for one may be unloaded again before the next is counted.
+        if segment.live and retention.ready(source, segment):
+            live += len(eligible(segment, router.config.filter, low, high))
     gone = source.losses.within(start, upto)[0]
     return live + gone
 

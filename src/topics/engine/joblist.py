@@ -24,15 +24,23 @@ def list_jobs(
 ) -> tuple[list[bytes], int | None]:
     """Rendered jobs behind `after`, and the seq to go on behind if there are more. Raises `Cold` like any read."""
     queue = settle(topic, now_ms)
-    while True:
-        seqs = _seqs(topic, queue, state, after, limit + 1)
-        try:
-            page = seqs[: pick.within_bytes(topic, seqs[:limit], MAX_BATCH_BYTES)]
-            rows = [_row(topic, queue, seq, row) for seq, row in zip(page, pick.rows(topic, page), strict=True)]
-        except Damaged as damage:
-            retention.lose_range(topic, damage)
-        else:
-            return rows, page[-1] if len(page) < len(seqs) else None
+
+    def page() -> tuple[list[bytes], int | None]:
+        return _page(topic, queue, state, after, limit)
+
+    try:
+        return page()
+    except Damaged as damage:
+        return retention.read_past(topic, damage, page)
+
+
+def _page(
+    topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int
+) -> tuple[list[bytes], int | None]:
+    seqs = _seqs(topic, queue, state, after, limit + 1)
+    page = seqs[: pick.within_bytes(topic, seqs[:limit], MAX_BATCH_BYTES)]
+    rows = [_row(topic, queue, seq, row) for seq, row in zip(page, pick.rows(topic, page), strict=True)]
+    return rows, page[-1] if len(page) < len(seqs) else None
 
 
 def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:

@@ -180,10 +180,12 @@ class Leases:
 
     def next_ms(self) -> int | None:
         """When `settle` will next have something to do, if ever."""
+        # Bound: each round removes one entry of the heap.
         while self._expiry and not any(
             job.deadline_ms == self._expiry[0][0] and self.leases.get(job.seq) is job for job in self._expiry[0][2]
         ):
             self._expiry_jobs -= len(heappop(self._expiry)[2])
+        # Bound: each round removes one entry of the heap.
         while self._due and not self._is_due(*self._due[0]):
             heappop(self._due)
         times = [self._expiry[0][0] + 1] if self._expiry else []

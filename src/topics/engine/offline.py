@@ -125,6 +125,7 @@ def scan(fs: Fs, excerpt: Excerpt, query: Query, *, upto_seq: int) -> Iterator[R
     try:
         topic = _topic(datadir, excerpt)
         bulk = Scan(query, upto_seq=upto_seq, slice_bytes=SLICE_BYTES)
+        # Bound: each step moves the cursor of the scan, or is its last.
         while True:
             step = bulk.step(lambda asked: _reading(topic, asked, excerpt.now_ms))
             if step.tombstone is not None:
@@ -150,6 +151,7 @@ def known_end(topic: Topic) -> int:
 
 
 def _reading(topic: Topic, query: Query, now_ms: int) -> tuple[Topic, Reading]:
+    # Bound: each round loads one more piece of what the read needs.
     while True:
         try:
             return topic, read(topic, query, now_ms)

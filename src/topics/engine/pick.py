@@ -26,9 +26,9 @@ LOAD_AHEAD = 8  # segments that are fetched together where the cursor comes to o
 
 
 class Pass:
-    """One look for up to `want` jobs."""
+    """One look for up to `want` jobs, and for up to `moves` others that were delivered too often."""
 
-    def __init__(self, topic: Topic, want: int, *, bury_after: int) -> None:
+    def __init__(self, topic: Topic, want: int, *, bury_after: int, moves: int = MOVES_MAX) -> None:
         self.topic = topic
         self.queue = queue = leases_of(topic)
         self.jobs: list[Job] = []
@@ -40,7 +40,7 @@ class Pass:
         self._lanes_were: tuple[list[int], int, list[int]] | None = None  # kept only where lanes are in use
         try:
             if queue.reclaim:
-                self._take_reclaimed(want, bury_after)
+                self._take_reclaimed(want, bury_after, moves)
             if any(queue.lanes):
                 self._lanes_were = [lane.at for lane in queue.lanes], queue.turn, list(queue.served)
                 self._take_by_priority(want)
@@ -71,9 +71,9 @@ class Pass:
         """Whether a job that the log or a lane comes to has a place of its own, or had one until this pass took it."""
         return seq in self._taken or self.queue.touched(seq)
 
-    def _take_reclaimed(self, want: int, bury_after: int) -> None:
+    def _take_reclaimed(self, want: int, bury_after: int, moves: int) -> None:
         reclaim = self.queue.reclaim
-        while reclaim and len(self.jobs) < want and len(self.dead) < MOVES_MAX:
+        while reclaim and len(self.jobs) < want and len(self.dead) < moves:
             _, job = reclaim.popitem(last=False)
             self._reclaimed.append(job)
             self._taken.add(job.seq)
@@ -101,7 +101,7 @@ class Pass:
     def _front(self, priority: int) -> int | None:
         """The seq that is next at this priority; drops those that are gone or were handed out on another way."""
         lane = self.queue.lanes[priority]
-        while len(lane):
+        while len(lane) > 0:
             seq = lane.seqs[lane.at]
             try:
                 if not self._elsewhere(seq) and _is_live(self.topic, seq):

@@ -149,28 +149,39 @@ def claim(engine: Engine, topic: Topic, wants: list[Want]) -> tuple[list[Claimed
 
 def _take(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, pick.Stored]]:
     """Jobs and their records by seq. Where the disk is needed, nothing has happened yet."""
+    try:
+        return _take_fitting(topic, want)
+    except Damaged as damage:
+        return retention.read_past(topic, damage, lambda: _take_fitting(topic, want))
+
+
+def _take_fitting(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, pick.Stored]]:
+    """Take as many jobs as fit into one answer, and as many dead jobs as fit into one move; at least one of each."""
     config = topic.config
     bury_after = config.max_deliveries if config.dead_letter is not None else 0
+    moves = pick.MOVES_MAX
+    # Bound: every round but the last lowers `want` or `moves`, and neither below 1.
     while True:
-        taken = pick.Pass(topic, want, bury_after=bury_after)
+        taken = pick.Pass(topic, want, bury_after=bury_after, moves=moves)
         try:
-            seqs = [job.seq for job in taken.jobs]
-            seqs += [job.seq for job in taken.dead]
-            seqs.sort()
-            rendered = dict(zip(seqs, pick.rows(topic, seqs, max_bytes=MAX_BATCH_BYTES), strict=True))
+            rendered = _rendered(topic, taken.jobs)
+            if taken.dead:
+                rendered |= _rendered(topic, taken.dead)
         except pick.TooMuch:
-            fits = pick.within_bytes(topic, [job.seq for job in taken.jobs], MAX_BATCH_BYTES)
+            want = min(want, pick.within_bytes(topic, [job.seq for job in taken.jobs], MAX_BATCH_BYTES) or want)
+            moves = min(moves, pick.within_bytes(topic, [job.seq for job in taken.dead], MAX_BATCH_BYTES) or moves)
             taken.undo()
-            want = fits if fits < want else want // 2
-        except Damaged as damage:
-            taken.undo()
-            retention.lose_range(topic, damage)
         except BaseException:
             taken.undo()
             raise
         else:
             taken.keep()
             return taken, rendered
+
+
+def _rendered(topic: Topic, jobs: list[Job]) -> dict[int, pick.Stored]:
+    seqs = sorted([job.seq for job in jobs])
+    return dict(zip(seqs, pick.rows(topic, seqs, max_bytes=MAX_BATCH_BYTES), strict=True))
 
 
 def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
@@ -187,6 +198,7 @@ def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
             quotas[at] += 1
     shares: list[list[Job]] = [[] for _ in wants]
     left = iter(jobs)
+    # Bound: each round lowers every quota that is left by one.
     while any(quotas):
         for at, quota in enumerate(quotas):
             if quota:

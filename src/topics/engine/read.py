@@ -8,7 +8,7 @@ range is skipped, the answer is one slice of the stored bytes.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from topics.engine import retention
 from topics.engine.state import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
 from topics.storage.columns import render_without, runs
-from topics.storage.segments import Damaged, Rendered, Segment
+from topics.storage.segments import Cold, Damaged, Rendered, Segment
 
 Span = tuple[Segment, int, int]  # first position, position after the last
 
@@ -74,13 +74,12 @@ class Reading(Struct, gc=False):
 
 def read(topic: Topic, query: Query, now_ms: int) -> Reading:
     """Everything `query` may have from `topic` now. Raises `Cold` where that needs the disk: load, and ask again."""
-    while True:
-        try:
-            if query.plain and (reading := _read_whole(topic, query)) is not None:
-                return reading
-            return _read(topic, query, now_ms)
-        except Damaged as damage:
-            retention.lose_range(topic, damage)
+    try:
+        if query.plain and (reading := _read_whole(topic, query)) is not None:
+            return reading
+        return _read(topic, query, now_ms)
+    except Damaged as damage:
+        return retention.read_past(topic, damage, lambda: _read(topic, query, now_ms))
 
 
 def _read_whole(topic: Topic, query: Query) -> Reading | None:
@@ -303,12 +302,37 @@ def _slices(segment: Segment, chosen: npt.NDArray[np.intp], query: Query) -> Ite
     span_bytes = offsets[pieces[-1][1] + 1] - base
     wanted_bytes = sum(offsets[last + 1] - offsets[first] for first, last in pieces)
     near = span_bytes <= 4 * wanted_bytes
-    whole = _read_piece(segment, pieces[0][0], pieces[-1][1] + 1, query) if near else None
-    for first, last in pieces:
-        if whole is None:
-            yield first, last, _read_piece(segment, first, last + 1, query)
-        else:
+    whole = _read_around(segment, chosen, query) if near else None
+    if whole is None:
+        for (first, last), blob in zip(pieces, read_runs(segment, pieces, query), strict=True):
+            yield first, last, blob
+    else:
+        for first, last in pieces:
             yield first, last, whole[offsets[first] - base : offsets[last + 1] - base]
+
+
+def _read_around(segment: Segment, chosen: npt.NDArray[np.intp], query: Query) -> Rendered | None:
+    """Read from the first chosen record to the last in one piece. Return None if only records between are damaged."""
+    try:
+        return _read_piece(segment, int(chosen[0]), int(chosen[-1]) + 1, query)
+    except Damaged as damage:
+        if damage.concerns(chosen):
+            raise
+        return None
+
+
+def read_runs(segment: Segment, pieces: list[tuple[int, int]], query: Query) -> list[Rendered]:
+    """Read each run of positions, both ends inclusive, by itself. Raise one `Cold` for all that are not in memory."""
+    found: list[Rendered] = []
+    loads: list[Callable[[], None]] = []
+    for first, last in pieces:
+        try:
+            found.append(_read_piece(segment, first, last + 1, query))
+        except Cold as cold:
+            loads.append(cold.load)
+    if loads:
+        raise Cold(lambda: [load() for load in loads])  # type: ignore[arg-type]
+    return found
 
 
 def _project(segment: Segment, blob: Rendered, positions: range, projection: Projection) -> bytes:

@@ -66,9 +66,22 @@ def recover(
     With `defer_memory` the records of `memory` topics are left in the backlog, for a server that wants to be ready
     first.
     """
+    with router_replay.recovering(state) as routers:
+        return _recover(datadir, state, shelf, routers, cold_dir=cold_dir, progress=progress, defer_memory=defer_memory)
+
+
+def _recover(
+    datadir: DataDir,
+    state: State,
+    shelf: Shelf,
+    routers: router_replay.Recovering,
+    *,
+    cold_dir: str | None,
+    progress: Progress,
+    defer_memory: bool,
+) -> Recovered:
     damage: list[str] = []
     backlog = Backlog()
-    routers = router_replay.begin(state)
     number, snapshot = load_snapshot(datadir, damage)
     if snapshot is not None:
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch

@@ -8,7 +8,8 @@ Everything that shortens a topic from the front ends in `advance`, and everythin
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from topics import logs
 from topics.engine.state import Topic
@@ -18,10 +19,21 @@ from topics.storage.segments import Cold, Damaged, MemorySegment, SealedSegment,
 log = logs.Log("engine")
 
 LOST = 2
+IDLE_ROUNDS = 8  # see `read_past`
+
+T = TypeVar("T")
 
 
 def ready(topic: Topic, segment: Segment) -> bool:
     """Makes the segment's columns usable here and now; False if the disk no longer has them (then they are lost)."""
+    damage = _load(segment)
+    if damage is not None:
+        lose_segment(topic, segment, damage)
+    return damage is None
+
+
+def _load(segment: Segment) -> Damaged | None:
+    """Load the segment's columns, waiting for the disk. Return the damage if they cannot be read."""
     try:
         try:
             segment.columns, segment.marks  # noqa: B018 - loads them
@@ -29,9 +41,8 @@ def ready(topic: Topic, segment: Segment) -> bool:
             cold.load()
             segment.columns, segment.marks  # noqa: B018
     except Damaged as damage:
-        lose_segment(topic, segment, damage)
-        return False
-    return True
+        return damage
+    return None
 
 
 def expire(topic: Topic, now_ms: int) -> None:
@@ -177,7 +188,7 @@ def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_byt
             upto = max(upto, _after_bytes(topic, excess))
         else:
             rest, at = excess - topic.bytes - before_bytes, 0
-            while rest > 0:
+            while rest > 0 and at < len(sizes):
                 rest -= sizes[at]
                 at += 1
             upto = max(upto, first + at)
@@ -224,21 +235,11 @@ def _all_readable(topic: Topic, upto: int) -> bool:
 
 def advance(topic: Topic) -> None:
     """Moves `earliest` to the first live record and lets go of the segments before it."""
+    # Bound: a round that finds its segment unreadable removes the segment, and an empty topic has a first live seq.
+    while (earliest := _first_live(topic)) is None:
+        pass
     segments = topic.segments
-    dead = 0
-    earliest = topic.head + 1
-    for segment in segments:
-        if segment.live:
-            low = max(topic.earliest - segment.first, 0)
-            try:
-                if not ready(topic, segment):
-                    return advance(topic)  # it is gone now: look again
-                earliest = segment.first + segment.first_live(low)
-            except OSError as error:  # deleted records at its beginning are passed over later
-                log.error("columns_unreadable", topic=topic.name, reason=str(error))
-                earliest = segment.first + low
-            break
-        dead += 1
+    dead = next((at for at, segment in enumerate(segments) if segment.live), len(segments))
     if dead == len(segments):
         dead -= 1  # the open one stays
         restart_open(topic)
@@ -250,6 +251,23 @@ def advance(topic: Topic) -> None:
     _raise_floor(topic)
 
 
+def _first_live(topic: Topic) -> int | None:
+    """The seq of the first live record, head + 1 without one; None if its segment turned out to be lost."""
+    segment = next((segment for segment in topic.segments if segment.live), None)
+    if segment is None:
+        return topic.head + 1
+    low = max(topic.earliest - segment.first, 0)
+    try:
+        damage = _load(segment)
+        if damage is not None:
+            _remove_damaged(topic, segment, damage)
+            return None
+        return segment.first + segment.first_live(low)
+    except OSError as error:  # deleted records at its beginning are passed over later
+        log.error("columns_unreadable", topic=topic.name, reason=str(error))
+        return segment.first + low
+
+
 def restart_open(topic: Topic) -> None:
     """An open segment in which nothing is live starts anew behind its end: its memory comes back at once."""
     was = topic.open
@@ -259,6 +277,12 @@ def restart_open(topic: Topic) -> None:
 
 def lose_segment(topic: Topic, segment: Segment, damage: Exception) -> None:
     """The whole segment cannot be read: what was live in it is lost, and said to be."""
+    if _remove_damaged(topic, segment, damage):
+        advance(topic)
+
+
+def _remove_damaged(topic: Topic, segment: Segment, damage: Exception) -> bool:
+    """Record the loss and remove the segment. Return whether `earliest` lay in it: `advance` has to follow then."""
     low = max(segment.first, topic.earliest)
     log.error("segment_damaged", topic=topic.name, first_seq=low, last_seq=segment.end - 1, damage=str(damage))
     if segment.live:
@@ -269,18 +293,36 @@ def lose_segment(topic: Topic, segment: Segment, damage: Exception) -> None:
     topic.segments.remove(segment)
     if isinstance(segment, SealedSegment):
         segment.release()
-    if topic.earliest >= low:
-        topic.lost_ts = max(topic.lost_ts, segment.max_ts)
-        topic.earliest = segment.end
-        advance(topic)
+    if topic.earliest < low:
+        return False
+    topic.lost_ts = max(topic.lost_ts, segment.max_ts)
+    topic.earliest = segment.end
+    return True
 
 
-def lose_range(topic: Topic, damage: Damaged) -> None:
-    """A part of a segment cannot be read: its live records become a hole with reason `corrupt`."""
+def read_past(topic: Topic, damage: Damaged, look: Callable[[], T]) -> T:
+    """Lose what is damaged, then return what `look` finds; repeat for other damage that `look` meets.
+
+    A round loses live records or a segment, so their number bounds the rounds. A round loses nothing only if the
+    records were deleted between the discovery of the damage and its report. After `IDLE_ROUNDS` of these in a row
+    `look` keeps reading bytes that no live record needs: raise `Corrupt`.
+    """
+    idle = 0
+    while idle < IDLE_ROUNDS:
+        idle = 0 if lose_range(topic, damage) else idle + 1
+        try:
+            return look()
+        except Damaged as found:
+            damage = found
+    raise damage.cause
+
+
+def lose_range(topic: Topic, damage: Damaged) -> bool:
+    """Turn the live records of a damaged range into a hole with reason `corrupt`. Return whether there were any."""
     segment = damage.segment
     if damage.whole:
         lose_segment(topic, segment, damage)
-        return
+        return True
     low = max(damage.low, topic.earliest - segment.first)
     log.error(
         "data_damaged",
@@ -292,10 +334,12 @@ def lose_range(topic: Topic, damage: Damaged) -> None:
     )
     for first, last in _live_runs(segment, low, damage.high):
         topic.losses.add(segment.first + first, segment.first + last, "corrupt")
-    topic.removed(*segment.mark(range(low, damage.high), LOST))
+    lost, lost_bytes = segment.mark(range(low, damage.high), LOST)
+    topic.removed(lost, lost_bytes)
     if topic.queue is not None:
         topic.queue.left_range(segment.first + low, segment.first + damage.high)
     advance(topic)
+    return lost > 0
 
 
 def skip_to(topic: Topic, next_seq: int, reason: str) -> None:

@@ -12,7 +12,9 @@ forwarded is lost with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import msgspec
@@ -27,11 +29,22 @@ from topics.storage.entry import Append
 from topics.storage.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
 from topics.storage.segments import Cold, Damaged
 
+BASE_DEPTH = 1000
+DEPTH_PER_ROUTER = 16  # nested calls: 7 on the way down a chain and one on the way up, and as many to spare
+
 T = TypeVar("T")
 
 
 class ReplayTable(Table):
     """The table of a state: it knows what to do where no live engine has taken over yet."""
+
+    def put(
+        self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int
+    ) -> Router:
+        router = super().put(name, router_id=router_id, source=source, dest=dest, config=config, cursor=cursor)
+        if self.live is None:
+            sys.setrecursionlimit(max(sys.getrecursionlimit(), BASE_DEPTH + DEPTH_PER_ROUTER * len(self.by_id)))
+        return router
 
     def replay_losing(self, links: Links, upto: int) -> None:
         """Live, all that is lost now had been forwarded, unless a mark said that it had not."""
@@ -81,6 +94,7 @@ def bring(
         return
     feed.busy += 1
     try:
+        # Bound: each round moves a cursor towards its target, drops a target, or loses a damaged range of the source.
         while (turn := feed.next(targets)) is not None:
             router, upto = turn
             if router.cursor >= feed.source.head:
@@ -141,7 +155,9 @@ def _advance(
         return True  # something turned out to be lost: look again
     copier = forward.Copier(table_of(state), feed, router)
     entries = present(dest, lambda: list(copier.entries(gathered, dest.head + 1)))
-    for entry, piece in entries or []:
+    if entries is None:
+        return True  # some of the destination turned out to be lost: look again
+    for entry, piece in entries:
         fits = len(entry.sizes)
         if obeys_caps:
             fits = room(dest, entry.sizes)
@@ -192,6 +208,7 @@ def room(dest: Topic, sizes: Sequence[int]) -> int:
 
 def present(topic: Topic, look: Callable[[], T]) -> T | None:
     """What `look` finds, waiting for the disk where it must; None if that showed some of it to be lost."""
+    # Bound: each round loads one more piece of what `look` reads.
     while True:
         try:
             return look()
@@ -226,6 +243,7 @@ class Recovering:
         """The log has ended: all routers go as far as they can."""
         table = self._table
         table.pinned = None
+        # Bound: each round but the last moves a cursor or a head, and cursors end at the heads of their sources.
         while True:
             before = [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]
             for feed in filter(derives, table.feeds()):
@@ -245,8 +263,19 @@ class Recovering:
         self._table.live = self._live
 
 
-def begin(state: State) -> Recovering:
-    return Recovering(state)
+@contextmanager
+def recovering(state: State) -> Iterator[Recovering]:
+    """Replay routers within this context. It lets calls nest as deep as the longest possible chain of routers.
+
+    A router that moves can make the topics before it catch up first, and can make the routers behind it move before its
+    copies evict what they have not read. Both nest once per router of a chain; `ReplayTable.put` raises the limit as
+    routers appear. Only Python functions call each other on the way, so the depth takes no space on the C stack.
+    """
+    limit = sys.getrecursionlimit()
+    try:
+        yield Recovering(state)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 # --- entries

@@ -234,23 +234,27 @@ class Table:
 
 def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
     """The topic and what feeds it, and what feeds that; ends where a topic comes up again."""
-    line = [topic]
-    while (links := line[-1].links) is not None and (feed := links.fed) is not None:
-        if without is not None and feed.routers == [without]:
+    line = {topic: None}
+    at = topic
+    # Bound: the number of topics. Each round adds another one to the line.
+    while (links := at.links) is not None and (feed := links.fed) is not None:
+        if (without is not None and feed.routers == [without]) or feed.source in line:
             break
-        if feed.source in line:
-            break
-        line.append(feed.source)
-    return line
+        at = feed.source
+        line[at] = None
+    return list(line)
 
 
 def cycle_through(feed: Feed) -> list[Feed]:
     """The feeds of the cycle that this one lies on, if it does. There is at most one: a topic has one source."""
-    ring = [feed]
-    while (links := ring[-1].source.links) is not None and (before := links.fed) is not None:
+    ring = {feed: None}
+    at = feed
+    # Bound: the number of feeds. Each round adds another one to the ring.
+    while (links := at.source.links) is not None and (before := links.fed) is not None:
         if before is feed:
-            return ring
-        if before.cyclic and not feed.cyclic:
-            break  # another cycle, whose feeds come from nowhere else
-        ring.append(before)
+            return list(ring)
+        if before in ring:
+            break  # another cycle, which leads here but not back
+        at = before
+        ring[at] = None
     return []

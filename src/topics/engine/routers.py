@@ -138,6 +138,16 @@ class Routers(Forwarder):
         """What a filter would forward of what the source still has. Raises `Cold` like a read."""
         if source.config.ttl_ms:
             retention.expire(source, self._engine.clock.now_ms())
+
+        def look() -> Preview:
+            return self._preview(source, match, from_seq=from_seq, from_ts=from_ts)
+
+        try:
+            return look()
+        except Damaged as damage:
+            return retention.read_past(source, damage, look)
+
+    def _preview(self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None) -> Preview:
         start = max(from_seq + 1, source.earliest)
         found = Preview(source, 0, 0, 0, None, None)
         loads = []
@@ -148,9 +158,6 @@ class Routers(Forwarder):
                 self._preview_segment(found, segment, low, high, match, from_ts)
             except Cold as cold:
                 loads.append(cold.load)
-            except Damaged as damage:
-                retention.lose_range(source, damage)
-                return self.preview(source, match, from_seq=from_seq, from_ts=from_ts)
         if loads:
             raise Cold(lambda: [load() for load in loads])  # type: ignore[arg-type]
         return found

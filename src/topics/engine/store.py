@@ -21,6 +21,7 @@ from topics.engine.backlog import Backlog
 from topics.engine.checkpoint import Captured, Frozen
 from topics.engine.commit import Commits
 from topics.engine.state import Topic
+from topics.errors import Corrupt
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
 from topics.storage.datadir import TEMP_SUFFIX, DataDir
@@ -360,6 +361,8 @@ class Store:
             at, size = 0, origin.size()
             while at < size:
                 piece = origin.pread(COPY_BYTES, at)
+                if not piece:
+                    raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
                 copy.pwrite(piece, at)
                 at += len(piece)
             copy.sync()

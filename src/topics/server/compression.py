@@ -71,6 +71,7 @@ class Gunzip:
         self._stream = zlib.decompressobj(_GZIP_WINDOW)
 
     def finish(self) -> bytes:
+        # Bound: each step uses up input or adds output, and `step` refuses output past the limit.
         while True:
             body = self.step()
             if body is not None:

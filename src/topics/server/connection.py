@@ -354,6 +354,7 @@ class Connection(asyncio.Protocol):
         at = 0
         turn_ends = self.served + self._server.limits.max_pipelined
         pieces_end = reader.pieces + MAX_PIECES
+        # `feed` uses all that it gets, or ends behind the head of an upgrade: never nothing.
         while at < len(data) and not self._deaf:
             full = self._stream is not None or self._is_full()
             if full or self.served >= turn_ends or reader.pieces >= pieces_end:
@@ -477,6 +478,7 @@ class Connection(asyncio.Protocol):
             return
         self._advancing = True
         try:
+            # Bound: each round takes an exchange out of the queue or starts the next one, and none joins meanwhile.
             while self._queue:
                 first = self._queue[0]
                 if self._started and first.answer is not None:

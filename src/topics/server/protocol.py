@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import contextlib
 import heapq
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ _SHORTEST_SWEEP_MS = 5
 _SHED_SHARE = 32  # one in so many connections is shed at a time: looking for idle ones means looking at all of them
 _SHED_AFTER_S = 1.0  # a connection is not idle before that: its first request may be on the way
 _LOOK_AGAIN_S = 0.25  # after there was no idle connection to be found
+CUT_OFF_S = 5  # how long a drain waits for the loop to report the loss of connections that it has aborted
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +211,7 @@ class HttpServer:
         for connection in tuple(self.connections):
             connection.abort()
         # The transports report the loss in a later turn of the loop; the application is stopped only after that.
-        while self.connections:
-            await asyncio.sleep(0)
+        if self.connections and self._emptied is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), CUT_OFF_S)
         return left

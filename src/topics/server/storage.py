@@ -50,6 +50,7 @@ class ThreadWorker:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
+        # Bound: the life of the server. `close` puts None behind the last piece of work.
         while (job := self._queue.get()) is not None:
             work, done = job
             try:
@@ -128,6 +129,7 @@ class Storage:
         if self._timer is not None:
             self._timer.cancel()
         engine = self._app.engine
+        # Bound: each round takes entries out of the backlog, and nothing puts any in after the start.
         while engine.backlog and not self.wal.broken:
             engine.backlog.some(engine)
         await self._last_checkpoint()

@@ -315,7 +315,7 @@ class Sessions:
 
     def _clear_away(self) -> None:
         oldest_ns = self._app.clock.monotonic_ns() - self._app.settings.session_ttl_ms * 1_000_000
-        while self._idle:
+        while len(self._idle) > 0:
             wid, session = next(iter(self._idle.items()))
             if session.idle_since_ns >= oldest_ns:
                 return

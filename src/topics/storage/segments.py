@@ -50,6 +50,10 @@ class Damaged(Exception):
         self.cause = cause
         self.whole = whole
 
+    def concerns(self, positions: npt.NDArray[np.intp]) -> bool:
+        """Return whether any of these positions of the segment lies in the damaged range."""
+        return self.whole or bool(np.any((positions >= self.low) & (positions < self.high)))
+
 
 class Segment:
     """What is common: where the run lies in the topic, and which of its records are still live."""
