@@ -232,6 +232,7 @@ class WebSocket(LiveConnection, Upgrade):
         ws, tick_ns = self._ws, self.app.clock.monotonic_ns
         frames, ends_ns = 0, tick_ns() + TURN_NS
         fed_bytes, piece_bytes = 0, PACKED_PIECE_BYTES if self._deflated else BYTES_A_TURN
+        # Bound: each round but the last feeds a piece, and `BYTES_A_TURN` of them end the turn.
         while True:
             for event in ws.events():
                 self._take(event)
