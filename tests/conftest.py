@@ -115,6 +115,22 @@ def _is_failure(line: str) -> bool:
     return entry["level"] in ("error", "critical")
 
 
+Counts = Callable[..., None]
+
+
+@pytest.fixture
+def counts(record_property: Callable[[str, object], None], capsys: pytest.CaptureFixture[str]) -> Counts:
+    """Report what a long test did: `counts("in pairs", crash_points=812)`. `make torture` adds the numbers up."""
+
+    def report(where: str = "", **numbers: int) -> None:
+        record_property("counts", numbers)
+        with capsys.disabled():
+            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in numbers.items())
+            print(f"\n{told} {where}".rstrip())
+
+    return report
+
+
 StartServer = Callable[..., ServerProcess]
 
 

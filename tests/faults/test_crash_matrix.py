@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from tests.conftest import Counts
 from tests.faults.filming import FilmedDisk, Moment
 from tests.faults.ledger import Client, Ledger
 from tests.faults.workloads import STEPS, play, setup, some, workloads
@@ -96,41 +97,37 @@ def sweep(names: Iterable[tuple[str, ...]], modes: Callable[[int], Iterable[Cras
     return points
 
 
-def test_every_single_operation_survives_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_single_operation_survives_every_crash(counts: Counts) -> None:
     points = sweep(workloads(1), lambda at: MODES, thorough_every=3)
-    _tell(capsys, f"{points} crash points in single operations")
+    counts(f"in single operations (seed {SEED})", crash_points=points)
 
 
-def test_the_first_operation_of_a_new_directory_survives_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_operation_of_a_new_directory_survives_every_crash(counts: Counts) -> None:
     made = [name for name in STEPS if name.startswith(("create", "append_creates"))]
     points = sweep([(name,) for name in made], lambda at: MODES, thorough_every=7, fresh=True)
-    _tell(capsys, f"{points} crash points in a new directory")
+    counts(f"in a new directory (seed {SEED})", crash_points=points)
 
 
-def test_some_pairs_of_operations_survive_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_pairs_of_operations_survive_every_crash(counts: Counts) -> None:
     points = sweep(some(2, 90, SEED), lambda at: [MODES[at % 5]], thorough_every=11)
-    _tell(capsys, f"{points} crash points in pairs")
+    counts(f"in pairs (seed {SEED})", crash_points=points)
 
 
-def test_some_triples_of_operations_survive_every_crash(capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_triples_of_operations_survive_every_crash(counts: Counts) -> None:
     points = sweep(some(3, 60, SEED), lambda at: [MODES[(at + 3) % 5]], thorough_every=11)
-    _tell(capsys, f"{points} crash points in triples")
+    counts(f"in triples (seed {SEED})", crash_points=points)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("first", STEPS)
-def test_every_pair_of_operations_survives_every_crash(first: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_pair_of_operations_survives_every_crash(first: str, counts: Counts) -> None:
     points = sweep(((first, *rest) for rest in workloads(1)), lambda at: MODES, thorough_every=2)
-    _tell(capsys, f"{points} crash points in pairs that begin with {first}")
+    counts(f"in pairs that begin with {first} (seed {SEED})", crash_points=points)
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("second", STEPS)
 @pytest.mark.parametrize("first", STEPS)
-def test_every_triple_of_operations_survives_every_crash(first: str, capsys: pytest.CaptureFixture[str]) -> None:
-    points = sweep(((first, *rest) for rest in workloads(2)), lambda at: MODES, thorough_every=11)
-    _tell(capsys, f"{points} crash points in triples that begin with {first}")
-
-
-def _tell(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    with capsys.disabled():
-        print(f"\n{text} (seed {SEED})")
+def test_every_triple_of_operations_survives_every_crash(first: str, second: str, counts: Counts) -> None:
+    points = sweep(((first, second, *rest) for rest in workloads(1)), lambda at: MODES, thorough_every=11)
+    counts(f"in triples that begin with {first}, {second} (seed {SEED})", crash_points=points)

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.conftest import Counts
 from topics.errors import Corrupt
 from topics.storage import walfile
 from topics.storage.check import examine
@@ -88,15 +89,15 @@ def flip_all(bits: int) -> tuple[int, int]:
     return flips, refused
 
 
-def test_a_flipped_bit_in_any_byte_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flipped_bit_in_any_byte_is_noticed(counts: Counts) -> None:
     flips, refused = flip_all(1)
-    with capsys.disabled():
-        print(f"\n{flips} flipped bits, all noticed; {refused} of them refuse the start (seed {SEED})")
+    counts(f"(seed {SEED})", flipped_bits=flips, refused_starts=refused)
 
 
 @pytest.mark.torture
-def test_every_flipped_bit_is_noticed() -> None:
-    flip_all(8)
+def test_every_flipped_bit_is_noticed(counts: Counts) -> None:
+    flips, refused = flip_all(8)
+    counts(f"(seed {SEED})", flipped_bits=flips, refused_starts=refused)
 
 
 def test_damage_in_the_middle_of_the_log_is_told_and_the_rest_is_served() -> None:

@@ -8,14 +8,17 @@ as many as were answered.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import Counts
 from topics.engine import archive
 from topics.engine.commit import Ticket
 from topics.errors import Code, TopicsError
@@ -27,6 +30,7 @@ from topics.testing.harness import SimServer, request
 from topics.testing.inode import CrashMode
 from topics.testing.oracle import Oracle
 
+SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 NAMES = ["a", "b"]
 Verb = tuple[Any, ...]
 
@@ -269,7 +273,8 @@ def test_a_history_with_killed_processes_ends_where_the_model_does(
 
 
 @pytest.mark.torture
-@examples(20_000)
-@given(histories, seeds, st.sampled_from(["fsync", "disk"]))
-def test_many_histories_with_crashes_end_where_the_model_does(history: list[Turn], seed: int, durability: str) -> None:
-    check(history, durability, seed)
+@pytest.mark.parametrize("block", range(20))
+def test_many_histories_with_crashes_end_where_the_model_does(block: int, counts: Counts) -> None:
+    test = examples(1_000)(given(histories, st.sampled_from(["fsync", "disk"]), seeds)(check))
+    hypothesis.seed(SEED * 100 + block)(test)()
+    counts(f"in block {block} (seed {SEED})", histories=1_000)

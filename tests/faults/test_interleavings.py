@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from tests.conftest import Counts
 from tests.faults.ledger import Client
 from topics.engine.commit import Ticket
 from topics.errors import Code
@@ -305,5 +306,7 @@ def test_a_change_that_changes_nothing_is_refused_while_a_refused_one_may_be_in_
 
 @pytest.mark.torture
 @pytest.mark.parametrize("block", range(20))
-def test_many_schedules_break_no_promise(block: int) -> None:
-    try_schedules(range(10_000 * block, 10_000 * block + 500), faults=bool(block % 2), steps=120)
+def test_many_schedules_break_no_promise(block: int, counts: Counts) -> None:
+    schedules = range(10_000 * block, 10_000 * block + 500)
+    try_schedules(schedules, faults=bool(block % 2), steps=120)
+    counts(f"in block {block}", schedules=len(schedules))

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from tests.conftest import Counts
 from tests.faults.ledger import Client
 from tests.faults.workloads import STEPS, play, setup, some
 from topics.errors import Code, TopicsError
@@ -79,22 +80,21 @@ def sweep(names: Iterable[tuple[str, ...]]) -> int:
     return points
 
 
-def test_every_single_operation_is_refused_or_done_when_a_call_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_single_operation_is_refused_or_done_when_a_call_fails(counts: Counts) -> None:
     points = sweep((name,) for name in STEPS)
-    with capsys.disabled():
-        print(f"\n{points} failing calls in single operations (seed {SEED})")
+    counts(f"in single operations (seed {SEED})", failing_calls=points)
 
 
-def test_some_pairs_of_operations_are_refused_or_done_when_a_call_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_pairs_of_operations_are_refused_or_done_when_a_call_fails(counts: Counts) -> None:
     points = sweep(some(2, 8, SEED))
-    with capsys.disabled():
-        print(f"\n{points} failing calls in pairs of operations (seed {SEED})")
+    counts(f"in pairs of operations (seed {SEED})", failing_calls=points)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("first", STEPS)
-def test_every_pair_of_operations_is_refused_or_done_when_a_call_fails(first: str) -> None:
-    sweep((first, second) for second in STEPS)
+def test_every_pair_of_operations_is_refused_or_done_when_a_call_fails(first: str, counts: Counts) -> None:
+    points = sweep((first, second) for second in STEPS)
+    counts(f"in pairs that begin with {first} (seed {SEED})", failing_calls=points)
 
 
 @pytest.mark.parametrize("error", ERRORS)

@@ -180,3 +180,24 @@ def test_lost_job_is_found() -> None:
     jobs, payload = queue()
     with pytest.raises(Violation, match="was acknowledged and is lost"):
         jobs._check_job(jobs.queue.jobs[payload], {})
+
+
+def test_keyed_write_that_is_done_twice_is_found() -> None:
+    topic = log()
+    write = topic.write(Random(1), keyed=True)
+    write.done(200, {"first_seq": 1, "deduped": False})
+    again = next(
+        retry for retry in (topic.write(Random(seed), keyed=True) for seed in range(99)) if retry.body == write.body
+    )
+    with pytest.raises(Violation, match="and written again"):
+        again.done(200, {"first_seq": 1, "deduped": False})
+
+
+def test_answers_to_a_keyed_write_may_change_places() -> None:
+    topic = log()
+    write = topic.write(Random(1), keyed=True)
+    same = next(
+        retry for retry in (topic.write(Random(seed), keyed=True) for seed in range(99)) if retry.body == write.body
+    )
+    same.done(200, {"first_seq": 1, "deduped": True})
+    write.done(200, {"first_seq": 1, "deduped": False})

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ServerProcess
+from tests.conftest import Counts, ServerProcess
 
 SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 TOPICS = {"sure": "fsync", "quick": "disk", "light": "memory"}
@@ -178,22 +178,20 @@ def torment(directory: Path, kills: int, seed: int) -> Tally:
     return Counter(kills=kills, acknowledged=answered, **kept)
 
 
-def kill(directory: Path, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
+def kill(directory: Path, kills: int, counts: Counts, *, seed: int = SEED) -> None:
     """Two servers side by side: most of the time one of them is busy starting."""
     tracks = 2
     with ThreadPoolExecutor(tracks) as pool:
-        told = pool.map(lambda track: torment(directory / str(track), kills // tracks, SEED + track), range(tracks))
+        told = pool.map(lambda track: torment(directory / str(track), kills // tracks, seed + track), range(tracks))
         tally = sum(told, Counter[str]())
-    with capsys.disabled():
-        print(f"\n{dict(tally)} (seed {SEED})")
+    counts(f"(seed {seed})", **tally)
 
 
-def test_fifty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kill(tmp_path, 50, capsys)
+def test_fifty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, counts: Counts) -> None:
+    kill(tmp_path, 50, counts)
 
 
 @pytest.mark.torture
-def test_a_thousand_kills_lose_nothing_that_was_acknowledged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kill(tmp_path, 1000, capsys)
+@pytest.mark.parametrize("part", range(10))
+def test_a_thousand_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, counts: Counts, part: int) -> None:
+    kill(tmp_path, 100, counts, seed=SEED + 100 * part)

@@ -13,6 +13,7 @@ from random import Random
 
 import pytest
 
+from tests.conftest import Counts
 from tests.faults.test_sigkill import Writer, call, judge, read_all, running
 
 SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
@@ -140,7 +141,7 @@ def one_life(directory: Path, writers: list[Writer], reader: Reader, rng: Random
         thread.join()
 
 
-def torment(directory: Path, kills: int, capsys: pytest.CaptureFixture[str]) -> None:
+def torment(directory: Path, kills: int, counts: Counts) -> None:
     rng = Random(SEED)
     writers = [Writer(f"w{number}", [*SOURCES, *RING]) for number in range(3)]
     reader = Reader(all_topics())
@@ -156,14 +157,13 @@ def torment(directory: Path, kills: int, capsys: pytest.CaptureFixture[str]) -> 
     seen = sum(map(len, reader.seen.values()))
     assert answers[200] > kills, "hardly anything was written"
     assert seen > kills, "hardly anything was read"
-    with capsys.disabled():
-        print(f"\n{kills} kills, {answers[200]} writes acknowledged, {copies} copies, {seen} read early (seed {SEED})")
+    counts(f"(seed {SEED})", kills=kills, acknowledged=answers[200], copies=copies, read_early=seen)
 
 
-def test_kills_leave_every_copy_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torment(tmp_path, 4, capsys)
+def test_kills_leave_every_copy_where_it_was(tmp_path: Path, counts: Counts) -> None:
+    torment(tmp_path, 4, counts)
 
 
 @pytest.mark.torture
-def test_many_kills_leave_every_copy_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torment(tmp_path, 60, capsys)
+def test_many_kills_leave_every_copy_where_it_was(tmp_path: Path, counts: Counts) -> None:
+    torment(tmp_path, 60, counts)

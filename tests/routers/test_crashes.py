@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from msgspec import Raw
 
+from tests.conftest import Counts
 from topics.engine import archive
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
@@ -204,14 +205,16 @@ def test_a_history_that_once_came_back_different_comes_back_the_same(seed: int) 
 
 
 @pytest.mark.torture
+@pytest.mark.parametrize("block", range(12))
 @pytest.mark.parametrize("ring", [False, True])
-def test_copies_come_back_with_the_same_seqs_after_many_histories(ring: bool) -> None:
-    for seed in range(3_000):
+def test_copies_come_back_with_the_same_seqs_after_many_histories(ring: bool, block: int, counts: Counts) -> None:
+    for seed in range(250 * block, 250 * (block + 1)):
         try:
             play(SEED * 1_000_000 + seed, 60, ring=ring)
         except BaseException as error:
             error.add_note(f"seed {SEED * 1_000_000 + seed}")
             raise
+    counts(f"in block {block} (seed {SEED})", histories=250)
 
 
 # --- every file call

@@ -101,12 +101,13 @@ class Log:
         if write.key is not None:
             body["idempotency_key"] = write.key
         sent = (write, now_ms())
+        sent_again = write.status == "acked"  # otherwise two clients may send it at once, and either may come first
         self._open.append(sent)
 
         def done(status: int, answer: Any) -> None:
             self._open.remove(sent)
             if status in (200, 201):
-                self._acknowledge(write, answer, sent_ms=sent[1])
+                self._acknowledge(write, answer, sent_ms=sent[1], sent_again=sent_again)
             else:
                 require(status in REFUSED, f"append to {self.name}: {status} {answer}")
                 if write.status == "open" and write.key is None:
@@ -114,10 +115,11 @@ class Log:
 
         return Request("POST", f"/v0/topics/{self.name}", body, done)
 
-    def _acknowledge(self, write: Write, answer: Any, *, sent_ms: int) -> None:
+    def _acknowledge(self, write: Write, answer: Any, *, sent_ms: int, sent_again: bool) -> None:
         first = answer["first_seq"]
         if write.status == "acked":
-            require(answer["deduped"], f"{self.name}: {write.key} was acknowledged as {write.first} and written again")
+            again = sent_again and not answer["deduped"]
+            require(not again, f"{self.name}: {write.key} was acknowledged as {write.first} and written again")
             require(first == write.first, f"{self.name}: {write.key} was acknowledged as {write.first}, now {first}")
             self._tally["deduped"] += 1
             return
