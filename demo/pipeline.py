@@ -151,8 +151,8 @@ def started() -> Any:
     """A Spark session for all pipelines of this run: starting one takes longer than all of them."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from topics.spark import session
-    from topics.spark.pipelines.job import SESSION
-    from topics.spark.pipelines.quiet import quiet_start
+    from topics.spark.pipelines.run.job import SESSION
+    from topics.spark.pipelines.run.quiet_jvm import quiet_start
 
     with quiet_start():
         config = {**SESSION, "spark.sql.shuffle.partitions": "1", "spark.log.level": "OFF"}
@@ -163,8 +163,8 @@ def started() -> Any:
 def tell(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) -> bool:
     """The whole story, with a fourth of the records as the cap of each topic; whether the audit found nothing."""
     from topics.cli.pipelines.audit import show
-    from topics.spark.pipelines.archive import archive
-    from topics.spark.pipelines.audit import audit
+    from topics.spark.pipelines.archive.driver import archive
+    from topics.spark.pipelines.audit.driver import audit
 
     topics, cap = list(RULES), records // 4
     with Client(url) as client:

@@ -144,7 +144,7 @@ def in_spark(text: str) -> BaseException:
 
 
 def test_a_full_disk_in_a_task_is_told_with_its_place() -> None:
-    from topics.spark.pipelines.failures import explain, kind_of
+    from topics.spark.pipelines.run.failures import explain, kind_of
 
     said = "/lake/_lake/staging: No space left on device; make room there, and run the same command again"
     error = in_spark(
@@ -158,7 +158,7 @@ def test_a_full_disk_in_a_task_is_told_with_its_place() -> None:
 
 
 def test_a_value_that_an_expression_cannot_take_is_told_with_what_can() -> None:
-    from topics.spark.pipelines.failures import kind_of, next_step
+    from topics.spark.pipelines.run.failures import kind_of, next_step
 
     error = in_spark("[CAST_INVALID_INPUT] The value 'cheap' of the type STRING cannot be cast to INT.")
     assert kind_of(error).wire == "usage"

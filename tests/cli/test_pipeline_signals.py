@@ -76,7 +76,7 @@ def test_options_that_are_refused_have_a_report(line: str, capsys: pytest.Captur
 
 
 def test_a_jvm_is_started_deaf_to_sigterm_and_what_is_started_later_is_not() -> None:
-    from topics.spark.pipelines.quiet import quiet_start
+    from topics.spark.pipelines.run.quiet_jvm import quiet_start
 
     show = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGTERM).name)"]
 
@@ -91,7 +91,7 @@ def test_a_jvm_is_started_deaf_to_sigterm_and_what_is_started_later_is_not() -> 
 def test_a_jvm_whose_start_is_interrupted_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark import SparkContext
 
-    from topics.spark.pipelines.quiet import quiet_start
+    from topics.spark.pipelines.run.quiet_jvm import quiet_start
 
     monkeypatch.setattr(SparkContext, "_gateway", None)
     sleep = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from tests.spark.driver import start
-from topics.spark.pipelines.archive import archive
+from topics.spark.pipelines.archive.driver import archive
 
 
 def main() -> None:

@@ -110,8 +110,8 @@ def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """In place of a session; tasks are done by whoever asks for them."""
     import msgspec
 
-    from topics.spark.archiving import Done, archive_part
-    from topics.spark.read import How
+    from topics.spark.pipelines.archive.task import Done, archive_part
+    from topics.spark.source.read import How
 
     def archive_spans(spark: Any, parts: Sequence[Any], *, connection: Any, lake: str, staging: str) -> list[Any]:
         how = How(connection=connection, fail_on_data_loss=False)
@@ -121,8 +121,8 @@ def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     def spread(spark: Any, errands: Sequence[Any], do: Callable[[Any], Any], **_: Any) -> list[Any]:
         return [do(errand) for errand in errands]
 
-    monkeypatch.setattr("topics.spark.pipelines.archive.archive_spans", archive_spans)
-    monkeypatch.setattr("topics.spark.pipelines.audit.spread", spread)
+    monkeypatch.setattr("topics.spark.pipelines.archive.driver.archive_spans", archive_spans)
+    monkeypatch.setattr("topics.spark.pipelines.audit.driver.spread", spread)
     return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 
 

@@ -26,8 +26,8 @@ from topics.cli import early
 from topics.clock import SystemClock
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.job import JobOptions
-    from topics.spark.pipelines.report import Report, TopicReport
+    from topics.spark.pipelines.run.job import JobOptions
+    from topics.spark.pipelines.run.report import Report, TopicReport
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 DEFAULT_URL = "http://127.0.0.1:4000"
@@ -125,7 +125,7 @@ def add_positions(parser: argparse.ArgumentParser) -> None:
 
 def shared(args: argparse.Namespace) -> JobOptions:
     """The options of every pipeline, as its function takes them."""
-    from topics.spark.pipelines.progress import progress_for
+    from topics.spark.pipelines.run.progress import progress_for
 
     token_file = args.token_file
     if args.token is None and token_file is None:
@@ -164,7 +164,7 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
         )  # fmt: skip
     if isinstance(error, KeyboardInterrupt) and "report" not in error.__dict__:
         return _not_begun(name, args, EXIT_INTERRUPTED, kind="interrupted", message="interrupted", next=early.AGAIN)
-    from topics.spark.pipelines.failures import explain, kind_of, report_of
+    from topics.spark.pipelines.run.failures import explain, kind_of, report_of
 
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:

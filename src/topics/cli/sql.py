@@ -246,8 +246,8 @@ def _session(master: str | None) -> Iterator[SparkSession]:
     """The session that is running, or one of our own that leaves nothing in the working directory."""
     from pyspark.sql import SparkSession
 
-    from topics.spark.pipelines.job import SESSION
-    from topics.spark.pipelines.quiet import quiet_start
+    from topics.spark.pipelines.run.job import SESSION
+    from topics.spark.pipelines.run.quiet_jvm import quiet_start
     from topics.spark.session import register as known_to
     from topics.spark.session import session
 
@@ -291,7 +291,7 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 
 def _failed(error: Exception, args: argparse.Namespace) -> int:
     """Prints what is wrong and what to do next, but for statements: what is wrong with them is all there is to say."""
-    from topics.spark.pipelines.failures import Kind, explain, kind_of, next_step
+    from topics.spark.pipelines.run.failures import Kind, explain, kind_of, next_step
     from topics.spark.sql.tables import BadQuery
 
     text, kind = explain(error), kind_of(error)

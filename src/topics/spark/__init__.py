@@ -6,6 +6,6 @@
 """
 
 from topics.spark.session import register, session
-from topics.spark.typed import infer_schema, table
+from topics.spark.typed_tables import infer_schema, table
 
 __all__ = ["infer_schema", "register", "session", "table"]

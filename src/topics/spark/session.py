@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from topics.spark.java import find_java
-from topics.spark.source import TopicsSource
+from topics.spark.source.data_source import TopicsSource
 
 REGISTERED = "topics.source.registered"  # a setting of ours: it lives as long as what it tells of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.report import Report
+    from topics.spark.pipelines.run.report import Report
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,12 +33,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> Report:
-    from topics.spark.pipelines.audit import audit
+    from topics.spark.pipelines.audit.driver import audit
 
     return audit(url=args.url, lake=args.lake, topics=args.topic, **pipeline.shared(args))
 
 
 def show(report: Report) -> str:
-    from topics.spark.pipelines.audit import describe
+    from topics.spark.pipelines.audit.driver import describe
 
     return describe(report)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.report import Report
+    from topics.spark.pipelines.run.report import Report
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,7 +30,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> Report:
-    from topics.spark.pipelines.compact import compact
+    from topics.spark.pipelines.compact.driver import compact
 
     return compact(
         url=args.url,

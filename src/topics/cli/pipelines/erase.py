@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.report import Report, TopicReport
+    from topics.spark.pipelines.run.report import Report, TopicReport
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,7 +36,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> Report:
-    from topics.spark.pipelines.erase import erase
+    from topics.spark.pipelines.erase.driver import erase
 
     return erase(
         url=args.url,

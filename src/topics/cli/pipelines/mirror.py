@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.report import Report
+    from topics.spark.pipelines.run.report import Report
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +45,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> Report:
-    from topics.spark.pipelines.mirror import mirror
+    from topics.spark.pipelines.mirror.driver import mirror
 
     return mirror(
         source=args.source,

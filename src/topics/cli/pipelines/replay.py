@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.report import Report
+    from topics.spark.pipelines.run.report import Report
 
 EPILOG = """\
 The same command is the same replay: started again it goes on where it stopped, and what was replayed is not replayed
@@ -52,7 +52,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> Report:
-    from topics.spark.pipelines.replay import replay
+    from topics.spark.pipelines.replay.driver import replay
 
     return replay(
         url=args.url,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.declaration import Declaration
-    from topics.spark.pipelines.report import Report
+    from topics.spark.pipelines.rollup.declaration import Declaration
+    from topics.spark.pipelines.run.report import Report
 
 FIELDS = ("topic", "into", "parquet", "window", "slide", "time", "watermark", "where", "by", "select", "sql", "tag")
 
@@ -41,7 +41,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def execute(args: argparse.Namespace) -> Report:
-    from topics.spark.pipelines.rollup import rollup
+    from topics.spark.pipelines.rollup.driver import rollup
 
     return rollup(
         url=args.url,
@@ -59,8 +59,8 @@ def declared(args: argparse.Namespace) -> Declaration:
     """What the file says, and over it what the options say."""
     import msgspec
 
-    from topics.spark.pipelines.declaration import Declaration
-    from topics.spark.pipelines.failures import BadUsage
+    from topics.spark.pipelines.rollup.declaration import Declaration
+    from topics.spark.pipelines.run.failures import BadUsage
 
     said: dict[str, Any] = {}
     try:

@@ -19,13 +19,13 @@ from topics.clock import SystemClock
 from topics.engine import offline
 from topics.lake import Lake
 from topics.model.records import TagMatch
-from topics.spark.batch import TopicsReader
-from topics.spark.catalog import catalog_of, client_for
-from topics.spark.filters import Narrowing
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options
-from topics.spark.pipelines.failures import BadUsage, explain
-from topics.spark.pipelines.naming import nearest
+from topics.spark.pipelines.run.failures import BadUsage, explain
+from topics.spark.pipelines.run.unknown_names import nearest
+from topics.spark.source.batch import TopicsReader
+from topics.spark.source.catalog import catalog_of, client_for
+from topics.spark.source.filters import Narrowing
 from topics.spark.sql.rewrite import (
     JSON_COLUMNS,
     Field,

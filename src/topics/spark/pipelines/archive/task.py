@@ -1,0 +1,69 @@
+"""Spans of topics to Parquet files of a lake, on executors.
+
+A task reads its spans as `format("topics")` does, writes their records to files in the staging folder of the run, and
+gives the driver the names of the files and the gaps it met. Records do not pass through the JVM, which would take
+longer than all the rest. The driver commits what the tasks say; a task that failed or was tried twice has left files
+that nobody names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+from pyspark.sql import SparkSession
+
+from topics.arrow import GAP
+from topics.clock import SystemClock
+from topics.lake.manifest import Gap, Staged
+from topics.lake.write import write_files
+from topics.spark.options import Connection
+from topics.spark.source.plan import Span
+from topics.spark.source.read import How, read_span
+
+
+class Done(Struct, frozen=True):
+    """What came of a span: every seq of it is in a file, in a gap, or was deleted."""
+
+    span: Span
+    files: list[Staged]
+    gaps: list[Gap]
+
+
+_decode_done = msgspec.json.Decoder(list[Done]).decode
+
+
+def archive_spans(
+    spark: SparkSession, parts: Sequence[Sequence[Span]], *, connection: Connection, lake: str, staging: str
+) -> list[Done]:
+    """Runs one task for each of the parts.
+
+    An RDD and not a data source: that would start and warm three more Python processes to find, make and plan it.
+    """
+    how = How(connection=connection, fail_on_data_loss=False)
+    work = partial(archive_part, how=how, lake=lake, staging=staging)
+    found = spark.sparkContext.parallelize([list(part) for part in parts], len(parts)).map(work).collect()
+    return [done for one in found for done in _decode_done(one)]
+
+
+def archive_part(spans: Sequence[Span], *, how: How, lake: str, staging: str) -> bytes:
+    """What one task does. Its answer is JSON, whose decoder checks what came back."""
+    return msgspec.json.encode([archive_span(span, how, lake=lake, staging=staging) for span in spans])
+
+
+def archive_span(span: Span, how: How, *, lake: str, staging: str) -> Done:
+    """Reads a span to its end and writes what it holds."""
+    gaps: list[Gap] = []
+
+    def records() -> Iterator[pa.RecordBatch]:
+        for batch in read_span(span, how):
+            if batch.num_rows == 1 and batch.column("kind")[0].as_py() == GAP:
+                [row] = batch.to_pylist()
+                gaps.append(Gap(row["seq"], row["gap_to"], row["reason"], SystemClock().now_ms()))
+            else:
+                yield batch
+
+    return Done(span, write_files(lake, staging, span.topic, span.epoch, records()), gaps)

@@ -1,0 +1,362 @@
+"""`audit`: proves that nothing is missing: each seq from 1 to the head is live, deleted, archived or in a recorded gap.
+
+Two passes, both spread over Spark's tasks: every file of the lake is read back, then every seq of every life is looked
+for, on the server and in the lake, and records that both have are compared. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
+
+from msgspec import Struct, field
+
+from topics.client import Client
+from topics.client.request import Summary
+from topics.errors import Code, TopicsError
+from topics.lake import File, Lake, Life, Snapshot
+from topics.lake.heal import last_seq
+from topics.lake.layout import topic_folder
+from topics.spark.pipelines.audit.task import (
+    Difference,
+    FileCheck,
+    FileFound,
+    Found,
+    Range,
+    Stretch,
+    check_file,
+    joined,
+    look,
+)
+from topics.spark.pipelines.run.executors import spread
+from topics.spark.pipelines.run.job import Failed, Job, JobOptions
+from topics.spark.pipelines.run.report import Gap, Report, TopicReport
+from topics.spark.pipelines.run.unknown_names import existing_lake, no_topic, unknown_topic
+
+ATTEMPTS = 5  # when the lake changes under the audit
+STRETCH_SEQS = 100_000
+STRETCH_BYTES = 16 << 20
+INFLATION = 5  # bytes in memory for one in a file, as a guess
+SHOWN = 20
+
+FINDINGS = {
+    "unexplained": "unexplained",
+    "differing": "records differ",
+    "missing": "live records missing in the lake",
+    "damaged_files": "files missing or damaged",
+    "doubled": "seqs twice in the lake",
+    "stray_files": "files that no version of the lake has",
+}
+
+
+class Account(Struct, kw_only=True):
+    """One life of a topic: what is known of it, and what was found."""
+
+    topic: str
+    epoch: int
+    head: int
+    state: Summary | None  # None: not the life that the server has
+    life: Life
+    told_to: int = 0  # the server was told that everything up to here is archived
+    trimmed_to: int = 0  # and that this much of it was deleted from the topic
+    damaged: list[tuple[File, str]] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+
+    def stretches(self, lake: str, job: Job, url: str) -> Iterator[Stretch]:
+        bad = [file for file, _ in self.damaged]
+        size_bytes = sum(file.bytes for file in self.life.files) * INFLATION
+        size_bytes += 0 if self.state is None else self.state.bytes
+        step = max(min(STRETCH_SEQS, STRETCH_BYTES * self.head // max(size_bytes, 1)), 1000)
+        for first in range(1, self.head + 1, step):
+            last = min(first + step - 1, self.head)
+            files = self.life.files_in(first, last)
+            yield Stretch(
+                lake=lake,
+                connection=None if self.state is None else job.connection(url),
+                topic=self.topic,
+                epoch=self.epoch,
+                first=first,
+                last=last,
+                files=[file for file in files if file not in bad],
+                damaged=[(file.first, file.last) for file in files if file in bad],
+                gaps=[(gap.first, gap.last) for gap in self.life.gaps_in(first, last)],
+                uncovered=self.life.uncovered(first, last),
+                trimmed_to=self.life.trimmed_to,
+                told_to=self.told_to,
+            )
+
+    @property
+    def unexplained(self) -> list[Range]:
+        return joined([pair for one in self.found for pair in one.unexplained])
+
+    @property
+    def doubled(self) -> list[Range]:
+        return joined([pair for one in self.found for pair in one.doubled])
+
+    @property
+    def differences(self) -> list[Difference]:
+        return [row for one in self.found for row in one.differences][:SHOWN]
+
+    def total(self, name: str) -> int:
+        return sum(one.counts.get(name, 0) for one in self.found)
+
+
+def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> Report:
+    """Looks for every seq of these topics, or of all that server and lake have. `ok` says whether all were found.
+
+    A dry run lists what would be looked at and finds nothing, so it is never a proof: `checked` is false.
+    """
+    with Job("audit", servers=[url], **options) as job, job.client(url) as client:
+        place = existing_lake(lake)
+        accounts = _audited(job, client, place, url, topics)
+        if job.dry_run:
+            _expect(job.report, url, accounts)
+            return job.report
+        strays = place.strays()
+        folders = tuple(topic_folder(account.topic) + "/" for account in accounts)
+        listed = [path for path in strays if _is_listed(path) and (not topics or path.startswith(folders))]
+        _fill(job.report, url, accounts, listed)
+        if others := [path for path in strays if path not in listed]:
+            job.warn(f"{len(others)} files in the lake are in no version of it, such as {others[0]}")
+        _warn_of_trims(job, accounts)
+    return job.report
+
+
+def _warn_of_trims(job: Job, accounts: list[Account]) -> None:
+    """No finding by itself: where the lake lacks records as well, these are unexplained."""
+    for account in accounts:
+        if account.trimmed_to > account.life.trimmed_to:
+            job.warn(
+                f"topic {account.topic} was trimmed up to seq {account.trimmed_to}, as its server was told, and this "
+                f"lake knows of a trim up to {account.life.trimmed_to}: it lacks its last versions, or another lake "
+                "trims the topic. Bring it back from a copy, or run topics pipeline archive --trim with it, which "
+                "notes the trim again"
+            )
+
+
+def _audited(job: Job, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[Account]:
+    for _ in range(ATTEMPTS):
+        snapshot = lake.snapshot()
+        accounts = _accounts(client, lake, snapshot, topics)
+        if job.dry_run or _attempt(job, lake, url, snapshot, accounts):
+            return accounts
+        job.step("the lake has changed meanwhile: looking again")
+    raise Failed(
+        f"the lake {lake.path} changed {ATTEMPTS} times while it was looked at",
+        next="run the audit again, or stop what merges or erases until it is done",
+    )
+
+
+def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[Account]:
+    live = _live_topics(client, topics)
+    archived = set(snapshot.topics())
+    for name in topics:
+        if name not in live and name not in archived:
+            raise unknown_topic(client, name, lake=lake)
+    names = list(dict.fromkeys(topics)) or sorted(archived | {name for name in live if not name.startswith("sys:")})
+    if not names:
+        raise no_topic([client], "exists yet: there is nothing to audit", lake=lake)
+    found = []
+    for name in names:
+        state = live.get(name)
+        lives = {life.epoch: life for life in snapshot.lives(name)}
+        if state is not None:
+            lives.setdefault(state.epoch, Life(topic=name, epoch=state.epoch))
+        for epoch, life in sorted(lives.items()):
+            of_server = state if state is not None and state.epoch == epoch else None
+            head = max(last_seq(life), 0 if of_server is None else of_server.head_seq)
+            told_to, trimmed_to = (0, 0) if of_server is None else _told(client, of_server)
+            found.append(
+                Account(
+                    topic=name, epoch=epoch, head=head, state=of_server, life=life,
+                    told_to=told_to, trimmed_to=trimmed_to,
+                )
+            )  # fmt: skip
+    return found
+
+
+def _told(client: Client, state: Summary) -> tuple[int, int]:
+    """Up to where the server was told that the topic is archived, and trimmed."""
+    try:
+        now = client.topic(state.topic)
+    except TopicsError as error:
+        if error.code is not Code.TOPIC_NOT_FOUND:
+            raise
+        return 0, 0
+    return (now.archived_seq or 0, now.trimmed_seq or 0) if now.epoch == state.epoch else (0, 0)
+
+
+def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
+    if not topics:
+        return {row.topic: row for row in client.topics()}
+    found = {}
+    for name in topics:
+        try:
+            state = client.topic(name)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            continue
+        found[name] = Summary(
+            name, state.epoch, state.head_seq, state.earliest_seq, state.count, state.bytes, state.config.durable
+        )
+    return found
+
+
+def _attempt(job: Job, lake: Lake, url: str, snapshot: Snapshot, accounts: list[Account]) -> bool:
+    """Fills the accounts; False where what was found may come from a lake that was changing."""
+    _check_files(job, lake, accounts)
+    suspicious = any(account.damaged or account.trimmed_to > account.life.trimmed_to for account in accounts)
+    work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
+    topics = {account.topic for account in accounts}  # several lives of one are one
+    job.step(f"looking for {sum(account.head for account in accounts)} seqs of {len(topics)} topics")
+    done = spread(job.spark, [one for _, one in work], look, outcome=Found, weight=lambda one: one.last - one.first + 1)
+    for (account, stretch), found in zip(work, done, strict=True):
+        account.found.append(_closed(stretch, found))
+        suspicious |= found.problem is not None
+        suspicious |= bool(found.unexplained or found.lost or found.missing or found.doubled)
+    return not suspicious or lake.snapshot().version == snapshot.version
+
+
+def _closed(stretch: Stretch, found: Found) -> Found:
+    """A stretch that could not be read is not explained."""
+    return found if found.problem is None else Found(unexplained=[(stretch.first, stretch.last)])
+
+
+def _check_files(job: Job, lake: Lake, accounts: list[Account]) -> None:
+    checks = [(account, file) for account in accounts for file in account.life.files]
+    job.step(f"reading back {len(checks)} files of the lake")
+    work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
+    done = spread(job.spark, work, check_file, outcome=FileFound, weight=lambda check: check.file.bytes)
+    for (account, file), found in zip(checks, done, strict=True):
+        if found.problem is not None:
+            account.damaged.append((file, found.problem))
+
+
+def _is_listed(path: str) -> bool:
+    """Whether readers who list the directory take it for records."""
+    name = os.path.basename(path)
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
+
+
+# --- telling
+
+
+def _expect(report: Report, url: str, accounts: list[Account]) -> None:
+    """What a dry run says: where it would look. It has no findings, not even none, so that it passes for no proof."""
+    for account in accounts:
+        row = _bare_row(account, url)
+        files = account.life.files
+        row.figures = {"files": len(files)}
+        row.size_bytes = sum(file.bytes for file in files)
+        if files:
+            row.would.append(f"read {len(files)} files of the lake back, {row.size_bytes} bytes")
+        if account.head:
+            where = "on the server and in the lake" if account.state is not None else "in the lake"
+            row.would.append(f"look for seqs 1 to {account.head} {where}")
+        if account.state is not None and files and account.state.earliest_seq <= files[-1].last:
+            last = min(account.state.head_seq, files[-1].last)
+            row.would.append(f"compare what both have of seqs {account.state.earliest_seq} to {last}")
+        report.topics.append(row)
+    report.looked_at = len(report.names)
+    report.figures = {
+        "checked": False,
+        "seqs": sum(account.head for account in accounts),
+        "files": sum(len(account.life.files) for account in accounts),
+    }
+
+
+def _fill(report: Report, url: str, accounts: list[Account], strays: list[str]) -> None:
+    for account in accounts:
+        report.topics.append(_row(account, url))
+    report.looked_at = len(report.names)
+    report.figures = {
+        "checked": True,
+        "seqs": sum(account.head for account in accounts),
+        "files": sum(len(account.life.files) for account in accounts),
+        "compared": sum(one.both for account in accounts for one in account.found),
+        "unexplained": sum(_size(pair) for account in accounts for pair in account.unexplained),
+        "differing": sum(one.differing for account in accounts for one in account.found),
+        "missing": sum(one.missing for account in accounts for one in account.found),
+        "damaged_files": sum(len(account.damaged) for account in accounts),
+        "doubled": sum(_size(pair) for account in accounts for pair in account.doubled),
+        "stray_files": len(strays),
+        "strays": strays[:SHOWN],
+    }
+    report.ok = not any(report.figures[name] for name in FINDINGS)
+    if not report.ok:
+        report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
+
+
+def _row(account: Account, url: str) -> TopicReport:
+    figures: dict[str, Any] = {name: account.total(name) for name in ("live", "archived", "deleted", "in_gaps", "lost")}
+    figures["unexplained"] = account.unexplained
+    figures["doubled"] = account.doubled
+    figures["differences"] = account.differences
+    figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
+    lost = joined([pair for one in account.found for pair in one.lost])
+    gaps = [
+        Gap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch) for gap in account.life.gaps
+    ]
+    gaps += [Gap(from_seq=low, to_seq=high, reason="not in the ledger yet", epoch=account.epoch) for low, high in lost]
+    row = _bare_row(account, url)
+    row.gaps, row.figures = gaps, figures
+    return row
+
+
+def _bare_row(account: Account, url: str) -> TopicReport:
+    return TopicReport(
+        topic=account.topic,
+        server=url.rstrip("/") if account.state is not None else "",
+        epoch=account.epoch,
+        from_seq=1 if account.head else 0,
+        to_seq=account.head,
+    )
+
+
+def describe(report: Report) -> str:
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for row in report.topics:
+        life = "" if row.server else f" (an earlier life, {row.epoch})"
+        if report.dry_run:
+            yield f"{row.topic}{life}: would {', '.join(row.would) or 'find nothing to look at'}"
+            continue
+        counts = {
+            name.replace("_", " "): row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")
+        }
+        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
+        yield f"{row.topic}{life}: seqs {row.from_seq} to {row.to_seq}: {told}"
+        for low, high in row.figures["unexplained"][:SHOWN]:
+            yield f"  unexplained: seqs {low} to {high}" if low < high else f"  unexplained: seq {low}"
+        for low, high in row.figures["doubled"][:SHOWN]:
+            yield f"  twice in the lake: seqs {low} to {high}" if low < high else f"  twice in the lake: seq {low}"
+        for one in row.figures["differences"]:
+            what = f"differs in {', '.join(one.fields)}" if one.fields else "is live, and the lake lacks it"
+            yield f"  seq {one.seq} {what}"
+        for one in row.figures["damaged"]:
+            yield f"  damaged file: {one['problem']}"
+        for gap in row.gaps[:SHOWN]:
+            yield f"  gap: seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
+    for path in report.figures.get("strays", ()):
+        yield f"stray file: {path}"
+    for text in report.warnings:
+        yield f"warning: {text}"
+    yield _last_line(report)
+
+
+def _last_line(report: Report) -> str:
+    figures = report.figures
+    looked = f"{figures['seqs']} seqs of {len(report.names)} topics, {figures['files']} files"
+    if report.dry_run:
+        return f"audit: a dry run, NOTHING WAS CHECKED: would look for {looked}"
+    findings = [f"{figures[name]} {text}" for name, text in FINDINGS.items() if figures[name] or name == "unexplained"]
+    seconds = (report.ended_ms - report.started_ms) / 1000
+    return f"audit: {looked}, {figures['compared']} records compared, {seconds:.1f} s: {', '.join(findings)}"
+
+
+def _size(pair: Range) -> int:
+    return pair[1] - pair[0] + 1

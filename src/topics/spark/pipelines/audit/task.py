@@ -1,0 +1,247 @@
+"""What one life of a topic is made of, seq by seq, and whether lake and server tell the same of it. Runs on executors.
+
+A seq that is not live is explained where a file of the lake holds it, where the gap ledger has it, where it was
+deleted, or where the server tells that it was lost and the lake has not come that far. What is left is unexplained: it
+was there once, and nobody says where it went. What the server was told to be archived, and this lake knows nothing of,
+is left too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct, field
+
+from topics.arrow import Cells, cells
+from topics.client import request
+from topics.errors import Code, TopicsError
+from topics.lake import Damaged, File, Lake
+from topics.spark.options import Connection
+from topics.spark.source.catalog import client_for
+from topics.storage.run import Run
+
+Marks: TypeAlias = npt.NDArray[np.uint8]
+Range = tuple[int, int]  # seqs, both ends inclusive
+
+COMPARED = ("ts", "node", "tag", "meta", "data")
+SHOWN = 20  # differing seqs that are named one by one
+
+# What a seq is, the first that holds.
+LIVE, ARCHIVED, GAP, DELETED, LOST, UNEXPLAINED = range(1, 7)
+NAMES = {LIVE: "live", ARCHIVED: "archived", GAP: "in_gaps", DELETED: "deleted", LOST: "lost"}
+
+
+class FileCheck(Struct, kw_only=True):
+    """One file to read back."""
+
+    lake: str
+    topic: str
+    epoch: int
+    file: File
+
+
+class FileFound(Struct, kw_only=True):
+    problem: str | None = None
+
+
+class Stretch(Struct, kw_only=True):
+    """Seqs `first` to `last` of one life, and what the manifest says of them."""
+
+    lake: str
+    connection: Connection | None  # None: a life that is over, which only the lake knows
+    topic: str
+    epoch: int
+    first: int
+    last: int
+    files: list[File] = []  # that are whole
+    damaged: list[Range] = []  # where the files are not
+    gaps: list[Range] = []
+    uncovered: list[Range] = []
+    trimmed_to: int = 0
+    told_to: int = 0  # the server was told that everything up to here is archived
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """A record that is not the same in both places; `fields` is empty where the lake does not have it at all."""
+
+    seq: int
+    fields: list[str]
+
+
+class Found(Struct, kw_only=True):
+    """What became of a stretch."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    both: int = 0  # records that are live and archived, and were compared
+    unexplained: list[Range] = field(default_factory=list)
+    lost: list[Range] = field(default_factory=list)
+    doubled: list[Range] = field(default_factory=list)  # that the lake has more than once
+    differing: int = 0
+    missing: int = 0
+    differences: list[Difference] = field(default_factory=list)  # the first few
+    problem: str | None = None  # why it could not be looked at: a file has gone since
+
+
+def check_file(check: FileCheck) -> FileFound:
+    """Reads a file back: its checksum, and whether its rows are those that the manifest names."""
+    lake, file = Lake(check.lake), check.file
+    try:
+        lake.verify(file)
+        seqs = [batch.column("seq").to_numpy() for batch in lake.open(file).iter_batches(columns=["seq"])]
+    except (Damaged, OSError, pa.ArrowException) as error:
+        return FileFound(problem=str(error))
+    seq = np.concatenate(seqs) if seqs else np.empty(0, np.int64)
+    if len(seq) != file.rows or (seq[0], seq[-1]) != (file.first, file.last) or np.any(np.diff(seq) <= 0):
+        return FileFound(problem=f"{file.path}: its rows are not those that the manifest names")
+    return FileFound()
+
+
+def look(stretch: Stretch) -> Found:
+    """Every seq of a stretch, and every record that both have."""
+    try:
+        live, lost = _live(stretch)
+        archived = _table(_archived(stretch))
+    except Damaged as error:
+        return Found(problem=str(error))
+    archived, doubled = _once(archived)
+    marks = _mark(stretch, live, lost, archived)
+    found = Found(
+        doubled=doubled,
+        counts={name: int(np.count_nonzero(marks == mark)) for mark, name in NAMES.items()},
+        unexplained=ranges(marks == UNEXPLAINED, stretch.first),
+        lost=ranges(marks == LOST, stretch.first),
+    )
+    _compare(stretch, live, archived, found)
+    return found
+
+
+def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.Table) -> Marks:
+    """What each seq is. Later lines win over earlier ones."""
+    marks = np.full(stretch.last - stretch.first + 1, DELETED, np.uint8)
+    _put(marks, stretch, [pair for low, high in lost for pair in _within(stretch.uncovered, low, high)], LOST)
+    if stretch.connection is None:
+        _put(marks, stretch, stretch.uncovered, UNEXPLAINED)
+    _put(marks, stretch, _within(stretch.uncovered, 1, max(stretch.trimmed_to, stretch.told_to)), UNEXPLAINED)
+    _put(marks, stretch, stretch.damaged, UNEXPLAINED)
+    _put(marks, stretch, stretch.gaps, GAP)
+    marks[archived.column("seq").to_numpy() - stretch.first] = ARCHIVED
+    marks[live.column("seq").to_numpy() - stretch.first] = LIVE
+    return marks
+
+
+def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
+    """The records that the server has, and what it tells as lost."""
+    lost: list[Range] = []
+    batches: list[pa.RecordBatch] = []
+    if stretch.connection is None:
+        return _table(batches), lost
+    fields = {"upto_seq": stretch.last, "epoch": stretch.epoch}
+    with client_for(stretch.connection, stretch.connection.servers[0]) as client:
+        try:
+            for piece in client.scan(stretch.topic, from_seq=stretch.first - 1, **fields):
+                if isinstance(piece, Run):
+                    batches.append(_columns(cells(piece)))
+                elif isinstance(piece, request.Tombstone):
+                    whole = piece.reason == "recreated"  # of this life the server has nothing any more
+                    lost.append((stretch.first, stretch.last) if whole else (piece.gap_from, piece.gap_to))
+                    if whole:
+                        break
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            lost.append((stretch.first, stretch.last))
+    return _table(batches), lost
+
+
+def _archived(stretch: Stretch) -> Iterator[pa.RecordBatch]:
+    lake = Lake(stretch.lake)
+    for file in stretch.files:
+        try:
+            opened = lake.open(file)
+            for batch in opened.iter_batches(columns=["seq", *COMPARED]):
+                seqs = batch.column("seq").to_numpy()
+                low, high = np.searchsorted(seqs, [stretch.first, stretch.last + 1]).tolist()
+                if low < high:
+                    yield batch.slice(low, high - low)
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged(f"{file.path}: {error}") from error
+
+
+def _once(archived: pa.Table) -> tuple[pa.Table, list[Range]]:
+    """Each seq once and in order, and those that came several times."""
+    seqs = archived.column("seq").to_numpy()
+    if not np.any(np.diff(seqs) <= 0):
+        return archived, []
+    each, at, count = np.unique(seqs, return_index=True, return_counts=True)
+    return archived.take(pa.array(at)), joined([(seq, seq) for seq in each[count > 1].tolist()])
+
+
+def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: Found) -> None:
+    ours, theirs = live.column("seq").to_numpy(), archived.column("seq").to_numpy()
+    common, at_live, at_archived = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
+    found.both = len(common)
+    one, other = live.take(pa.array(at_live)), archived.take(pa.array(at_archived))
+    fields_of: dict[int, list[str]] = {}
+    differing = np.zeros(len(common), np.bool_)
+    for name in COMPARED:
+        unlike = _unlike(one.column(name), other.column(name))
+        differing |= unlike
+        for at in np.flatnonzero(unlike)[:SHOWN].tolist():
+            fields_of.setdefault(int(common[at]), []).append(name)
+    found.differing = int(np.count_nonzero(differing))
+    missing = np.setdiff1d(ours, theirs, assume_unique=True)
+    for ranges_ in (stretch.uncovered, stretch.damaged):  # the lake does not say that it has these
+        for low, high in ranges_:
+            missing = missing[(missing < low) | (missing > high)]
+    found.missing = len(missing)
+    rows = [Difference(seq=seq, fields=names) for seq, names in sorted(fields_of.items())]
+    rows += [Difference(seq=seq, fields=[]) for seq in missing[:SHOWN].tolist()]
+    found.differences = rows[:SHOWN]
+
+
+def _unlike(one: pa.ChunkedArray, other: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    unlike = pc.or_(pc.fill_null(pc.not_equal(one, other), False), pc.not_equal(pc.is_null(one), pc.is_null(other)))
+    found: npt.NDArray[np.bool_] = unlike.to_numpy()
+    return found
+
+
+def _columns(found: Cells) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(found), names=list(Cells._fields)).select(["seq", *COMPARED])
+
+
+def _table(batches: Any) -> pa.Table:
+    from topics.lake import SCHEMA
+
+    schema = pa.schema([SCHEMA.field(name) for name in ("seq", *COMPARED)])
+    return pa.Table.from_batches(list(batches), schema)
+
+
+def _put(marks: Marks, stretch: Stretch, given: Sequence[Range], mark: int) -> None:
+    for low, high in _within(given, stretch.first, stretch.last):
+        marks[low - stretch.first : high - stretch.first + 1] = mark
+
+
+def _within(given: Sequence[Range], first: int, last: int) -> list[Range]:
+    clipped = [(max(low, first), min(high, last)) for low, high in given]
+    return [(low, high) for low, high in clipped if low <= high]
+
+
+def ranges(hit: npt.NDArray[np.bool_], first: int) -> list[Range]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], hit.view(np.int8), [0]))))
+    return [(first + int(low), first + int(high) - 1) for low, high in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def joined(given: Sequence[Range]) -> list[Range]:
+    """Ranges that were cut between tasks, as one again."""
+    found: list[Range] = []
+    for low, high in sorted(given):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found

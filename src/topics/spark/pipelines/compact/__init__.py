@@ -1,0 +1,5 @@
+"""The pipeline `compact`: keeps the latest record of every key, in a Parquet file or a topic."""
+
+from topics.spark.pipelines.compact.driver import compact
+
+__all__ = ["compact"]

@@ -1,0 +1,294 @@
+"""Compact: the latest record of every tag, or of every value of an expression, as a Parquet file or a topic.
+
+Only what is new since the last time is read. As a file, what it holds and how far it goes are one thing: the position
+is in the file's own metadata, and the file is replaced at once by the next one. As a topic, the latest record of a key
+is appended and its older ones are deleted; the position is among those of the server (`positions`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Unpack
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import structs
+
+from topics.client import Client
+from topics.errors import Code, TopicsError
+from topics.spark.pipelines.compact.task import GAPS_KEPT, META, Count, Outcome, Place, Range, WriteFile, WriteTopic
+from topics.spark.pipelines.rounds import rounds
+from topics.spark.pipelines.rounds.rounds import STEP_SEQS, InTopic, Rounds, one_task
+from topics.spark.pipelines.rounds.source_frames import Source
+from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.failures import BadUsage
+from topics.spark.pipelines.run.job import Job, JobOptions, check_may_delete
+from topics.spark.pipelines.run.lenient_sql import lenient
+from topics.spark.pipelines.run.report import Gap, Report
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ALL_SEQS = 1 << 62
+EVERY_S = 10.0
+
+ROW = ("epoch", "seq", "ts", "node", "tag", "meta", "data", "gap_to", "reason")
+
+
+def compact(
+    *,
+    url: str,
+    topic: str,
+    into: str | None = None,
+    parquet: str | None = None,
+    by: str = "tag",
+    null_removes: bool = False,
+    full: bool = False,
+    follow: bool = False,
+    every_s: float = EVERY_S,
+    lake: str | None = None,
+    step_seqs: int = STEP_SEQS,
+    positions_topic: str = positions.TOPIC,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """The latest record for each value of `by`, a SQL expression over the record's columns and `value`.
+
+    `null_removes`: a record whose data is null removes its key. `full`: begin anew with the first seq, which also
+    honours deletes in the topic.
+    """
+    if (into is None) == (parquet is None):
+        raise BadUsage("say where to: a topic (into) or a Parquet file (parquet)")
+    if into == topic:
+        raise BadUsage(f"{topic} cannot be compacted into itself: readers of the log would lose what it drops")
+    with Job("compact", servers=[url], **options) as job, job.client(url) as client:
+        source = Source(job, client, topic, lake=lake)
+        if not source.appears(follow=follow):
+            return job.report
+        output: Output
+        if parquet is not None:
+            output = FileOutput(job, path_for(parquet, topic), null_removes=null_removes)
+        else:
+            assert into is not None
+            output = TopicOutput(job, client, into, positions_topic=positions_topic, null_removes=null_removes)
+        if not job.dry_run:
+            output.check_rights()
+        # What a dry run counts is not there to go on with: it takes everything in at once.
+        step_seqs = ALL_SEQS if job.dry_run else step_seqs
+        Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
+    return job.report
+
+
+class Compaction(Rounds[Place]):
+    """One topic on its way to its latest records."""
+
+    _output: Output
+
+    def __init__(self, job: Job, source: Source, output: Output, *, by: str, step_seqs: int, full: bool) -> None:
+        self._by = by
+        self._anew = False  # whether what the output holds is of an earlier beginning
+        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
+
+    def check_fits(self, known: Place) -> None:
+        topic = self._source.topic
+        if (known.topic, known.by) != (topic, self._by):
+            raise BadUsage(
+                f"{self._output.name} holds the latest of {known.topic} by {known.by}, not of {topic} by {self._by}",
+                next="use another output, or begin anew with --full",
+            )
+
+    def beginning(self, epoch: int, life: int) -> Place:
+        self._anew = True
+        return Place(topic=self._source.topic, by=self._by, epoch=epoch, life=life)
+
+    def made_again(self, at: Place, epoch: int) -> Place:
+        self._job.warn(f"topic {at.topic} was made again; what its earlier life left unread is lost")
+        return structs.replace(at, epoch=epoch, done=0, plan=0, life=at.life + 1)
+
+    def upto(self, at: Place, head: int) -> int:
+        """A plan that was left unfinished goes first: it was written down as it is."""
+        return at.plan if at.plan > at.done else super().upto(at, head)
+
+    def take(self, at: Place, stop: int) -> Place:
+        part = Range(epoch=at.epoch, start=at.done + 1, stop=stop)
+        planned = structs.replace(at, plan=stop - 1)
+        latest = latest_of(self._source.load(part.start, part.stop), by=self._by, epoch=part.epoch)
+        if self._job.dry_run:
+            self._note(self._output.count(latest, anew=self._anew), part)
+            return structs.replace(planned, done=planned.plan)
+        planned = self._output.plan(planned, anew=self._anew)
+        outcome = self._output.write(latest, planned, part, anew=self._anew)
+        self._source.check_same(part.epoch)
+        gaps = self._note(outcome, part)
+        done = structs.replace(planned, done=planned.plan, stale_to=0, gaps=[*at.gaps, *gaps][-GAPS_KEPT:])
+        self._anew = False
+        return self._output.commit(done)
+
+    def _note(self, outcome: Outcome, part: Range) -> list[Gap]:
+        gaps = [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
+        self._row.gaps += gaps
+        self._row.records += outcome.records
+        self._row.repeated += outcome.repeated
+        self.add(looked_at=outcome.looked_at, without_key=outcome.without_key, removed=outcome.removed)
+        if outcome.keys:
+            self._row.figures["keys"] = outcome.keys
+        return gaps
+
+
+def latest_of(rows: DataFrame, *, by: str, epoch: int) -> DataFrame:
+    """One row a key, and one a loss (`key` NULL, `gap_to` set); `n` counts the records behind it."""
+    keyed = rows.selectExpr(
+        f"IF(kind = 'gap', NULL, CAST(({lenient(by)}) AS STRING)) AS key", "IF(kind = 'gap', seq, NULL) AS lost",
+        f"CAST({epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
+    )  # fmt: skip
+    return _latest(keyed)
+
+
+def _latest(keyed: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    last = F.max(F.struct(*ROW)).alias("last")
+    return keyed.groupBy("key", "lost").agg(last, F.sum("n").alias("n")).select("key", "n", "last.*")
+
+
+# --- outputs
+
+
+class Output(rounds.Output[Place]):
+    """Where the latest records go."""
+
+    _null_removes: bool
+
+    def check_rights(self) -> None:
+        """Raises where the key may not do what `write` needs, before anything is written."""
+
+    def rows(self, latest: DataFrame, *, anew: bool) -> DataFrame:
+        """What is to be written because of the latest records of a part."""
+        return latest
+
+    def count(self, latest: DataFrame, *, anew: bool) -> Outcome:
+        """What `write` would do."""
+        return one_task(self.rows(latest, anew=anew), Count(self._null_removes), Outcome)
+
+    def plan(self, at: Place, *, anew: bool) -> Place:
+        """Notes what is about to be done, where that is needed."""
+        return at
+
+    def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
+        raise NotImplementedError
+
+    def commit(self, at: Place) -> Place:
+        """Makes it last; where it has come to."""
+        raise NotImplementedError
+
+
+class FileOutput(Output):
+    """One Parquet file, sorted by key, replaced as a whole."""
+
+    def __init__(self, job: Job, path: str, *, null_removes: bool) -> None:
+        self.name = path
+        self._job = job
+        self._null_removes = null_removes
+        self._staged = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{job.report.run_id}.tmp")
+
+    def load(self) -> Place | None:
+        try:
+            found = pq.read_metadata(self.name).metadata or {}
+        except FileNotFoundError:
+            return None
+        except (NotADirectoryError, IsADirectoryError) as error:
+            raise BadUsage(
+                f"{self.name} cannot be a file: {error.strerror}", next="give --parquet a file or a directory"
+            ) from None
+        except pa.ArrowInvalid as error:
+            raise BadUsage(f"{self.name} is no Parquet file: {error}") from None
+        if META not in found:
+            raise BadUsage(f"{self.name} was not made by this pipeline, and is not replaced")
+        return msgspec.json.decode(found[META], type=Place)
+
+    def makes(self) -> str | None:
+        return None if os.path.exists(self.name) else self.name
+
+    def rows(self, latest: DataFrame, *, anew: bool) -> DataFrame:
+        return latest if anew else with_known(latest, self._job.spark.read.parquet(self.name))
+
+    def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
+        os.makedirs(os.path.dirname(self.name), exist_ok=True)
+        self._tidy()
+        task = WriteFile(self._staged, structs.replace(at, done=at.plan), self._null_removes)
+        return one_task(self.rows(latest, anew=anew), task, Outcome, order=("key", "seq"))
+
+    def commit(self, at: Place) -> Place:
+        os.replace(self._staged, self.name)
+        _sync(os.path.dirname(self.name))
+        return at
+
+    def _tidy(self) -> None:
+        """What killed runs left; nobody but this pipeline writes such names."""
+        folder, stem = os.path.split(self.name)
+        for entry in os.scandir(folder):
+            if entry.name.startswith(f".{stem}.") and entry.name.endswith(".tmp"):
+                os.unlink(entry.path)
+
+
+def with_known(latest: DataFrame, known: DataFrame) -> DataFrame:
+    """The latest of a new range, and what was known before it; `n` counts records of the new range only."""
+    none = ("CAST(NULL AS BIGINT) AS gap_to", "CAST(NULL AS STRING) AS reason")
+    before = known.selectExpr("key", "CAST(0 AS BIGINT) AS n", *ROW[:7], *none, "CAST(NULL AS BIGINT) AS lost")
+    return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
+
+
+class TopicOutput(InTopic[Place], Output):
+    """A topic that holds one record a key, with the key as its tag."""
+
+    def __init__(self, job: Job, client: Client, into: str, *, positions_topic: str, null_removes: bool) -> None:
+        super().__init__(job, client, into, Place, prefix=f"compact:{into}:", positions=positions_topic)
+        self._null_removes = null_removes
+
+    def check_rights(self) -> None:
+        """A key that may append and not delete would leave two records of a key, and more with each repetition."""
+        try:
+            check_may_delete(self._client, self.name)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:  # that it is not there is told only to who may
+                raise
+
+    def plan(self, at: Place, *, anew: bool) -> Place:
+        epoch, head = self.target()
+        at = structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=head if anew else at.stale_to)
+        self.save(at)
+        return at
+
+    def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
+        task = WriteTopic(
+            connection=self._connection, topic=self.name, place=at, part=part, fresh=at.target_seq == 0,
+            null_removes=self._null_removes,
+        )  # fmt: skip
+        outcome = one_task(latest, task, Outcome, order=("seq",))
+        if at.stale_to:
+            self._client.delete(self.name, before_seq=at.stale_to + 1)
+        return outcome
+
+    def commit(self, at: Place) -> Place:
+        """The first records make the topic, so its epoch is known only now."""
+        at = structs.replace(at, target_epoch=at.target_epoch or self.target()[0])
+        self.save(at)
+        return at
+
+
+# --- small things
+
+
+def path_for(parquet: str, topic: str) -> str:
+    """A file as it is named, or one named after the topic in a directory."""
+    path = os.path.abspath(parquet)
+    return path if path.endswith(".parquet") else os.path.join(path, f"{quote(topic, safe='')}.parquet")
+
+
+def _sync(folder: str) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

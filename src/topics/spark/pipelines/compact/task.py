@@ -1,0 +1,218 @@
+"""The latest records of a part, written to a file or a topic: the part of `compact` that an executor does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec import Raw, Struct, field, structs
+
+from topics.client import Client
+from topics.errors import TopicsError
+from topics.model import surrogates
+from topics.spark.options import BadOption, Connection
+from topics.spark.pipelines.rounds import append_rows, rounds
+from topics.spark.pipelines.rounds.rounds import answered
+from topics.spark.pipelines.run.delivery import REFUSED
+from topics.spark.pipelines.run.report import Gap
+from topics.spark.sink.chunks import pieces
+from topics.spark.source.catalog import client_for
+
+META = b"topics.compact"  # of the file
+KEY = "_topics_compact"  # of a record's meta
+GAPS_KEPT = 1000
+LOSS = '{"kind":"gap"}'  # meta of a record that tells of one that could not be written
+
+COLUMNS = pa.schema(
+    [
+        pa.field("key", pa.string()),
+        pa.field("epoch", pa.int64()),
+        pa.field("seq", pa.int64()),
+        pa.field("ts", pa.timestamp("us", tz="UTC")),
+        pa.field("node", pa.string()),
+        pa.field("tag", pa.string()),
+        pa.field("meta", pa.string()),
+        pa.field("data", pa.string()),
+    ]
+)
+_encode = msgspec.json.Encoder().encode
+
+
+class Place(rounds.Place, frozen=True, kw_only=True):
+    """How far it has come, and what the key was: keys of two expressions do not go together."""
+
+    topic: str
+    by: str
+    plan: int = 0
+    target_seq: int = 0
+    life: int = field(default=0, name="generation")
+    stale_to: int = 0  # records of the output up to this seq are of an earlier beginning
+    gaps: list[Gap] = field(default_factory=list)
+
+
+class Range(Struct, frozen=True, kw_only=True):
+    """Seqs [start, stop) of one life."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class Outcome(Struct, kw_only=True):
+    """What the writing task saw."""
+
+    looked_at: int = 0
+    keys: int = 0
+    without_key: int = 0
+    removed: int = 0
+    records: int = 0
+    repeated: int = 0
+    gaps: list[Gap] = field(default_factory=list)
+
+
+def _sort_out(batch: pa.RecordBatch, outcome: Outcome) -> Iterator[dict[str, Any]]:
+    """The rows that stand for a key; the others are counted."""
+    for row in batch.to_pylist():
+        if row["gap_to"] is not None:
+            outcome.gaps.append(Gap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
+            continue
+        outcome.looked_at += row["n"]
+        if row["key"] is None:
+            outcome.without_key += row["n"]
+        else:
+            yield row
+
+
+class Count:
+    """What would be written, looked at and counted."""
+
+    def __init__(self, null_removes: bool) -> None:
+        self._null_removes = null_removes
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = Outcome()
+        for batch in batches:
+            self.kept(batch, outcome)
+        yield answered(outcome)
+
+    def kept(self, batch: pa.RecordBatch, outcome: Outcome) -> list[dict[str, Any]]:
+        rows = list(_sort_out(batch, outcome))
+        kept = [row for row in rows if not (self._null_removes and is_null(row["data"]))]
+        outcome.removed += len(rows) - len(kept)
+        outcome.keys += len(kept)
+        outcome.records += sum(row["n"] > 0 for row in kept)
+        return kept
+
+
+class WriteFile(Count):
+    """Rows, sorted by key, into a file under a temporary name. Losses come first, since they have no key."""
+
+    def __init__(self, path: str, place: Place, null_removes: bool) -> None:
+        super().__init__(null_removes)
+        self._path = path
+        self._place = _encode(place)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = Outcome()
+        place = msgspec.json.decode(self._place, type=Place)
+        with pq.ParquetWriter(self._path, COLUMNS, compression="zstd") as writer:
+            for batch in batches:
+                if kept := self.kept(batch, outcome):
+                    writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=COLUMNS))
+            gaps = [structs.replace(gap, epoch=place.epoch) for gap in outcome.gaps]
+            place = structs.replace(place, gaps=[*place.gaps, *gaps][-GAPS_KEPT:])
+            writer.add_key_value_metadata({META.decode(): _encode(place).decode()})
+        with open(self._path, "rb") as file:
+            os.fsync(file.fileno())
+        yield answered(outcome)
+
+
+class WriteTopic:
+    """Rows, in the order of their seqs, to a topic; then the older records of the same keys are deleted there."""
+
+    def __init__(
+        self, *, connection: Connection, topic: str, place: Place, part: Range, fresh: bool, null_removes: bool
+    ) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._source = place.topic
+        self._run = f"compact/{place.life}/{part.epoch}/{part.start}-{part.stop}"
+        self._fresh = fresh
+        self._null_removes = null_removes
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = Outcome()
+        with client_for(self._connection, self._connection.servers[0]) as client:
+            for batch in batches:
+                rows = []
+                for row in _sort_out(batch, outcome):
+                    if self._null_removes and is_null(row["data"]):
+                        outcome.removed += 0 if self._fresh else client.delete(self._topic, match=row["key"]).deleted
+                    else:
+                        rows.append(row)
+                records = [self._record(row) for row in rows]
+                for piece in pieces(records, most=append_rows.MAX_RECORDS):
+                    self._put(client, rows[piece], records[piece], outcome)
+                outcome.keys += len(rows)
+        yield answered(outcome)
+
+    def _put(self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: Outcome) -> None:
+        """A repetition whose key the server has forgotten writes again, and then deletes the first copy: still one."""
+        one = append_rows.chunk(self._topic, self._run, rows[0]["seq"], records)
+        seqs: list[int] = []
+        try:
+            answers = list(append_rows.put(client, one))
+        except TopicsError as error:
+            if error.code not in REFUSED:
+                raise
+            self._put_refused(client, rows, records, outcome, error)
+            return
+        for answer in answers:
+            seqs += range(answer.first_seq, answer.last_seq + 1)
+            outcome.records += answer.count
+            outcome.repeated += answer.count if answer.deduped else 0
+        if not self._fresh:
+            for row, seq in zip(rows, seqs, strict=True):
+                client.delete(self._topic, match=row["key"], before_seq=seq)
+
+    def _put_refused(
+        self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: Outcome, error: TopicsError
+    ) -> None:
+        """A record that is too large with what was added to it must not hold up the others: one tells of it instead."""
+        self._fresh = False  # a part of the request may have been written before
+        if len(rows) > 1:
+            middle = len(rows) // 2
+            self._put(client, rows[:middle], records[:middle], outcome)
+            self._put(client, rows[middle:], records[middle:], outcome)
+            return
+        [row] = rows
+        if _is_loss(row):  # all that is left of the record is its key
+            text = f"--by: the key of seq {row['seq']} cannot be a tag: {error.message}; --parquet takes any key"
+            raise BadOption(text) from None
+        reason = f"refused: {error.message}"
+        lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
+        told = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
+        self._put(client, [told], [self._record(told)], outcome)
+        outcome.gaps.append(Gap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
+
+    def _record(self, row: dict[str, Any]) -> bytes:
+        """The record as it was, with its key as its tag, and where it was in its meta."""
+        known = {"topic": self._source, "epoch": row["epoch"], "seq": row["seq"], "tag": row["tag"]}
+        meta = {} if row["meta"] is None else surrogates.members(row["meta"])
+        told = Raw(surrogates.object_of({**meta, KEY: known}))
+        record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": told}
+        if row["node"] is not None:
+            record["node"] = row["node"]
+        return _encode(record)
+
+
+def _is_loss(row: dict[str, Any]) -> bool:
+    return bool(row["meta"] == LOSS)
+
+
+def is_null(data: str) -> bool:
+    return data.strip() == "null"

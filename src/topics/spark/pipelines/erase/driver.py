@@ -1,0 +1,480 @@
+"""Erase: records with a tag, and every copy of them that routers made, out of topics and out of a lake.
+
+What was there when the run began goes; what is written meanwhile stays. First all is found, then copies are deleted
+before their originals and topics before the lake: a run that is killed leaves what the next one needs to find the rest.
+Where that is not so (copies without tags in the lake, whose originals are only in a topic) their seqs are noted before
+the first delete, in the lake or, without one, on the server (`erasing`). The lake's files are rewritten in one commit.
+
+Driver only: what is read in bulk comes as Arrow, from the server's scan and from Parquet, and most of it is passed
+over by its tag or its payload.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Unpack
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Struct, field
+
+from topics.arrow import cells
+from topics.client import Client
+from topics.client.request import Router, State
+from topics.errors import Code, TopicsError
+from topics.lake import Lake, Snapshot
+from topics.model.records import TagMatch
+from topics.spark.pipelines.erase import router_copies
+from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, Notes, TopicNotes
+from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Row, Rows, going, named, tagged
+from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.failures import LakeFailed
+from topics.spark.pipelines.run.job import BadUsage, Failed, Job, JobOptions, check_may_delete
+from topics.spark.pipelines.run.report import Report
+from topics.spark.pipelines.run.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
+from topics.storage.run import Run
+
+SEQS_A_REQUEST = 1000
+ROUTER_PATIENCE_S = 30.0
+NOTES = "_erase"  # in the lake: what a run has found and not finished
+
+
+class Found(Struct):
+    """What goes from one topic, beside what its tag tells."""
+
+    ids: set[Id] = field(default_factory=set)  # copies without a tag
+    unsure: set[Id] = field(default_factory=set)  # that may be ones
+
+    @property
+    def ambiguous(self) -> int:
+        return len(self.unsure - self.ids)
+
+
+class Scope(Struct):
+    """Where this run looks."""
+
+    states: dict[str, State]  # topics of the server, as they were when it began
+    archived: list[str]  # topics of the lake
+    routers: list[Router]
+    dead_letters: dict[str, str]  # of queues
+
+    def depth(self, topic: str) -> int:
+        """How many topics a record has passed to get here, at most. A cycle ends where it comes back."""
+        source_of = {dead: queue for queue, dead in self.dead_letters.items()}
+        source_of |= {router.dest: router.source for router in self.routers}
+        seen = [topic]
+        while (source := source_of.get(seen[-1])) is not None and source not in seen:
+            seen.append(source)
+        return len(seen) - 1
+
+    def erasing(self) -> list[str]:
+        """Copies before originals; but a queue before its dead letters, since jobs move on meanwhile."""
+        last = set(self.dead_letters.values())
+        names = sorted({*self.states, *last}, key=lambda name: (-self.depth(name), name))
+        return [name for name in names if name not in last] + sorted(last, key=lambda name: (self.depth(name), name))
+
+    def landing(self, router: Router) -> list[str]:
+        """Where copies of a router may be by now: its destination, and where jobs go that die there."""
+        found = [router.dest]
+        while (dead := self.dead_letters.get(found[-1])) is not None and dead not in found:
+            found.append(dead)
+        return found
+
+
+def erase(
+    *,
+    url: str,
+    match: str,
+    lake: str | None = None,
+    topics: Sequence[str] = (),
+    prefix: str | None = None,
+    positions_topic: str = positions.TOPIC,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """`match` is a tag, or a prefix of tags and `*`. Without `topics` and `prefix` all topics are looked through."""
+    wanted = parse(match)
+    with Job("erase", servers=[url], **options) as job, job.client(url) as client:
+        job.report.figures |= {"match": match, "topics": 0, "copies": 0, "lake": 0, "lake_files": 0}
+        erasure = _Erasure(
+            job, client, url, wanted, None if lake is None else existing_lake(lake), positions_topic=positions_topic
+        )
+        erasure.run(topics, prefix)
+    return job.report
+
+
+def parse(match: str) -> TagMatch:
+    """As in a delete, in one word: `user-42` is a tag, `user-42:*` all that begin so."""
+    text = match.removesuffix("*")
+    if "*" in text:
+        raise BadUsage(f"{match!r}: a * may only stand at the end, for all tags that begin like what is before it")
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise BadUsage(f"{match!r} is no text in UTF-8, and so no tag either")
+    if not text:
+        raise BadUsage(f"{match!r} would erase every record that has a tag")
+    return TagMatch("Glob" if match.endswith("*") else "Eq", text)
+
+
+class _Erasure:
+    """One run."""
+
+    def __init__(
+        self, job: Job, client: Client, url: str, match: TagMatch, lake: Lake | None, *, positions_topic: str
+    ) -> None:
+        self.job = job
+        self.client = client
+        self.url = url
+        self.match = match
+        self.lake = lake
+        self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
+        self.found: dict[str, Found] = defaultdict(Found)
+        self.settled: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
+        what = f"{match.op} {match.text}"
+        self.notes: Notes = (
+            TopicNotes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
+            if lake is None
+            else FileNotes(os.path.join(lake.path, NOTES), what)
+        )
+        self.note = Note()
+        self.earlier = 0  # records that runs before this one erased, which were killed
+
+    def run(self, topics: Sequence[str], prefix: str | None) -> None:
+        scope = self._scope(topics, prefix)
+        if not self.job.dry_run:
+            self._check_rights(scope)
+        self._wait_for_routers(scope)
+        self._load_note()
+        for topic in sorted({*scope.states, *scope.archived}, key=lambda name: (scope.depth(name), name)):
+            self._trace(scope, topic)
+        self._save_note()
+        dead_letters = set(scope.dead_letters.values())
+        for topic in scope.erasing():
+            if topic in dead_letters and not self.job.dry_run and (now := self._state(topic)) is not None:
+                scope.states[topic] = now  # with the jobs that died while their queue was erased
+            if topic in scope.states:
+                self._erase_topic(scope.states[topic])
+                if self.lake is None and not self.job.dry_run and self.note.tally(topic).records:
+                    self._fill_in()
+                    self.job.tell()  # a receipt of what is gone, should nobody end this run
+        if self.lake is not None:
+            self._erase_lake(self.lake, scope)
+        if not self.job.dry_run:
+            self.notes.drop()
+        self._sum_up()
+
+    # --- where
+
+    def _scope(self, topics: Sequence[str], prefix: str | None) -> Scope:
+        self.job.step("looking for topics and routers")
+        routers = [self.client.router(one.router) for one in self.client.routers()]
+        archived = [] if self.snapshot is None else self.snapshot.topics()
+        names = set(topics)
+        if prefix is not None or not topics:
+            live = [one.topic for one in self.client.topics(prefix or "")]
+            begins = prefix or ""
+            found = {name for name in (*live, *archived) if name.startswith(begins) and _ours(name, begins)}
+            if prefix and not found:
+                raise no_topic([self.client], begins_with(prefix), like=prefix, lake=self.lake)
+            names |= found
+        states: dict[str, State] = {}
+        dead_letters: dict[str, str] = {}
+        looked_at: set[str] = set()
+        while more := sorted(names - looked_at):
+            for name in more:
+                state = self._state(name)
+                if state is not None:
+                    states[name] = state
+                    if state.config.dead_letter is not None:
+                        dead_letters[name] = state.config.dead_letter
+                elif name in topics and name not in archived:
+                    raise unknown_topic(self.client, name, lake=self.lake)
+            looked_at.update(more)
+            names |= {router.dest for router in routers if router.source in names} | set(dead_letters.values())
+        used = [router for router in routers if router.source in names]
+        return Scope(states, sorted(names & set(archived)), used, dead_letters)
+
+    def _check_rights(self, scope: Scope) -> None:
+        """Half an erasure is worse than none: whatever can be refused is asked for before the first record goes."""
+        for topic in scope.states:
+            check_may_delete(self.client, topic)
+        if self.lake is not None and not os.access(self.lake.path, os.W_OK | os.X_OK):
+            raise LakeFailed(
+                f"{self.lake.path} cannot be written to by this user",
+                next="run it as a user who may, and see how it is mounted",
+            )
+
+    def _state(self, topic: str) -> State | None:
+        try:
+            return self.client.topic(topic)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            return None
+
+    def _wait_for_routers(self, scope: Scope) -> None:
+        """Until every copy that will be made of what is there now has been made."""
+        deadline = time.monotonic() + ROUTER_PATIENCE_S
+        for router in sorted(scope.routers, key=lambda router: scope.depth(router.source)):
+            head, now = scope.states[router.source].head_seq, router
+            while now.cursor < head:
+                if self.job.dry_run:
+                    self.job.warn(
+                        f"router {router.router} has not forwarded everything yet: its copies may become more"
+                    )
+                    break
+                if now.last_error is not None or time.monotonic() > deadline:
+                    raise Failed(
+                        f"router {router.router} has not forwarded everything: "
+                        f"{now.last_error or f'it is {head - now.cursor} records behind'}",
+                        next=f"see to {router.dest}, or remove the router, and run the same command again",
+                    )
+                self.job.stopping.wait(0.05)
+                now = self.client.router(router.router)
+            if router.dest in scope.states:
+                scope.states[router.dest] = self.client.topic(router.dest)
+
+    # --- what
+
+    def _trace(self, scope: Scope, topic: str) -> None:
+        """Finds the copies that routers out of this topic made of what goes from it and left without a tag."""
+        for router in scope.routers:
+            if router.source != topic:
+                continue
+            origins = self._origins(scope, topic, router)
+            if origins is None:
+                continue
+            self._warn_of_untraceable(scope, router)
+            for dest in scope.landing(router):
+                self.job.step(f"looking for copies in {dest}")
+                known = self.found[dest]
+                so_far = router_copies.Found(ids=known.ids, settled=self.settled[router.router])
+                more = router_copies.copies(self._rows(scope, dest), origins, router, known=so_far)
+                known.ids |= more.ids
+                known.unsure |= more.unsure
+                self.settled[router.router] |= more.settled
+
+    def _origins(self, scope: Scope, topic: str, router: Router) -> Origins | None:
+        rows: dict[Id, Row] = {}
+        if not router.preserve_tag:
+            rows |= {row.id: row for row in going(self._rows(scope, topic, by_tag=True), self.match)}
+        if self.found[topic].ids and router.filter is None:
+            rows |= {row.id: row for row in named(self._rows(scope, topic), self.found[topic].ids)}
+        forwarded = [row for row in rows.values() if router.filter is None or _passes(router.filter, row.tag)]
+        if not forwarded:
+            return None
+        origins = Origins(topic, forwarded)
+        origins.note_others(self._rows(scope, topic))
+        return origins
+
+    def _rows(self, scope: Scope, topic: str, *, by_tag: bool = False) -> Rows:
+        """Every record that the topic or the lake has; some come twice. `by_tag`: at least those that match."""
+        if self.lake is not None and self.snapshot is not None:
+            for life in self.snapshot.lives(topic):
+                for batch in self.lake.read(topic, life.epoch, columns=NEEDED, snapshot=self.snapshot):
+                    yield life.epoch, batch
+        state = scope.states.get(topic)
+        if state is None:
+            return
+        match = wire(self.match) if by_tag else None
+        for piece in self.client.scan(topic, upto_seq=state.head_seq, epoch=state.epoch, filter=match):
+            if isinstance(piece, Run):
+                yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
+
+    def _warn_of_untraceable(self, scope: Scope, router: Router) -> None:
+        state = scope.states.get(router.source)
+        if state is None or state.earliest_seq <= 1:
+            return
+        life = None if self.snapshot is None else self.snapshot.life(state.topic, state.epoch)
+        gone = [(1, state.earliest_seq - 1)] if life is None else life.uncovered(1, state.earliest_seq - 1)
+        if gone:
+            lost = sum(last - first + 1 for first, last in gone)
+            self.job.warn(
+                f"{lost} records that {router.source} no longer has are in no lake: if {router.dest} holds copies of "
+                f"some, without tags, they cannot be told from others"
+            )
+            self.job.report.figures["untraceable"] = self.job.report.figures.get("untraceable", 0) + lost
+
+    # --- going
+
+    def _erase_topic(self, state: State) -> None:
+        """Copies one by one, then everything with the tag; of this life, and of what was there when the run began."""
+        name, dry = state.topic, self.job.dry_run
+        self.job.step(f"{'counting in' if dry else 'erasing from'} {name}")
+        about = Going(epoch=state.epoch, head_seq=state.head_seq)
+        tally = self.note.tally(name)
+        about.tagged, about.copies = self._count(name, about) if dry else self._delete(name, about, dry_run=True)
+        tagged_here, copied_here = about.tagged, about.copies
+        if not dry and (about.tagged or about.copies):
+            self.note.going[name] = about
+            self._save_note()
+            tagged_here, copied_here = self._delete(name, about)
+            del self.note.going[name]
+        tally.tagged += tagged_here
+        tally.copies += copied_here
+        row = self.job.report.topic(name, server=self.url)
+        row.epoch, row.to_seq = state.epoch, state.head_seq
+        if self.found[name].ambiguous:
+            row.figures["ambiguous"] = self.found[name].ambiguous
+
+    def _count(self, topic: str, about: Going) -> tuple[int, int]:
+        """What `_delete` would take, found by reading: a dry run needs no key that may delete."""
+        if not about.head_seq:
+            return 0, 0
+        tagged_ones = self.client.scan(topic, upto_seq=about.head_seq, epoch=about.epoch, filter=wire(self.match))
+        by_tag = sum(piece.present for piece in tagged_ones if isinstance(piece, Run))
+        seqs = self._copies_in(topic, about)
+        if not seqs:
+            return by_tag, 0
+        wanted, by_seq = pa.array(seqs, pa.int64()), 0
+        for piece in self.client.scan(topic, from_seq=seqs[0] - 1, upto_seq=seqs[-1], epoch=about.epoch):
+            if isinstance(piece, Run):
+                by_seq += pc.sum(pc.is_in(cells(piece).seq, value_set=wanted)).as_py() or 0
+        return by_tag, by_seq
+
+    def _copies_in(self, topic: str, about: Going) -> list[int]:
+        return sorted(seq for epoch, seq in self.found[topic].ids if epoch == about.epoch and seq <= about.head_seq)
+
+    def _delete(self, topic: str, about: Going, *, dry_run: bool = False) -> tuple[int, int]:
+        """How many went by their tag, and how many one by one."""
+        by_seq = 0
+        seqs = self._copies_in(topic, about)
+        for at in range(0, len(seqs), SEQS_A_REQUEST):
+            part = seqs[at : at + SEQS_A_REQUEST]
+            by_seq += self.client.delete(topic, seqs=part, epoch=about.epoch, dry_run=dry_run).deleted
+        by_tag = self.client.delete(
+            topic, match=wire(self.match), before_seq=about.head_seq + 1, epoch=about.epoch, dry_run=dry_run
+        ).deleted
+        return by_tag, by_seq
+
+    def _erase_lake(self, lake: Lake, scope: Scope) -> None:
+        dry = self.job.dry_run
+        self.job.step("counting in the lake" if dry else "rewriting files of the lake")
+        names = sorted({*scope.states, *scope.archived})
+        note = {"pipeline": "erase", "run_id": self.job.report.run_id}
+        if not dry:
+            for topic in scope.archived:
+                state = scope.states.get(topic)
+                about = Going() if state is None else Going(epoch=state.epoch, head_seq=state.head_seq)
+                about.tagged = self._in_lake(lake, topic, about)
+                if about.tagged:
+                    self.note.going_from_lake[topic] = about
+            self._save_note()
+        done = lake.erase(
+            names, lambda topic, epoch, batch: self._kept(scope, topic, epoch, batch), columns=("tag", "seq"),
+            note=note, dry_run=dry, progress=lambda at, total: self.job.progress.show(at, total, unit="files"),
+        )  # fmt: skip
+        for topic in scope.archived:
+            mine = [one for one in done if one.topic == topic]
+            tally = self.note.tally(topic)
+            tally.lake += sum(one.removed for one in mine)
+            self.job.report.topic(topic, into=lake.path).figures = {"files": len(mine)}
+
+    def _in_lake(self, lake: Lake, topic: str, about: Going) -> int:
+        """How many records of a topic the lake has that are to go."""
+        count, snapshot = 0, lake.snapshot()
+        for life in snapshot.lives(topic):
+            for batch in lake.read(topic, life.epoch, columns=("tag", "seq"), snapshot=snapshot):
+                count += pc.sum(self._goes(topic, life.epoch, batch, about)).as_py() or 0
+        return count
+
+    def _kept(self, scope: Scope, topic: str, epoch: int, batch: pa.RecordBatch) -> pa.BooleanArray:
+        state = scope.states.get(topic)
+        about = Going() if state is None else Going(epoch=state.epoch, head_seq=state.head_seq)
+        return pc.invert(self._goes(topic, epoch, batch, about))
+
+    def _goes(self, topic: str, epoch: int, batch: pa.RecordBatch, about: Going) -> pa.BooleanArray:
+        copied = pa.array(sorted(seq for life, seq in self.found[topic].ids if life == epoch), pa.int64())
+        goes = pc.or_(tagged(batch, self.match), pc.is_in(batch.column("seq"), value_set=copied))
+        if about.epoch == epoch:
+            goes = pc.and_(goes, pc.less_equal(batch.column("seq"), about.head_seq))
+        return goes
+
+    # --- what a run that is killed leaves to the next
+
+    def _load_note(self) -> None:
+        if not self.job.dry_run:
+            self.notes.tidy()
+        noted = self.notes.load()
+        for topic, ids in noted.ids.items():
+            self.found[topic].ids.update(ids)
+        for router, originals in noted.settled.items():
+            self.settled[router].update(originals)
+        if self.job.dry_run:
+            return
+        self.note = Note(gone=noted.gone)
+        for topic, about in noted.going.items():
+            self._count_gone(topic, about)
+        for topic, about in noted.going_from_lake.items():
+            assert self.lake is not None
+            if not self._in_lake(self.lake, topic, about):  # all of it goes in one commit, or nothing
+                self.note.tally(topic).lake += about.tagged
+        self.earlier = sum(one.records for one in self.note.gone.values())
+
+    def _count_gone(self, topic: str, about: Going) -> None:
+        """What of a delete that was under way took place."""
+        try:
+            by_tag, by_seq = self._delete(topic, about, dry_run=True)
+        except TopicsError as error:
+            if error.code not in (Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH):
+                raise
+            return  # somebody else has removed the topic
+        tally = self.note.tally(topic)
+        tally.tagged += max(about.tagged - by_tag, 0)
+        tally.copies += max(about.copies - by_seq, 0)
+
+    def _save_note(self) -> None:
+        """Seqs and counts only: nothing of what is to be erased."""
+        if self.job.dry_run:
+            return
+        self.note.ids = {topic: sorted(found.ids) for topic, found in self.found.items() if found.ids}
+        self.note.settled = {router: sorted(ids) for router, ids in self.settled.items() if ids}
+        if self.note.ids or self.note.gone or self.note.going or self.note.going_from_lake:
+            self.notes.save(self.note)
+
+    def _fill_in(self) -> None:
+        """The tallies, into the report."""
+        report = self.job.report
+        for topic, tally in self.note.gone.items():
+            if tally.lake and self.lake is not None:
+                report.topic(topic, into=self.lake.path).records = tally.lake
+            if tally.tagged or tally.copies or any(row.topic == topic and not row.into for row in report.topics):
+                row = report.topic(topic, server=self.url)
+                row.records = tally.tagged + tally.copies
+                row.figures |= {"tagged": tally.tagged, "copies": tally.copies}
+
+    def _sum_up(self) -> None:
+        report = self.job.report
+        self._fill_in()
+        if self.earlier:
+            report.figures["earlier"] = self.earlier
+        for row in report.topics:
+            report.figures["lake" if row.into else "topics"] += row.records
+            report.figures["copies"] += row.figures.get("copies", 0)
+            report.figures["lake_files"] += row.figures.get("files", 0)
+        ambiguous = sum(found.ambiguous for found in self.found.values())
+        if ambiguous:
+            report.ok = False
+            report.figures["ambiguous"] = ambiguous
+            self.job.warn(
+                f"{ambiguous} records without a tag may be copies of what was erased, or have the same content for "
+                "another reason: they were left alone"
+            )
+
+
+def wire(match: TagMatch) -> list[str]:
+    return ["tag", match.op, match.text + "*" * (match.op == "Glob")]
+
+
+def _passes(only: list[str], tag: str | None) -> bool:
+    """Whether a router with this filter forwards a record with this tag."""
+    if tag is None:
+        return False
+    _, op, text = only
+    return tag == text if op == "Eq" else tag.startswith(text.removesuffix("*"))
+
+
+def _ours(name: str, prefix: str) -> bool:
+    """Reports of pipelines are not what anybody means who does not name them."""
+    return not name.startswith("sys:") or prefix.startswith("sys:")

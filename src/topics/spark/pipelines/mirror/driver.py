@@ -1,0 +1,489 @@
+"""Mirror: topics of one server copied to another, or both ways, until they hold the same records.
+
+A copy keeps node, tag, meta and data, and carries where it has been (`provenance`); that ends loops. How far a
+direction has come is written down on the server it writes to (`positions`), before and after each step; executors do
+the copying (`copying`), topics side by side and each in its order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Unpack
+
+from msgspec import Struct, structs
+
+from topics.client import Client
+from topics.client.request import Summary
+from topics.lake import Lake, NoLake
+from topics.model.topic import TopicConfig
+from topics.spark.pipelines.mirror import server_identity
+from topics.spark.pipelines.mirror.provenance import Lost, hops_of, is_copy
+from topics.spark.pipelines.mirror.task import MAX_ROUNDS, Errand, Outcome, copy, rehearse
+from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.delivery import last_shown
+from topics.spark.pipelines.run.executors import spread
+from topics.spark.pipelines.run.job import RUNS, BadUsage, Job, JobOptions
+from topics.spark.pipelines.run.lags import common, forget
+from topics.spark.pipelines.run.positions import Positions
+from topics.spark.pipelines.run.report import Gap, Report, TopicReport
+from topics.spark.pipelines.run.trimmed import Removed, removed
+from topics.spark.pipelines.run.unknown_names import begins_with, no_topic, unknown_topic
+from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
+
+STEP_SEQS = 50_000  # of a topic, before it is the others' turn
+ALL_SEQS = 1 << 62
+IDLE_S = 0.25
+OURS = (RUNS, server_identity.TOPIC, positions.TOPIC)
+KEPT_SETTINGS = (
+    "ttl_ms",
+    "cap_records",
+    "cap_bytes",
+    "discard",
+    "durability",
+    "priority",
+    "auto_priority",
+    "dedupe_node",
+)
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """How far a topic has come in one direction. Between `done` and `plan` is what a killed run may have written."""
+
+    epoch: int
+    done: int = 0
+    plan: int = 0
+    life: int = 0
+    target_epoch: int = 0  # of the target's topic; 0 while it is not there
+    target_seq: int = 0  # its head when the plan was made, and when it was done
+    lost_epoch: int | None = None  # the life before, until the target has been told that it is over
+    behind: Lost | None = None  # the loss right before what comes next
+
+
+def mirror(
+    *,
+    source: str,
+    target: str,
+    prefix: str | None = None,
+    topics: Sequence[str] = (),
+    both_ways: bool = False,
+    follow: bool = False,
+    only_local: bool = False,
+    lake: str | None = None,
+    skip_trimmed: bool = False,
+    source_name: str | None = None,
+    target_name: str | None = None,
+    source_nodes: Sequence[str] = (),
+    target_nodes: Sequence[str] = (),
+    source_token_file: str | None = None,
+    target_token_file: str | None = None,
+    step_seqs: int = STEP_SEQS,
+    positions_topic: str = positions.TOPIC,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Copies from `source` to `target`, and back with `both_ways`; once, or until the job is stopped.
+
+    `lake` is the source's: what the source has no more comes from there. Without it, a topic that was trimmed before it
+    was copied is left as it is, and the report says so; `skip_trimmed` goes on behind what was trimmed.
+    `source_nodes` and `target_nodes` are nodes that write on that server only: their copies are then left out by the
+    other server's node filter, instead of being read and recognised.
+    """
+    source, target = source.rstrip("/"), target.rstrip("/")
+    if prefix is None and not topics:
+        raise BadUsage("say which topics: with a prefix, which may be empty, or by their names")
+    if source == target:
+        raise BadUsage(f"{source} is both source and target")
+    if lake is not None:
+        lake = _existing(lake)
+        if skip_trimmed:
+            raise BadUsage("lake and skip_trimmed: a lake has what was trimmed; give one of them")
+    wanted = Wanted(prefix=prefix, topics=tuple(topics), except_for=(*OURS, positions_topic))
+    keys = {source: source_token_file, target: target_token_file}
+    with Job("mirror", servers=[source, target], token_files=keys, **options) as job, ExitStack() as open_clients:
+        job.step(f"looking at {source} and {target}")
+        one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
+        _check_wanted(job, wanted, [one, other] if both_ways else [one], follow=follow)
+        one_id = server_identity.identity(one, name=source_name, dry_run=job.dry_run)
+        other_id = server_identity.identity(other, name=target_name, dry_run=job.dry_run)
+        if one_id == other_id and one_id != server_identity.NEW:
+            raise BadUsage(
+                f"{source} and {target} are both called {one_id!r}: one is a copy of the other",
+                next=f"delete the topic {server_identity.TOPIC} on the one that is the copy",
+            )
+        make = _Maker(
+            job, wanted, only_local=only_local, skip_trimmed=skip_trimmed, positions_topic=positions_topic,
+            step_seqs=ALL_SEQS if job.dry_run else step_seqs,
+        )  # fmt: skip
+        links = [make.link(one, other, one_id, other_id, target_nodes, lake=lake)]
+        if both_ways:
+            links.append(make.link(other, one, other_id, one_id, source_nodes))
+        _run(job, links, follow=follow)
+    return job.report
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """Which topics are mirrored."""
+
+    prefix: str | None
+    topics: tuple[str, ...]
+    except_for: tuple[str, ...]
+
+    def among(self, client: Client) -> Iterator[Summary]:
+        begins = common([*self.topics, *([] if self.prefix is None else [self.prefix])])
+        return (row for row in client.topics(begins) if self.has(row.topic) and row.topic not in self.except_for)
+
+    def has(self, topic: str) -> bool:
+        return topic in self.topics or self.begins(topic)
+
+    def begins(self, topic: str) -> bool:
+        """By the prefix. Topics of pipelines and others only by one that says so, or by the empty one."""
+        if self.prefix is None or not topic.startswith(self.prefix):
+            return False
+        return not topic.startswith("sys:") or (self.prefix or "sys:").startswith("sys:")
+
+
+def _check_wanted(job: Job, wanted: Wanted, sources: Sequence[Client], *, follow: bool) -> None:
+    """Names that name nothing are a mistake, unless there is time to wait for such topics."""
+    there = {row.topic for client in sources for row in wanted.among(client)}
+    where = " or ".join(client.url for client in sources)
+    for topic in wanted.topics:
+        if topic not in there and not follow:
+            raise unknown_topic(sources[0], topic)
+        if topic not in there:
+            job.warn(f"topic {topic} does not exist on {where} yet: waiting for it")
+    if wanted.prefix is not None and not any(wanted.begins(topic) for topic in there):
+        which = begins_with(wanted.prefix or "")
+        if not follow:
+            raise no_topic(sources, which, like=wanted.prefix or "")
+        job.warn(f"no topic on {where} {which}: waiting for one")
+    job.report.looked_at = len(there)
+
+
+class Link:
+    """One direction."""
+
+    def __init__(
+        self,
+        job: Job,
+        wanted: Wanted,
+        *,
+        source: Client,
+        target: Client,
+        pattern: Errand,
+        step_seqs: int,
+        positions_topic: str,
+    ) -> None:
+        self.source, self.target = source, target
+        self.lag: int | None = None  # of all its topics, when last looked
+        self._job = job
+        self._wanted = wanted
+        self._pattern = pattern  # what all errands of this direction share
+        self._step_seqs = step_seqs
+        self._positions = Positions(
+            target, f"mirror:{pattern.source_id}:", run=job.report.run_id, topic=positions_topic
+        )
+        self._at = self._positions.load(Place)
+        self._goal: dict[str, int] = {}
+        self._told_removed: set[str] = set()
+        self._told_circle: set[str] = set()
+
+    def aim(self) -> None:
+        """A run that does not follow goes as far as topics reach now."""
+        self._goal = {row.topic: row.head_seq for row in self._wanted.among(self.source)}
+
+    def plan(self, *, follow: bool) -> list[Errand]:
+        """What to do next, written down at the target before it is done."""
+        there = {row.topic: row for row in self._wanted.among(self.target)}
+        rows = [row for row in self._wanted.among(self.source) if self._is_log(row)]
+        self._check_no_queue([there[row.topic] for row in rows if row.topic in there])
+        found = []
+        for row in rows:
+            self._note_lag(row)
+            head = row.head_seq if follow else min(row.head_seq, self._goal.get(row.topic, 0))
+            errand = self._errand(row, there.get(row.topic), head)
+            if errand is not None:
+                found.append(errand)
+        if found and not self._job.dry_run:
+            self._positions.check_alone()
+            self._positions.save({errand.topic: self._at[errand.topic] for errand in found})
+        return found
+
+    def _errand(self, row: Summary, there: Summary | None, head: int) -> Errand | None:
+        at = self._at.get(row.topic, Place(epoch=row.epoch))
+        target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
+        if at.epoch != row.epoch or row.head_seq < max(at.done, at.plan):
+            at = Place(epoch=row.epoch, life=at.life + 1, lost_epoch=at.epoch)
+        elif (at.target_epoch and target_epoch != at.target_epoch) or target_seq < at.target_seq:
+            at = self._at[row.topic] = self._filled_again(row.topic, at, there)
+        if row.earliest_seq > at.done + 1 and self._is_held(row, at):
+            return None
+        present = 0
+        if at.plan > at.done:
+            stop = at.plan + 1
+            present = 0 if self._job.dry_run else self._present(row.topic, at)
+        else:
+            # What was lost at the front is told in one piece.
+            stop = min(head, max(at.done, row.earliest_seq - 1) + self._step_seqs) + 1
+            at = structs.replace(at, plan=stop - 1, target_epoch=target_epoch, target_seq=target_seq)
+        if stop <= at.done + 1 and at.lost_epoch is None:
+            return None
+        self._at[row.topic] = at
+        return structs.replace(
+            self._pattern,
+            topic=row.topic,
+            epoch=row.epoch,
+            life=at.life,
+            start=at.done + 1,
+            stop=stop,
+            present=present,
+            lost_epoch=at.lost_epoch,
+            behind=at.behind,
+            config=self._settings(row.topic) if there is None else {},
+        )
+
+    def _is_held(self, row: Summary, at: Place) -> bool:
+        """Whether seqs come next that only a lake has, and there is none: to go on would leave them out for good."""
+        found = removed(self.source, row.topic, epoch=row.epoch, start=at.done + 1)
+        if found is None:
+            return False
+        lake = self._pattern.lake
+        if lake is not None and (not found.is_trimmed or found.is_in(lake, row.topic, row.epoch)):
+            return False
+        held = found.is_trimmed and (lake is not None or self._pattern.heeds_trims)
+        if row.topic not in self._told_removed:
+            self._told_removed.add(row.topic)
+            self._tell_removed(row, found, held=held)
+        if held:
+            told = self._row(row.topic)
+            told.epoch = row.epoch
+            told.from_seq, told.to_seq = told.from_seq or found.first, told.to_seq or found.last
+            told.figures["held_at"] = found.first
+        return held
+
+    def _tell_removed(self, row: Summary, found: Removed, *, held: bool) -> None:
+        where = f"topic {row.topic} in {self.source.url}: {found} were removed"
+        if not found.is_trimmed:
+            self._job.warn(f"{where} before they were copied; they stay out of the copy")
+        elif not held:
+            self._job.warn(f"{where} when they were in a lake; they are left out")
+        else:
+            lake = self._pattern.lake
+            why = "and are in a lake" if lake is None else f"and are not in {lake}, but in another lake"
+            self._job.warn(f"{where} before they were copied, {why}; the topic is not copied")
+            self._job.report.ok = False
+            self._job.report.next = (
+                f"topics pipeline mirror --from {self.source.url} --to {self.target.url} with --lake DIR copies them, "
+                "too; --skip-trimmed goes on without them"
+            )
+
+    def _row(self, topic: str) -> TopicReport:
+        return self._job.report.topic(topic, server=self.source.url, into=self.target.url)
+
+    def _filled_again(self, topic: str, at: Place, there: Summary | None) -> Place:
+        """The target's topic is another than it was: one that came back from a backup shows how far it is filled."""
+        shown = self._present(topic, Place(epoch=at.epoch))
+        if not shown:
+            self._job.warn(f"topic {topic} in {self.target.url} was deleted or set back: it is copied anew")
+        target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
+        return Place(
+            epoch=at.epoch, done=shown, plan=shown, life=at.life + 1, lost_epoch=at.lost_epoch,
+            target_epoch=target_epoch, target_seq=target_seq,
+        )  # fmt: skip
+
+    def settle(self, errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> None:
+        """Notes what was done, and in which life of the target's topic: it is the steps that make it."""
+        there = {row.topic: row for row in self._wanted.among(self.target)}
+        done = {}
+        for errand, outcome in zip(errands, outcomes, strict=True):
+            at = self._at[errand.topic]
+            done_to = outcome.trimmed_at - 1 if outcome.trimmed_at else at.plan
+            at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None, behind=outcome.behind)
+            now = there.get(errand.topic)
+            if now is not None and at.target_epoch in (0, now.epoch):  # else the next plan finds that it is another
+                at = structs.replace(at, target_epoch=now.epoch, target_seq=now.head_seq)
+            done[errand.topic] = self._at[errand.topic] = at
+            self._report(errand, outcome, upto=done_to)
+        self._positions.save(done)
+
+    def note_lags(self, client: Client) -> None:
+        """Of the rows that there are: it may be called beside the work, which makes them."""
+        there = {row.topic: row for row in self._wanted.among(client)}
+        for told in self._rows():
+            told.lag = None if (row := there.get(told.topic)) is None else self._behind(row)
+        self.lag = sum(told.lag or 0 for told in self._rows())
+
+    def forget_lags(self) -> None:
+        forget(self._rows())
+        self.lag = None
+
+    def _rows(self) -> list[TopicReport]:
+        return [row for row in self._job.report.topics if row.server == self.source.url]
+
+    def expect(self, errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> None:
+        """What a dry run says."""
+        for errand, outcome in zip(errands, outcomes, strict=True):
+            self._report(errand, outcome, upto=errand.stop - 1)
+            if errand.config:
+                self._row(errand.topic).would.append(f"make topic {errand.topic} in {self.target.url}")
+
+    def _report(self, errand: Errand, outcome: Outcome, *, upto: int) -> None:
+        row = self._row(errand.topic)
+        row.epoch = errand.epoch
+        row.from_seq = row.from_seq or errand.start
+        row.to_seq = upto
+        row.records += outcome.records
+        row.repeated += outcome.repeated
+        row.size_bytes += outcome.size_bytes
+        row.gaps += outcome.gaps
+        if errand.lost_epoch is not None:
+            row.gaps.append(Gap(from_seq=0, to_seq=0, reason="recreated", epoch=errand.lost_epoch))
+        lost = sum(gap.to_seq - gap.from_seq + 1 for gap in outcome.gaps)
+        figures = {
+            "echoes": outcome.echoes, "foreign": outcome.foreign, "circling": outcome.circling, "lost_seqs": lost,
+        }  # fmt: skip
+        for name, count in figures.items():
+            if count:
+                row.figures[name] = row.figures.get(name, 0) + count
+        if outcome.circling:
+            self._tell_circle(errand.topic)
+
+    def _tell_circle(self, topic: str) -> None:
+        if topic not in self._told_circle:
+            self._told_circle.add(topic)
+            self._job.warn(
+                f"topic {topic} in {self.source.url}: records came back {MAX_ROUNDS} times through routers or other "
+                f"pipelines, and are not copied to {self.target.url} again: leave one topic of the circle out"
+            )
+
+    def _note_lag(self, row: Summary) -> None:
+        at = self._at.get(row.topic)
+        if at is not None and at.epoch == row.epoch:
+            self._row(row.topic).lag = self._behind(row)
+
+    def _behind(self, row: Summary) -> int:
+        at = self._at.get(row.topic)
+        return row.head_seq if at is None or at.epoch != row.epoch else max(row.head_seq - at.done, 0)
+
+    def _is_log(self, row: Summary) -> bool:
+        if row.type == "log":
+            return True
+        self._job.warn(f"topic {row.topic} in {self.source.url} is a queue and is not mirrored: jobs would run twice")
+        return False
+
+    def _check_no_queue(self, there: Sequence[Summary]) -> None:
+        """A record that is copied into a queue is a job, and would be worked on."""
+        for row in there:
+            if row.type != "log":
+                raise BadUsage(
+                    f"topic {row.topic} is a log in {self.source.url} and a queue in {self.target.url}: its records "
+                    "would become jobs there",
+                    next="leave this topic out, or delete the queue, or call it otherwise",
+                )
+
+    def _present(self, topic: str, at: Place) -> int:
+        """How far an interrupted run came: the last seq of ours that the target has."""
+
+        def seq_of(meta: bytes) -> int:
+            hops = hops_of(meta)
+            if not is_copy(hops, topic) or (hops[-1].at, hops[-1].epoch) != (self._pattern.source_id, at.epoch):
+                return 0
+            return hops[-1].last
+
+        return max(at.done, last_shown(self.target, topic, from_seq=at.target_seq, seq_of=seq_of))
+
+    def _settings(self, topic: str) -> dict[str, Any]:
+        """Those that a new topic at the target has in common with its source."""
+        config = self.source.topic(topic).config
+        defaults = TopicConfig()
+        kept = {
+            name: getattr(config, name) for name in KEPT_SETTINGS if getattr(config, name) != getattr(defaults, name)
+        }
+        return kept | {"idempotency_window_ms": max(config.idempotency_window_ms, DEFAULT_WINDOW_MS)}
+
+
+class _Maker(Struct, frozen=True):
+    """Makes the links of one job."""
+
+    job: Job
+    wanted: Wanted
+    only_local: bool = False
+    skip_trimmed: bool = False
+    step_seqs: int = STEP_SEQS
+    positions_topic: str = positions.TOPIC
+
+    def link(
+        self,
+        source: Client,
+        target: Client,
+        source_id: str,
+        target_id: str,
+        nodes: Sequence[str],
+        *,
+        lake: str | None = None,
+    ) -> Link:
+        pattern = Errand(
+            source=self.job.connection(source.url), target=self.job.connection(target.url),
+            source_id=source_id, target_id=target_id, topic="", epoch=0, start=0, stop=0,
+            nodes=tuple(nodes), only_local=self.only_local,
+            lake=lake, heeds_trims=lake is None and not self.skip_trimmed,
+        )  # fmt: skip
+        return Link(
+            self.job, self.wanted, source=source, target=target, pattern=pattern,
+            step_seqs=self.step_seqs, positions_topic=self.positions_topic,
+        )  # fmt: skip
+
+
+def _run(job: Job, links: Sequence[Link], *, follow: bool) -> None:
+    if job.dry_run:
+        for link in links:
+            link.aim()
+        _step(job, links, follow=False)
+        return
+    for link in links:
+        job.lags(link.source.url, link.note_lags, link.forget_lags)
+    job.sums["lag"] = lambda: _sum(link.lag for link in links)
+    job.step("copying")
+    if follow:
+        for _ in job.rounds(follow=True):
+            if not _step(job, links, follow=True):
+                job.rest()
+                job.stopping.wait(IDLE_S)
+    else:
+        # Both ways, the second pass is over the copies that the first one made: they are recognised, and that is that.
+        for _ in links:
+            for link in links:
+                link.aim()
+            while _step(job, links, follow=False):
+                pass
+
+
+def _sum(lags: Iterable[int | None]) -> int | None:
+    """Unknown where one is."""
+    found = list(lags)
+    return None if None in found else sum(lag or 0 for lag in found)
+
+
+def _step(job: Job, links: Sequence[Link], *, follow: bool) -> bool:
+    """One plan of all directions, done; False where there was nothing to do."""
+    plans: list[tuple[Link, list[Errand]]] = [(link, link.plan(follow=follow)) for link in links]
+    errands = [errand for _, planned in plans for errand in planned]
+    if not errands:
+        return False
+    job.work()
+    do = rehearse if job.dry_run else copy
+    outcomes = spread(job.spark, errands, do, outcome=Outcome, weight=lambda errand: errand.stop - errand.start)
+    at = 0
+    for link, planned in plans:
+        (link.expect if job.dry_run else link.settle)(planned, outcomes[at : at + len(planned)])
+        at += len(planned)
+    job.progress.show(job.report.records)
+    return True
+
+
+def _existing(lake: str) -> str:
+    try:
+        Lake(lake).snapshot()
+    except NoLake as error:
+        raise BadUsage(str(error)) from None
+    return os.path.realpath(lake)

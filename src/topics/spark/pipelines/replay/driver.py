@@ -1,0 +1,353 @@
+"""`replay`: records of a lake, a data directory or a topic, written to a topic once more, in their order and once each.
+
+A replay is known by what it replays: the same call is the same replay. Called again it goes on where it stopped, in the
+middle of a request or at the end of what there was; `name` makes it another one. How far it has come is written down on
+the server it writes to, before and after each step (`positions`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Unpack
+
+import msgspec
+import xxhash
+from msgspec import Struct, structs
+from pyspark.errors import PySparkException
+
+from topics.client import Client
+from topics.errors import TopicsError
+from topics.model.names import check_topic
+from topics.spark.options import read_options
+from topics.spark.pipelines.replay.task import Sender, origin_of
+from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.delivery import Outcome, last_shown, target_of
+from topics.spark.pipelines.run.failures import explain
+from topics.spark.pipelines.run.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.run.lenient_sql import lenient
+from topics.spark.pipelines.run.positions import Positions
+from topics.spark.pipelines.run.report import Gap, Report, TopicReport
+from topics.spark.pipelines.run.unknown_names import missing_in
+from topics.spark.source import plan
+from topics.spark.source.catalog import NoSuchTopic, catalog_of
+from topics.spark.source.plan import GRID, Span
+from topics.spark.sql.tables import Tables, condition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STEP_SEQS = 50_000
+STEP_S = 20.0  # of a replay with a rate
+NEXT_AT_GAP = "--allow-gaps goes on and writes a record that tells of the loss; or begin behind it"
+ONE_PARTITION = str(1 << 40)  # a step is read by one task, in its order
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """How far a replay has come. Between `done` and `plan` is what a killed run may have written."""
+
+    epoch: int  # of the source
+    done: int
+    plan: int = 0
+    records: int = 0
+    target_epoch: int = 0
+    target_seq: int = 0  # head of the target when the plan was made
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What is replayed: all that tells one replay from another."""
+
+    lake: str | None = None
+    path: str | None = None
+    source_url: str | None = None
+    topic: str
+    into: str
+    where: str | None = None
+    from_seq: int | None = None
+    to_seq: int | None = None
+    since: str | None = None
+    until: str | None = None
+    tag: str | None = None
+    node: str | None = None
+    name: str | None = None
+
+    @property
+    def id(self) -> str:
+        return xxhash.xxh3_64_hexdigest(msgspec.json.encode(self))
+
+    @property
+    def place(self) -> str:
+        return self.lake or self.path or self.source_url or ""
+
+    def check(self, url: str) -> None:
+        if (self.path is not None) == (self.lake is not None or self.source_url is not None):
+            raise BadUsage("say where from: a lake, a data directory, or a server (which a lake may complete)")
+        if self.source_url == url and self.topic == self.into:
+            raise BadUsage(f"topic {self.topic} would be replayed into itself; give another one to write to")
+        for given, other in (("from_seq", "since"), ("to_seq", "until")):
+            if getattr(self, given) is not None and getattr(self, other) is not None:
+                raise BadUsage(f"{given} and {other}: give one of them")
+        for name in (self.topic, self.into):
+            try:
+                check_topic(name)
+            except TopicsError as error:
+                raise BadUsage(error.message) from None
+
+    def options(self, job: Job) -> dict[str, str]:
+        """The source, as options of `format("topics")`."""
+        found: dict[str, str] = {} if self.source_url is None else job.reading(self.source_url)
+        if self.lake is not None:
+            found["lake"] = self.lake
+            if self.source_url is None:
+                found["lakeOnly"] = "true"
+        if self.path is not None:
+            found["path"] = self.path
+        if self.tag is not None:
+            found["tag"] = self.tag
+        return found
+
+    def bounds(self) -> dict[str, str]:
+        given: dict[str, str | None] = {
+            "startingOffsets": None if self.from_seq is None else _at(self.topic, self.from_seq),
+            "endingOffsets": None if self.to_seq is None else _at(self.topic, self.to_seq + 1),
+            "startingTimestamp": self.since,
+            "endingTimestamp": self.until,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def replay(
+    *,
+    url: str,
+    topic: str,
+    into: str,
+    lake: str | None = None,
+    path: str | None = None,
+    source_url: str | None = None,
+    where: str | None = None,
+    from_seq: int | None = None,
+    to_seq: int | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    tag: str | None = None,
+    rate: float | None = None,
+    node: str | None = None,
+    name: str | None = None,
+    allow_gaps: bool = False,
+    source_token_file: str | None = None,
+    step_seqs: int = STEP_SEQS,
+    positions_topic: str = positions.TOPIC,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Writes the chosen records of `topic` to the topic `into` of the server `url`; their origin is in their meta.
+
+    Seqs are inclusive. `rate` bounds records a second. A range that is lost fails the replay; with `allow_gaps` a
+    record tells of it. `node` replaces the original one, for readers that leave out what they wrote themselves.
+    """
+    url = url.rstrip("/")
+    if "" in (lake, path):
+        raise BadUsage("--lake and --path: an empty name is no directory")
+    if rate is not None and not 0 < rate < math.inf:
+        raise BadUsage("rate: a number of records a second above 0")
+    wanted = Request(
+        lake=None if lake is None else os.path.realpath(lake),
+        path=None if path is None else os.path.realpath(path),
+        source_url=None if source_url is None else source_url.rstrip("/"),
+        topic=topic, into=into, where=where, from_seq=from_seq, to_seq=to_seq, since=since, until=until,
+        tag=tag, node=node, name=name,
+    )  # fmt: skip
+    wanted.check(url)
+    keys = {} if wanted.source_url is None else {wanted.source_url: source_token_file}
+    with Job("replay", servers=[url], token_files=keys, **options) as job, job.client(url) as client:
+        known = Positions(client, f"replay:{wanted.id}:", run=job.report.run_id, topic=positions_topic)
+        _Run(job, wanted, client, known, rate=rate, allow_gaps=allow_gaps, step_seqs=step_seqs).run()
+    return job.report
+
+
+class _Run:
+    """One run of a replay, from where the last one stopped to the end of what there is now."""
+
+    def __init__(
+        self,
+        job: Job,
+        wanted: Request,
+        client: Client,
+        known: Positions,
+        *,
+        rate: float | None,
+        allow_gaps: bool,
+        step_seqs: int,
+    ) -> None:
+        self._job, self._wanted, self._client, self._positions = job, wanted, client, known
+        self._rate, self._allow_gaps = rate, allow_gaps
+        self._step_seqs = step_seqs
+        if rate is not None and wanted.where is None:
+            self._step_seqs = min(max(int(rate * STEP_S), GRID), step_seqs)
+        self._at = known.load(Place).get("at")
+        self._tables: Tables | None = None
+
+    def run(self) -> None:
+        job, wanted = self._job, self._wanted
+        job.step(f"looking at {wanted.topic} in {wanted.place}")
+        span = self._span()
+        row = job.report.topic(wanted.topic, server=wanted.place, into=wanted.into)
+        row.epoch, row.figures["id"] = span.epoch, wanted.id
+        at = self._at or Place(epoch=span.epoch, done=span.start - 1)
+        if at.epoch != span.epoch:
+            raise Failed(
+                f"topic {wanted.topic} in {wanted.place} was made again since this replay began",
+                next="give the new replay a name of its own with --name",
+            )
+        epoch, _ = self._target()
+        if at.target_epoch and epoch != at.target_epoch and not self._shown(at, from_seq=0):
+            job.warn(f"topic {wanted.into} was deleted since this replay began: it begins anew")
+            at = Place(epoch=span.epoch, done=span.start - 1)
+        goal = max(span.stop - 1, at.plan)
+        if at.done >= goal and at.records:
+            job.warn(
+                f"everything up to seq {at.done} has been replayed before, {at.records} records; --name replays it anew"
+            )
+        if job.dry_run:
+            self._expect(at, goal, row)
+            return
+        job.step(f"replaying {wanted.topic} into {wanted.into}")
+        while at.done < goal and not job.stopping.is_set():
+            at = self._step(at, goal, row)
+
+    def _span(self) -> Span:
+        wanted = self._wanted
+        given = {**wanted.options(self._job), **wanted.bounds(), "subscribe": wanted.topic}
+        try:
+            options = read_options(given)
+            with catalog_of(options) as catalog:
+                [place] = catalog.places()
+                found = plan.spans(options, [place], catalog.seq_at)
+        except NoSuchTopic:
+            raise missing_in(wanted.place, wanted.topic, self._names()) from None
+        except plan.Impossible as error:
+            raise BadUsage(str(error).replace("endingOffsets", "to_seq")) from None
+        if any(span.lost is not None for span in found):
+            raise BadUsage(f"from_seq: topic {wanted.topic} in {wanted.place} ends at seq {place.head}")
+        return found[-1] if found else Span(
+            server=place.server, topic=place.topic, epoch=place.epoch, start=place.end, stop=place.end
+        )  # fmt: skip
+
+    def _names(self) -> list[str]:
+        """What could have been meant."""
+        with catalog_of(read_options({**self._wanted.options(self._job), "subscribePrefix": ""})) as catalog:
+            return [place.topic for place in catalog.places()]
+
+    def _step(self, at: Place, goal: int, row: TopicReport) -> Place:
+        """One plan: written down, done, and written down as done."""
+        job = self._job
+        present = 0
+        if at.plan > at.done:
+            present = self._present(at)
+        else:
+            epoch, head = self._target()
+            end = min(goal, (at.done // GRID) * GRID + self._step_seqs - 1)
+            at = structs.replace(at, plan=max(end, at.done + 1), target_epoch=epoch, target_seq=head)
+            self._positions.check_alone()
+            self._positions.save({"at": at})
+        outcome = self._send(at, present)
+        row.from_seq = row.from_seq or at.done + 1
+        epoch, head = self._target()
+        records = at.records + outcome.records
+        at = structs.replace(at, done=at.plan, records=records, target_epoch=epoch, target_seq=head)
+        self._positions.save({"at": at})
+        row.to_seq = at.done
+        row.records += outcome.records
+        row.repeated += outcome.repeated
+        row.gaps += outcome.gaps
+        row.lag = max(goal - at.done, 0)
+        job.progress.show(at.done, goal, unit="seqs")
+        return at
+
+    def _send(self, at: Place, present: int) -> Outcome:
+        wanted = self._wanted
+        sender = Sender(
+            target=self._job.connection(self._client.url),
+            into=wanted.into, id=wanted.id, topic=wanted.topic, epoch=at.epoch,
+            start=at.done + 1, stop=at.plan + 1, present=present, rate=self._rate, node=wanted.node,
+        )  # fmt: skip
+        frame = self._frame(at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
+        rows = frame.coalesce(1).mapInArrow(sender, "outcome BINARY")
+        try:
+            found = [msgspec.json.decode(bytes(row.outcome), type=Outcome) for row in rows.collect()]
+        except PySparkException as error:
+            text = explain(error)
+            if "are lost (" not in text:
+                raise
+            raise Failed(
+                text.partition("; with failOnDataLoss")[0],
+                next=NEXT_AT_GAP,
+            ) from None
+        return found[0] if found else Outcome()
+
+    def _frame(self, start: int, stop: int, *, allow_gaps: bool) -> DataFrame:
+        """The chosen rows of a range, and its gaps: a condition is about records."""
+        wanted = self._wanted
+        given = {
+            **wanted.options(self._job), "subscribe": wanted.topic, "maxPartitionBytes": ONE_PARTITION,
+            "startingOffsets": _at(wanted.topic, start), "endingOffsets": _at(wanted.topic, stop),
+            "failOnDataLoss": str(not allow_gaps).lower(),
+        }  # fmt: skip
+        frame = self._job.spark.read.format("topics").options(**given).load()
+        if wanted.where is None:
+            return frame
+        if self._tables is None:
+            self._tables = Tables(self._job.spark, wanted.options(self._job))
+        tables = self._tables
+        try:
+            return condition(
+                frame,
+                f"kind = 'gap' OR ({lenient(wanted.where)})",
+                lambda column: tables.fields(wanted.topic, column),
+                self._job.warn,
+            )
+        except Failed as error:
+            raise BadUsage(f"where: {error}") from None
+
+    def _expect(self, at: Place, goal: int, row: TopicReport) -> None:
+        """What a dry run says: records are counted, and losses named, though a run might fail at them."""
+        if at.done >= goal:
+            return
+        row.from_seq, row.to_seq = at.done + 1, goal
+        from pyspark.sql.functions import expr
+
+        frame = self._frame(at.done + 1, goal + 1, allow_gaps=True)
+        alike = frame.groupBy("kind", expr("IF(kind = 'gap', seq, NULL) AS first"), "gap_to", "reason")
+        for found in alike.count().orderBy("first").collect():
+            if found.kind == "record" or self._allow_gaps:  # a gap is then written as a record, too
+                row.records += found["count"]
+            if found.kind == "gap":
+                gap = Gap(from_seq=found.first, to_seq=found.gap_to, reason=found.reason, epoch=at.epoch)
+                row.gaps.append(gap)
+        if row.gaps and not self._allow_gaps:
+            self._job.warn(f"a run would fail at seq {row.gaps[0].from_seq}, which is lost")
+            self._job.report.ok, self._job.report.next = False, NEXT_AT_GAP
+        if not self._target()[0]:
+            row.would.append(f"make topic {self._wanted.into} in {self._client.url}")
+
+    def _target(self) -> tuple[int, int]:
+        return target_of(self._client, self._wanted.into)
+
+    def _present(self, at: Place) -> int:
+        """How far an interrupted run came: the last seq of this replay that the target shows."""
+        from_seq = at.target_seq if self._target()[0] == at.target_epoch else 0
+        return max(at.done, self._shown(at, from_seq=from_seq))
+
+    def _shown(self, at: Place, *, from_seq: int) -> int:
+        """The last seq of this replay behind a seq of the target; 0 where there is none."""
+
+        def seq_of(meta: bytes) -> int:
+            origin = origin_of(meta)
+            if origin is None or (origin.id, origin.epoch) != (self._wanted.id, at.epoch):
+                return 0
+            return origin.last
+
+        return last_shown(self._client, self._wanted.into, from_seq=from_seq, seq_of=seq_of)
+
+
+def _at(topic: str, seq: int) -> str:
+    return msgspec.json.encode({topic: seq}).decode()

@@ -1,0 +1,151 @@
+"""The rows of a replay, written to their topic: the part that an executor does.
+
+One task writes a plan's rows, one request after the other, so that the replay has the order of its source. Requests are
+cut at multiples of `GRID` source seqs and have the seqs that they cover in their idempotency key; the plan was written
+down before, so whoever repeats it sends the same requests. Every record carries where it comes from in its meta:
+
+    {"trace": "abc", "_topics_replay": {"id": "9f…", "topic": "orders", "epoch": 1794715944778, "seq": 17,
+                                        "ts": 1794715950000, "node": "till-1"}}
+
+All else in its meta stays as it was. That is also how a restart finds out how far an interrupted run came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import pyarrow as pa
+import xxhash
+from msgspec import UNSET, Struct, UnsetType
+
+from topics.model import surrogates
+from topics.spark.options import Connection
+from topics.spark.pipelines.run import delivery
+from topics.spark.pipelines.run.delivery import Delivery, Outcome, Row, fields_of, record_of
+from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS
+from topics.spark.sink.write_options import WriteOptions
+from topics.spark.source.catalog import client_for
+from topics.spark.source.plan import GRID
+
+KEY = "_topics_replay"
+_MARK = f'"{KEY}"'.encode()
+SMOOTH_S = 0.2  # a rate is kept over stretches of this length
+OUTCOME = pa.schema([pa.field("outcome", pa.binary())])
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a replayed record was, under `_topics_replay` in its meta. `to` is the last seq of a loss."""
+
+    id: str
+    topic: str
+    epoch: int
+    seq: int
+    ts: int | UnsetType = UNSET
+    node: str | None = None
+    to: int | UnsetType = UNSET
+
+    @property
+    def last(self) -> int:
+        return self.seq if isinstance(self.to, UnsetType) else self.to
+
+
+class Pace:
+    """When the next records may go, at a rate. What was not used is not saved up: there is no burst after a pause."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._free_at = 0.0
+
+    def pause_s(self, count: int, now_s: float) -> float:
+        """How long to wait before so many records are sent."""
+        if self._rate is None:
+            return 0.0
+        begin = max(self._free_at, now_s)
+        self._free_at = begin + count / self._rate
+        return begin - now_s
+
+
+class Sender(Struct, kw_only=True):
+    """What the task of one plan does with its rows, for `mapInArrow`."""
+
+    target: Connection
+    into: str
+    id: str
+    topic: str
+    epoch: int
+    start: int
+    stop: int
+    present: int = 0  # up to here the target has everything, as its own records show
+    rate: float | None = None
+    node: str | None = None  # in place of the original one
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = self.send(row for batch in batches for row in self._rows(batch))
+        yield pa.RecordBatch.from_pylist([{"outcome": _encode(outcome)}], schema=OUTCOME)
+
+    def send(self, rows: Iterable[Row]) -> Outcome:
+        outcome, pace = Outcome(), Pace(self.rate)
+        with client_for(self.target, self.target.servers[0]) as client:
+            sending = Delivery(
+                client, WriteOptions(connection=self.target), self.into,
+                epoch=self.epoch, present=self.present, tell=self._loss, into=outcome,
+            )  # fmt: skip
+            for key, held in self.cut(rows):
+                key, left = sending.new(key, held)
+                if left:
+                    time.sleep(pace.pause_s(len(left), time.monotonic()))
+                    sending.send(key, left)
+        return outcome
+
+    def _loss(self, first: int, last: int, reason: str) -> Row:
+        data = _encode({"topic": self.topic, "gap_from": first, "gap_to": last, "reason": reason})
+        origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
+        return Row(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', origin)), reason)
+
+    def cut(self, rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
+        """Rows, in the order of their seqs, as requests under their keys."""
+        most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
+        held: list[Row] = []
+        size_bytes, last = 0, self.start - 1
+        for row in rows:
+            assert last < row.first <= row.last < self.stop, "rows come in the order of their seqs"
+            last = row.last
+            is_next = bool(held) and held[0].first // GRID != row.first // GRID
+            if is_next or len(held) >= most or (held and size_bytes + len(row.record) > MAX_BYTES):
+                yield self._key(held), held
+                held, size_bytes = [], 0
+            held.append(row)
+            size_bytes += len(row.record)
+        if held:
+            yield self._key(held), held
+
+    def _key(self, rows: list[Row]) -> str:
+        seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in rows]).encode())
+        return f"replay/{self.id}/{self.epoch}/{rows[0].first}-{rows[-1].last}/{seqs}"
+
+    def _rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        for one in fields_of(batch):
+            if one.kind == "gap":
+                yield self._loss(one.seq, one.to, one.reason)
+                continue
+            origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=one.seq, ts=one.ts, node=one.node)
+            yield Row(one.seq, one.seq, record_of(one.data, self.node or one.node, one.tag, stamped(one.meta, origin)))
+
+
+def stamped(meta: bytes | None, origin: Origin) -> bytes:
+    """The meta with this origin in it, in place of an older one."""
+    return delivery.stamped(meta, KEY, origin)
+
+
+def origin_of(meta: bytes | None) -> Origin | None:
+    """Where a record was replayed from; None for one that was not."""
+    if meta is None or _MARK not in meta:
+        return None
+    try:
+        return msgspec.json.decode(surrogates.members(meta)[KEY], type=Origin)
+    except (msgspec.MsgspecError, KeyError):
+        return None

@@ -1,0 +1,5 @@
+"""The pipeline `rollup`: aggregates a topic over windows of time and writes each window once, when it closes."""
+
+from topics.spark.pipelines.rollup.driver import rollup
+
+__all__ = ["rollup"]

@@ -1,0 +1,417 @@
+"""Rollup: windowed aggregates of a topic, each window written once, when it is over.
+
+A round looks at what is new: which windows it belongs to, how far the watermark goes. If windows close, their records
+are read again and aggregated by the declared SQL. What is about to be written is noted first (`positions`, or a file
+beside the Parquet files), so that a run that is killed is repeated exactly.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from msgspec import Raw, Struct, field, structs
+
+from topics.client import Client
+from topics.spark.options import Connection
+from topics.spark.pipelines.rollup import windows
+from topics.spark.pipelines.rollup.declaration import Declaration
+from topics.spark.pipelines.rollup.windows import Open, Seen
+from topics.spark.pipelines.rounds import append_rows, rounds
+from topics.spark.pipelines.rounds.append_rows import Stamp
+from topics.spark.pipelines.rounds.rounds import STEP_SEQS, InTopic, Rounds, answered, one_task
+from topics.spark.pipelines.rounds.source_frames import Source
+from topics.spark.pipelines.run import positions
+from topics.spark.pipelines.run.failures import BadUsage, Failed
+from topics.spark.pipelines.run.job import Job, JobOptions
+from topics.spark.pipelines.run.lenient_sql import lenient
+from topics.spark.pipelines.run.report import Gap, Report
+from topics.spark.sink.chunks import pieces
+from topics.spark.source.catalog import client_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+EVERY_S = 5.0
+KEY = "_topics_rollup"
+FOLDER = "_rollup"
+_encode = msgspec.json.Encoder().encode
+
+
+class Place(rounds.Place, frozen=True, kw_only=True):
+    """How far it has come. `due` is what is being written, with the watermark before it, or None."""
+
+    digest: str
+    fresh: bool = False  # nothing was written under this declaration yet, so it can still be changed
+    watermark_ms: int = windows.NEVER
+    open: list[Open] = field(default_factory=list)
+    due: Due | None = None
+
+
+class Due(Struct, frozen=True, kw_only=True):
+    """Windows that are over: their records are among seqs [low, stop)."""
+
+    low: int
+    stop: int
+    after_ms: int  # ends of windows, exclusive and inclusive
+    upto_ms: int
+    target_seq: int = 0
+
+
+class Outcome(Struct, kw_only=True):
+    """What the writing task did."""
+
+    records: int = 0
+    repeated: int = 0
+
+
+def rollup(
+    *,
+    url: str,
+    declaration: Declaration,
+    full: bool = False,
+    follow: bool = False,
+    every_s: float = EVERY_S,
+    lake: str | None = None,
+    step_seqs: int = STEP_SEQS,
+    positions_topic: str = positions.TOPIC,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Writes the windows that are over by now. `full` begins anew; windows are then written again."""
+    with Job("rollup", servers=[url], **options) as job, job.client(url) as client, ExitStack() as stack:
+        source = Source(job, client, declaration.topic, lake=lake)
+        if not source.appears(follow=follow):
+            return job.report
+        output = stack.enter_context(closing(_output(job, client, declaration, positions_topic)))
+        work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
+        work.run(follow=follow, every_s=every_s)
+    return job.report
+
+
+class Rolling(Rounds[Place]):
+    """One rollup at work."""
+
+    _output: Output
+
+    def __init__(
+        self, job: Job, source: Source, output: Output, declared: Declaration, *, step_seqs: int, full: bool
+    ) -> None:
+        self._declared = declared
+        self._checked = False
+        super().__init__(job, source, output, step_seqs=step_seqs, full=full)
+        if self._at is not None and self._at.digest != declared.digest:
+            self._life, self._at = self._at.life + 1, None
+        self._row.figures["late"] = 0
+
+    def check_fits(self, known: Place) -> None:
+        """A declaration that failed before anything was written may be corrected."""
+        if known.digest != self._declared.digest and not (known.fresh and not self._output.holds(known.digest)):
+            raise BadUsage(
+                f"{self._output.name} holds a rollup that was declared otherwise",
+                next="use another output, or begin anew with --full: its windows are then written again",
+            )
+
+    def beginning(self, epoch: int, life: int) -> Place:
+        return Place(digest=self._declared.digest, fresh=True, epoch=epoch, life=life)
+
+    def made_again(self, at: Place, epoch: int) -> Place:
+        """The watermark stays, but what open windows had is gone with the life before."""
+        self._job.warn(f"topic {self._declared.topic} was made again; windows that were open are lost")
+        return structs.replace(at, epoch=epoch, done=0, open=[], due=None, life=at.life + 1)
+
+    def unfinished(self, at: Place) -> Place | None:
+        return None if at.due is None else self._write(at, at.due)
+
+    def take(self, at: Place, stop: int) -> Place:
+        if not self._checked:
+            self._check_names(at, stop)
+        at = self._look(at, stop)
+        return at if at.due is None else self._write(at, at.due)
+
+    def _check_names(self, at: Place, stop: int) -> None:
+        """Before anything is noted. A record and a file have one column of a name; a second one would be lost."""
+        self._windowed(self._source.load(at.done + 1, stop)).createOrReplaceTempView("records")
+        try:
+            names = [name.lower() for name in self._job.spark.sql(lenient(self._declared.statement)).columns]
+        finally:
+            self._job.spark.catalog.dropTempView("records")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise BadUsage(f"two columns of the result are called {twice[0]}", next="give each a name of its own: AS …")
+        self._checked = True
+
+    def _save(self, at: Place) -> Place:
+        if not self._job.dry_run:
+            self._output.save(at)
+        return at
+
+    def _look(self, at: Place, stop: int) -> Place:
+        """Takes seqs up to `stop` in, and notes what is due because of them."""
+        seen, latest_ms = self._seen(at, stop)
+        self._source.check_same(at.epoch)
+        found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=self._declared.delay_ms)
+        self.add(late=found.late)
+        due = None
+        if found.closing:
+            low = min(one.low for one in found.closing)
+            due = Due(low=low, stop=stop, after_ms=at.watermark_ms, upto_ms=found.watermark_ms)
+            due = structs.replace(due, target_seq=self._output.target()[1])
+        at = structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
+        return self._save(at)
+
+    def _seen(self, at: Place, stop: int) -> tuple[list[Seen], int | None]:
+        """The windows of a new range, and its latest event time. Losses are noted in the report."""
+        from pyspark.sql import functions as F
+
+        rows = self._windowed(self._source.load(at.done + 1, stop), outer=True)
+        begin, end = F.expr("unix_millis(window.start)").alias("begin"), F.expr("unix_millis(window.end)").alias("end")
+        found = rows.groupBy("kind", begin, end, F.expr("IF(kind = 'gap', seq, NULL)")).agg(
+            F.min("seq").alias("low"), F.count("*").alias("n"), F.expr("max(unix_millis(time))").alias("latest"),
+            F.max("gap_to").alias("gap_to"), F.max("reason").alias("reason"),
+        )  # fmt: skip
+        seen, latest = [], None
+        for row in found.collect():
+            if row.kind == "gap":
+                self._row.gaps.append(Gap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch))
+            elif row.begin is None:
+                self.add(without_time=row.n)
+            else:
+                seen.append(Seen(row.begin, row.end, row.low, row.n))
+                latest = row.latest if latest is None else max(latest, row.latest)
+        return seen, latest
+
+    def _windowed(self, rows: DataFrame, *, outer: bool = False) -> DataFrame:
+        """Rows with their event time, once for each window that they belong to.
+
+        Windows are counted from 1970 in UTC. `outer` keeps rows that have no time, with `window` NULL.
+        """
+        size, slide = self._declared.window_ms, self._declared.slide_ms
+        timed = rows.selectExpr(
+            "*", f"IF(kind = 'record', CAST(({lenient(self._declared.time)}) AS TIMESTAMP), NULL) AS time"
+        )
+        last = f"(unix_millis(time) - pmod(unix_millis(time), {slide}))"
+        starts = f"IF(time IS NULL, NULL, sequence({last}, {last} - {size - 1}, -{slide}))"
+        explode = "explode_outer" if outer else "explode"
+        spread = timed.selectExpr("*", f"{explode}({starts}) AS _start").where(
+            f"_start IS NULL OR unix_millis(time) < _start + {size}"
+        )
+        window = (
+            f"IF(_start IS NULL, NULL, named_struct('start', timestamp_millis(_start), "
+            f"'end', timestamp_millis(_start + {size}))) AS window"
+        )
+        return spread.selectExpr("* EXCEPT (_start)", window)
+
+    def _write(self, at: Place, due: Due) -> Place:
+        """Writes the windows that are due, and notes that."""
+        self._source.tell_removed(at.epoch, due.low)
+        self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
+        closed = self._windowed(self._source.load(due.low, due.stop)).where(
+            f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
+        )
+        closed.createOrReplaceTempView("records")
+        try:
+            result = self._job.spark.sql(lenient(self._declared.statement))
+            dry = self._job.dry_run
+            outcome = Outcome(records=result.count()) if dry else self._output.write(result, at, due)
+        finally:
+            self._job.spark.catalog.dropTempView("records")
+        self._source.check_same(at.epoch)
+        self._row.records += outcome.records
+        self._row.repeated += outcome.repeated
+        return self._save(structs.replace(at, due=None, fresh=False, target_epoch=self._output.target()[0]))
+
+    def finish(self) -> None:
+        if self._at is not None:
+            self._row.figures["open_windows"] = len(self._at.open)
+            self._row.figures["watermark"] = _text(self._at.watermark_ms)
+
+
+# --- outputs
+
+
+class Output(rounds.Output[Place]):
+    """Where windows go."""
+
+    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
+        raise NotImplementedError
+
+    def holds(self, digest: str) -> bool:
+        """Whether windows were written here under that declaration."""
+        raise NotImplementedError
+
+
+def _output(job: Job, client: Client, declared: Declaration, positions_topic: str) -> Output:
+    if declared.parquet is None:
+        return TopicOutput(job, client, declared, positions_topic)
+    files = FileOutput(declared.parquet)
+    if not job.dry_run:
+        files.hold()
+    return files
+
+
+class FileOutput(Output):
+    """A directory with one Parquet file for all windows that closed together; its name says which."""
+
+    def __init__(self, folder: str) -> None:
+        self.name = os.path.abspath(folder)
+        self._place = os.path.join(self.name, FOLDER, "position.json")
+        self._lock: int | None = None
+
+    def load(self) -> Place | None:
+        try:
+            with open(self._place, "rb") as file:
+                return msgspec.json.decode(file.read(), type=Place)
+        except FileNotFoundError:
+            return None
+
+    def makes(self) -> str | None:
+        return None if os.path.exists(self.name) else self.name
+
+    def save(self, at: Place) -> None:
+        _replace(self._place, _encode(at))
+
+    def holds(self, digest: str) -> bool:
+        return any(name.endswith(".parquet") for name in os.listdir(self.name))
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def hold(self) -> None:
+        """One run at a time. The system takes the lock back when a run ends, however it ends."""
+        os.makedirs(os.path.dirname(self._place), exist_ok=True)
+        self._lock = os.open(os.path.join(self.name, FOLDER, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Failed(
+                f"another run is writing to {self.name}", next="let one of the two run, and stop the other"
+            ) from None
+
+    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
+        name = f"{at.life:04d}-{_text(due.after_ms, plain=True)}-{_text(due.upto_ms, plain=True)}.parquet"
+        staged = os.path.join(self.name, FOLDER, name + ".tmp")
+        outcome = one_task(result, WriteFile(staged), Outcome)
+        if outcome.records:
+            os.replace(staged, os.path.join(self.name, name))
+        else:
+            os.unlink(staged)
+        return outcome
+
+
+class TopicOutput(InTopic[Place], Output):
+    """A topic with one record for every window and group."""
+
+    def __init__(self, job: Job, client: Client, declared: Declaration, positions_topic: str) -> None:
+        assert declared.into is not None
+        prefix = f"rollup:{declared.topic}:{declared.into}:"
+        super().__init__(job, client, declared.into, Place, prefix=prefix, positions=positions_topic)
+        self._declared = declared
+
+    def is_lost(self, at: Place) -> bool:
+        """A topic that came back from a backup is another one, too, and holds what it held."""
+        if not super().is_lost(at):
+            return False
+        return not self.holds(self._declared.digest)
+
+    def holds(self, digest: str) -> bool:
+        return self.target()[0] != 0 and append_rows.holds(self._client, self.name, key=KEY, name=digest)
+
+    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
+        name, plan = self._declared.digest, f"{at.epoch}.{at.life}/{due.after_ms}-{due.upto_ms}"
+        present = append_rows.parts_present(self._client, self.name, due.target_seq, key=KEY, name=name, plan=plan)
+        tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
+        text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
+        rows = result.selectExpr(text, f"{tag} AS tag")
+        return one_task(rows, WriteTopic(self._connection, self.name, name, plan, present), Outcome)
+
+
+# --- what tasks do
+
+
+class WriteFile:
+    """The result as it is, into a file under a temporary name."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        found = [batch for batch in batches if batch.num_rows]
+        with open(self._path, "wb") as file:
+            if found:
+                table = pa.Table.from_batches(found)
+                pq.write_table(
+                    table.sort_by([(name, "ascending") for name in _sortable(table)]), file, compression="zstd"
+                )
+            file.flush()
+            os.fsync(file.fileno())
+        yield answered(Outcome(records=sum(batch.num_rows for batch in found)))
+
+
+def _sortable(table: pa.Table) -> list[str]:
+    return [one.name for one in table.schema if not pa.types.is_nested(one.type)]
+
+
+class WriteTopic:
+    """The result, in the order of its text, to a topic."""
+
+    def __init__(self, connection: Connection, topic: str, name: str, plan: str, present: set[int]) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._name, self._plan = name, plan
+        self._present = present
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        outcome = Outcome()
+        rows = sorted(
+            (data, tag or "")
+            for batch in batches
+            for data, tag in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True)
+        )
+        sized = [data.encode() for data, _ in rows]
+        run = f"rollup/{self._name}/{xxhash.xxh3_64_hexdigest(self._plan.encode())}"
+        with client_for(self._connection, self._connection.servers[0]) as client:
+            for part, piece in enumerate(pieces(sized, most=append_rows.MAX_RECORDS)):
+                records = [self._record(*row, part) for row in rows[piece]]
+                if part in self._present:
+                    outcome.records += len(records)
+                    outcome.repeated += len(records)
+                    continue
+                for answer in append_rows.put(client, append_rows.chunk(self._topic, run, part, records)):
+                    outcome.records += answer.count
+                    outcome.repeated += answer.count if answer.deduped else 0
+        yield answered(outcome)
+
+    def _record(self, data: str, tag: str, part: int) -> bytes:
+        stamp = Stamp(name=self._name, plan=self._plan, part=part)
+        record: dict[str, Any] = {"data": Raw(data.encode()), "meta": {KEY: stamp}}
+        if tag:
+            record["tag"] = tag
+        return _encode(record)
+
+
+# --- small things
+
+
+def _text(ms: int, *, plain: bool = False) -> str:
+    if ms == windows.NEVER:
+        return "begin" if plain else "none"
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    return at.strftime("%Y%m%dT%H%M%S") + f"{ms % 1000:03d}Z" if plain else at.isoformat(timespec="milliseconds")
+
+
+def _replace(path: str, data: bytes) -> None:
+    with open(path + ".tmp", "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".tmp", path)

@@ -1,0 +1,72 @@
+"""Rows of a result appended to a topic, in one task, in requests that come out the same again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import xxhash
+from msgspec import Raw, Struct
+
+from topics.client import Client
+from topics.client.request import Written
+from topics.errors import TopicsError
+from topics.model import surrogates
+from topics.spark.pipelines.run.delivery import metas
+from topics.spark.sink.chunks import Chunk, framed
+from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
+from topics.spark.sink.writers import TOO_LARGE
+
+MAX_RECORDS = 1000  # in one request
+
+
+class Stamp(Struct, frozen=True, kw_only=True):
+    """What a written record says of the run that made it, under a key of its meta."""
+
+    name: str
+    plan: str
+    part: int
+
+
+def chunk(topic: str, run: str, part: int, records: list[bytes]) -> Chunk:
+    """A digest is part of the key: where a repetition comes out otherwise, it must be written, not dropped."""
+    return Chunk(topic, f"{run}/{part}/{xxhash.xxh3_64_hexdigest(framed(records))}", records)
+
+
+def put(client: Client, chunk: Chunk) -> Iterator[Written]:
+    """Appends it. One answer, or those of its halves where the server takes less at a time."""
+    records = [Raw(record) for record in chunk.records]
+    config = {"idempotency_window_ms": DEFAULT_WINDOW_MS}
+    try:
+        yield client.append(chunk.topic, records, idempotency_key=chunk.key, create=True, config=config)
+    except TopicsError as error:
+        if error.code not in TOO_LARGE or len(records) == 1:
+            raise
+        for half in chunk.halves():
+            yield from put(client, half)
+
+
+def parts_present(client: Client, topic: str, from_seq: int, *, key: str, name: str, plan: str) -> set[int]:
+    """Which parts of a plan the topic has already, behind this seq: an interrupted run wrote them."""
+    found = _stamps(client, topic, from_seq, key=key)
+    return {stamp.part for stamp in found if (stamp.name, stamp.plan) == (name, plan)}
+
+
+def holds(client: Client, topic: str, *, key: str, name: str) -> bool:
+    """Whether anything in the topic was written under this name."""
+    return any(stamp.name == name for stamp in _stamps(client, topic, 0, key=key))
+
+
+def _stamps(client: Client, topic: str, from_seq: int, *, key: str) -> Iterator[Stamp]:
+    """Of what lies behind this seq; none where there is no such topic."""
+    return (stamp for meta in metas(client, topic, from_seq=from_seq) if (stamp := _stamp(meta, key)) is not None)
+
+
+def _stamp(meta: bytes, key: str) -> Stamp | None:
+    if key.encode() not in meta:
+        return None
+    try:
+        found = surrogates.members(meta).get(key)
+        return None if found is None else msgspec.json.decode(found, type=Stamp)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,223 @@
+"""A topic taken in part by part, and what comes of it written to an output: what `compact` and `rollup` have in common.
+
+How far it has come is a `Place`, which the output keeps beside what it holds. An output that is gone is filled again,
+and a topic that was made again is begun anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+from msgspec import Struct
+
+from topics.client import Client
+from topics.spark.pipelines.rounds.source_frames import Source
+from topics.spark.pipelines.run.delivery import target_of
+from topics.spark.pipelines.run.job import Job
+from topics.spark.pipelines.run.lags import heads
+from topics.spark.pipelines.run.positions import Positions
+from topics.spark.pipelines.run.report import Gap
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STEP_SEQS = 1_000_000
+_encode = msgspec.json.Encoder().encode
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """How far it has come."""
+
+    epoch: int
+    done: int = 0
+    life: int = 0  # counts beginnings: what is written anew is another write
+    target_epoch: int = 0  # of the topic it goes to; 0 while that is not there
+
+
+At = TypeVar("At", bound=Place)
+Result = TypeVar("Result", bound=Struct)
+
+
+class Output(Generic[At]):
+    """Where results go, and where it is noted how far they have come."""
+
+    name: str
+
+    def load(self) -> At | None:
+        raise NotImplementedError
+
+    def save(self, at: At) -> None:
+        raise NotImplementedError
+
+    def target(self) -> tuple[int, int]:
+        """Epoch and head of the topic it goes to; zeros while there is none."""
+        return 0, 0
+
+    def is_lost(self, at: At) -> bool:
+        """Whether what was written up to here is gone as a whole."""
+        return False
+
+    def makes(self) -> str | None:
+        """What is not there yet, and would be made."""
+        raise NotImplementedError
+
+    def close(self) -> None: ...
+
+
+class InTopic(Output[At]):
+    """A topic; the position is among those of its server."""
+
+    def __init__(self, job: Job, client: Client, into: str, kind: type[At], *, prefix: str, positions: str) -> None:
+        self.name = into
+        self._client = client
+        self._kind = kind
+        self._connection = job.connection(client.url)
+        self._positions = Positions(client, prefix, run=job.report.run_id, topic=positions)
+
+    def load(self) -> At | None:
+        return self._positions.load(self._kind).get("")
+
+    def save(self, at: At) -> None:
+        self._positions.check_alone()
+        self._positions.save({"": at})
+
+    def target(self) -> tuple[int, int]:
+        return target_of(self._client, self.name)
+
+    def is_lost(self, at: At) -> bool:
+        return at.target_epoch != 0 and self.target()[0] != at.target_epoch
+
+    def makes(self) -> str | None:
+        return None if self.target()[0] else f"topic {self.name}"
+
+
+class Rounds(Generic[At]):
+    """One topic at work. In a dry run the output is one that only counts."""
+
+    def __init__(self, job: Job, source: Source, output: Output[At], *, step_seqs: int, full: bool) -> None:
+        self._job = job
+        self._source = source
+        self._output = output
+        self._step_seqs = step_seqs
+        self._row = job.report.topic(source.topic, into=output.name)
+        known = output.load()
+        self._life = 0 if known is None else known.life + int(full)
+        if known is not None and not full:
+            self.check_fits(known)
+        self._at = None if full else known
+        job.lags(source.url, self._note_lag, self._forget_lag)
+
+    # --- what each pipeline does by itself
+
+    def check_fits(self, known: At) -> None:
+        """Raises `BadUsage` where the output holds something else."""
+        raise NotImplementedError
+
+    def beginning(self, epoch: int, life: int) -> At:
+        raise NotImplementedError
+
+    def made_again(self, at: At, epoch: int) -> At:
+        """The place at the beginning of the topic's next life."""
+        raise NotImplementedError
+
+    def unfinished(self, at: At) -> At | None:
+        """Finishes what an earlier run was at; None where there is nothing of that kind."""
+        return None
+
+    def upto(self, at: At, head: int) -> int:
+        """The last seq of the next part."""
+        return min(head, at.done + self._step_seqs)
+
+    def take(self, at: At, stop: int) -> At:
+        """Takes in the seqs behind `at` and before `stop`."""
+        raise NotImplementedError
+
+    # --- the run
+
+    def run(self, *, follow: bool, every_s: float) -> None:
+        follow = follow and not self._job.dry_run
+        for _ in self._job.rounds(follow=follow):
+            state = self._source.state()
+            while self.step(state.head_seq):
+                pass
+            self._job.rest()
+            if follow and not self._job.stopping.wait(every_s):
+                self._source.wait(state)
+        if self._job.dry_run and (made := self._output.makes()) is not None and self._row.records:
+            self._row.would.append(f"make {made}")
+        self.finish()
+
+    def step(self, head: int) -> bool:
+        """What was left unfinished, or else the next part of the topic; False where there is neither."""
+        at = self._at = self._where()
+        finished = self.unfinished(at)
+        if finished is not None:
+            self._at = finished
+            return True
+        last = self.upto(at, head)
+        if last <= at.done:
+            return False
+        self._job.step(f"{self._source.topic}: seqs {at.done + 1} to {last}")
+        self._source.tell_removed(at.epoch, at.done + 1)
+        self._row.epoch, self._row.to_seq = at.epoch, last
+        self._row.from_seq = self._row.from_seq or at.done + 1
+        self._at = self.take(at, last + 1)
+        return True
+
+    def _where(self) -> At:
+        """How far it has come, in the topic's life of now."""
+        state, at = self._source.state(), self._at
+        if at is not None and self._output.is_lost(at):
+            self._job.warn(f"topic {self._output.name} was deleted: it is filled again")
+            self._life, at = at.life + 1, None
+        at = at or self.beginning(state.epoch, self._life)
+        if at.epoch == state.epoch and state.head_seq >= at.done:
+            return at
+        self._row.gaps.append(Gap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
+        return self.made_again(at, state.epoch)
+
+    def finish(self) -> None:
+        """What only the end of a run tells."""
+
+    def _note_lag(self, client: Client) -> None:
+        state, at = heads(client, [self._source.topic]).get(self._source.topic), self._at
+        if state is None:
+            self._row.lag = None
+        else:
+            done = at.done if at is not None and at.epoch == state.epoch else 0
+            self._row.lag = max(state.head_seq - done, 0)
+
+    def _forget_lag(self) -> None:
+        self._row.lag = None
+
+    def add(self, **counts: int) -> None:
+        """To the figures of the report; those that are 0 are not shown."""
+        figures = self._row.figures
+        figures.update({name: figures.get(name, 0) + count for name, count in counts.items() if count})
+
+
+# --- tasks
+
+
+class Task(Protocol):
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]: ...
+
+
+def one_task(rows: DataFrame, task: Task, outcome: type[Result], *, order: tuple[str, ...] = ()) -> Result:
+    """All rows, in order if one is given, through one task, which writes them; what it answers."""
+    from pyspark.sql import functions as F
+
+    together = rows.repartition(1)
+    if order:
+        together = together.sortWithinPartitions(*(F.col(name).asc_nulls_first() for name in order))
+    done = together.mapInArrow(task, "outcome BINARY").collect()
+    # Spark leaves out a task for which it knows that there are no rows.
+    found: Any = bytes(done[0].outcome) if done else next(task(iter(()))).column(0)[0].as_py()
+    return msgspec.json.decode(found, type=outcome)
+
+
+def answered(outcome: Struct) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"outcome": pa.array([_encode(outcome)], pa.binary())})

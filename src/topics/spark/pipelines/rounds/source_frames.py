@@ -1,0 +1,91 @@
+"""Ranges of topics as DataFrames, for pipelines that look into records with SQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.client import Client
+from topics.client.request import State
+from topics.errors import Code, TopicsError
+from topics.spark.pipelines.run.failures import Failed
+from topics.spark.pipelines.run.job import Job
+from topics.spark.pipelines.run.trimmed import removed
+from topics.spark.pipelines.run.unknown_names import existing_lake, unknown_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+WAIT_MS = 500
+
+
+class Source:
+    """One topic of one server, healed by a lake where there is one."""
+
+    def __init__(self, job: Job, client: Client, topic: str, *, lake: str | None = None) -> None:
+        self.topic, self.url = topic, client.url
+        self._job = job
+        self._client = client
+        self._lake = None if lake is None else existing_lake(lake).path
+
+    def appears(self, *, follow: bool) -> bool:
+        """Whether the topic is there. A job that follows waits for it, until it is stopped."""
+        while follow and not self._job.stopping.is_set():
+            try:
+                self._client.topic(self.topic)
+                return True
+            except TopicsError as error:
+                if error.code is not Code.TOPIC_NOT_FOUND:
+                    raise
+            self._job.warn(f"topic {self.topic} does not exist on {self._client.url} yet: waiting for it")
+            self._job.stopping.wait(WAIT_MS / 1000)
+        return not follow and self.state() is not None
+
+    def state(self) -> State:
+        try:
+            return self._client.topic(self.topic)
+        except TopicsError as error:
+            if error.code is Code.TOPIC_NOT_FOUND:
+                raise unknown_topic(self._client, self.topic) from None
+            raise
+
+    def load(self, start: int, stop: int) -> DataFrame:
+        """The rows of seqs [start, stop), losses among them as rows of kind gap.
+
+        Beside the source's columns there is `value`: `data` as a VARIANT, for `value:user.id::string` and the like.
+        """
+        reader = self._job.spark.read.format("topics").options(**self._job.reading(self._client.url))
+        reader = reader.option("subscribe", self.topic).option("failOnDataLoss", "false")
+        reader = reader.option("startingOffsets", _offsets(self.topic, start))
+        reader = reader.option("endingOffsets", _offsets(self.topic, stop))
+        if self._lake is not None:
+            reader = reader.option("lake", self._lake)
+        return reader.load().selectExpr("*", "try_parse_json(data) AS value")
+
+    def tell_removed(self, epoch: int, start: int) -> None:
+        """Warns where the topic begins behind `start` because it was trimmed, and the lake was not given."""
+        found = None if self._lake is not None else removed(self._client, self.topic, epoch=epoch, start=start)
+        if found is not None and found.is_trimmed:
+            self._job.warn(
+                f"topic {self.topic}: {found} were removed when they were in a lake, and are left out; "
+                "--lake DIR reads them from there"
+            )
+
+    def check_same(self, epoch: int) -> None:
+        """Raises `Failed` where the topic was made again while it was read: what was read is then of nobody knows."""
+        if self.state().epoch != epoch:
+            raise Failed(
+                f"topic {self.topic} was deleted and made again while it was read",
+                next="run the same command again: it goes on with the topic as it is now",
+            )
+
+    def wait(self, state: State) -> None:
+        """Until the topic has grown, or for a moment."""
+        self._client.diff(
+            self.topic, from_seq=state.head_seq, epoch=state.epoch, limit=1, include_meta=False, wait_ms=WAIT_MS
+        )
+
+
+def _offsets(topic: str, seq: int) -> str:
+    return msgspec.json.encode({topic: seq}).decode()

@@ -1,0 +1,129 @@
+"""How far pipelines have come, kept as records in a topic of the server that they write to.
+
+Progress that lies beside the data shares its fate: a server that comes back from a backup has the positions that belong
+to it. Each position has a name, which is its tag; the last record of a name is the one that holds. A position says what
+is done, and what is planned: a run that is killed leaves its plan, and the next one repeats exactly that, under the
+same idempotency keys, so that what a left-over task still writes is the same write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+import xxhash
+from msgspec import Raw, Struct
+
+from topics.client import Client
+from topics.client.request import Record
+from topics.errors import Code, TopicsError
+from topics.model.names import check_topic
+from topics.spark.pipelines.run.job import BadUsage, Failed
+
+TOPIC = "sys:positions"
+CONFIG = {"durability": "fsync"}
+MAX_NAME_BYTES = 200  # tags may have 256
+TIDY_EVERY = 500
+
+Value = TypeVar("Value", bound=Struct)
+
+
+class _Entry(Struct):
+    name: str
+    run: str
+    value: Raw
+
+
+class Positions:
+    """The positions of one run whose names begin alike; a second run of the same kind is noticed and ends."""
+
+    def __init__(self, client: Client, prefix: str, *, run: str, topic: str = TOPIC) -> None:
+        try:
+            check_topic(topic, field="--positions")
+        except TopicsError as error:
+            raise BadUsage(f"--positions: {error.message}") from None
+        self._client = client
+        self._prefix = prefix
+        self._run = run
+        self.topic = topic
+        self._at = 0  # last seq of the topic that was seen
+        self._moved: set[str] = set()
+        self._last: dict[str, int] = {}  # where the last record of each name lies
+        self._count = 0
+
+    def load(self, kind: type[Value]) -> dict[str, Value]:
+        """Every position by its name without the prefix. Called once, before anything else."""
+        found: dict[str, Value] = {}
+        for seq, entry in self._entries(0):
+            found[entry.name] = msgspec.json.decode(entry.value, type=kind)
+            self._last[entry.name] = seq
+        return {name.removeprefix(self._prefix): value for name, value in found.items()}
+
+    def check_alone(self) -> None:
+        """Raises `Failed` where another run has moved a position that this one moves."""
+        for _, entry in self._entries(self._at):
+            if entry.run != self._run and entry.name in self._moved:
+                raise Failed(
+                    f"another run ({entry.run}) is moving {entry.name} at the same time",
+                    next="let one of the two run, and stop the other",
+                )
+
+    def save(self, values: Mapping[str, Struct]) -> None:
+        """All of them or none."""
+        if not values:
+            return
+        records = []
+        names = [self._prefix + name for name in values]
+        self._moved.update(names)
+        for name, value in zip(names, values.values(), strict=True):
+            entry = _Entry(name, self._run, Raw(msgspec.json.encode(value)))
+            records.append({"data": Raw(msgspec.json.encode(entry)), "tag": tag_of(name)})
+        self._count += 1
+        for start in range(0, len(records), 5000):
+            key = f"{self._run}/{xxhash.xxh3_64_hexdigest(self._prefix.encode())}/{self._count}/{start}"
+            part = records[start : start + 5000]
+            done = self._client.append(self.topic, part, idempotency_key=key, create=True, config=CONFIG)
+            for index, name in enumerate(names[start : start + 5000]):
+                self._last[name] = done.first_seq + index
+        if self._count % TIDY_EVERY == 0:
+            self._tidy()
+
+    def forget(self) -> None:
+        """Removes every position of these names, where the key may delete."""
+        try:
+            self._client.delete(self.topic, match=["tag", "Glob", tag_of(self._prefix) + "*"])
+        except TopicsError as error:
+            if error.code not in (Code.FORBIDDEN, Code.TOPIC_NOT_FOUND):
+                raise
+
+    def _entries(self, from_seq: int) -> list[tuple[int, _Entry]]:
+        found = []
+        match = ["tag", "Glob", tag_of(self._prefix) + "*"]
+        try:
+            for item in self._client.read(self.topic, from_seq=from_seq, filter=match):
+                if isinstance(item, Record):
+                    self._at = item.seq
+                    entry = msgspec.json.decode(item.data, type=_Entry)
+                    if entry.name.startswith(self._prefix):
+                        found.append((item.seq, entry))
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+        return found
+
+    def _tidy(self) -> None:
+        """Removes what later records have replaced. A key that may not delete leaves it: it does no harm."""
+        try:
+            for name, seq in self._last.items():
+                self._client.delete(self.topic, match=tag_of(name), before_seq=seq)
+        except TopicsError as error:
+            if error.code is not Code.FORBIDDEN:
+                raise
+
+
+def tag_of(name: str) -> str:
+    """The name itself, or one that stands for it where it is too long for a tag."""
+    if len(name.encode()) <= MAX_NAME_BYTES:
+        return name
+    return f"{name[: MAX_NAME_BYTES // 2]}~{xxhash.xxh3_128_hexdigest(name.encode())}"

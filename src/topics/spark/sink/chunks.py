@@ -1,0 +1,182 @@
+"""Rows to write, cut into requests that come out the same again. Pure: no Spark, no server.
+
+A write is exactly-once when its repetition, after a crash, asks for the same requests under the same idempotency keys.
+So nothing that may differ the next time goes into a cut: not the number of partitions, not the rate, not the order in
+which partitions run. Rows that carry their source are cut on the absolute grid of `plan.GRID` seqs, on which readers
+cut partitions, too; a request holds the rows of one cell of one source topic.
+
+A key is made of the run (query and batch), the source range and a digest of what is written. The digest is there so
+that two branches of one query that write the same source seqs are two writes: where a key is wrong, records must come
+twice rather than not at all.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, pairwise
+from typing import Literal, NamedTuple
+
+import xxhash
+
+from topics.spark.source.plan import GRID
+
+KeyBy = Literal["rows", "source"]
+
+MAX_RECORDS = 10_000  # what a server takes in one write unless told otherwise
+MAX_BYTES = 4 << 20
+HELD_BYTES = 32 << 20
+
+
+class Chunk(NamedTuple):
+    """One request: records, as JSON objects, for one topic, under their key."""
+
+    topic: str
+    key: str
+    records: list[bytes]
+
+    def halves(self) -> list[Chunk]:
+        """For a server that takes less in one write than we send."""
+        middle = len(self.records) // 2
+        return [
+            Chunk(self.topic, f"{self.key}.0", self.records[:middle]),
+            Chunk(self.topic, f"{self.key}.1", self.records[middle:]),
+        ]
+
+
+class Sourced(NamedTuple):
+    """A row that says where it comes from."""
+
+    topic: str  # that it goes to
+    source: str  # that it was read from
+    seq: int
+    record: bytes
+
+
+class Plain(NamedTuple):
+    """A row that does not."""
+
+    topic: str
+    record: bytes
+
+
+Cell = tuple[str, str, int]  # destination, source topic, seq // GRID
+
+
+class GridChunks:
+    """Rows with a source, cell by cell.
+
+    Cells are held until memory is needed, the one that was touched least recently first: for rows in the order of
+    their source that is one that is complete, and for rows that went through a shuffle it gives the others time to
+    come together.
+    """
+
+    def __init__(self, run: str, *, key_by: KeyBy = "rows", held_bytes: int = HELD_BYTES) -> None:
+        self._run = run
+        self._key_by = key_by
+        self._limit_bytes = held_bytes
+        self._held_bytes = 0
+        self._cells: OrderedDict[Cell, list[tuple[int, bytes]]] = OrderedDict()
+        self._released: dict[Cell, int] = {}
+
+    def add(self, rows: Iterable[Sourced]) -> Iterator[Chunk]:
+        cells = self._cells
+        current: Cell | None = None
+        held: list[tuple[int, bytes]] = []
+        size_bytes = 0
+        for topic, source, seq, record in rows:
+            cell = (topic, source, seq // GRID)
+            if cell != current:
+                current, held = cell, cells.setdefault(cell, [])
+                cells.move_to_end(cell)
+            held.append((seq, record))
+            size_bytes += len(record)
+        self._held_bytes += size_bytes
+        if self._held_bytes > self._limit_bytes:
+            yield from self._release()
+
+    def finish(self) -> Iterator[Chunk]:
+        order: dict[tuple[str, str], int] = {}
+        for topic, source, _ in self._cells:
+            order.setdefault((topic, source), len(order))
+        for cell in sorted(self._cells, key=lambda cell: (order[cell[:2]], cell[2])):
+            yield from self._cut(cell, self._cells[cell])
+        self._cells.clear()
+
+    def _release(self) -> Iterator[Chunk]:
+        """Lets go of cells until half the room is free; the one being filled stays unless it is too much by itself."""
+        while self._cells and self._held_bytes > self._limit_bytes // 2:
+            if len(self._cells) == 1 and self._held_bytes <= self._limit_bytes:
+                return
+            cell, rows = self._cells.popitem(last=False)
+            self._held_bytes -= sum(len(record) for _, record in rows)
+            yield from self._cut(cell, rows)
+            self._released[cell] = self._released.get(cell, 0) + 1
+
+    def _cut(self, cell: Cell, rows: list[tuple[int, bytes]]) -> Iterator[Chunk]:
+        topic, source, _ = cell
+        if any(one[0] > other[0] for one, other in pairwise(rows)):
+            rows.sort(key=lambda row: row[0])  # stable: rows made of one record keep their order
+        earlier = self._released.get(cell, 0)
+        for index, piece in enumerate(pieces([record for _, record in rows])):
+            part = rows[piece]
+            seqs, records = [seq for seq, _ in part], [record for _, record in part]
+            digest = xxhash.xxh3_128(f"{source}\n{earlier}\n{index}\n{seqs}\n".encode())
+            if self._key_by == "rows":
+                digest.update(framed(records))
+            yield Chunk(topic, f"{self._run}/{seqs[0]}-{seqs[-1]}/{digest.hexdigest()}", records)
+
+
+class OrderedChunks:
+    """Rows without a source, in the order in which they come, as many in a request as go.
+
+    The key holds the partition and a digest that does not care for order: rows of a shuffle may come in another one the
+    next time, and as long as they fit into one request that changes nothing. `sort` does the same for any number.
+    """
+
+    def __init__(self, run: str, partition: int, *, sort: bool = False) -> None:
+        self._run = f"{run}/p{partition}"
+        self._sort = sort
+        self._rows: dict[str, list[bytes]] = {}
+        self._sizes: dict[str, int] = {}
+        self._index = count()
+
+    def add(self, rows: Iterable[Plain]) -> Iterator[Chunk]:
+        for topic, record in rows:
+            held = self._rows.setdefault(topic, [])
+            size_bytes = self._sizes.get(topic, 0) + len(record)
+            if not self._sort and held and (len(held) >= MAX_RECORDS or size_bytes > MAX_BYTES):
+                yield self._chunk(topic, held)
+                held = self._rows[topic] = []
+                size_bytes = len(record)
+            held.append(record)
+            self._sizes[topic] = size_bytes
+
+    def finish(self) -> Iterator[Chunk]:
+        for topic, records in self._rows.items():
+            if self._sort:
+                records.sort()
+            for piece in pieces(records):
+                yield self._chunk(topic, records[piece])
+        self._rows.clear()
+
+    def _chunk(self, topic: str, records: list[bytes]) -> Chunk:
+        digest = xxhash.xxh3_128_hexdigest(framed(sorted(records)))
+        return Chunk(topic, f"{self._run}/{next(self._index)}/{digest}", records)
+
+
+def pieces(records: Sequence[bytes], *, most: int = MAX_RECORDS) -> Iterator[slice]:
+    """The slices that fit into one request each, of no more than so many records."""
+    start = size_bytes = 0
+    for at, record in enumerate(records):
+        if at > start and (at - start >= most or size_bytes + len(record) > MAX_BYTES):
+            yield slice(start, at)
+            start, size_bytes = at, 0
+        size_bytes += len(record)
+    if start < len(records):
+        yield slice(start, len(records))
+
+
+def framed(records: Sequence[bytes]) -> bytes:
+    """Bytes that differ whenever the records do: each is one JSON object, so they part in one way only."""
+    return b"\n".join(records)

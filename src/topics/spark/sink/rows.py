@@ -1,0 +1,273 @@
+"""From the columns of a DataFrame to records to write: which column means what, and the JSON of each record.
+
+    data          what to write: a string or binary column holds JSON text, any other type is written as its JSON
+    tag, node     strings
+    meta          a string with a JSON object, or a struct or map
+    topic         where to write, unless the option `topic` says it
+    seq, topic    where the row comes from, as the source gives it; `source_topic` where `topic` is the destination
+    server        part of where it comes from, with several servers
+
+Kafka's names `value`, `key`, `headers` and `offset` stand for data, tag, meta and seq. Columns of the source that are
+no part of a record (`kind`, `ts` …) are left out; any other column is an error, because leaving it out would lose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import Raw
+from pyspark.sql.types import BinaryType, CharType, DataType, LongType, StringType, StructType, VarcharType
+
+from topics.errors import TopicsError
+from topics.model import surrogates
+from topics.model.names import check_topic
+from topics.spark.sink.chunks import Plain, Sourced
+from topics.spark.sink.json_text import NoJson, converter, encode
+from topics.spark.source.schema import KAFKA, PLAIN, SERVER
+
+DataFormat = Literal["json", "text"]
+Texts = Callable[[pa.Array], list[bytes | None]]
+
+ALIASES = {"value": "data", "key": "tag", "headers": "meta", "offset": "seq"}
+USED = ("data", "tag", "node", "meta", "topic", "seq", "source_topic", "server", "kind", "gap_to", "reason")
+IGNORED = {name for name, _, _ in (*PLAIN, *KAFKA, SERVER)}
+
+_check = msgspec.json.Decoder(Raw).decode
+_TEXT = (StringType, CharType, VarcharType)
+
+
+class BadColumns(ValueError):
+    """A DataFrame that cannot be written: which column, and what would be right."""
+
+
+class BadValue(ValueError):
+    """A value that cannot be written."""
+
+
+class Renderer:
+    """Makes records of Arrow batches. Built on the driver, where a wrong schema shows at once; used by tasks."""
+
+    def __init__(self, schema: StructType, *, topic: str | None = None, data_format: DataFormat = "json") -> None:
+        self._made_of = schema, topic, data_format
+        self._at = _positions(schema)
+        self._topic = topic
+        kinds = {name: schema.fields[at].dataType for name, at in self._at.items()}
+        _check_kinds(kinds, topic)
+        self._data = _data_texts(kinds["data"], data_format)
+        self._meta = _meta_texts(kinds.get("meta"))
+        if "meta" in self._at and schema.fields[self._at["meta"]].name.lower() == "headers":
+            self._meta = _headers_texts
+        self.has_source = "seq" in kinds and ("source_topic" in kinds or "topic" in kinds)
+        self._tells_gaps = self.has_source and {"kind", "gap_to", "reason"} <= kinds.keys()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tasks make their own: functions made for a schema do not travel."""
+        return _renderer, self._made_of
+
+    def rows(self, batch: pa.RecordBatch) -> tuple[list[Sourced], list[Plain]]:
+        """Those that say where they come from, and those that do not."""
+        records = self._records(batch)
+        topics = self._destinations(batch)
+        if not self.has_source:
+            return [], list(map(Plain, topics, records))
+        sources, seqs = self._sources(batch), self._column(batch, "seq").to_pylist()
+        if None not in seqs and None not in sources:
+            return list(map(Sourced, topics, cast(list[str], sources), seqs, records)), []
+        sourced, plain = [], []
+        for topic, source, seq, record in zip(topics, sources, seqs, records, strict=True):
+            if seq is None or source is None:
+                plain.append(Plain(topic, record))
+            else:
+                sourced.append(Sourced(topic, source, seq, record))
+        return sourced, plain
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        return batch.column(self._at[name])
+
+    def _records(self, batch: pa.RecordBatch) -> list[bytes]:
+        data = self._data(self._column(batch, "data"))
+        parts: list[list[bytes]] = []
+        for name in ("tag", "node"):
+            if name in self._at and (column := self._column(batch, name)).null_count < len(column):
+                parts.append(_quoted(name, column))
+        if self._meta is not None and (column := self._column(batch, "meta")).null_count < len(column):
+            parts.append([b"" if text is None else b',"meta":%b' % text for text in self._meta(column)])
+        if self._tells_gaps:
+            self._put_gaps(batch, data, parts)
+        if not parts:
+            return [b'{"data":%b}' % (text or b"null") for text in data]
+        return [b'{"data":%b%b}' % (text or b"null", b"".join(rest)) for text, *rest in zip(data, *parts, strict=True)]
+
+    def _put_gaps(self, batch: pa.RecordBatch, data: list[bytes | None], parts: list[list[bytes]]) -> None:
+        """A row that tells of a loss becomes a record that tells of it: a copy must not look whole when it is not."""
+        gaps = pc.equal(self._column(batch, "kind"), "gap")
+        if not pc.any(gaps).as_py():
+            return
+        metas = [b""] * batch.num_rows
+        for at in pc.indices_nonzero(gaps).to_pylist():
+            if data[at] is not None:
+                continue  # the query has its own way of telling it
+            data[at] = encode(
+                {
+                    "topic": self._sources(batch.slice(at, 1))[0],
+                    "gap_from": self._column(batch, "seq")[at].as_py(),
+                    "gap_to": self._column(batch, "gap_to")[at].as_py(),
+                    "reason": self._column(batch, "reason")[at].as_py(),
+                }
+            )
+            metas[at] = b',"meta":{"kind":"gap"}'
+        parts.append(metas)
+
+    def _destinations(self, batch: pa.RecordBatch) -> list[str]:
+        if self._topic is not None:
+            return [self._topic] * batch.num_rows
+        column = self._column(batch, "topic")
+        for name in pc.unique(column).to_pylist():
+            if name is None:
+                raise BadValue("a row without a topic to write to: the column topic is NULL")
+            try:
+                check_topic(name)
+            except TopicsError as error:
+                raise BadValue(f"column topic: {error.message}") from None
+        return cast(list[str], column.to_pylist())
+
+    def _sources(self, batch: pa.RecordBatch) -> list[str | None]:
+        column = self._column(batch, "source_topic" if "source_topic" in self._at else "topic")
+        topics = cast(list[str | None], column.to_pylist())
+        if "server" not in self._at:
+            return topics
+        servers = self._column(batch, "server").to_pylist()
+        return [None if topic is None else f"{server}/{topic}" for server, topic in zip(servers, topics, strict=True)]
+
+
+def _renderer(schema: StructType, topic: str | None, data_format: DataFormat) -> Renderer:
+    return Renderer(schema, topic=topic, data_format=data_format)
+
+
+def _positions(schema: StructType) -> dict[str, int]:
+    """Where the columns that are used stand. Raises `BadColumns` for one that has no place in a record."""
+    given = {field.name.lower(): at for at, field in enumerate(schema.fields)}
+    found = {name: at for name, at in given.items() if name in USED}
+    for alias, name in ALIASES.items():
+        if alias in given:
+            found.setdefault(name, given[alias])
+    ignored = {name.lower() for name in IGNORED}
+    for name in given:
+        if name not in USED and name not in ignored:
+            raise BadColumns(
+                f"column {name!r} has no place in a record: drop it, or put it into data, "
+                f'such as df.select(struct("{name}", …).alias("data"))'
+            )
+    if "data" not in found:
+        raise BadColumns('there is no column "data" to write; make one, such as struct("*").alias("data")')
+    return found
+
+
+def _check_kinds(kinds: dict[str, DataType], topic: str | None) -> None:
+    if topic is None and "topic" not in kinds:
+        raise BadColumns("say where to write: with the option topic, or in a column topic")
+    for name in ("topic", "source_topic", "node", "server"):
+        if name in kinds and not isinstance(kinds[name], _TEXT):
+            raise BadColumns(f"column {name!r} must be a string, not {kinds[name].simpleString()}")
+    if "tag" in kinds and not isinstance(kinds["tag"], (*_TEXT, BinaryType)):
+        raise BadColumns(f"column 'tag' must be a string, not {kinds['tag'].simpleString()}")
+    if "seq" in kinds and not isinstance(kinds["seq"], LongType):
+        raise BadColumns(f"column 'seq' must be a bigint, as the source gives it, not {kinds['seq'].simpleString()}")
+
+
+def _data_texts(kind: DataType, data_format: DataFormat) -> Texts:
+    if not isinstance(kind, (*_TEXT, BinaryType)):
+        return _json_of(kind, "data")
+    if data_format == "text":
+        return lambda column: [None if value is None else encode(value) for value in _strings("data", column)]
+    return lambda column: _json_texts("data", column)
+
+
+def _meta_texts(kind: DataType | None) -> Texts | None:
+    if kind is None:
+        return None
+    if isinstance(kind, _TEXT):
+        return lambda column: _json_texts("meta", column)
+    return _json_of(kind, "meta")
+
+
+def _json_of(kind: DataType, name: str) -> Texts:
+    try:
+        convert = converter(kind, name)
+    except NoJson as error:
+        raise BadColumns(str(error)) from None
+
+    def texts(column: pa.Array) -> list[bytes | None]:
+        values: Sequence[Any] = column.to_pylist()
+        if convert is None:
+            return [None if value is None else encode(value) for value in values]
+        return [None if value is None else encode(convert(value)) for value in values]
+
+    return texts
+
+
+def _json_texts(name: str, column: pa.Array) -> list[bytes | None]:
+    """JSON that is there already: checked, because half a value would spoil the records beside it."""
+    texts: list[bytes | None] = column.cast(pa.binary()).to_pylist()
+    for text in texts:
+        if text is not None:
+            try:
+                _check(text)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                if not _is_json(text):
+                    raise _not_json(name, text, error) from None
+    return texts
+
+
+def _is_json(text: bytes) -> bool:
+    """The slow and thorough look: the fast decoder refuses half surrogate pairs, which are legal JSON text."""
+    import json
+
+    try:
+        json.loads(text.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _not_json(name: str, text: bytes, error: Exception) -> BadValue:
+    shown = text[:80].decode(errors="replace")
+    hint = '; to write plain strings, set the option dataFormat to "text"' if name == "data" else ""
+    return BadValue(f"column {name}: {shown!r} is no JSON text ({error}){hint}")
+
+
+def _strings(name: str, column: pa.Array) -> list[str | None]:
+    try:
+        return cast(list[str | None], column.cast(pa.string()).to_pylist())
+    except pa.ArrowInvalid as error:
+        raise BadValue(f"column {name}: {error}") from None
+
+
+def _quoted(name: str, column: pa.Array) -> list[bytes]:
+    head = f',"{name}":'.encode()
+    return [b"" if value is None else head + encode(value) for value in _strings(name, column)]
+
+
+def _headers_texts(column: pa.Array) -> list[bytes | None]:
+    """Kafka's headers: pairs of a name and bytes. Those that the source made are JSON; others are taken as text."""
+    return [None if pairs is None else surrogates.object_of(dict(_headers(pairs))) for pairs in column.to_pylist()]
+
+
+def _headers(pairs: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for pair in pairs:
+        key, value = surrogates.unescaped(pair["key"]), pair["value"] or b"null"
+        try:
+            _check(value)
+        except (msgspec.MsgspecError, RecursionError):
+            if not _is_json(value):
+                yield key, value.decode(errors="replace")
+                continue
+        yield key, Raw(value)

@@ -1,0 +1,154 @@
+"""Writers: the rows of a batch or of a stream's micro-batches, appended to topics.
+
+A task sends its rows in requests whose cuts and idempotency keys come out the same when it, or the whole batch, is
+repeated (`chunks`): the server knows the ones it has, so repeating is harmless for as long as it remembers them. What
+was written by a task is there at once. A log takes nothing back, so there is nothing to commit or to abort.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from msgspec import Raw
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from topics.client import Client
+from topics.errors import Code, TopicsError
+from topics.spark.sink.chunks import Chunk, GridChunks, OrderedChunks
+from topics.spark.sink.rows import Renderer
+from topics.spark.sink.write_options import WriteOptions
+from topics.spark.source.catalog import client_for
+
+QUERY_ID = "sql.streaming.queryId"  # of the checkpoint: survives restarts
+BATCH_ID = "streaming.sql.batchId"
+FULL_PAUSE_S = 0.5
+TOO_LARGE = (Code.BATCH_TOO_LARGE, Code.PAYLOAD_TOO_LARGE)
+
+
+class NotAppend(ValueError):
+    """A mode that would have to take records back."""
+
+
+class ShortWindow(ValueError):
+    """A topic that forgets sooner what was written than the query needs it to remember."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task did; `repeated` counts the records that were there already."""
+
+    records: int = 0
+    repeated: int = 0
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write`. Made once and sent to tasks, so its id is the same in every attempt."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise NotAppend('a topic is a log: rows are added to it and never replaced. Write with mode("append")')
+        self._options = options
+        self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
+        self._write_id = options.write_id or uuid.uuid4().hex
+        check_window(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return write_rows(iterator, self._options, self._renderer, run_name(self._options, otherwise=self._write_id))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """`df.writeStream`. Made anew for every micro-batch."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise NotAppend(
+                "output mode complete replaces what was written before, which a topic cannot: "
+                'use outputMode("append"), or write the batches of foreachBatch'
+            )
+        self._options = options
+        self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
+        check_window(options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return write_rows(iterator, self._options, self._renderer, run_name(self._options, otherwise=None))
+
+
+def run_name(options: WriteOptions, *, otherwise: str | None) -> str:
+    """What this run is called in keys: query and batch inside a stream's micro-batch, `foreachBatch` included."""
+    task = TaskContext.get()
+    query = None if task is None else task.getLocalProperty(QUERY_ID)
+    batch = None if task is None else task.getLocalProperty(BATCH_ID)
+    if query is not None and batch is not None:
+        return f"spark/{query}/{batch}" + (f"/{options.write_id}" if options.write_id else "")
+    assert otherwise is not None, "a stream's task knows its query"
+    return f"spark/{otherwise}"
+
+
+def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> Written:
+    """Everything one task has to write."""
+    task = TaskContext.get()
+    grid = GridChunks(run, key_by=options.key_by)
+    plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
+    done = Written()
+    with client_for(options.connection, options.connection.servers[0]) as client:
+        for batch in batches:
+            sourced_rows, plain_rows = renderer.rows(batch)
+            send(client, options, grid.add(sourced_rows), done)
+            send(client, options, plain.add(plain_rows), done)
+        send(client, options, grid.finish(), done)
+        send(client, options, plain.finish(), done)
+    return done
+
+
+def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: Written) -> None:
+    for chunk in chunks:
+        _send_chunk(client, options, chunk, done)
+
+
+def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: Written) -> None:
+    """One request; two of half the size where the server takes less at a time."""
+    deadline = time.monotonic() + options.connection.timeout_ms / 1000
+    while True:
+        try:
+            answer = client.append(
+                chunk.topic,
+                [Raw(record) for record in chunk.records],
+                idempotency_key=chunk.key,
+                create=options.create,
+                config=options.creation,
+            )
+        except TopicsError as error:
+            if error.code in TOO_LARGE and len(chunk.records) > 1:
+                return send(client, options, chunk.halves(), done)
+            if error.code is not Code.TOPIC_FULL or time.monotonic() > deadline:
+                raise
+            time.sleep(FULL_PAUSE_S)  # it rejects what does not fit; somebody may be making room
+            continue
+        done.records += answer.count
+        done.repeated += answer.count if answer.deduped else 0
+        return None
+
+
+def check_window(options: WriteOptions) -> None:
+    """Raises `ShortWindow` where a window was asked for and the topic, made by somebody else, has a shorter one."""
+    if options.window_ms is None or options.topic is None:
+        return
+    with client_for(options.connection, options.connection.servers[0]) as client:
+        try:
+            state = client.topic(options.topic)
+        except TopicsError as error:
+            if error.code is Code.TOPIC_NOT_FOUND:
+                return
+            raise
+    if state.config.idempotency_window_ms < options.window_ms:
+        raise ShortWindow(
+            f"topic {options.topic} remembers writes for {state.config.idempotency_window_ms} ms, less than "
+            f"idempotencyWindowMs={options.window_ms}; raise it with "
+            f'PUT /v0/topics/{options.topic} {{"idempotency_window_ms": {options.window_ms}}}'
+        )

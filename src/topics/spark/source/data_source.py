@@ -1,0 +1,44 @@
+"""The data source `topics`."""
+
+from __future__ import annotations
+
+from msgspec import structs
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from topics.spark.options import read_options
+from topics.spark.sink.write_options import patient, write_options
+from topics.spark.sink.writers import BatchWriter, StreamWriter
+from topics.spark.source.batch import TopicsReader
+from topics.spark.source.schema import shape_of
+from topics.spark.source.stream import TopicsStreamReader
+
+
+class TopicsSource(DataSource):
+    """`spark.read.format("topics")` and its relatives."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "topics"
+
+    def schema(self) -> str:
+        return shape_of(read_options(self.options)).ddl()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TopicsReader(read_options(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = read_options(self.options)
+        return TopicsStreamReader(structs.replace(options, connection=patient(options.connection, self.options)))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(write_options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return StreamWriter(write_options(self.options), schema, overwrite=overwrite)

@@ -1,0 +1,255 @@
+"""One span to record batches, on an executor. Every seq of it is delivered, told as lost, or was rightly skipped.
+
+Batch and stream both read through here, from a server, from files, or from a lake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+from msgspec import Struct
+
+from topics.client import request
+from topics.engine import offline
+from topics.engine.offline import Excerpt
+from topics.engine.read import Query
+from topics.errors import Code, TopicsError
+from topics.lake import Gap as ArchivedGap
+from topics.lake import Lake
+from topics.lake.heal import OTHER_LAKE, Healer, Wanted
+from topics.model.records import TagMatch
+from topics.spark.options import Connection, ReadOptions
+from topics.spark.source.catalog import client_for
+from topics.spark.source.plan import Span
+from topics.spark.source.record_batches import Batches
+from topics.spark.source.schema import Shape, shape_of
+from topics.storage.fs import RealFs
+from topics.storage.run import Run
+
+HINTS = {
+    OTHER_LAKE: "the server was told that a lake has them, and this one has not: it is another lake, an older copy, or "
+    "lacks its last versions: bring the right one back; ",
+}
+
+
+class DataLoss(RuntimeError):
+    """A range that a query asked for is gone."""
+
+    def __init__(self, span: Span, gap_from: int, gap_to: int, reason: str) -> None:
+        super().__init__(
+            f"seqs {gap_from} to {gap_to} of topic {span.topic} in {span.server} are lost ({reason}); "
+            f"{HINTS.get(reason, '')}"
+            "with failOnDataLoss=false they come as a row of kind gap, and the query goes on"
+        )
+
+
+class Incomplete(RuntimeError):
+    """A read ended before the end of its range though nothing says why."""
+
+
+class Gap(Protocol):
+    """A tombstone, the engine's or the client's."""
+
+    @property
+    def gap_from(self) -> int: ...
+    @property
+    def gap_to(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+
+
+Piece: TypeAlias = Run | pa.RecordBatch | Gap | int  # an int is the seq after the last one looked at
+
+
+class How(Struct, frozen=True, kw_only=True):
+    """How spans are read: what executors need of the options."""
+
+    connection: Connection = Connection()
+    nodes: tuple[str, ...] = ()
+    tag: TagMatch | None = None
+    fail_on_data_loss: bool = True
+    shape: Shape = Shape()
+    lake: str | None = None
+    lake_only: bool = False
+
+
+def how_of(options: ReadOptions, *, tag: TagMatch | None = None) -> How:
+    """`tag` is a condition that a filter of the query allows besides."""
+    return How(
+        connection=options.connection,
+        nodes=options.nodes,
+        tag=options.tag or tag,
+        fail_on_data_loss=options.fail_on_data_loss,
+        shape=shape_of(options),
+        lake=options.lake,
+        lake_only=options.lake_only,
+    )
+
+
+def read_span(span: Span, how: How, excerpt: Excerpt | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a span; from files where there is an excerpt. Raises `DataLoss`."""
+    rows = Rows(span, how)
+    if span.lost is not None:
+        yield from rows.lose(span.start, span.stop - 1, span.lost)
+        return
+    for piece in _pieces(span, how, excerpt):
+        if isinstance(piece, Run):
+            yield rows.take(piece)
+        elif isinstance(piece, pa.RecordBatch):
+            yield rows.take_archived(piece)
+        elif isinstance(piece, int):
+            rows.at = max(rows.at, piece)
+        else:
+            yield from rows.lose(piece.gap_from, piece.gap_to, piece.reason)
+    rows.check_complete()
+
+
+def _pieces(span: Span, how: How, excerpt: Excerpt | None) -> Iterator[Piece]:
+    if excerpt is not None:
+        return _from_files(span, how, excerpt)
+    if how.lake is None:
+        return _from_server(span, how)
+    return _from_lake(span, how, how.lake) if how.lake_only else _healed(span, how, how.lake)
+
+
+class Rows:
+    """Batches of one span, and an account of how far they have come."""
+
+    def __init__(self, span: Span, how: How) -> None:
+        self.at = span.start
+        self._span = span
+        self._fails = how.fail_on_data_loss
+        self._batches = Batches(how.shape)
+
+    def take(self, run: Run) -> pa.RecordBatch:
+        assert self.at <= run.first <= run.last < self._span.stop, "a server answers with the range it was asked for"
+        self.at = run.last + 1
+        return self._batches.records(run, self._span.server, self._span.topic)
+
+    def take_archived(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        seqs = batch.column("seq")
+        first, last = seqs[0].as_py(), seqs[-1].as_py()
+        assert self.at <= first <= last < self._span.stop, "a lake answers with the range it was asked for"
+        self.at = last + 1
+        return self._batches.archived(batch, self._span.server, self._span.topic)
+
+    def lose(self, gap_from: int, gap_to: int, reason: str) -> Iterator[pa.RecordBatch]:
+        """The gap clipped to the span: what lies outside is told by whoever reads there."""
+        span = self._span
+        gap_from, gap_to = max(gap_from, self.at), min(gap_to, span.stop - 1)
+        if gap_from > gap_to:
+            return
+        if self._fails:
+            raise DataLoss(span, gap_from, gap_to, reason)
+        self.at = gap_to + 1
+        yield self._batches.gap(span.server, span.topic, gap_from, gap_to, reason)
+
+    def check_complete(self) -> None:
+        if self.at < self._span.stop:
+            raise Incomplete(
+                f"reading topic {self._span.topic} in {self._span.server} ended at seq {self.at - 1} "
+                f"where {self._span.stop - 1} was the last one asked for"
+            )
+
+
+DROPPED = "dropped"  # our word for a topic that was there when the query was planned and is not any more
+UNARCHIVED = "unarchived"  # our word for seqs that a lake knows nothing of, where nobody else is asked
+
+
+def _from_server(span: Span, how: How) -> Iterator[Run | Gap | int]:
+    """Runs, losses, and at last the seq after the last one looked at."""
+    at = span.start
+    for piece in _scan(span, how):
+        if isinstance(piece, request.Tombstone) and piece.reason in ("recreated", DROPPED):
+            yield request.Tombstone(at, span.stop - 1, piece.reason)  # what follows is of another life
+            yield span.stop
+            return
+        if isinstance(piece, Run):
+            at = piece.last + 1
+        yield piece
+
+
+def _scan(span: Span, how: How) -> Iterator[Run | request.Tombstone | int]:
+    fields = {
+        "upto_seq": span.stop - 1,
+        "epoch": span.epoch,
+        "node": list(how.nodes) or None,
+        "filter": None if how.tag is None else how.tag.wire(),
+    }
+    with client_for(how.connection, span.server) as client:
+        try:
+            for piece in client.scan(span.topic, from_seq=span.start - 1, **fields):
+                yield piece.next_from_seq + 1 if isinstance(piece, request.End) else piece
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            yield request.Tombstone(span.start, span.stop - 1, DROPPED)
+
+
+def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
+    query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=frozenset(how.nodes) or None, match=how.tag)
+    yield from offline.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
+    yield span.stop
+
+
+def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
+    """What the server has, and from the lake what it has no more; see `topics.lake.heal`."""
+    wanted = Wanted(tag=how.tag, nodes=_left_out(span, how))
+    healer = Healer(Lake(lake), span.topic, span.epoch, wanted, trimmed_to=lambda: _trimmed_to(span, how))
+    at = span.start
+    for piece in _from_server(span, how):
+        if isinstance(piece, int):
+            # Of a topic that was trimmed, a server goes on to its first record, which may lie behind the span.
+            yield from _told(healer.passed_over(at, min(piece, span.stop) - 1))
+            yield piece
+            return
+        if isinstance(piece, Run):
+            yield from _told(healer.passed_over(at, piece.first - 1))
+            yield piece
+            at = piece.last + 1
+        else:
+            low, high = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
+            yield from _told(healer.passed_over(at, min(low, span.stop) - 1))
+            yield from _told(healer.lost(low, high, piece.reason))
+            at = max(at, high + 1)
+
+
+def _from_lake(span: Span, how: How, lake: str) -> Iterator[Piece]:
+    healer = Healer(Lake(lake), span.topic, span.epoch, Wanted(tag=how.tag, nodes=how.nodes))
+    yield from _told(healer.lost(span.start, span.stop - 1, UNARCHIVED))
+    yield span.stop
+
+
+def _told(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[Piece]:
+    """A ledger's gaps in the words of a server."""
+    for piece in pieces:
+        if isinstance(piece, ArchivedGap):
+            yield request.Tombstone(piece.first, piece.last, piece.reason)
+        else:
+            yield piece
+
+
+def _left_out(span: Span, how: How) -> tuple[str, ...]:
+    """The nodes whose records a server would leave out of this topic."""
+    if not how.nodes:
+        return ()
+    state = _state(span, how)
+    return how.nodes if state is None or state.config.dedupe_node else ()
+
+
+def _trimmed_to(span: Span, how: How) -> int:
+    """Up to where the server was told that this life of the topic is trimmed."""
+    state = _state(span, how)
+    return 0 if state is None or state.epoch != span.epoch else state.trimmed_seq or 0
+
+
+def _state(span: Span, how: How) -> request.State | None:
+    with client_for(how.connection, span.server) as client:
+        try:
+            return client.topic(span.topic)
+        except TopicsError as error:
+            if error.code is not Code.TOPIC_NOT_FOUND:
+                raise
+            return None

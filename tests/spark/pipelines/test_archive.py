@@ -1,0 +1,420 @@
+"""Topics to a lake: exact, whatever happens to the topics meanwhile."""
+
+from __future__ import annotations
+
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import ServerProcess
+from tests.spark.archives import Written, check_exact, life_of, listed
+from tests.spark.processes import wait_for
+from topics.client import Client
+from topics.client.request import Record
+from topics.lake import Lake
+from topics.spark.pipelines.archive.driver import _Archive, archive
+from topics.spark.pipelines.run.job import BadUsage, Failed
+from topics.spark.pipelines.run.progress import Lines
+from topics.spark.pipelines.run.report import Report
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def run(spark: SparkSession, server: ServerProcess, lake: Lake, topic: str) -> Any:
+    """Archives the test's topic, unless told otherwise."""
+
+    def archived(**given: Any) -> Report:
+        which = {} if {"topics", "prefix", "pattern"} & given.keys() else {"topics": [topic]}
+        return archive(url=server.url, lake=lake.path, spark=spark, **which, **given)
+
+    return archived
+
+
+def test_a_topic_is_archived_once_and_then_only_what_is_new(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(2500)
+    assert run().records == 2500
+    assert check_exact(lake, written) == 2500
+    assert run().records == 0
+    written.numbers(10)
+    report = run()
+    [row] = report.topics
+    assert (report.state, row.from_seq, row.to_seq, row.records, row.lag) == ("done", 2501, 2510, 10, 0)
+    assert check_exact(lake, written) == 2510
+
+
+def test_the_lag_is_that_of_the_moment_of_the_report(
+    run: Any, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """What is written after the round has looked at the heads is behind, too."""
+    written = Written(client, topic)
+    written.numbers(5)
+    looked = _Archive._places
+
+    def places(*given: Any, **more: Any) -> Any:
+        found = looked(*given, **more)
+        written.numbers(3)
+        return found
+
+    monkeypatch.setattr(_Archive, "_places", places)
+    [row] = run().topics
+    assert (row.to_seq, row.lag) == (written.head - 3, 3)
+    last = [item.value for item in client.read("sys:pipelines") if isinstance(item, Record)][-1]
+    assert last["topics"][0]["lag"] == 3
+
+
+def test_times_are_those_of_the_topic(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(20)
+    run()
+    seen = {record.seq: record.ts for record in client.read(topic)}  # type: ignore[union-attr]
+    rows = [row for batch in lake.read(topic, written.epoch) for row in batch.to_pylist()]
+    assert {row["seq"]: round(row["ts"].timestamp() * 1000) for row in rows} == seen
+
+
+def test_what_was_deleted_before_is_not_in_the_lake_and_no_gap(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(100)
+    gone = {seq for seq, record in written.records.items() if record[1] == "user-3"} | set(range(1, 11))
+    client.delete(topic, match="user-3")
+    client.delete(topic, before_seq=11)
+    run()
+    assert check_exact(lake, written, deleted=gone) == 100 - len(gone)
+    assert life_of(lake, written).gaps == ()
+
+
+def test_what_the_cap_took_is_a_row_of_the_ledger_with_the_exact_range(
+    run: Any, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic, cap_records=40)
+    written.numbers(1000)
+    tombstone = next(iter(client.read(topic)))
+    report = run()
+    [gap] = life_of(lake, written).gaps
+    assert (gap.first, gap.last, gap.reason) == (1, tombstone.gap_to, "cap")  # type: ignore[union-attr]
+    check_exact(lake, written)
+    assert [(gap.from_seq, gap.to_seq, gap.reason) for gap in report.topics[0].gaps] == [(1, gap.last, "cap")]
+    written.numbers(1000)
+    run()
+    check_exact(lake, written)
+    assert [gap.first for gap in life_of(lake, written).gaps] == [1, 1001]
+    rows = duckdb.sql(f"SELECT from_seq, to_seq FROM '{lake.path}/_gaps/*.parquet' ORDER BY from_seq").fetchall()
+    assert rows == [(gap.first, gap.last) for gap in life_of(lake, written).gaps]
+
+
+def test_what_expired_is_a_gap_of_its_own_reason(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic, ttl_ms=1)
+    written.numbers(50)
+    wait_for(lambda: client.topic(topic).earliest_seq == 51, "the records to expire")
+    run()
+    [gap] = life_of(lake, written).gaps
+    assert (gap.first, gap.last, gap.reason) == (1, 50, "ttl")
+    check_exact(lake, written)
+    assert list(Path(lake.path).glob("topic=*")) == []
+
+
+def test_records_that_are_evicted_while_they_are_archived_are_in_the_lake_or_in_a_gap(
+    run: Any, client: Client, server: ServerProcess, lake: Lake, topic: str
+):
+    stop = threading.Event()
+    written = Written(client, topic, cap_records=300)
+
+    def write() -> None:
+        with Client(server.url) as writer:
+            written.client = writer
+            while not stop.is_set():
+                written.numbers(50)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(4):
+            run(round_bytes=10_000)
+    finally:
+        stop.set()
+        writer.join()
+    written.client = client
+    run()
+    rows = check_exact(lake, written)
+    assert 0 < rows < len(written.records)
+
+
+def test_a_topic_that_was_made_again_has_two_lives_in_the_lake(run: Any, client: Client, lake: Lake, topic: str):
+    first = Written(client, topic)
+    first.numbers(30)
+    run()
+    client.drop_topic(topic)
+    again = Written(client, topic)
+    again.numbers(20)
+    run()
+    assert check_exact(lake, first, head=30) == 30
+    assert check_exact(lake, again) == 20
+    assert [life.epoch for life in lake.snapshot().lives(topic)] == [first.epoch, again.epoch]
+    client.drop_topic(topic)
+    assert run().records == 0  # gone, and nothing is wrong with that: the lake has it
+
+
+def test_names_of_all_kinds_are_archived_beside_each_other_and_read_by_spark(
+    run: Any, client: Client, lake: Lake, topic: str, spark: SparkSession
+):
+    names = [f"{topic}:a:b", f"{topic}.x_y-z", "007", "20240229"]
+    written = [Written(client, name) for name in names]
+    for number, one in enumerate(written, 1):
+        one.numbers(number)
+    assert run(topics=names).records == 10
+    for number, one in enumerate(written, 1):
+        assert check_exact(lake, one) == number
+    rows = spark.read.parquet(lake.path).groupBy("topic").count().collect()
+    assert {row["topic"]: row["count"] for row in rows} == {name: at for at, name in enumerate(names, 1)}
+    schema = spark.read.parquet(lake.path).schema
+    assert [field.simpleString() for field in schema] == [
+        "epoch:bigint", "seq:bigint", "ts:timestamp", "node:string", "tag:string", "meta:string", "data:string",
+        "topic:string", "date:date",
+    ]  # fmt: skip
+    query = f"SELECT topic, count(*) FROM '{lake.path}/topic=*/*/*.parquet' GROUP BY topic"
+    assert dict(duckdb.sql(query).fetchall()) == {name: at for at, name in enumerate(names, 1)}
+    assert spark.read.parquet(f"{lake.path}/_gaps").count() == 0
+
+
+def test_a_prefix_takes_what_begins_so_and_a_pattern_what_matches(run: Any, client: Client, lake: Lake, topic: str):
+    for name in ("a:1", "a:2", "b:1"):
+        Written(client, f"{topic}-{name}").numbers(2)
+    run(prefix=f"{topic}-a")
+    assert lake.snapshot().topics() == [f"{topic}-a:1", f"{topic}-a:2"]
+    run(pattern=f"{topic}-.:1")
+    assert lake.snapshot().topics() == [f"{topic}-a:1", f"{topic}-a:2", f"{topic}-b:1"]
+
+
+def test_the_reports_of_pipelines_are_archived_only_when_they_are_asked_for(
+    run: Any, client: Client, lake: Lake, topic: str
+):
+    Written(client, topic).numbers(1)
+    run()
+    assert client.topic("sys:pipelines").head_seq > 0
+    run(prefix="", new_lake=True)  # other tests have archived theirs elsewhere
+    assert "sys:pipelines" not in lake.snapshot().topics()
+    run(prefix="sys:")
+    assert "sys:pipelines" in lake.snapshot().topics()
+
+
+def test_small_files_are_merged(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    for _ in range(6):
+        written.numbers(20)
+        run(merge_files=3)
+    assert len(life_of(lake, written).files) < 4
+    assert len(list(Path(lake.path).glob("topic=*/*/*.parquet"))) < 4
+    assert check_exact(lake, written) == 120
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(20)
+    report = run(dry_run=True)
+    [row] = report.topics
+    assert (row.from_seq, row.to_seq, row.records) == (1, 20, 20)
+    assert not Path(lake.path).exists()
+    run()
+    assert run(dry_run=True).records == 0
+
+
+def test_the_server_is_told_how_far_a_topic_is_archived(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(20)
+    run()
+    assert client.topic(topic).archived_seq == 20
+
+
+def test_trimming_deletes_what_the_lake_has_and_nothing_else(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(100)
+    report = run(trim=True)
+    state = client.topic(topic)
+    assert (state.count, state.earliest_seq, state.head_seq) == (0, 101, 100)
+    assert report.topics[0].figures == {"trimmed": 100}
+    assert life_of(lake, written).trimmed_to == 100
+    written.numbers(10)
+    assert client.topic(topic).count == 10
+    run(trim=True)
+    assert check_exact(lake, written) == 110
+    assert life_of(lake, written).gaps == ()
+
+
+def test_trimming_catches_up_with_what_was_archived_without_it(run: Any, client: Client, lake: Lake, topic: str):
+    Written(client, topic).numbers(30)
+    run()
+    assert client.topic(topic).count == 30
+    run(trim=True)
+    assert client.topic(topic).count == 0
+
+
+def test_trimming_leaves_everything_where_it_is_when_a_file_cannot_be_read_back(
+    run: Any, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(30)
+    run()
+    [file] = life_of(lake, written).files
+    path = Path(lake.path) / file.path
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Failed, match="does not hold what was written"):
+        run(trim=True)
+    assert client.topic(topic).count == 30
+    assert life_of(lake, written).trimmed_to == 0
+
+
+def test_records_written_during_a_trim_stay(run: Any, client: Client, lake: Lake, topic: str, monkeypatch: Any):
+    """A trim takes what was committed, not what is there when it happens."""
+    written = Written(client, topic)
+    written.numbers(30)
+    verify = Lake.verify
+
+    def verify_and_write(self: Lake, file: Any) -> None:
+        verify(self, file)
+        written.numbers(5)
+
+    monkeypatch.setattr(Lake, "verify", verify_and_write)
+    run(trim=True)
+    monkeypatch.undo()
+    state = client.topic(topic)
+    assert (state.earliest_seq, state.count) == (31, len(written.records) - 30)
+
+
+def test_a_topic_made_again_during_a_trim_loses_nothing(
+    run: Any, client: Client, lake: Lake, topic: str, monkeypatch: Any
+):
+    first = Written(client, topic)
+    first.numbers(30)
+    verify = Lake.verify
+    again: list[Written] = []
+
+    def verify_and_recreate(self: Lake, file: Any) -> None:
+        verify(self, file)
+        client.drop_topic(topic)
+        again.append(Written(client, topic))
+        again[0].numbers(10)
+
+    monkeypatch.setattr(Lake, "verify", verify_and_recreate)
+    run(trim=True)
+    monkeypatch.undo()
+    assert client.topic(topic).count == 10
+    run()
+    assert check_exact(lake, first, head=30) == 30
+    assert check_exact(lake, again[0]) == 10
+
+
+def test_jobs_of_a_queue_are_archived_and_not_trimmed(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic, type="queue")
+    written.numbers(10)
+    report = run(trim=True)
+    assert client.topic(topic).count == 10
+    assert "is a queue" in " ".join(report.warnings)
+    assert check_exact(lake, written) == 10
+
+
+def test_several_archivers_of_one_topic_do_not_disturb_each_other(
+    run: Any, client: Client, server: ServerProcess, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(3000)
+    reports: list[Report] = []
+    threads = [
+        threading.Thread(target=lambda: reports.append(run(round_bytes=20_000, merge_files=3))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [report.state for report in reports] == ["done"] * 3
+    assert sum(report.records for report in reports) == 3000
+    assert check_exact(lake, written) == 3000
+
+
+def test_following_goes_on_until_it_is_told_to_stop(run: Any, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    stop = threading.Event()
+    reports: list[Report] = []
+    following = threading.Thread(target=lambda: reports.append(run(follow=True, every_s=0, stop=stop)))
+    following.start()
+    try:
+        for count in (10, 20):
+            written.numbers(10)
+            wait_for(lambda: archived_to(lake, written) == count, f"{count} records in the lake")  # noqa: B023
+    finally:
+        stop.set()
+        following.join()
+    assert reports[0].state == "stopped"
+    assert check_exact(lake, written) == 20
+
+
+def archived_to(lake: Lake, written: Written) -> int:
+    if not lake.exists():
+        return 0
+    life = lake.snapshot().life(written.topic, written.epoch)
+    return 0 if life is None else life.archived_to
+
+
+def test_progress_counts_topics_and_not_what_is_left_of_them(run: Any, client: Client, lake: Lake, topic: str):
+    """A topic that has lost its beginning is archived in two parts."""
+    Written(client, topic).numbers(3)
+    client.put_topic(f"{topic}.b", cap_records=2)
+    Written(client, f"{topic}.b").numbers(3)
+    out = io.StringIO()
+    run(prefix=topic, progress=Lines(out))
+    assert "topics: archiving 6 seqs of 2 topics\n" in out.getvalue()
+
+
+def test_one_that_follows_waits_for_the_first_topic_and_says_so(run: Any, client: Client, lake: Lake, topic: str):
+    stop, out = threading.Event(), io.StringIO()
+
+    def write() -> None:
+        wait_for(lambda: "waiting for one" in out.getvalue(), "the warning")
+        Written(client, f"{topic}.a").numbers(3)
+        wait_for(lambda: lake.exists() and lake.snapshot().topics(), "the archive")
+        stop.set()
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    report = run(prefix=f"{topic}.", follow=True, stop=stop, progress=Lines(out))
+    writing.join()
+    assert (report.state, report.records, report.looked_at) == ("stopped", 3, 1)
+    assert f"no topic on {client.url} begins with '{topic}.': waiting for one" in report.warnings
+
+
+def test_a_topic_that_does_not_exist_is_an_error_that_names_it(run: Any, lake: Lake, topic: str):
+    with pytest.raises(Failed, match=f"topic {topic} does not exist"):
+        run()
+
+
+def test_which_topics_must_be_said(run: Any):
+    with pytest.raises(BadUsage, match="with --topic, --prefix or --pattern"):
+        run(topics=[])
+    with pytest.raises(BadUsage, match="no regular expression"):
+        run(pattern="(")
+
+
+def test_a_read_that_fails_leaves_the_lake_as_it_was(
+    run: Any, client: Client, lake: Lake, topic: str, monkeypatch: Any
+):
+    written = Written(client, topic)
+    written.numbers(10)
+    run()
+    before = lake.snapshot()
+    written.numbers(10)
+    monkeypatch.setattr("topics.spark.pipelines.archive.driver.archive_spans", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run()
+    assert lake.snapshot() == before
+    assert listed(lake, topic, written.epoch) == list(range(1, 11))
+    monkeypatch.undo()
+    run()
+    assert check_exact(lake, written) == 20

@@ -1,0 +1,159 @@
+"""The audit: finds every seq, or says which ones it does not find."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw, structs
+from pyspark.sql import SparkSession
+
+from tests.conftest import ServerProcess
+from tests.spark.lakes import archive
+from tests.spark.streams import numbers
+from topics.cli.main import main
+from topics.client import Client
+from topics.client.request import Record
+from topics.lake import Change, Lake
+from topics.spark.pipelines.audit.driver import audit, describe
+from topics.spark.pipelines.run.job import BadUsage
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+def run(spark: SparkSession, client: Client, lake: Path, topic: str) -> Any:
+    return audit(url=client.url, lake=str(lake), topics=[topic], spark=spark)
+
+
+def counts(row: Any) -> dict[str, int]:
+    return {name: row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")}
+
+
+def test_every_seq_of_a_topic_with_a_past_is_found(spark: SparkSession, client: Client, topic: str, lake: Path):
+    numbers(client, topic, range(50), tag="a")
+    client.put_topic(topic, cap_records=40)  # 1 to 10 are lost before anybody archives
+    archive(client, lake, topic, upto=30)
+    numbers(client, topic, range(10), tag="b")  # 11 to 20 are evicted, and archived
+    client.delete(topic, match="b")
+    archive(client, lake, topic, upto=55)
+    report = run(spark, client, lake, topic)
+    [row] = report.topics
+    assert (row.from_seq, row.to_seq) == (1, 60)
+    assert counts(row) == {"live": 30, "archived": 10, "deleted": 10, "in_gaps": 10, "lost": 0}
+    assert report.ok
+    assert describe(report).splitlines()[-1].endswith(": 0 unexplained")
+
+
+def test_a_file_that_is_gone_leaves_what_is_not_live_unexplained(
+    spark: SparkSession, client: Client, topic: str, lake: Path
+):
+    numbers(client, topic, range(20))
+    archive(client, lake, topic, upto=8)
+    life = archive(client, lake, topic, upto=20)
+    client.put_topic(topic, cap_records=5)
+    (lake / life.files[1].path).unlink()
+    report = run(spark, client, lake, topic)
+    assert not report.ok
+    assert report.figures["unexplained"] == 7
+    assert report.topics[0].figures["unexplained"] == [(9, 15)]
+    text = describe(report)
+    assert "  unexplained: seqs 9 to 15" in text
+    assert "is missing" in text
+    assert text.endswith("7 unexplained, 1 files missing or damaged")
+
+
+def test_a_damaged_file_is_found_though_all_its_records_are_live(
+    spark: SparkSession, client: Client, topic: str, lake: Path
+):
+    numbers(client, topic, range(20))
+    [file] = archive(client, lake, topic).files
+    content = bytearray((lake / file.path).read_bytes())
+    content[len(content) // 2] ^= 1
+    (lake / file.path).write_bytes(content)
+    report = run(spark, client, lake, topic)
+    assert (report.ok, report.figures["unexplained"], report.figures["damaged_files"]) == (False, 0, 1)
+
+
+def test_records_that_differ_or_lack_in_the_lake_are_named(spark: SparkSession, client: Client, topic: str, lake: Path):
+    numbers(client, topic, range(20), tag="x")
+
+    def spoil(records: list[Record]) -> list[Record]:
+        changed = [structs.replace(one, data=Raw(b'{"n": 6}'), tag=None) if one.seq == 7 else one for one in records]
+        return [one for one in changed if one.seq != 9]
+
+    archive(client, lake, topic, spoil=spoil)
+    report = run(spark, client, lake, topic)
+    assert (report.ok, report.figures["unexplained"]) == (False, 0)
+    assert (report.figures["differing"], report.figures["missing"]) == (1, 1)
+    text = describe(report)
+    assert "  seq 7 differs in tag, data" in text
+    assert "  seq 9 is live, and the lake lacks it" in text
+
+
+def test_what_was_trimmed_without_being_archived_is_unexplained(
+    spark: SparkSession, client: Client, topic: str, lake: Path
+):
+    numbers(client, topic, range(20))
+    life = archive(client, lake, topic, upto=10)
+    place = Lake(str(lake))
+    with place.stage() as staging:
+        staging.commit(place.snapshot(), [Change(op="trim", topic=topic, epoch=life.epoch, trimmed_to=12)])
+    client.delete(topic, before_seq=13)
+    report = run(spark, client, lake, topic)
+    assert report.topics[0].figures["unexplained"] == [(11, 12)]
+
+
+def test_an_earlier_life_is_looked_at_too_and_what_the_lake_has_not_reached_is_told(
+    spark: SparkSession, client: Client, topic: str, lake: Path
+):
+    numbers(client, topic, range(10))
+    archive(client, lake, topic)
+    client.drop_topic(topic)
+    numbers(client, topic, range(10))
+    client.put_topic(topic, cap_records=4)  # the lake has nothing of this life yet; the server tells what it lost
+    report = run(spark, client, lake, topic)
+    old, new = report.topics
+    assert counts(old) == {"live": 0, "archived": 10, "deleted": 0, "in_gaps": 0, "lost": 0}
+    assert counts(new) == {"live": 4, "archived": 0, "deleted": 0, "in_gaps": 0, "lost": 6}
+    assert report.ok
+
+
+def test_the_command_prints_what_was_found_and_its_status_tells(
+    spark: SparkSession, client: Client, topic: str, lake: Path, capsys: pytest.CaptureFixture[str]
+):
+    numbers(client, topic, range(10))
+    life = archive(client, lake, topic, trim=True)
+    command = ["pipeline", "audit", "--url", client.url, "--lake", str(lake), "--topic", topic]
+    assert main(command) == 0
+    assert capsys.readouterr().out.endswith(": 0 unexplained\n")
+    (lake / life.files[0].path).unlink()
+    assert main([*command, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["topics"][0]["figures"]["unexplained"] == [[1, 10]]
+    assert main([*command[:-1], "nothing"]) == 2
+    assert "neither on" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_where_it_would_look_and_never_that_all_is_well(
+    server: ServerProcess, client: Client, topic: str, lake: Path, capsys: pytest.CaptureFixture[str]
+):
+    client.append(topic, [{"data": number} for number in range(5)])
+    archive(client, lake, topic, upto=3)
+    command = ["pipeline", "audit", "--url", server.url, "--lake", str(lake), "--topic", topic, "--dry-run"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert f"{topic}: would read 1 files of the lake back" in said
+    assert "look for seqs 1 to 5 on the server and in the lake, compare what both have of seqs 1 to 3" in said
+    assert "audit: a dry run, NOTHING WAS CHECKED: would look for 5 seqs of 1 topics, 1 files" in said
+    assert "unexplained" not in said
+    assert main([*command, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert figures == {"checked": False, "seqs": 5, "files": 1}
+
+
+def test_a_topic_that_is_nowhere_is_an_error(spark: SparkSession, client: Client, lake: Path):
+    Lake(str(lake)).create()
+    with pytest.raises(BadUsage, match="neither on"):
+        audit(url=client.url, lake=str(lake), topics=["nothing"], spark=spark)

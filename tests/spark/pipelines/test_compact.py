@@ -1,0 +1,289 @@
+"""The latest record of every key, as a file and as a topic, brought up to date by what is new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import StartServer
+from topics.client import Client
+from topics.client.request import Record
+from topics.errors import TopicsError
+from topics.spark.options import Connection
+from topics.spark.pipelines.compact import driver as module
+from topics.spark.pipelines.compact import task
+from topics.spark.pipelines.compact.driver import compact
+from topics.spark.pipelines.run.failures import BadUsage, kind_of
+from topics.spark.pipelines.run.report import Report
+
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
+
+def write(client: Client, topic: str, *pairs: tuple[str | None, Any]) -> None:
+    client.append(topic, [{"data": data} if tag is None else {"data": data, "tag": tag} for tag, data in pairs])
+
+
+def in_file(path: Path) -> dict[str, Any]:
+    table = pq.read_table(path).to_pylist()
+    assert [row["key"] for row in table] == sorted(row["key"] for row in table)
+    return {row["key"]: msgspec.json.decode(row["data"]) for row in table}
+
+
+def in_topic(client: Client, topic: str) -> dict[str, Any]:
+    """Fails where a key has two records."""
+    found: dict[str, Any] = {}
+    for item in client.read(topic, include_tags=True):
+        assert isinstance(item, Record)
+        assert item.tag is not None
+        assert item.tag not in found
+        found[item.tag] = item.value
+    return found
+
+
+def test_a_file_holds_the_latest_of_every_tag_and_takes_in_what_is_new(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path
+):
+    def run() -> Report:
+        return compact(url=client.url, topic=topic, parquet=str(tmp_path), spark=spark)
+
+    path = tmp_path / f"{topic}.parquet"
+    write(client, topic, ("a", 1), ("b", 1), ("a", 2), (None, 0))
+    first = run().topics[0]
+    assert in_file(path) == {"a": 2, "b": 1}
+    assert (first.from_seq, first.to_seq, first.records, first.lag) == (1, 4, 2, 0)
+    assert first.figures == {"looked_at": 4, "without_key": 1, "keys": 2}
+
+    write(client, topic, ("b", 2), ("c", 1))
+    second = run().topics[0]
+    assert in_file(path) == {"a": 2, "b": 2, "c": 1}
+    assert (second.from_seq, second.records, second.figures["looked_at"]) == (5, 2, 2)
+
+    assert run().topics[0].to_seq == 0, "nothing is new"
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_run_that_dies_before_its_file_is_in_place_changes_nothing_and_is_done_again(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "latest.parquet"
+    write(client, topic, ("a", 1))
+    compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
+    write(client, topic, ("a", 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.FileOutput, "commit", _die)
+        with pytest.raises(MemoryError):
+            compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
+    assert in_file(path) == {"a": 1}
+
+    compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
+    assert in_file(path) == {"a": 2}
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "what the dead run left is gone"
+
+
+def _die(*arguments: object) -> None:
+    raise MemoryError
+
+
+def test_a_topic_holds_one_record_a_key_whatever_dies(
+    spark: SparkSession, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    into = f"{topic}.latest"
+
+    def run() -> Report:
+        return compact(url=client.url, topic=topic, into=into, spark=spark)
+
+    client.append(topic, [{"data": {"n": 1}, "tag": "a", "node": "till", "meta": {"x": 1}}])
+    write(client, topic, ("b", 1), ("a", 2))
+    run()
+    assert in_topic(client, into) == {"a": 2, "b": 1}
+
+    write(client, topic, ("a", 3), ("c", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.TopicOutput, "commit", _die)
+        with pytest.raises(MemoryError):
+            run()
+    again = run().topics[0]
+    assert in_topic(client, into) == {"a": 3, "b": 1, "c": 1}
+    assert (again.records, again.repeated) == (2, 2)
+    head = client.topic(into).head_seq
+    run()
+    assert client.topic(into).head_seq == head == 4
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_key_that_may_not_delete_is_found_out_before_anything_is_written(
+    spark: SparkSession, start_server: StartServer, topic: str, is_there: bool
+):
+    server = start_server(api_keys="all,writer:read+write")
+    with Client(server.url, token="all") as client:
+        write(client, topic, ("a", 1))
+        if is_there:
+            compact(url=server.url, topic=topic, into=f"{topic}.latest", token="all", spark=spark)
+            write(client, topic, ("a", 2))
+
+        with pytest.raises(TopicsError, match="delete"):
+            compact(url=server.url, topic=topic, into=f"{topic}.latest", token="writer", spark=spark)
+
+        there = {row.topic: row.head_seq for row in client.topics(f"{topic}.")}
+        assert there == ({f"{topic}.latest": 1} if is_there else {})
+
+
+def test_a_record_in_the_topic_says_where_it_was_and_keeps_what_it_had(spark: SparkSession, client: Client, topic: str):
+    client.append(topic, [{"data": {"id": 7, "x": 1.50}, "tag": "web", "node": "till", "meta": {"trace": 1}}])
+
+    compact(url=client.url, topic=topic, into=f"{topic}.latest", by="value:id::string", spark=spark)
+
+    [record] = client.read(f"{topic}.latest", include_tags=True)
+    assert isinstance(record, Record)
+    assert (record.tag, record.node, bytes(record.data)) == ("7", "till", b'{"id":7,"x":1.5}')
+    epoch = client.topic(topic).epoch
+    assert msgspec.json.decode(record.meta) == {
+        "trace": 1, "_topics_compact": {"topic": topic, "epoch": epoch, "seq": 1, "tag": "web"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["file", "topic"])
+def test_a_null_removes_its_key_where_that_is_asked_for(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
+):
+    where = {"parquet": str(tmp_path)} if kind == "file" else {"into": f"{topic}.latest"}
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
+    write(client, topic, ("a", 1), ("b", 1))
+    compact(**options)
+    write(client, topic, ("a", None))
+    report = compact(**options)
+    found = in_file(tmp_path / f"{topic}.parquet") if kind == "file" else in_topic(client, f"{topic}.latest")
+    assert found == {"b": 1}
+    assert report.topics[0].figures["removed"] == 1
+
+
+@pytest.mark.parametrize("kind", ["file", "topic"])
+def test_beginning_anew_honours_what_was_deleted_in_the_topic(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
+):
+    where = {"parquet": str(tmp_path)} if kind == "file" else {"into": f"{topic}.latest"}
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "spark": spark, **where}
+    write(client, topic, ("a", 1), ("b", 1), ("b", 2))
+    compact(**options)
+    client.delete(topic, match="a")
+    for _ in range(2):
+        compact(full=True, **options)
+        found = in_file(tmp_path / f"{topic}.parquet") if kind == "file" else in_topic(client, f"{topic}.latest")
+        assert found == {"b": 2}
+
+
+@pytest.mark.parametrize("by", ["somebody", "nobody"])
+def test_a_topic_that_was_deleted_is_filled_again_though_nothing_is_new(
+    spark: SparkSession, client: Client, topic: str, by: str
+):
+    into = f"{topic}.latest"
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "into": into, "spark": spark}
+    write(client, topic, ("a", 1), ("b", 1), ("b", 2))
+    compact(**options)
+    client.drop_topic(into)
+    if by == "somebody":
+        client.put_topic(into)
+    report = compact(**options)
+    assert in_topic(client, into) == {"a": 1, "b": 2}
+    assert "was deleted" in report.warnings[0]
+    write(client, topic, ("a", 2))
+    assert compact(**options).warnings == []
+    assert in_topic(client, into) == {"a": 2, "b": 2}
+
+
+def rows(*given: tuple[str, str]) -> pa.RecordBatch:
+    """What the task that writes a topic is given."""
+    found = [
+        {"key": key, "n": 1, "epoch": 7, "seq": seq, "ts": None, "node": None, "tag": key, "meta": None, "data": data}
+        for seq, (key, data) in enumerate(given, 1)
+    ]
+    losses = [pa.field("gap_to", pa.int64()), pa.field("reason", pa.string()), pa.field("n", pa.int64())]
+    return pa.RecordBatch.from_pylist(found, schema=pa.schema([*task.COLUMNS, *losses]))
+
+
+def test_a_record_that_is_refused_with_its_origin_is_told_of_and_holds_up_nothing(client: Client, topic: str):
+    into = f"{topic}.latest"
+    large = '"' + "x" * (1024 * 1024 - 30) + '"'
+    place = task.Place(topic=topic, by="tag", epoch=7)
+    for _ in range(2):
+        writer = task.WriteTopic(
+            connection=Connection(servers=(client.url,)), topic=into, place=place, fresh=True, null_removes=False,
+            part=task.Range(epoch=7, start=1, stop=4),
+        )  # fmt: skip
+        [answer] = writer(iter([rows(("a", "1"), ("b", large), ("c", '"\\ud800"'))]))
+        outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=task.Outcome)
+        [gap] = outcome.gaps
+        assert (gap.from_seq, gap.to_seq, outcome.keys) == (2, 2, 3)
+        found = in_topic(client, into)
+        assert (found["a"], found["c"], found["b"]["reason"]) == (1, "\ud800", gap.reason)
+
+
+def test_what_was_lost_is_in_the_report_and_in_the_file(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path
+):
+    client.put_topic(topic, cap_records=2)
+    write(client, topic, ("a", 1), ("a", 2), ("b", 1), ("c", 1))
+
+    report = compact(url=client.url, topic=topic, parquet=str(tmp_path), spark=spark)
+
+    assert [(gap.from_seq, gap.to_seq, gap.reason) for gap in report.topics[0].gaps] == [(1, 2, "cap")]
+    noted = msgspec.json.decode(pq.read_metadata(tmp_path / f"{topic}.parquet").metadata[b"topics.compact"])
+    assert ([gap["to_seq"] for gap in noted["gaps"]], noted["generation"]) == ([2], 0)
+
+
+def test_outputs_that_do_not_fit_are_refused(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+    write(client, topic, ("a", 1))
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "spark": spark}
+    compact(parquet=str(tmp_path), **options)
+    with pytest.raises(BadUsage, match="by tag"):
+        compact(parquet=str(tmp_path), by="node", **options)
+    with pytest.raises(BadUsage, match="itself"):
+        compact(into=topic, **options)
+    with pytest.raises(BadUsage, match="say where to"):
+        compact(**options)
+    with pytest.raises(BadUsage, match="does not exist"):
+        compact(url=client.url, topic=f"{topic}.no", parquet=str(tmp_path), spark=spark)
+
+
+@pytest.mark.parametrize("kind", ["file", "topic"])
+def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
+):
+    name = str(tmp_path / f"{topic}.parquet") if kind == "file" else f"{topic}.latest"
+    where = {"parquet": name} if kind == "file" else {"into": name}
+    options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
+    client.put_topic(topic, cap_records=4)
+    write(client, topic, ("lost", 0), ("a", 1), ("b", 1), ("a", 2), (None, 0))
+    [said] = compact(dry_run=True, step_seqs=2, **options).topics
+    assert (said.from_seq, said.to_seq, said.records, said.lag) == (1, 5, 2, 0)
+    assert said.would == [f"make {name}" if kind == "file" else f"make topic {name}"]
+    assert list(tmp_path.iterdir()) == []
+    assert [row.topic for row in client.topics(f"{topic}.")] == []
+    done = compact(**options).topics[0]
+    assert (done.records, done.gaps, done.figures) == (said.records, said.gaps, said.figures)
+    assert [(gap.from_seq, gap.to_seq) for gap in said.gaps] == [(1, 1)]
+
+    write(client, topic, ("b", None), ("c", 1))
+    [said] = compact(dry_run=True, **options).topics
+    assert (said.from_seq, said.records, said.would) == (6, 1, [])
+    done = compact(**options).topics[0]
+    assert (done.records, done.figures) == (said.records, said.figures)
+
+
+def test_a_key_of_another_type_is_none_and_one_that_is_no_tag_is_a_mistake_of_usage(
+    spark: SparkSession, client: Client, topic: str
+) -> None:
+    write(client, topic, (None, {"id": 7}), (None, {"id": "seven"}))
+    into = f"{topic}.latest"
+    report = compact(url=client.url, topic=topic, into=into, by="value:id::int", spark=spark)
+    assert report.topics[0].figures["without_key"] == 1
+    assert in_topic(client, into) == {"7": {"id": 7}}
+    with pytest.raises(Exception, match="cannot be a tag") as failed:
+        compact(url=client.url, topic=topic, into=f"{topic}.long", by="repeat('k', 100000)", spark=spark)
+    assert kind_of(failed.value).wire == "usage"

@@ -1,0 +1,485 @@
+"""Erase: a tag is gone from topics, from copies with and without tags, and from the lake; all else stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SMALL_PARTS, ServerProcess, StartServer
+from tests.spark.lakes import archive
+from tests.spark.processes import Process, wait_for
+from topics.cli.main import main
+from topics.client import Client
+from topics.client.request import Record
+from topics.lake import Lake
+from topics.spark.pipelines.erase import notes
+from topics.spark.pipelines.erase.driver import erase, parse
+from topics.spark.pipelines.run.job import BadUsage, Failed
+
+GOES = "user-42:*"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server without the topics of other tests: an erase looks at all of them."""
+    directory = tmp_path_factory.mktemp("alone")
+    server = ServerProcess(directory, {"data_dir": directory / "data", **SMALL_PARTS})
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def world(alone: ServerProcess, tmp_path: Path) -> Iterator[World]:
+    with Client(alone.url) as client:
+        yield World(client, alone.url, tmp_path / "lake")
+        for one in client.topics():
+            client.drop_topic(one.topic)
+
+
+class World:
+    """Topics, routers and a lake."""
+
+    def __init__(self, client: Client, url: str, lake: Path) -> None:
+        self.client, self.url, self.lake = client, url, lake
+
+    def write(self, topic: str, *rows: tuple[str | None, Any], **more: Any) -> None:
+        records = [{"data": data, **({} if tag is None else {"tag": tag}), **more} for tag, data in rows]
+        self.client.append(topic, records)
+
+    def route(self, source: str, dest: str, **config: Any) -> None:
+        body = json.dumps({"source": source, "dest": dest, **config}).encode()
+        asked = urllib.request.Request(
+            f"{self.url}/v0/routers/{source}-{dest}", body, {"content-type": "application/json"}, method="PUT"
+        )
+        urllib.request.urlopen(asked).close()
+
+    def forwarded(self) -> None:
+        def done() -> bool:
+            return all(one.lag == 0 for one in self.client.routers())
+
+        wait_for(done, "the routers", every_s=0.01)
+
+    def live(self, topic: str) -> list[Any]:
+        return [item.value for item in self.client.read(topic) if isinstance(item, Record)]
+
+    def archived(self, topic: str) -> list[Any]:
+        lake = Lake(str(self.lake))
+        lives = lake.snapshot().lives(topic)
+        batches = [batch for life in lives for batch in lake.read(topic, life.epoch)]
+        return [json.loads(text) for batch in batches for text in batch.column("data").to_pylist()]
+
+    def erase(self, match: str = GOES, **options: Any) -> Any:
+        return erase(url=self.url, match=match, lake=str(self.lake) if self.lake.exists() else None, **options)
+
+    def everything(self) -> dict[str, list[Any]]:
+        topics = [one.topic for one in self.client.topics() if not one.topic.startswith("sys:")]
+        found = {name: self.live(name) for name in topics}
+        if self.lake.exists():
+            found |= {f"lake {name}": self.archived(name) for name in Lake(str(self.lake)).snapshot().topics()}
+        return found
+
+
+def next_ms() -> None:
+    """Returns in another millisecond than it was called in."""
+    now = time.time_ns() // 1_000_000
+    wait_for(lambda: time.time_ns() // 1_000_000 > now, "the clock", every_s=0.001)
+
+
+def places(report: Any) -> dict[str, int]:
+    return {("lake " if row.into else "") + row.topic: row.records for row in report.topics if row.records}
+
+
+def test_a_tag_goes_from_topics_copies_and_lake_and_the_receipt_says_so(world: World):
+    world.route("orders", "audit")
+    world.route("audit", "audit2", preserve_node=False)
+    world.write("orders", ("user-42:a", 1), ("user-7", 2), ("user-42:b", 3), (None, 4), ("user-420", 5))
+    world.write("other", ("user-42:c", 6), ("x", 7))
+    world.forwarded()
+    for topic in ("orders", "audit2"):
+        archive(world.client, world.lake, topic)
+    dry = world.erase(dry_run=True)
+    expected = {"orders": 2, "audit": 2, "audit2": 2, "other": 1, "lake orders": 2, "lake audit2": 2}
+    assert places(dry) == expected
+    assert world.live("orders") == [1, 2, 3, 4, 5]
+    assert world.archived("orders") == [1, 2, 3, 4, 5]
+    report = world.erase()
+    assert places(report) == expected
+    assert (report.figures["topics"], report.figures["lake"], report.figures["lake_files"]) == (7, 4, 2)
+    stays = {"orders": [2, 4, 5], "audit": [2, 4, 5], "audit2": [2, 4, 5], "other": [7]}
+    assert world.everything() == stays | {"lake orders": [2, 4, 5], "lake audit2": [2, 4, 5]}
+    told = [item.value for item in world.client.read("sys:pipelines") if isinstance(item, Record)]
+    assert (told[-1]["pipeline"], told[-1]["figures"]["topics"]) == ("erase", 7)
+    assert places(world.erase()) == {}
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_copies_without_tags_are_found_by_where_they_come_from(world: World, guarantee: str):
+    world.route("a", "b", preserve_tag=False, guarantee=guarantee)
+    world.route("b", "c")
+    world.write("a", ("user-42:x", {"n": 1}), ("user-7:x", {"n": 2}), meta={"k": 1})
+    world.write("a", ("user-42:x", {"n": 3}), (None, {"n": 4}))
+    world.forwarded()
+    for topic in "abc":
+        archive(world.client, world.lake, topic)
+    report = world.erase()
+    assert report.ok
+    assert world.everything() == {
+        place: [{"n": 2}, {"n": 4}] for place in ("a", "b", "c", "lake a", "lake b", "lake c")
+    }
+    assert {row.topic: row.figures["copies"] for row in report.topics if not row.into} == {"a": 0, "b": 2, "c": 2}
+
+
+def test_a_record_with_the_same_content_and_another_tag_stays(world: World):
+    world.route("a", "b", preserve_tag=False)
+    world.write("a", ("user-7", "same"))
+    next_ms()  # commit times are what tells them apart
+    world.write("a", ("user-42:x", "same"))
+    world.forwarded()
+    report = world.erase()
+    assert (report.ok, world.live("b"), world.live("a")) == (True, ["same"], ["same"])
+    [left] = [item for item in world.client.read("b") if isinstance(item, Record)]
+    assert left.seq == 1
+
+
+def test_what_cannot_be_told_apart_is_left_and_reported(world: World, capsys: pytest.CaptureFixture[str]):
+    world.write("a", ("user-42:x", "same"), ("user-7", "same"), ("user-42:y", "own"))
+    next_ms()
+    world.route("a", "b", preserve_tag=False, from_seq=0)  # copies made later have a commit time of their own
+    world.forwarded()
+    assert main(["pipeline", "erase", "--url", world.url, "--match", GOES, "--dry-run"]) == 1
+    assert "1 left in doubt" in capsys.readouterr().out
+    report = world.erase()
+    assert (report.ok, report.figures["ambiguous"]) == (False, 1)
+    assert world.live("b") == ["same", "same"]
+
+
+@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+def test_records_of_others_that_look_like_a_copy_stay(world: World, guarantee: str):
+    """One copy for one original; a router that may write a copy twice leaves a doubt about the others."""
+    world.route("a", "b", preserve_tag=False, guarantee=guarantee)
+    world.write("a", ("user-42:x", "ping"))
+    world.forwarded()
+    for _ in range(5):
+        next_ms()
+        world.write("b", (None, "ping"))
+    archive(world.client, world.lake, "b")
+    report = world.erase(topics=["a"])
+    assert places(report) == {"a": 1, "b": 1, "lake b": 1}
+    assert [item.seq for item in world.client.read("b") if isinstance(item, Record)] == [2, 3, 4, 5, 6]
+    doubts = 5 if guarantee == "at_least_once" else 0
+    assert (report.ok, report.figures.get("ambiguous", 0)) == (not doubts, doubts)
+    assert len(world.archived("b")) == 5
+
+
+def test_more_candidates_than_originals_of_which_no_time_tells_are_all_left(world: World):
+    world.write("a", ("user-42:x", "ping"))
+    next_ms()
+    world.write("b", (None, "pong"))
+    world.route("a", "b", preserve_tag=False, from_seq=0)
+    world.forwarded()
+    world.write("b", (None, "ping"))
+    report = world.erase()
+    assert (world.live("b"), report.figures["ambiguous"], report.ok) == (["pong", "ping", "ping"], 2, False)
+
+
+def test_a_run_behind_one_that_was_cut_off_takes_no_other_record_for_the_copy_that_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    world.route("a", "b", preserve_tag=False, guarantee="at_least_once")
+    world.write("a", ("user-42:x", "ping"))
+    world.forwarded()
+    next_ms()
+    world.write("b", (None, "ping"))
+    archive(world.client, world.lake, "a")
+    real = Client.delete
+
+    def cut(self: Client, topic: str, **how: Any) -> Any:
+        if topic == "a" and not how.get("dry_run"):
+            raise Cut
+        return real(self, topic, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "delete", cut)
+        with pytest.raises(Cut):
+            world.erase()
+    assert len(world.live("b")) == 1
+    report = world.erase()
+    assert (world.live("a"), world.live("b")) == ([], ["ping"])
+    assert places(report) == {"a": 1, "b": 1, "lake a": 1}
+
+
+@pytest.mark.parametrize("routed", [False, True])
+def test_jobs_that_died_are_followed_to_where_they_went(world: World, routed: bool):
+    world.client.put_topic("jobs", type="queue", max_deliveries=1, lease_ms=100, dead_letter="jobs.dead")
+    if routed:
+        world.route("orders", "jobs", preserve_tag=False)
+    source = "orders" if routed else "jobs"
+    world.write(source, ("user-42:x", "secret"), ("user-7", "other"), meta={"k": 1})
+    world.forwarded()
+
+    def died() -> bool:
+        asked = urllib.request.Request(
+            f"{world.url}/v0/topics/jobs/claim", b'{"node":"w","max":9}', {"content-type": "application/json"}
+        )
+        urllib.request.urlopen(asked).close()
+        return any(one.topic == "jobs.dead" and one.count == 2 for one in world.client.topics())
+
+    wait_for(died, "jobs to die", every_s=0.05)
+    report = world.erase(topics=[source])
+    assert world.live("jobs.dead") == ["other"]
+    assert (places(report)["jobs.dead"], report.ok) == (1, True)
+
+
+def test_originals_that_only_the_lake_has_tell_which_copies_go(world: World):
+    world.client.put_topic("a", cap_records=2)
+    world.route("a", "b", preserve_tag=False)
+    for n in range(6):
+        world.write("a", (f"user-{42 if n % 2 else 7}:x", n))
+        world.forwarded()
+        archive(world.client, world.lake, "a")
+    report = world.erase()
+    assert world.live("b") == [0, 2, 4]
+    assert world.archived("a") == [0, 2, 4]
+    assert report.warnings == []
+
+
+def test_copies_that_nothing_tells_of_any_more_are_warned_of(world: World):
+    world.client.put_topic("a", cap_records=2)
+    world.route("a", "b", preserve_tag=False)
+    for n in range(6):
+        world.write("a", ("user-42:x", n))
+        world.forwarded()
+    report = world.erase()
+    assert world.live("b") == [0, 1, 2, 3]
+    assert report.figures["untraceable"] == 4
+    assert "4 records that a no longer has" in report.warnings[0]
+
+
+def test_what_is_written_after_the_run_began_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+    world.write("a", ("user-42:x", 1))
+    archive(world.client, world.lake, "a")
+    real = Client.delete
+
+    def late(self: Client, topic: str, **how: Any) -> Any:
+        if not getattr(late, "done", False):
+            late.done = True  # type: ignore[attr-defined]
+            world.write("a", ("user-42:x", 2))
+            archive(world.client, world.lake, "a")
+        return real(self, topic, **how)
+
+    monkeypatch.setattr(Client, "delete", late)
+    world.erase()
+    assert (world.live("a"), world.archived("a")) == ([2], [2])
+
+
+def test_only_the_topics_that_are_named_and_their_copies_are_touched(world: World):
+    world.route("a", "b")
+    for topic in ("a", "c"):
+        world.write(topic, ("user-42:x", 1))
+    world.forwarded()
+    world.erase(topics=["a"])
+    assert world.everything() == {"a": [], "b": [], "c": [1]}
+    with pytest.raises(BadUsage, match="does not exist"):
+        world.erase(topics=["nobody"])
+
+
+def test_a_router_that_cannot_forward_is_a_reason_to_stop_before_anything_goes(world: World):
+    world.client.put_topic("b", cap_records=1, discard="reject")
+    world.route("a", "b", preserve_tag=False)
+    world.write("a", ("user-42:x", 1), ("user-42:x", 2))
+    wait_for(lambda: next(world.client.routers()).last_error, "the router to be held")
+    with pytest.raises(Failed, match="a-b has not forwarded everything"):
+        world.erase()
+    assert world.live("a") == [1, 2]
+
+
+@pytest.mark.parametrize("match", ["*", "", "a*b", "a**"])
+def test_a_match_that_cannot_be_meant_is_refused(match: str):
+    with pytest.raises(BadUsage):
+        parse(match)
+
+
+class Cut(Exception):
+    """Where the test pulls the plug."""
+
+
+def family(world: World) -> dict[str, list[Any]]:
+    """Topics with copies of both kinds, in the lake or not; and what must be left."""
+    world.route("a", "b", preserve_tag=False)
+    world.route("b", "c")
+    world.route("a", "d")
+    for n in range(12):
+        world.write("a", (f"user-{42 if n % 3 == 0 else n % 3}:x", n))
+    world.forwarded()
+    for topic in "bd":  # the lake has copies whose originals it never had
+        archive(world.client, world.lake, topic)
+    left = [n for n in range(12) if n % 3]
+    return dict.fromkeys(("a", "b", "c", "d", "lake b", "lake d"), left)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", range(13))
+def test_a_run_that_is_cut_off_anywhere_is_ended_by_the_next_whose_receipt_is_of_both(
+    world: World, step: int, after: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Cut off before a delete or a rewriting, or between that and its note."""
+    left = family(world)
+    (world.lake / "_erase").mkdir()
+    (world.lake / "_erase" / "of another.json.77.tmp").touch()
+    os.utime(world.lake / "_erase" / "of another.json.77.tmp", (0, 0))
+    steps = iter(range(100))
+
+    def cut(real: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any, **options: Any) -> Any:
+            is_last = next(steps) == step
+            if is_last and not after:
+                raise Cut
+            answer = real(*args, **options)
+            if is_last:
+                raise Cut
+            return answer
+
+        return act
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "delete", cut(Client.delete))
+        patched.setattr(Lake, "erase", cut(Lake.erase))
+        with pytest.raises(Cut):
+            world.erase()
+    report = world.erase()
+    assert world.everything() == left
+    assert places(report) == dict.fromkeys(left, 4)
+    assert (report.figures["topics"], report.figures["lake"], report.figures["copies"]) == (16, 8, 8)
+    assert report.ok
+    assert not list((world.lake / "_erase").glob("*"))
+
+
+def test_without_a_lake_a_run_that_is_cut_off_has_left_a_receipt_of_what_it_did(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    for topic in "ab":
+        world.write(topic, ("user-42:x", 1))
+    real = Client.delete
+
+    def cut(self: Client, topic: str, **how: Any) -> Any:
+        if topic == "b" and not how.get("dry_run"):
+            raise Cut
+        return real(self, topic, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "delete", cut)
+        with pytest.raises(Cut):
+            world.erase()
+    before_the_cut, _ = [item.value for item in world.client.read("sys:pipelines") if isinstance(item, Record)]
+    [row] = before_the_cut["topics"]
+    assert (before_the_cut["state"], row["topic"], row["records"]) == ("running", "a", 1)
+    report = world.erase()
+    assert (places(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
+    assert not [item for item in world.client.read("sys:positions") if isinstance(item, Record)]
+
+
+def test_without_a_lake_too_no_other_record_is_taken_for_a_copy_that_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    world.route("a", "b", preserve_tag=False)
+    world.write("a", ("user-42:x", "same"))
+    world.forwarded()
+    real = Client.delete
+
+    def cut(self: Client, topic: str, **how: Any) -> Any:
+        if topic == "a" and not how.get("dry_run"):
+            raise Cut
+        return real(self, topic, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "delete", cut)
+        patched.setattr(notes, "IDS_A_PART", 1)
+        with pytest.raises(Cut):
+            world.erase()
+    assert (world.live("a"), world.live("b")) == (["same"], [])
+    world.write("b", (None, "same"))  # of somebody else
+
+    report = world.erase()
+
+    assert (world.live("a"), world.live("b")) == ([], ["same"])
+    assert (places(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
+
+
+def test_a_dry_run_needs_no_key_that_may_delete_and_a_run_finds_out_before_anything_goes(
+    start_server: StartServer, capsys: pytest.CaptureFixture[str]
+):
+    server = start_server(api_keys="all,reader:read+write,some:read+write+delete:a")
+    with Client(server.url, token="all") as client:
+        for topic in ("a", "b"):
+            client.append(topic, [{"data": 1, "tag": "user-42:x"}, {"data": 2}])
+        command = ["pipeline", "erase", "--url", server.url, "--match", GOES]
+
+        assert main([*command, "--token", "reader", "--dry-run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["figures"]["topics"] == 2
+
+        assert main([*command, "--token", "reader", "--json"]) == 1
+        said = capsys.readouterr()
+        told = f"the key lacks the scope delete for topic a on {server.url}"
+        assert json.loads(said.out)["error"]["message"] == told
+        assert f"topics: {told}\nnext: give a key that has the scope delete, with --token-file" in said.err
+        assert main([*command, "--topic", "a", "--topic", "b", "--token", "some"]) == 1
+        assert f"the key may not use b on {server.url}" in capsys.readouterr().err
+        assert [client.topic(topic).count for topic in ("a", "b")] == [2, 2]
+
+        assert main([*command, "--topic", "a", "--token", "some"]) == 0
+        assert "what goes cannot be noted" in capsys.readouterr().out
+        assert client.topic("a").count == 1
+
+
+def test_a_damaged_file_of_the_lake_is_told_as_what_it_is(world: World, capsys: pytest.CaptureFixture[str]):
+    world.write("a", ("user-42:x", 1), (None, 2))
+    archive(world.client, world.lake, "a")
+    [file] = world.lake.glob("topic=a/*/*.parquet")
+    file.write_bytes(b"no parquet")
+    command = ["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES, "--json"]
+    assert main(command) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["error"]["kind"] == "lake"
+    assert file.name in report["error"]["message"]
+    with pytest.raises(Failed, match=file.name):
+        world.erase()
+
+
+def test_the_receipt_tells_what_went_in_a_run_that_was_cut_off(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    left = family(world)
+    with monkeypatch.context() as patched:
+        patched.setattr(Lake, "erase", _cut)
+        with pytest.raises(Cut):
+            world.erase()
+    assert main(["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES]) == 0
+    said = capsys.readouterr().out
+    assert "24 records erased" in said
+    assert "16 of these went in runs that were killed." in said
+    assert world.everything() == left
+
+
+def _cut(*arguments: object, **options: object) -> None:
+    raise Cut
+
+
+def test_killed_at_random_and_run_again_it_ends_the_same(world: World, tmp_path: Path):
+    left = family(world)
+    command = [sys.executable, "-m", "topics", "pipeline", "erase", "--url", world.url, "--lake", str(world.lake)]
+    rng = random.Random(7)
+    for _ in range(3):
+        run = Process([*command, "--match", GOES], tmp_path / "log")
+        time.sleep(rng.uniform(0.3, 1.2))
+        run.kill()
+    Process([*command, "--match", GOES, "--json"], tmp_path / "log").succeed()
+    assert world.everything() == left

@@ -1,0 +1,314 @@
+"""What all pipelines share: the commands, their reports, progress, failures and the record in `sys:pipelines`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import ServerProcess, StartServer
+from topics.cli import pipeline
+from topics.cli.main import main
+from topics.client import Client
+from topics.client.request import Record
+from topics.errors import Code, TopicsError
+from topics.spark.pipelines.rounds.rounds import Rounds
+from topics.spark.pipelines.rounds.source_frames import Source
+from topics.spark.pipelines.run import job as job_module
+from topics.spark.pipelines.run.failures import BadUsage, Failed, explain, next_step
+from topics.spark.pipelines.run.job import Job
+from topics.spark.pipelines.run.lags import forget, heads
+from topics.spark.pipelines.run.progress import Bar, Lines, progress_for
+from topics.spark.pipelines.run.report import Gap, Report
+from topics.spark.pipelines.run.unknown_names import missing_in
+
+
+def runs(client: Client) -> list[Any]:
+    return [item.value for item in client.read("sys:pipelines") if isinstance(item, Record)]
+
+
+def test_a_command_prints_its_report_and_leaves_a_record_of_it(
+    spark: SparkSession,
+    server: ServerProcess,
+    client: Client,
+    topic: str,
+    tmp_path: Path,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    client.append(topic, [{"data": 1, "tag": "a"}, {"data": 2, "tag": "a"}])
+    command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--parquet", str(tmp_path)]
+
+    assert main([*command, "--json"]) == 0
+
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert (report["pipeline"], report["state"], report["topics"][0]["records"]) == ("compact", "done", 1)
+    steps = [line for line in said.err.splitlines() if not line.endswith(" s so far")]  # of a slow machine
+    assert steps == [f"topics: {topic}: seqs 1 to 2"]
+    assert runs(client)[-1] == report
+
+    monkeypatch.setattr(Rounds, "finish", lambda self: client.append(topic, [{"data": 3}]))
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "compact: nothing new in 1 topic, " in said
+    assert f"  {topic} → {tmp_path}/{topic}.parquet: nothing new, lag 1, " in said.replace("lag 1\n", "lag 1, ")
+
+
+def test_a_dry_run_leaves_no_record(server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any):
+    client.append(topic, [{"data": 1, "tag": "a"}])
+    before = len(runs(client)) if [*client.topics("sys:pipelines")] else 0
+    command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--parquet", str(tmp_path), "--dry-run"]
+
+    assert main(command) == 0
+
+    assert "would write" in capsys.readouterr().out
+    assert (len(runs(client)) if [*client.topics("sys:pipelines")] else 0) == before
+
+
+def test_a_failure_says_what_to_do_next_and_is_on_record(
+    server: ServerProcess, client: Client, topic: str, capsys: Any, tmp_path: Path
+):
+    where = ["--url", server.url, "--topic", topic, "--parquet", str(tmp_path)]
+    assert main(["pipeline", "compact", *where]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"topics: topic {topic} does not exist" in said.err
+    assert "\nnext: " in said.err
+    last = runs(client)[-1]
+    assert (last["state"], last["pipeline"]) == ("failed", "compact")
+    assert topic in last["error"]["message"]
+
+
+def test_a_server_that_is_not_there_is_noticed_at_once(tmp_path: Path, capsys: Any):
+    where = ["--url", "http://127.0.0.1:9", "--topic", "t", "--parquet", str(tmp_path)]
+    assert main(["pipeline", "compact", *where]) == 1
+    said = capsys.readouterr().err
+    assert "no answer from http://127.0.0.1:9" in said
+    assert "see that the server runs" in said
+
+
+def test_a_key_that_may_not_write_the_report_costs_a_warning_and_nothing_else(
+    spark: SparkSession, start_server: StartServer, tmp_path: Path, capsys: Any
+):
+    server = start_server(api_keys="all,few:read+write:mine.")
+    with Client(server.url, token="all") as client:
+        client.append("mine.t", [{"data": 1, "tag": "a"}])
+    (tmp_path / "key").write_text("few\n")
+    where = ["--url", server.url, "--topic", "mine.t", "--parquet", str(tmp_path / "out")]
+
+    assert main(["pipeline", "compact", *where, "--token-file", str(tmp_path / "key"), "--json"]) == 0
+
+    [warning] = json.loads(capsys.readouterr().out)["warnings"]
+    assert "sys:pipelines" in warning
+    assert main(["pipeline", "compact", *where, "--token", "none"]) == 1
+    assert "--token-file" in capsys.readouterr().err
+
+
+def test_a_report_that_found_something_wrong_is_an_exit_status_of_one():
+    class Args:
+        json = False
+
+    fine = Report(pipeline="audit", run_id="1")
+    assert pipeline.run("audit", lambda args: fine, Args(), pipeline.describe) == 0  # type: ignore[arg-type]
+    found = Report(pipeline="audit", run_id="1", ok=False)
+    assert pipeline.run("audit", lambda args: found, Args(), pipeline.describe) == 1  # type: ignore[arg-type]
+
+
+def test_the_first_signal_ends_a_job_that_follows_in_order_and_the_second_at_once():
+    with pipeline._stoppable(follows=True) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_set()
+        stop.last_s -= pipeline.ECHO_S  # later than an echo of the first
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with pipeline._stoppable(follows=False), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_report_for_people_names_topics_losses_and_warnings():
+    report = Report(pipeline="mirror", run_id="1", started_ms=0, ended_ms=1500, figures={"lag": 3})
+    row = report.topic("orders", into="elsewhere")
+    row.from_seq, row.to_seq, row.records, row.lag = 1, 9, 8, 3
+    row.gaps.append(Gap(from_seq=2, to_seq=2, reason="cap"))
+    report.warn("careful")
+    assert pipeline.describe(report).splitlines() == [
+        "  orders → elsewhere: seqs 1 to 9, 8 records, lag 3",
+        "  lost: orders seqs 2 to 2 (cap)",
+        "  warning: careful",
+        "mirror: wrote 8 records of 1 topic, lag 3, 1.5 s",
+    ]
+
+
+def test_a_report_tells_nothing_new_from_nothing_written_and_a_dry_run_from_both():
+    report = Report(pipeline="compact", run_id="1", looked_at=3)
+    row = report.topic("orders")
+    assert pipeline.describe(report).splitlines() == [
+        "  orders: nothing new",
+        "compact: nothing new in 3 topics, 0.0 s",
+    ]
+    row.from_seq, row.to_seq = 4, 9
+    assert pipeline.describe(report).splitlines() == [
+        "  orders: seqs 4 to 9, 0 records",
+        "compact: wrote 0 records of 1 topic (3 looked at), 0.0 s",
+    ]
+    report.dry_run, row.records, row.at_most, row.would = True, 6, True, ["delete seqs 1 to 3"]
+    assert pipeline.describe(report).splitlines() == [
+        "  orders: seqs 4 to 9, at most 6 records to write",
+        "    would delete seqs 1 to 3",
+        "compact: would write at most 6 records of 1 topic (3 looked at), 0.0 s: a dry run, nothing was changed",
+    ]
+
+
+def test_progress_is_a_line_a_step_unless_somebody_looks_at_a_terminal():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert isinstance(progress_for(out=io.StringIO()), Lines)
+    assert isinstance(progress_for(out=Terminal(), quiet=True), Lines)
+    screen = Terminal()
+    bar = progress_for(out=screen)
+    assert isinstance(bar, Bar)
+    bar.EVERY_S = 0.0  # type: ignore[misc]
+    bar.step("copying")
+    bar.show(50, 100)
+    bar.warn("careful")
+    bar.close()
+    assert "[############............]  50%  50 of 100 records" in screen.getvalue()
+    assert screen.getvalue().endswith("topics: warning: careful\n")
+
+
+def test_the_error_of_a_task_is_told_and_not_those_above_it():
+    class FromSpark(Exception):
+        pass
+
+    FromSpark.__module__ = "pyspark.errors"
+    text = (
+        "Job aborted due to stage failure:\n org.apache.spark.api.python.PythonException: Traceback (most recent call "
+        'last):\n  File "x.py", line 3, in copy\n    raise\ntopics.spark.read.Incomplete: reading topic t ended\n\n'
+        "\tat org.apache.spark.Handler.handle(PythonRunner.scala:1)\n"
+    )
+    assert explain(FromSpark(text)) == "reading topic t ended"
+    assert explain(FromSpark("[PARSE_SYNTAX_ERROR] near 'x'\nmore")) == "[PARSE_SYNTAX_ERROR] near 'x'"
+
+
+def test_what_to_do_next_depends_on_what_went_wrong():
+    assert "run the same command again" in next_step(KeyboardInterrupt())
+    assert "--token-file" in next_step(TopicsError(Code.FORBIDDEN, "no"))
+    assert next_step(Failed("x", next="y")) == "y"
+    assert next_step(RuntimeError()).endswith("it goes on where this run stopped")
+    assert next_step(RuntimeError(), resumes=False) == "run the same command again"
+
+
+@pytest.mark.parametrize(
+    ("name", "dry_run", "step"),
+    [
+        ("archive", False, "run the same command again: it goes on where this run stopped"),
+        ("archive", True, "run the same command again"),
+        ("audit", False, "run the same command again"),
+    ],
+)
+def test_only_a_run_that_has_left_something_is_said_to_go_on(name: str, dry_run: bool, step: str):
+    with pytest.raises(RuntimeError), Job(name, dry_run=dry_run) as job:
+        raise RuntimeError
+    assert job.report.next == step
+
+
+def test_the_time_of_a_run_is_that_from_the_command_on(capsys: Any):
+    def execute(args: argparse.Namespace) -> Report:
+        time.sleep(0.2)  # modules are loaded
+        with Job("x", **pipeline.shared(args)) as job:
+            pass
+        return job.report
+
+    args = argparse.Namespace(json=False, token=None, token_file=None, dry_run=True, master=None)
+    assert pipeline.run("x", execute, args, lambda report: str(report.ended_ms - report.started_ms)) == 0
+    assert int(capsys.readouterr().out) >= 200
+
+
+def test_topics_of_pipelines_are_not_among_what_could_have_been_meant():
+    assert missing_in("/lake", "oders", ["sys:x", "orders"]).next == "see that the name is right; there is orders"
+    assert missing_in("/lake", "oders", ["sys:x"]).next == "see that the name is right; there is sys:x"
+
+
+def test_a_job_that_follows_waits_for_its_topic_and_one_that_does_not_fails(
+    server: ServerProcess, client: Client, topic: str
+):
+    stop = threading.Event()
+    with Job("x", servers=[server.url], stop=stop) as job, job.client(server.url) as asking:
+        source = Source(job, asking, topic)
+        with pytest.raises(BadUsage, match=f"topic {topic} does not exist on {server.url}"):
+            source.appears(follow=False)
+        threading.Timer(0.2, client.append, (topic, [{"data": 1}])).start()
+        assert source.appears(follow=True)
+        assert job.report.warnings == [f"topic {topic} does not exist on {server.url} yet: waiting for it"]
+        threading.Timer(0.2, stop.set).start()
+        assert not Source(job, asking, f"{topic}.never").appears(follow=True)
+
+
+def test_two_keys_at_once_are_refused(tmp_path: Path):
+    with pytest.raises(BadUsage):
+        Job("x", token="a", token_file="b")
+
+
+def test_a_session_that_the_job_was_given_is_not_stopped(spark: SparkSession):
+    with Job("x", spark=spark) as job:
+        assert job.spark is spark
+    assert spark.range(1).count() == 1
+
+
+def test_a_long_round_is_told_and_shown_with_the_lag_of_that_moment(
+    server: ServerProcess, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job_module, "TELL_EVERY_S", 0.1)
+    monkeypatch.setattr(job_module, "BEAT_S", 0.05)
+    client.append(topic, [{"data": 1}])
+    screen, stop = io.StringIO(), threading.Event()
+    lines = Lines(screen)
+    lines.EVERY_S = 0.1  # type: ignore[misc]
+
+    with Job("archive", servers=[server.url], stop=stop, progress=lines) as job:
+        row = job.report.topic(topic)
+
+        def note(asking: Client) -> None:
+            row.lag = asking.topic(topic).head_seq - 1
+
+        job.lags(server.url, note, lambda: forget([row]))
+        for _ in job.rounds(follow=True):
+            job.step("archiving")
+            client.append(topic, [{"data": 2}, {"data": 3}])
+            while "so far" not in screen.getvalue() or not (told := _running(client, job)):
+                time.sleep(0.05)
+            stop.set()
+        client.append(topic, [{"data": 4}])
+
+    assert told[-1]["topics"][0]["lag"] in (1, 2)  # two records are one append
+    assert "topics: archiving: 0 s so far" in screen.getvalue()
+    assert row.lag == 3
+    assert runs(client)[-1]["topics"][0]["lag"] == 3
+
+
+def _running(client: Client, job: Job) -> list[Any]:
+    if not [*client.topics("sys:pipelines")]:
+        return []
+    return [one for one in runs(client) if (one["run_id"], one["state"]) == (job.report.run_id, "running")]
+
+
+def test_a_lag_that_nobody_can_tell_any_more_is_not_zero(start_server: StartServer):
+    server = start_server()
+    with Job("archive", servers=[server.url]) as job:
+        row = job.report.topic("t")
+        row.lag = 0
+        job.lags(server.url, lambda asking: heads(asking, ["t"]).clear(), lambda: forget([row]))
+        server.stop()
+    assert row.lag is None

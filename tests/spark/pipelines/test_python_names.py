@@ -1,0 +1,53 @@
+"""Options and arguments of pipelines: the same names, but for those that docs/pipelines.md lists."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from topics.spark.pipelines.rollup.declaration import Declaration
+from topics.spark.pipelines.run.job import JobOptions
+
+PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
+ONLY_OPTIONS = {"help", "json"}
+PIPELINES = ("archive", "audit", "compact", "erase", "mirror", "replay", "rollup")
+
+
+def listed() -> dict[str, str]:
+    """What the page says: the argument of each option that is not called the same."""
+    table = PAGE.read_text().partition("| option | argument |\n|---|---|\n")[2].partition("\n\n")[0]
+    found = {}
+    for line in table.splitlines():
+        options, arguments = line.strip("|").split("|", maxsplit=1)
+        names = re.findall(r"`--([a-z-]+)`", options)
+        found.update(zip(names, re.findall(r"`([a-z_]+)`", arguments), strict=True))
+    return found
+
+
+def options_of(name: str) -> Iterator[str]:
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    importlib.import_module(f"topics.cli.pipelines.{name}").register(commands)
+    for action in commands.choices[name]._actions:
+        yield from (option.removeprefix("--") for option in action.option_strings if option.startswith("--"))
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_option_is_an_argument_of_the_same_name_or_of_the_one_that_the_page_lists(name: str):
+    function = getattr(importlib.import_module(f"topics.spark.pipelines.{name}"), name)
+    arguments = inspect.signature(function).parameters.keys() | JobOptions.__annotations__.keys()
+    declared = set(Declaration.__struct_fields__) if name == "rollup" else set()
+    for option in set(options_of(name)) - ONLY_OPTIONS:
+        same = option.replace("-", "_")
+        assert same in arguments | declared or listed().get(option) in arguments, f"--{option}"
+
+
+def test_every_option_that_the_page_lists_exists():
+    options = {option for name in PIPELINES for option in options_of(name)}
+    assert listed().keys() <= options

@@ -1,0 +1,264 @@
+"""Windows of a topic, each written once, when it is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.lakes import archive
+from topics.client import Client
+from topics.client.request import Record
+from topics.spark.pipelines.rollup import driver as module
+from topics.spark.pipelines.rollup.declaration import Declaration
+from topics.spark.pipelines.rollup.driver import rollup
+from topics.spark.pipelines.run.failures import BadUsage, Failed
+from topics.spark.pipelines.run.report import Report
+
+MINUTE = 60_000
+BASE = 1_700_000_040_000  # on a full minute
+
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
+
+def sell(client: Client, topic: str, *sales: tuple[float, str, int]) -> None:
+    """Each at a number of minutes."""
+    client.append(topic, [{"data": {"at": BASE + int(at * MINUTE), "total": t}, "tag": tag} for at, tag, t in sales])
+
+
+def declare(topic: str, **fields: Any) -> Declaration:
+    said = {
+        "topic": topic, "window": "1 minute", "time": "timestamp_millis(value:at::bigint)", "watermark": "30 seconds",
+        "by": ["tag"], "select": ["count(*) AS n", "sum(value:total::bigint) AS total"],
+    }  # fmt: skip
+    return msgspec.convert(said | fields, Declaration)
+
+
+def minute(text: str) -> int:
+    from datetime import datetime
+
+    return round((datetime.fromisoformat(text).timestamp() * 1000 - BASE) / MINUTE)
+
+
+def in_topic(client: Client, topic: str) -> list[tuple[int, str, int, int]]:
+    found = [item.value for item in client.read(topic) if isinstance(item, Record)]
+    return [(minute(row["window"]["start"]), row["tag"], row["n"], row["total"]) for row in found]
+
+
+def test_a_window_is_written_once_the_watermark_has_passed_it(spark: SparkSession, client: Client, topic: str):
+    declared = declare(topic, into=f"{topic}.sums")
+
+    def run() -> Report:
+        return rollup(url=client.url, declaration=declared, spark=spark)
+
+    sell(client, topic, (0.1, "web", 5), (0.9, "shop", 7), (0.2, "web", 1), (1.4, "web", 2))
+    report = run().topics[0]
+    assert report.records == 0, "the watermark is at 0.9 minutes"
+    assert (report.figures["open_windows"], report.figures["late"]) == (2, 0)
+
+    sell(client, topic, (0.5, "shop", 3), (1.6, "web", 4))
+    report = run().topics[0]
+    assert in_topic(client, f"{topic}.sums") == [(0, "shop", 2, 10), (0, "web", 2, 6)]
+    assert (report.records, report.figures["open_windows"]) == (2, 1)
+
+    sell(client, topic, (0.3, "web", 9), (3, "web", 1))
+    report = run().topics[0]
+    assert report.figures["late"] == 1
+    assert in_topic(client, f"{topic}.sums")[2:] == [(1, "web", 2, 6)]
+    assert run().topics[0].records == 0
+
+
+def dying_after_writing(save: Any) -> Any:
+    """In place of `save`: dies when the windows are written, and before that is noted."""
+
+    def dying(self: Any, at: Any) -> None:
+        if at.due is None and at.done:
+            raise MemoryError
+        save(self, at)
+
+    return dying
+
+
+def test_what_a_dead_run_was_writing_is_written_once(
+    spark: SparkSession, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """It dies when the windows are in the topic and before that is noted; new records come before the next run."""
+    declared = declare(topic, into=f"{topic}.sums")
+    sell(client, topic, (0.1, "web", 5), (2, "web", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.TopicOutput, "save", dying_after_writing(module.TopicOutput.save))
+        with pytest.raises(MemoryError):
+            rollup(url=client.url, declaration=declared, spark=spark)
+    sell(client, topic, (0.2, "web", 100), (4, "web", 1))
+
+    report = rollup(url=client.url, declaration=declared, spark=spark).topics[0]
+
+    assert in_topic(client, f"{topic}.sums") == [(0, "web", 1, 5), (2, "web", 1, 1)]
+    assert (report.records, report.repeated, report.figures["late"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("by", ["nobody", "somebody", "a backup"])
+def test_a_topic_that_was_deleted_is_filled_again_unless_it_came_back_as_it_was(
+    spark: SparkSession, client: Client, topic: str, by: str
+):
+    into = f"{topic}.sums"
+    declared = declare(topic, into=into)
+    sell(client, topic, (0.1, "web", 5), (2, "web", 1))
+    rollup(url=client.url, declaration=declared, spark=spark)
+    written = [item for item in client.read(into) if isinstance(item, Record)]
+    client.drop_topic(into)
+    if by == "somebody":
+        client.put_topic(into)
+    if by == "a backup":
+        client.append(into, [{"data": item.data, "meta": item.meta} for item in written])
+    sell(client, topic, (4, "web", 1))
+
+    report = rollup(url=client.url, declaration=declared, spark=spark)
+
+    assert in_topic(client, into) == [(0, "web", 1, 5), (2, "web", 1, 1)]
+    assert len(report.warnings) == (by != "a backup")
+
+
+def test_parquet_files_are_written_again_under_the_same_name(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    declared = declare(topic, parquet=str(tmp_path / "sums"))
+    sell(client, topic, (0.1, "web", 5), (2, "web", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(module.FileOutput, "save", dying_after_writing(module.FileOutput.save))
+        with pytest.raises(MemoryError):
+            rollup(url=client.url, declaration=declared, spark=spark)
+    sell(client, topic, (4, "web", 1))
+    rollup(url=client.url, declaration=declared, spark=spark)
+
+    rows = ds.dataset(tmp_path / "sums", format="parquet").to_table().sort_by("total").to_pylist()
+    assert [(row["tag"], row["n"], row["total"]) for row in rows] == [("web", 1, 1), ("web", 1, 5)]
+    assert len(list((tmp_path / "sums").glob("*.parquet"))) == 2
+    assert spark.read.parquet(str(tmp_path / "sums")).count() == 2
+
+
+def test_two_runs_into_one_directory_are_refused(client: Client, topic: str, tmp_path: Path):
+    sell(client, topic, (0, "web", 1))
+    other = module.FileOutput(str(tmp_path))
+    other.hold()
+    with pytest.raises(Failed, match="another run"):
+        rollup(url=client.url, declaration=declare(topic, parquet=str(tmp_path)))
+    other.close()
+
+
+def test_windows_that_overlap_count_a_record_in_each(spark: SparkSession, client: Client, topic: str):
+    declared = declare(topic, into=f"{topic}.sums", window="2 minutes", slide="1 minute", watermark="0 seconds")
+    sell(client, topic, (1.5, "web", 1), (10, "web", 1))
+    rollup(url=client.url, declaration=declared, spark=spark)
+    assert in_topic(client, f"{topic}.sums") == [(0, "web", 1, 1), (1, "web", 1, 1)]
+
+
+def test_a_statement_of_ones_own_and_a_tag(spark: SparkSession, client: Client, topic: str):
+    sql = "SELECT tag, max_by(value:total::int, time) AS last FROM records WHERE tag <> 'no' GROUP BY window, tag"
+    declared = declare(topic, into=f"{topic}.last", by=[], select=["count(*) AS count"], sql=sql, tag="tag")
+    sell(client, topic, (0.5, "web", 1), (0.6, "web", 2), (0.1, "no", 3), (5, "web", 9))
+    client.append(topic, [{"data": "no time"}])
+    report = rollup(url=client.url, declaration=declared, spark=spark).topics[0]
+    [record] = client.read(f"{topic}.last", include_tags=True)
+    assert isinstance(record, Record)
+    assert (record.value, record.tag) == ({"tag": "web", "last": 2}, "web")
+    assert report.figures["without_time"] == 1
+
+
+def test_windows_of_the_time_of_commit_need_no_declaration_of_time(spark: SparkSession, client: Client, topic: str):
+    declared = Declaration(topic=topic, window="10 ms", into=f"{topic}.counts")
+    client.append(topic, [{"data": 1}, {"data": 2}])
+    first = client.topic(topic).last_write_ts or 0
+    while (client.topic(topic).last_write_ts or 0) < first + 20:
+        client.append(topic, [{"data": 3}])
+    rollup(url=client.url, declaration=declared, spark=spark)
+    rows = [item.value for item in client.read(f"{topic}.counts") if isinstance(item, Record)]
+    assert rows
+    assert rows[0]["count"] >= 2
+
+
+def test_what_was_lost_is_reported(spark: SparkSession, client: Client, topic: str):
+    client.put_topic(topic, cap_records=2)
+    sell(client, topic, *((n, "web", 1) for n in range(4)))
+    report = rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
+    assert [(gap.from_seq, gap.to_seq) for gap in report.topics[0].gaps] == [(1, 2)]
+
+
+def test_another_declaration_for_the_same_output_is_refused_unless_it_begins_anew(
+    spark: SparkSession, client: Client, topic: str
+):
+    sell(client, topic, (0, "web", 1), (5, "web", 1))
+    rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
+    other = declare(topic, into=f"{topic}.sums", watermark="1 minute")
+    with pytest.raises(BadUsage, match="declared otherwise"):
+        rollup(url=client.url, declaration=other, spark=spark)
+    rollup(url=client.url, declaration=other, full=True, spark=spark)
+    assert len(in_topic(client, f"{topic}.sums")) == 2
+
+
+def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path
+):
+    client.put_topic(topic, cap_records=4)
+    sell(client, topic, *((n, tag, 1) for n in (0, 1, 5) for tag in ("web", "shop")))
+    sums, folder = f"{topic}.sums", tmp_path / "sums"
+    for declared, made in (
+        (declare(topic, into=sums), f"topic {sums}"),
+        (declare(topic, parquet=str(folder)), str(folder)),
+    ):
+        before = {row.topic: row.head_seq for row in client.topics(sums)}
+        [said] = rollup(
+            url=client.url, declaration=declared, step_seqs=4, follow=True, dry_run=True, spark=spark
+        ).topics
+        assert (said.to_seq, said.records, said.would) == (6, 2, [f"make {made}"])
+        assert [(gap.from_seq, gap.to_seq) for gap in said.gaps] == [(1, 2)]
+        assert {row.topic: row.head_seq for row in client.topics(sums)} == before
+        assert not folder.exists()
+        [done] = rollup(url=client.url, declaration=declared, spark=spark).topics
+        assert (done.records, done.gaps, done.figures) == (said.records, said.gaps, said.figures)
+
+
+def test_a_topic_that_was_trimmed_is_said_to_be_unless_its_lake_is_given(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path
+):
+    sell(client, topic, *((n, "web", 1) for n in range(4)))
+    life = archive(client, tmp_path, topic, upto=2, trim=True)
+    client.archived(topic, seq=2, epoch=life.epoch)
+    declared = declare(topic, into=f"{topic}.sums")
+    without = rollup(url=client.url, declaration=declared, spark=spark, dry_run=True)
+    assert "seqs 1 to 2 were removed when they were in a lake" in without.warnings[0]
+    healed = rollup(url=client.url, declaration=declared, lake=str(tmp_path), spark=spark)
+    assert (healed.warnings, [row[0] for row in in_topic(client, f"{topic}.sums")]) == ([], [0, 1])
+
+
+def test_a_record_of_another_type_counts_as_null(spark: SparkSession, client: Client, topic: str) -> None:
+    sell(client, topic, (0.1, "web", 5))
+    client.append(topic, [{"data": {"at": BASE + 1, "total": "cheap"}, "tag": "web"}])
+    client.append(topic, [{"data": {"at": "soon", "total": 1}, "tag": "web"}])
+    sell(client, topic, (9, "web", 1))
+    report = rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
+    assert report.topics[0].figures["without_time"] == 1
+    assert in_topic(client, f"{topic}.sums") == [(0, "web", 2, 5)]
+
+
+@pytest.mark.parametrize("kind", ["into", "parquet"])
+def test_a_declaration_that_failed_before_it_wrote_can_be_corrected(
+    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
+) -> None:
+    output = {"into": f"{topic}.sums"} if kind == "into" else {"parquet": str(tmp_path / "sums")}
+    sell(client, topic, (0.1, "web", 5), (9, "web", 1))
+
+    def run(*select: str) -> Report:
+        return rollup(url=client.url, declaration=declare(topic, select=list(select), **output), spark=spark)
+
+    with pytest.raises(BadUsage, match="two columns of the result are called n"):
+        run("count(*) AS n", "max(seq) AS N")
+    with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
+        run("sum(tag::int) AS n")
+    assert run("count(*) AS n").topics[0].records == 1
+    with pytest.raises(BadUsage, match="declared otherwise"):
+        run("max(seq) AS n")

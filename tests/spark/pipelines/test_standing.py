@@ -1,0 +1,440 @@
+"""Lakes and servers that do not belong together: nothing is archived, trimmed or found to be in order by mistake.
+
+No session is started: what tasks would do is done here, which takes a tenth of the time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import ServerProcess, StartServer
+from tests.spark.archives import Written, check_exact, life_of
+from topics.cli.main import main
+from topics.client import Client
+from topics.client.request import Record, Tombstone
+from topics.lake import Gap, Lake
+from topics.spark.options import read_options
+from topics.spark.pipelines.archive.driver import archive
+from topics.spark.pipelines.audit.driver import audit, describe
+from topics.spark.pipelines.audit.task import Stretch, look
+from topics.spark.pipelines.run.job import Failed
+from topics.spark.pipelines.run.report import Report
+from topics.spark.source.batch import TopicsReader
+from topics.spark.source.read import DataLoss
+
+Run = Callable[..., Report]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def run(here: Any, server: ServerProcess, lake: Lake, topic: str) -> Run:
+    def archived(**given: Any) -> Report:
+        return archive(**{"url": server.url, "lake": lake.path, "topics": [topic], "spark": here, **given})
+
+    return archived
+
+
+@pytest.fixture
+def look_for(here: Any, server: ServerProcess, lake: Lake, topic: str) -> Run:
+    def audited(**given: Any) -> Report:
+        return audit(**{"url": server.url, "lake": lake.path, "topics": [topic], "spark": here, **given})
+
+    return audited
+
+
+def unexplained(report: Report) -> list[tuple[int, int]]:
+    assert report.ok == (not report.topics[-1].figures["unexplained"])
+    found: list[tuple[int, int]] = report.topics[-1].figures["unexplained"]
+    return found
+
+
+# --- a lake that is not the one
+
+
+def test_a_lake_that_is_not_mounted_is_not_made_anew(run: Run, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(10)
+    run(trim=True)
+    away = shutil.move(lake.path, f"{lake.path}.away")
+    written.numbers(1)
+    for options in ({}, {"trim": True}, {"dry_run": True}):
+        with pytest.raises(Failed, match=r"up to 10 are archived, and .* has them up to 0: .* not mounted") as failed:
+            run(**options)
+        assert "--new-lake" in str(failed.value.next)
+    assert not Path(lake.path).exists()
+    shutil.move(away, lake.path)
+    run(trim=True)
+    assert check_exact(lake, written) == 11
+
+
+def test_a_copy_of_the_lake_from_before_a_trim_is_refused_and_the_audit_misses_what_it_lacks(
+    run: Run, look_for: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(10)
+    run(trim=True)
+    shutil.copytree(lake.path, f"{lake.path}.old")
+    written.numbers(10)
+    run(trim=True)
+    shutil.rmtree(lake.path)
+    shutil.move(f"{lake.path}.old", lake.path)
+    report = look_for()
+    assert unexplained(report) == [(11, 20)]
+    assert "  unexplained: seqs 11 to 20" in describe(report)
+    written.numbers(2)
+    with pytest.raises(Failed, match=r"up to 20 are archived, and .* has them up to 10"):
+        run()
+    assert unexplained(look_for()) == [(11, 20)]
+
+
+def test_what_the_server_evicted_because_another_lake_has_it_is_unexplained(
+    run: Run, look_for: Run, client: Client, lake: Lake, topic: str, tmp_path: Path
+):
+    Written(client, topic).numbers(20)
+    run(lake=str(tmp_path / "other"))
+    client.put_topic(topic, cap_records=5)
+    lake.create()
+    assert unexplained(look_for()) == [(1, 15)]
+
+
+def test_a_new_lake_begins_with_a_gap_where_only_the_old_one_had_the_records(
+    run: Run, look_for: Run, client: Client, lake: Lake, topic: str, tmp_path: Path
+):
+    written = Written(client, topic)
+    written.numbers(10)
+    run(lake=str(tmp_path / "other"), trim=True)
+    written.numbers(10)
+    client.delete(topic, match="user-3")
+    run(lake=str(tmp_path / "other"))
+    written.numbers(5)
+    before = {record.seq for record in client.read(topic) if not isinstance(record, Tombstone)}
+    run(new_lake=True)
+    life = life_of(lake, written)
+    lost = {seq for gap in life.gaps for seq in range(gap.first, gap.last + 1)}
+    assert lost == set(range(1, 21)) - before
+    assert {gap.reason for gap in life.gaps} == {"other_lake"}
+    assert (life.gaps[0].first, life.gaps[0].last, life.archived_to) == (1, 10, 25)
+    check_exact(lake, written)
+    assert look_for().ok
+    first = next(iter(client.read(topic, lake=lake.path)))
+    assert isinstance(first, Tombstone)
+    assert (first.gap_from, first.gap_to, first.reason) == (1, 10, "other_lake")
+    assert run().records == 0  # and is a lake like any other from now on
+
+
+@pytest.fixture
+def copied_back(run: Run, client: Client, lake: Lake, topic: str, tmp_path: Path) -> Written:
+    """Seqs 1 to 20 are archived and trimmed, then the lake is copied; 21 to 40 as well, then the copy takes its place.
+
+    41 to 45 are live, but for 43, which somebody deleted.
+    """
+    written = Written(client, topic)
+    written.numbers(20)
+    run(trim=True)
+    shutil.copytree(lake.path, tmp_path / "copy")
+    written.numbers(20)
+    run(trim=True)
+    written.numbers(5)
+    client.delete(topic, seqs=[43])
+    assert [item.seq for item in client.read(topic, lake=lake.path) if isinstance(item, Record)] == [
+        *range(1, 43), 44, 45
+    ]  # fmt: skip
+    shutil.rmtree(lake.path)
+    shutil.copytree(tmp_path / "copy", lake.path)
+    return written
+
+
+def rows_of(client: Client, lake: str, topic: str, **options: str) -> list[tuple[int, int | None, str | None]]:
+    """What tasks of a batch read give."""
+    given = {"url": client.url, "subscribe": topic, "lake": lake, "failOnDataLoss": "false", **options}
+    reader = TopicsReader(read_options(given))
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return [(row["seq"], row["gap_to"], row["reason"]) for batch in batches for row in batch.to_pylist()]
+
+
+def test_what_an_older_copy_of_the_lake_lacks_is_a_gap_and_what_was_deleted_is_none(
+    copied_back: Written, look_for: Run, client: Client, lake: Lake, topic: str, tmp_path: Path
+):
+    found = list(client.read(topic, lake=lake.path))
+    [gap] = [item for item in found if isinstance(item, Tombstone)]
+    assert gap == Tombstone(21, 40, "other_lake", 20, earliest_seq=41, head_seq=45, epoch=copied_back.epoch)
+    assert [item.seq for item in found if isinstance(item, Record)] == [*range(1, 21), 41, 42, 44, 45]
+    assert found.index(gap) == 20
+
+    shown = [(seq, None, None) for seq in (*range(1, 21), 41, 42, 44, 45)]
+    shown.insert(20, (21, 40, "other_lake"))  # type: ignore[arg-type]
+    assert rows_of(client, lake.path, topic) == shown
+    assert rows_of(client, lake.path, topic, startingOffsets=f'{{"{topic}":31}}')[0] == (31, 40, "other_lake")
+    with pytest.raises(DataLoss, match=r"seqs 21 to 40 .* \(other_lake\); .* an older copy, or"):
+        rows_of(client, lake.path, topic, failOnDataLoss="true")
+    assert unexplained(look_for()) == [(21, 40)]
+
+    Lake(str(tmp_path / "empty")).create()
+    assert rows_of(client, str(tmp_path / "empty"), topic)[0] == (1, 40, "other_lake")
+    first = next(client.read(topic, lake=tmp_path / "empty"))
+    assert isinstance(first, Tombstone)
+    assert (first.gap_from, first.gap_to) == (1, 40)
+
+
+def test_a_lake_that_has_lost_the_note_of_its_last_trim_is_read_all_the_same_and_that_is_noticed(
+    run: Run, look_for: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(20)
+    run(trim=True, merge_files=0)
+    written.numbers(3)
+    commits = sorted((Path(lake.path) / "_lake" / "commits").iterdir())
+    assert b'"op":"trim"' in commits[-1].read_bytes()
+    commits[-1].unlink()
+
+    fresh = Lake(lake.path)
+    assert life_of(fresh, written).trimmed_to == 0
+    assert [item.seq for item in client.read(topic, lake=lake.path) if isinstance(item, Record)] == list(range(1, 24))
+    assert [seq for seq, _, _ in rows_of(client, lake.path, topic)] == list(range(1, 24))
+    report = look_for()
+    assert report.ok
+    assert f"topic {topic} was trimmed up to seq 20" in describe(report)
+
+    run(trim=True)
+    assert life_of(Lake(lake.path), written).trimmed_to == 23
+    assert "was trimmed" not in describe(look_for())
+
+
+def test_several_archivers_of_one_lake_do_not_take_each_other_for_another_lake(
+    run: Run, client: Client, lake: Lake, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """One commits and tells the server between the other's look at the lake and its question to the server."""
+    written = Written(client, topic)
+    written.numbers(10)
+    run()
+    written.numbers(10)
+    real, other = Client.topic, Lake(lake.path)
+    turns: list[int] = []
+
+    def slow(self: Client, name: str) -> Any:
+        if not turns:
+            turns.append(1)
+            run(lake=other.path)
+        return real(self, name)
+
+    monkeypatch.setattr(Client, "topic", slow)
+    run()
+    assert turns
+    assert check_exact(lake, written) == 20
+
+
+def test_the_command_has_the_option(server: ServerProcess, here: Any, client: Client, lake: Lake, topic: str):
+    Written(client, topic).numbers(3)
+    client.archived(topic, seq=2, epoch=client.topic(topic).epoch)
+    command = ["pipeline", "archive", "--url", server.url, "--topic", topic, "--lake", lake.path, "--dry-run"]
+    assert main(command) == 1
+    assert main([*command, "--new-lake"]) == 0
+
+
+def test_a_copy_of_a_lake_that_lacks_its_empty_folders_is_a_lake(run: Run, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(3)
+    run()
+    shutil.rmtree(Path(lake.path) / "_lake" / "staging")
+    shutil.rmtree(Path(lake.path) / "_gaps")
+    written.numbers(3)
+    run()
+    assert check_exact(lake, written) == 6
+
+
+# --- a server that is not the one
+
+
+def set_back(lake: Lake, written: Written, seqs: int) -> None:
+    """The lake as it would be had the server been set back: with records that the topic has not, or has differently."""
+    from tests.lake.making import records
+    from topics.lake import Change, write_files
+
+    with lake.stage() as staging:
+        at = life_of(lake, written).archived_to
+        adds = write_files(lake.path, staging.token, written.topic, written.epoch, [records(at + 1, at + seqs)])
+        change = Change(op="archive", topic=written.topic, epoch=written.epoch, adds=adds, covered=(at + 1, at + seqs))
+        staging.commit(lake.snapshot(), [change])
+
+
+def test_a_topic_that_ends_before_its_archive_is_an_error_that_says_what_it_means(
+    run: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(10)
+    run()
+    set_back(lake, written, 5)
+    for trim in (False, True):
+        with pytest.raises(Failed, match=r"ends at seq 10, .* up to 15 .* had acknowledged, or its directory was set"):
+            run(trim=trim)
+    assert client.topic(topic).count == 10
+
+
+def test_seqs_that_were_given_out_twice_are_neither_archived_on_nor_trimmed(
+    run: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(10)
+    run()
+    set_back(lake, written, 5)
+    written.numbers(5)
+    with pytest.raises(Failed, match=r"seq 11 of topic .* differs in ts, .* set back and written to again"):
+        run(trim=True)
+    assert client.topic(topic).count == 15
+    assert life_of(lake, written).trimmed_to == 0
+    written.numbers(5)
+    with pytest.raises(Failed, match="differs in ts"):
+        run()
+    assert life_of(lake, written).archived_to == 15
+
+
+# --- files
+
+
+def spoiled(lake: Lake, written: Written, number: int) -> str:
+    """One file with fewer rows than were written to it."""
+    file = life_of(lake, written).files[number]
+    path = Path(lake.path) / file.path
+    pq.write_table(pq.read_table(path, partitioning=None).slice(0, 5), path)
+    return path.name
+
+
+def test_a_damaged_file_is_left_and_named_what_is_new_is_archived_and_nothing_trimmed(
+    run: Run, look_for: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    for _ in range(5):
+        written.numbers(10)
+        run(merge_files=0)
+    name = spoiled(lake, written, 2)
+    for trim in (False, True):
+        written.numbers(1)
+        with pytest.raises(Failed, match=f"{name} does not hold what was written to it"):
+            run(merge_files=2, trim=trim)
+    life = life_of(lake, written)
+    assert (life.archived_to, life.trimmed_to, client.topic(topic).count) == (52, 0, 52)
+    report = look_for()
+    assert (report.ok, report.figures["damaged_files"], report.figures["unexplained"]) == (False, 1, 0)
+
+
+def test_a_file_beside_the_records_that_no_version_has_is_a_finding(
+    run: Run, look_for: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(5)
+    run()
+    path = Path(lake.path) / life_of(lake, written).files[0].path
+    path.with_name("notes.txt").write_text("not read by anybody")
+    report = look_for()
+    assert report.ok
+    assert "1 files in the lake are in no version of it" in report.warnings[0]
+    shutil.copy(path, path.with_name(path.name.replace(".parquet", "x.parquet")))
+    report = look_for()
+    assert (report.ok, report.figures["stray_files"]) == (False, 1)
+    text = describe(report)
+    assert f"stray file: {path.parent.relative_to(lake.path)}" in text
+    assert text.endswith("1 files that no version of the lake has")
+
+
+def test_a_lake_that_lacks_a_version_fails_the_audit_with_what_to_do(
+    run: Run, look_for: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    for _ in range(3):
+        written.numbers(5)
+        run()
+    (Path(lake.path) / "_lake" / "commits" / f"{2:020d}.json").unlink()
+    for command in (run, look_for):
+        with pytest.raises(Failed, match=r"2\.json is missing"):
+            command()
+
+
+def test_seqs_that_are_in_two_files_are_told_and_compared_all_the_same(
+    run: Run, client: Client, lake: Lake, topic: str, server: ServerProcess
+):
+    from topics.spark.options import Connection
+
+    written = Written(client, topic)
+    written.numbers(10)
+    run()
+    [file] = life_of(lake, written).files
+    table = pq.read_table(Path(lake.path) / file.path, partitioning=None)
+    changed = table.set_column(table.schema.get_field_index("data"), "data", pa.array(["666"] * len(table)))
+    pq.write_table(changed.slice(6, 3), Path(lake.path) / "second.parquet")
+    second = msgspec.structs.replace(file, path="second.parquet", first=7, last=9)
+    found = look(
+        Stretch(
+            lake=lake.path, connection=Connection(servers=(server.url,)), topic=topic, epoch=written.epoch,
+            first=1, last=10, files=[file, second],
+        )
+    )  # fmt: skip
+    assert found.doubled == [(7, 9)]
+    assert (found.both, found.differing, found.counts["live"]) == (10, 0, 10)
+
+
+def test_the_gap_ledger_has_the_reason_of_a_new_lake(run: Run, client: Client, lake: Lake, topic: str):
+    written = Written(client, topic)
+    written.numbers(4)
+    client.archived(topic, seq=4, epoch=written.epoch)
+    client.delete(topic, before_seq=3)
+    run(new_lake=True)
+    [gap] = life_of(lake, written).gaps
+    assert Gap(gap.first, gap.last, gap.reason, 0) == Gap(1, 2, "other_lake", 0)
+    assert lake.ledger().to_pylist()[0]["reason"] == "other_lake"
+
+
+def test_a_record_that_was_taken_out_of_the_lake_alone_stops_the_trim_and_not_the_archive(
+    run: Run, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(10)
+    run()
+    lake.erase([topic], lambda topic, epoch, batch: pc.not_equal(batch.column("seq"), 9), columns=["seq"])
+    written.numbers(5)
+    run(merge_files=2)
+    assert life_of(lake, written).archived_to == 15
+    with pytest.raises(Failed, match=r"seq 9 of topic .* is not in the lake"):
+        run(trim=True)
+    assert client.topic(topic).count == 15
+
+
+def test_a_server_whose_directory_was_set_back_is_noticed_before_and_after_it_has_grown_again(
+    run: Run, start_server: StartServer, lake: Lake, topic: str, tmp_path: Path
+):
+    def write(server: ServerProcess, count: int) -> Written:
+        with Client(server.url) as client:
+            written = Written(client, topic)
+            written.numbers(count)
+        return written
+
+    first = start_server(data_dir=tmp_path / "data")
+    write(first, 10)
+    first.stop()
+    shutil.copytree(tmp_path / "data", tmp_path / "earlier")
+    later = start_server(data_dir=tmp_path / "data")
+    written = write(later, 5)
+    run(url=later.url)
+    earlier = start_server(data_dir=tmp_path / "earlier")
+    for trim in (False, True):
+        with pytest.raises(Failed, match="ends at seq 10, and the lake has archived its seqs up to 15"):
+            run(url=earlier.url, trim=trim)
+    assert write(earlier, 8).epoch == written.epoch
+    for trim in (False, True):
+        with pytest.raises(Failed, match=r"seq 11 of topic .* differs in ts"):
+            run(url=earlier.url, trim=trim)
+    with Client(earlier.url) as client:
+        assert client.topic(topic).count == 18
+    assert life_of(lake, written).archived_to == 15

@@ -1,0 +1,119 @@
+"""From columns to records, without a session: what is written, and what is refused before anything is."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from topics.spark.sink.chunks import Plain, Sourced
+from topics.spark.sink.rows import BadColumns, BadValue, Renderer
+
+KINDS: dict[str, t.DataType] = {
+    "STRING": t.StringType(),
+    "BINARY": t.BinaryType(),
+    "BIGINT": t.LongType(),
+    "INTERVALS": t.StructType().add("a", t.DayTimeIntervalType()),
+    "HEADERS": t.ArrayType(t.StructType().add("key", t.StringType()).add("value", t.BinaryType())),
+}
+
+
+def columns(ddl: str) -> t.StructType:
+    """A schema as Spark would write it; Spark itself can read that only in a session."""
+    found = t.StructType()
+    for column in ddl.split(", "):
+        name, kind = column.split(" ")
+        found.add(name, KINDS[kind])
+    return found
+
+
+def render(schema: str, arrow: dict[str, Any], **options: Any) -> tuple[list[Sourced], list[Plain]]:
+    return Renderer(columns(schema), **options).rows(pa.RecordBatch.from_pydict(arrow))
+
+
+def records(schema: str, arrow: dict[str, Any], **options: Any) -> list[str]:
+    sourced, plain = render(schema, arrow, **({"topic": "out"} | options))
+    return [row.record.decode() for row in (*sourced, *plain)]
+
+
+def test_a_string_is_written_as_the_json_it_holds_token_for_token():
+    texts = ['{"b": 1e2, "a":"\\u00e9", "a":2}', "17", '"text"', "null", " [1,\n2] ", '"\\ud83d"']
+    assert records("data STRING", {"data": texts}) == [f'{{"data":{text}}}' for text in texts]
+
+
+def test_bytes_that_hold_json_are_written_as_that_json():
+    assert records("data BINARY", {"data": [b'{"a":1}']}) == ['{"data":{"a":1}}']
+
+
+def test_with_data_format_text_a_string_is_written_as_a_string():
+    assert records("data STRING", {"data": ['say "hi"', None]}, data_format="text") == [
+        '{"data":"say \\"hi\\""}', '{"data":null}',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["", "hello", "{", '{"a":1}}', '1},{"data":2', "NaN", "'a'", '{"a":1} {"b":2}', "[" * 100_000, "01"]
+)
+def test_a_string_that_is_no_json_is_refused_and_spoils_nothing(text: str):
+    with pytest.raises(BadValue, match=r"is no JSON text.*dataFormat"):
+        records("data STRING", {"data": ['{"fine":1}', text]})
+
+
+def test_tag_node_and_meta_come_along_where_they_are_there():
+    schema = "data BIGINT, tag STRING, node STRING, meta STRING"
+    arrow = {"data": [1, 2], "tag": ['a"b', None], "node": [None, "n"], "meta": [None, '{"k":[1]}']}
+    assert records(schema, arrow) == ['{"data":1,"tag":"a\\"b"}', '{"data":2,"node":"n","meta":{"k":[1]}}']
+
+
+def test_kafkas_names_stand_for_ours():
+    headers = [[{"key": "n", "value": b"5"}, {"key": "s", "value": b"plain"}, {"key": "none", "value": None}]]
+    schema = "key BINARY, value BINARY, offset BIGINT, topic STRING, headers HEADERS"
+    sourced, _ = render(
+        schema, {"key": [b"k"], "value": [b"{}"], "offset": [7], "topic": ["in"], "headers": headers}, topic="out"
+    )
+    assert sourced == [Sourced("out", "in", 7, b'{"data":{},"tag":"k","meta":{"n":5,"s":"plain","none":null}}')]
+
+
+def test_rows_go_where_their_topic_column_says_and_come_from_their_source_topic():
+    schema = "data BIGINT, topic STRING, source_topic STRING, seq BIGINT"
+    sourced, plain = render(schema, {"data": [1, 2], "topic": ["a", "b"], "source_topic": ["x", None], "seq": [5, 6]})
+    assert sourced == [Sourced("a", "x", 5, b'{"data":1}')]
+    assert plain == [Plain("b", b'{"data":2}')]
+
+
+def test_a_row_that_tells_of_a_loss_becomes_a_record_that_tells_of_it():
+    schema = "kind STRING, topic STRING, seq BIGINT, data STRING, gap_to BIGINT, reason STRING"
+    arrow = {
+        "kind": ["record", "gap"], "topic": ["in", "in"], "seq": [1, 2], "data": ["1", None],
+        "gap_to": pa.array([None, 9], pa.int64()), "reason": [None, "evicted_cap"],
+    }  # fmt: skip
+    assert records(schema, arrow) == [
+        '{"data":1}',
+        '{"data":{"topic":"in","gap_from":2,"gap_to":9,"reason":"evicted_cap"},"meta":{"kind":"gap"}}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("id BIGINT, data STRING", "column 'id' has no place in a record"),
+        ("topic STRING", 'no column "data"'),
+        ("data STRING, tag BIGINT", "column 'tag' must be a string"),
+        ("data STRING, seq STRING, topic STRING", "column 'seq' must be a bigint"),
+        ("data INTERVALS", r"data.a is of type interval day to second"),
+    ],
+)
+def test_columns_that_cannot_be_written_are_refused(schema: str, message: str):
+    with pytest.raises(BadColumns, match=message):
+        Renderer(columns(schema), topic="out")
+
+
+def test_without_a_topic_anywhere_nothing_is_written():
+    with pytest.raises(BadColumns, match="say where to write"):
+        Renderer(columns("data STRING"))
+
+
+@pytest.mark.parametrize("name", [None, "a/b", ""])
+def test_a_topic_that_is_none_is_refused(name: str | None):
+    with pytest.raises(BadValue, match="topic"):
+        render("data STRING, topic STRING", {"data": ["1"], "topic": pa.array([name], pa.string())})

@@ -1,0 +1,43 @@
+"""Options of the sinks: what is right is understood, what is wrong is named."""
+
+import pytest
+
+from topics.spark.options import BadOption
+from topics.spark.sink.write_options import DEFAULT_WINDOW_MS, PATIENT_RETRIES, write_options
+
+
+def test_topics_are_created_with_a_long_window_unless_told_otherwise():
+    assert write_options({}).creation == {"idempotency_window_ms": DEFAULT_WINDOW_MS}
+    options = write_options({"idempotencywindowms": "5", "topicConfig": '{"ttl_ms": 9}', "TOPIC": "t"})
+    assert (options.topic, options.creation) == ("t", {"idempotency_window_ms": 5, "ttl_ms": 9})
+
+
+def test_a_sink_is_patient_unless_told_otherwise():
+    assert write_options({}).connection.retries == PATIENT_RETRIES
+    assert write_options({"retries": "0"}).connection.retries == 0
+
+
+def test_sparks_own_options_for_streams_are_left_to_spark():
+    assert write_options({"checkpointLocation": "/tmp/x", "queryname": "q", "topic": "t"}).topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("tpoic", "t", "did you mean 'topic'?"),
+        ("topic", "a/b", "topic: "),
+        ("url", "http://a,http://b", "one server"),
+        ("path", "/data", "through its server"),
+        ("dataFormat", "xml", "neither json nor text"),
+        ("keyBy", "luck", "neither rows nor source"),
+        ("createTopics", "yes", "neither true nor false"),
+        ("topicConfig", "[]", "no settings"),
+        ("topicConfig", '{"ttl": 5}', "no setting 'ttl'"),
+        ("topicConfig", '{"ttl_ms": -5}', "no settings"),
+        ("idempotencyWindowMs", "week", "whole number"),
+        ("writeId", "", "1 to 64"),
+    ],
+)
+def test_a_wrong_option_is_named(name: str, value: str, message: str):
+    with pytest.raises(BadOption, match=message.replace("?", r"\?")):
+        write_options({name: value})

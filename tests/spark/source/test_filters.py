@@ -1,0 +1,105 @@
+"""Filters: with pushdown on or off the same rows; with it on, less is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import reduce
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.conftest import ServerProcess
+from tests.spark.world import load
+from topics.client import Client
+from topics.spark.options import read_options
+from topics.spark.source.batch import Part, TopicsReader
+from topics.spark.source.filters import EqualTo, GreaterThan, In, LessThanOrEqual, StringStartsWith
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+CONDITIONS = [
+    "topic = 'f.one'",
+    "topic IN ('f.one', 'f.three')",
+    "topic LIKE 'f.t%'",
+    "seq > 5 AND seq <= 9",
+    "seq IN (2, 7)",
+    "seq = 3 AND tag = 'x'",
+    "tag LIKE 'x%'",
+    "tag = 'nothing'",
+    "tag IS NULL",
+    "ts >= '2020-01-01' AND ts < '2035-01-01' AND seq < 4",
+    "ts < '2020-01-01'",
+    "NOT seq = 3",
+    "seq < 3 OR seq > 11",
+    "kind = 'gap'",
+]
+
+
+@pytest.fixture(scope="module")
+def filled(server: ServerProcess) -> str:
+    with Client(server.url) as client:
+        for name in ("f.one", "f.two", "f.three"):
+            client.append(name, [{"data": n, "tag": [None, "x", "xy", "z"][n % 4]} for n in range(12)])
+    return server.url
+
+
+@pytest.fixture(params=["off", "on"])
+def pushing(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
+    spark.conf.set(PUSHDOWN, "true" if request.param == "on" else "false")
+    yield request.param
+    spark.conf.unset(PUSHDOWN)
+
+
+def test_a_condition_selects_the_same_rows_pushed_down_or_not(spark: SparkSession, filled: str, pushing: str):
+    whole = load(spark, url=filled, subscribePrefix="f.")
+    kept = spark.createDataFrame(whole.collect(), whole.schema)
+    expected = selected(kept.where(condition) for condition in CONDITIONS)
+    frames = (load(spark, url=filled, subscribePrefix="f.", pushFilters="true") for _ in CONDITIONS)
+    assert selected(frame.where(condition) for frame, condition in zip(frames, CONDITIONS, strict=True)) == expected
+
+
+def selected(frames: Iterable[DataFrame]) -> dict[str, set[tuple[str, int]]]:
+    """The rows that each condition selects, all in one job."""
+    named = [frame.selectExpr(f"{n} AS n", "topic", "seq") for n, frame in enumerate(frames)]
+    found: dict[str, set[tuple[str, int]]] = {condition: set() for condition in CONDITIONS}
+    for row in reduce(DataFrame.union, named).collect():
+        found[CONDITIONS[row.n]].add((row.topic, row.seq))
+    return found
+
+
+def test_by_default_one_query_of_a_dataframe_does_not_narrow_the_next(spark: SparkSession, filled: str, pushing: str):
+    frame = load(spark, url=filled, subscribePrefix="f.")
+    assert frame.where("seq < 3").count() == 6
+    assert frame.count() == 36
+    assert frame.where("seq < 3").union(frame.where("seq > 11")).count() == 9
+
+
+def test_why_that_is_the_default(spark: SparkSession, filled: str):
+    """Spark plans a DataFrame once, with the filters of its first query. When this fails, the default can change."""
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        frame = load(spark, url=filled, subscribePrefix="f.", pushFilters="true")
+        assert frame.where("seq < 3").count() == 6
+        assert frame.count() == 6
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def planned(url: str, *filters: object) -> list[tuple[str, int, int]]:
+    reader = TopicsReader(read_options({"url": url, "subscribePrefix": "f.", "pushFilters": "true"}))
+    assert list(reader.pushFilters(list(filters))) == list(filters)
+    parts = [part for part in reader.partitions() if isinstance(part, Part)]
+    return [(span.topic, span.start, span.stop) for part in parts for span, _ in part.spans]
+
+
+def test_filters_narrow_what_is_planned(filled: str):
+    assert planned(filled, EqualTo(("topic",), "f.one")) == [("f.one", 1, 13)]
+    assert planned(filled, In(("topic",), ("f.one", "x")), GreaterThan(("seq",), 4)) == [("f.one", 5, 13)]
+    narrow = planned(filled, StringStartsWith(("topic",), "f.t"), LessThanOrEqual(("seq",), 3))
+    assert narrow == [("f.three", 1, 4), ("f.two", 1, 4)]
+
+
+def test_a_tag_is_pushed_to_the_server(filled: str):
+    reader = TopicsReader(read_options({"url": filled, "subscribe": "f.one", "pushFilters": "true"}))
+    reader.pushFilters([EqualTo(("tag",), "x")])
+    read = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [row["seq"] for row in read] == [2, 6, 10]

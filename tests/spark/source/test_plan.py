@@ -1,0 +1,95 @@
+"""Plans: which seqs are read, and how they are cut."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics.spark.options import read_options
+from topics.spark.source import plan
+from topics.spark.source.plan import GRID, Impossible, Place, Span
+
+
+def place(**fields: Any) -> Place:
+    return Place(**{"server": "s", "topic": "t", "epoch": 5, "earliest": 11, "head": 90} | fields)
+
+
+def planned(there: Place, **given_options: str) -> list[tuple[int, int, str | None]]:
+    options = read_options({"subscribe": "t"} | given_options)
+    found = plan.spans(options, [there], lambda _, ts_ms: ts_ms)
+    return [(span.start, span.stop, span.lost) for span in found]
+
+
+def test_a_batch_reads_all_there_is():
+    assert planned(place()) == [(11, 91, None)]
+
+
+def test_a_start_is_inclusive_and_an_end_exclusive():
+    assert planned(place(), startingOffsets='{"t": 20}', endingOffsets='{"t": 30}') == [(20, 30, None)]
+    assert planned(place(), startingOffsets="latest") == []
+
+
+def test_times_are_looked_up():
+    assert planned(place(), startingTimestamp="40", endingTimestamp="60") == [(40, 60, None)]
+
+
+def test_a_start_below_what_is_retained_is_kept_so_that_the_loss_is_told():
+    assert planned(place(), startingOffsets='{"t": 1}') == [(1, 91, None)]
+
+
+def test_a_start_past_the_head_comes_from_an_earlier_life():
+    assert planned(place(), startingOffsets='{"t": 200}') == [(1, 91, "recreated"), (11, 91, None)]
+
+
+def test_an_end_past_the_head_is_an_error():
+    with pytest.raises(Impossible, match="no seq 99 yet; its head is 90"):
+        planned(place(), endingOffsets='{"t": 100}')
+
+
+def test_an_empty_topic_has_nothing_to_read():
+    assert planned(place(earliest=1, head=0)) == []
+
+
+def test_latest_of_a_backup_is_what_it_holds():
+    assert planned(place(latest=80)) == [(11, 80, None)]
+
+
+def span(start: int, stop: int, topic: str = "t") -> Span:
+    return Span(server="s", topic=topic, epoch=1, start=start, stop=stop)
+
+
+@given(
+    start=st.integers(1, 50_000), length=st.integers(1, 200_000), parts=st.integers(1, 40), size=st.floats(0.0, 1000.0)
+)
+def test_a_cut_loses_nothing_and_lies_on_the_grid(start: int, length: int, parts: int, size: float):
+    cut = plan.cut([span(start, start + length)], lambda _: size, min_partitions=parts, partition_bytes=1 << 20)
+    spans = [piece for part in cut for piece in part]
+    assert (spans[0].start, spans[-1].stop) == (start, start + length)
+    for before, after in pairwise(spans):
+        assert before.stop == after.start
+        assert before.stop % GRID == 0
+
+
+def test_min_partitions_are_made_where_the_grid_allows_it():
+    cut = plan.cut([span(1, 1_000_001)], lambda _: 100.0, min_partitions=8, partition_bytes=1 << 40)
+    assert len(cut) == 8
+    cut = plan.cut([span(1, 1_501)], lambda _: 100.0, min_partitions=8, partition_bytes=1 << 40)
+    assert len(cut) == 2
+
+
+def test_a_partition_is_not_larger_than_asked_for():
+    cut = plan.cut([span(1, 1_000_001)], lambda _: 100.0, min_partitions=1, partition_bytes=10_000_000)
+    assert len(cut) == 10
+
+
+def test_small_topics_share_a_partition():
+    spans = [span(1, 11, f"t{n}") for n in range(1000)]
+    assert len(plan.cut(spans, lambda _: 100.0, min_partitions=1, partition_bytes=1 << 20)) == 1
+    assert 4 <= len(plan.cut(spans, lambda _: 100.0, min_partitions=4, partition_bytes=1 << 20)) <= 5
+
+
+def test_narrowing_keeps_what_lies_within():
+    narrowed = plan.narrow([span(10, 20), span(30, 40)], low=15, high=35)
+    assert [(one.start, one.stop) for one in narrowed] == [(15, 20), (30, 35)]

@@ -1,0 +1,341 @@
+"""`topics sql`: real topics, asked through the command."""
+
+import csv
+import io
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.conftest import ServerProcess
+from tests.spark.lakes import archive
+from topics.cli.main import main
+from topics.client import Client
+from topics.spark import register
+from topics.spark.source.data_source import TopicsSource
+from topics.spark.sql.rewrite import surely_missing
+from topics.spark.sql.tables import BadQuery, check
+
+SLOW = "select count(*) from range(1000000000000) where id % 7 = 3;"
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(spark: SparkSession, client: Client, capsys: pytest.CaptureFixture[str]) -> Ask:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["sql", *([] if "--lake" in arguments else ["--url", client.url]), *arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def orders(client: Client, topic: str) -> str:
+    """A topic whose name needs quoting everywhere but here."""
+    name = f"shop:{topic}.orders-eu"
+    client.append(
+        name,
+        [
+            {"data": {"sku": "V60", "qty": 2, "by": {"name": "Ann"}}, "tag": "web", "meta": {"trace": "a"}},
+            {"data": {"sku": "KETTLE", "qty": 1, "by": {"name": "Bo"}, "lines": [{"n": 7}]}, "tag": "shop"},
+            {"data": {"sku": "V60", "qty": 3, "by": {"name": "Bo"}}, "tag": "web"},
+            {"data": "no object"},
+        ],
+    )
+    return name
+
+
+def rows(out: str) -> Any:
+    return json.loads(out)
+
+
+def test_fields_of_data_and_meta_are_asked_for_by_their_path(ask: Ask, orders: str):
+    status, out, err = ask(
+        f"select data.sku, sum(data.qty) as sold from {orders} where data.qty > 0 group by 1 order by 1", "--json"
+    )
+    assert (status, err) == (0, "")
+    assert rows(out) == [{"sku": "KETTLE", "sold": 1}, {"sku": "V60", "sold": 5}]
+    status, out, _ = ask(
+        f"select o.data.by.name as who, o.data.lines[0].n as n, o.meta.trace from {orders} o order by seq", "--json"
+    )
+    assert rows(out)[:2] == [{"who": "Ann", "n": None, "trace": "a"}, {"who": "Bo", "n": 7, "trace": None}]
+
+
+def test_data_alone_is_the_text_that_was_written(ask: Ask, orders: str):
+    _, out, _ = ask(f"select * from {orders} where seq = 1", "--json")
+    [row] = rows(out)
+    assert list(row) == ["topic", "seq", "ts", "node", "tag", "meta", "data"]
+    assert row["data"] == '{"sku":"V60","qty":2,"by":{"name":"Ann"}}'
+    assert row["ts"].endswith("Z")
+    _, out, _ = ask(f"select *, data.sku from {orders} where seq = 1", "--json")
+    assert list(rows(out)[0]) == ["topic", "seq", "ts", "node", "tag", "meta", "data", "sku"]
+
+
+def test_answers_come_as_a_table_as_csv_and_as_lines_of_json(ask: Ask, orders: str):
+    query = f"select seq, tag, data.sku from {orders} where tag is not null order by seq"
+    assert ask(query)[1].splitlines() == [
+        "seq  tag   sku",
+        "---  ----  ------",
+        "  1  web   V60",
+        "  2  shop  KETTLE",
+        "  3  web   V60",
+        "3 rows",
+    ]
+    assert list(csv.reader(io.StringIO(ask(query, "--csv")[1])))[:2] == [["seq", "tag", "sku"], ["1", "web", "V60"]]
+    lines = ask(query, "--format", "jsonl", "--limit", "2")[1].splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [1, 2]
+    assert rows(ask(f"select 1 from {orders} where seq < 0", "--json")[1]) == []
+
+
+def test_tables_can_be_listed_described_joined_and_taken_by_prefix(ask: Ask, orders: str):
+    assert {"table": orders} in rows(ask("show tables", "--json")[1])
+    described = {row["column"]: row["type"] for row in rows(ask(f"describe {orders}", "--json")[1])}
+    assert (described["seq"], described["data.qty"], described["data.by"]) == (
+        "bigint",
+        "bigint",
+        "struct<name:string>",
+    )
+    query = f"select count(*) as n from {orders} a join {orders} b on a.data.sku = b.data.sku where a.seq < 2"
+    assert rows(ask(query, "--json")[1]) == [{"n": 2}]
+    assert rows(ask(f"select count(*) as n from {orders[:-3]}*", "--json")[1]) == [{"n": 4}]
+    query = f"with x as (select * from {orders}) select count(*) as n from x a, x b where a.seq < 2 and b.seq > 1"
+    assert rows(ask(query, "--json")[1]) == [{"n": 3}]
+
+
+def test_a_field_that_no_sample_has_is_null_and_a_note_says_so(ask: Ask, orders: str):
+    status, out, err = ask(f"select data.skuu, data.by.age from {orders} where seq = 1", "--json")
+    assert (status, rows(out)) == (0, [{"skuu": None, "age": None}])
+    assert f"data.skuu is in none of 4 records of {orders} that were looked at; did you mean data.sku?" in err
+
+
+def test_fields_of_a_join_are_missed_in_the_table_they_are_asked_of(ask: Ask, client: Client, orders: str):
+    users = f"{orders}.users"
+    client.append(users, [{"data": {"name": "Ann", "age": 7}}])
+    join = f"from {orders} as o join {users} u on o.data.by.name = u.data.name"
+    assert rows(ask(f"select o.data.sku, u.data.age {join}", "--json")[1]) == [{"sku": "V60", "age": 7}]
+    assert ask(f"select o.data.sku, u.data.age {join}")[2] == ""
+    assert ask(f"select data.sku from {orders} union all select data.name from {users}")[2] == ""
+    said = ask(f"select o.data.age, u.data.nothing {join}")[2].splitlines()
+    assert said == [
+        f"note: data.age is in none of 4 records of {orders} that were looked at",
+        f"note: data.nothing is in none of 1 records of {users} that were looked at",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select * from {}x", "there is no topic {}x; did you mean {}"),
+        ("select nosuch from {}", "`nosuch` cannot be resolved. Did you mean"),
+        ("select * fro {}", "              ^"),
+        ("drop table {}", "only queries can be run here"),
+        ("select 1/0", "Division by zero"),
+        (";", "there is no statement"),
+    ],
+)
+def test_mistakes_are_told_in_a_line_or_two(ask: Ask, orders: str, query: str, message: str):
+    status, out, err = ask(query.replace("{}", orders))
+    assert (status in (1, 2), out) == (True, "")
+    assert message.replace("{}", orders) in err
+    assert len(err.splitlines()) < 8
+    assert "Traceback" not in err
+
+
+def test_a_lake_alone_and_a_lake_with_its_server_are_tables_too(ask: Ask, client: Client, orders: str, tmp_path: Path):
+    archive(client, tmp_path, orders, upto=2)
+    client.put_topic(orders, cap_records=1)
+    count = f"select count(*) as n, min(seq) as low from {orders}"
+    assert rows(ask(count, "--json")[1]) == [{"n": 1, "low": 4}]
+    assert rows(ask(count, "--json", "--lake", str(tmp_path))[1]) == [{"n": 2, "low": 1}]
+    both = ("--json", "--lake", str(tmp_path), "--url", client.url)
+    status, _, err = ask(count, *both)
+    assert status == 1
+    assert f"seqs 3 to 3 of topic {orders}" in err
+    assert "next: neither the server nor the lake has them; --gaps goes on" in err
+    archive(client, tmp_path, orders)
+    assert rows(ask("show tables", *both)[1])[-1] == {"table": "lake.gaps"}
+    ledger = ask("select topic, from_seq, to_seq, reason from lake.gaps", "--json", "--lake", str(tmp_path))[1]
+    assert rows(ledger) == [{"topic": orders, "from_seq": 3, "to_seq": 3, "reason": "cap"}]
+    query = f"select kind, seq, gap_to, reason from {orders} order by seq"
+    assert [tuple(row.values()) for row in rows(ask(query, "--gaps", *both)[1])] == [
+        ("record", 1, None, None), ("record", 2, None, None), ("gap", 3, 3, "cap"), ("record", 4, None, None),
+    ]  # fmt: skip
+    _, out, err = ask(count, "--gaps", *both)
+    assert rows(out) == [{"n": 4, "low": 1}]
+    assert err == f"note: 1 gap row is among the rows of {orders}; add where kind = 'record' to leave them out\n"
+    assert ask(f"{count} where kind = 'record'", "--gaps", *both)[2] == ""
+    assert ask(f"{count} where tag = 'web'", "--gaps", "--url", client.url)[2] == ""  # which has no gap left to tell
+
+
+def test_the_prompt_answers_goes_on_after_mistakes_and_ends(
+    ask: Ask, orders: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    typed = iter(["help", "select nosuch", ";", "select count(*) as n", f"from {orders};", "quit", "select 2;"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    status, out, err = ask()
+    assert status == 0
+    assert "show tables;" in out
+    assert "nosuch" in err
+    assert out.splitlines()[-4:] == ["n", "-", "4", "1 row"]
+    assert list(typed) == ["select 2;"]
+
+
+def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    lines = iter(["select 'a;", "b' as x; select 2 as y;", "select", KeyboardInterrupt, SLOW, "select 1 -- ;", "as z;"])
+    typed: list[str] = []
+
+    def type_a_line(prompt: str) -> str:
+        typed.append(prompt)
+        line = next(lines, EOFError)
+        if not isinstance(line, str):
+            raise line
+        if line == SLOW:
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return line
+
+    monkeypatch.setattr("builtins.input", type_a_line)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as it is where the command starts Spark
+    try:
+        status, out, err = ask()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (status, err) == (0, "")
+    assert [prompt.strip() for prompt in typed] == [
+        "topics>",
+        "->",
+        "topics>",
+        "->",
+        "topics>",
+        "topics>",
+        "->",
+        "topics>",
+    ]
+    said = out.splitlines()[1:]
+    assert said == [
+        "x", "----", "a;⏎b", "1 row", "y", "-", "2", "1 row", "", "interrupted", "z", "-", "1", "1 row", "",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--url", "URL", "select * from shop.oders"], 2, "there is no topic shop.oders; did you mean shop.orders"),
+        (["--url", "URL", "select 1 from shop.orders a join nix b on a.x = b.y"], 2, "there is no topic nix"),
+        (["--url", "URL", "describe nix"], 2, "there is no topic nix; there "),
+        (["--url", "URL", "drop table x; select 1"], 2, "statement 1 of 2 (drop table x)"),
+        (["--url", "URL", "drop table shop.orders"], 2, "only queries can be run here"),
+        (["--url", "http://127.0.0.1:9", "select 1"], 1, "no answer from http://127.0.0.1:9"),
+        (["--url", "nonsense", "select 1"], 2, "'nonsense' is not the URL of a server"),
+        (["--lake", "DIR/none", "select 1"], 2, "DIR/none is no lake"),
+        (["--path", "DIR/none", "select 1"], 2, "data directory DIR/none cannot be read"),
+        (["--url", "URL", "--token-file", "DIR/none", "select 1"], 2, "DIR/none cannot be read"),
+    ],
+)
+def test_what_is_plain_without_spark_is_told_before_it_starts(
+    server: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str,
+):  # fmt: skip
+    def start(master: str | None) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("topics.cli.sql._session", start)
+    client.append("shop.orders", [{"data": 1}])
+    given = [one.replace("URL", server.url).replace("DIR", str(tmp_path)) for one in arguments]
+    assert main(["sql", *given]) == status
+    assert message.replace("DIR", str(tmp_path)) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select extract(year from ts) from orders where tag is distinct from node",
+        "select * from range(3)",
+        "select * from parquet.`/x/y`",
+        "with a as (select 1) select * from a",
+        "select * from orders, lateral explode(array(1))",
+        "select * from (select * from orders)",
+    ],
+)
+def test_what_is_not_plain_is_left_to_spark(query: str):
+    assert surely_missing(query, {"orders"}) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (set(), "there is none yet"),
+        ({"users", "sys:pipelines", "lake.gaps"}, "there are users, sys:pipelines"),
+        ({*"abcdef"}, "there are a, b, c, d, e and 1 other; SHOW TABLES lists them"),
+    ],
+)
+def test_of_a_topic_that_is_not_there_others_are_named(names: set[str], said: str):
+    with pytest.raises(BadQuery, match=f"^there is no topic nothere; {said}$"):
+        check("select * from nothere", names)
+
+
+def test_a_session_that_knows_the_source_is_not_told_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
+    told: list[object] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
+    assert register(spark) is spark
+    register(spark.newSession())  # Spark finds the source by the name of its package
+    assert told == []
+
+
+@pytest.mark.parametrize("driver", ["jupyter", None])
+def test_a_source_that_executors_might_not_find_is_registered(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, driver: str | None
+):
+    told: list[object] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
+    if driver is None:
+        monkeypatch.setattr(spark.sparkContext, "_python_includes", ["topics.zip"])
+    else:
+        monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", driver)
+    register(spark.newSession())
+    assert told == [TopicsSource]
+
+
+def test_statements_come_from_standard_input_too(ask: Ask, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("select 1 as a;\nselect 2 as a;"))
+    assert ask("-", "--csv")[1].split() == ["a", "1", "a", "2"]
+
+
+def test_a_statement_that_fails_is_named_and_ends_what_was_piped(ask: Ask, monkeypatch: pytest.MonkeyPatch):
+    piped = "select 1 as a\n;\nselect bad bad bad\n from x y z;\nselect 3 as a;"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+    status, out, err = ask("--csv")
+    assert (status, out.split()) == (2, ["a", "1"])
+    assert err.startswith("topics: statement 2 of 3 (select bad bad bad from x y z), 1 more not run: ")
+    assert "bad" in err.splitlines()[0]
+
+
+def test_a_server_that_is_not_there_is_named(spark: SparkSession, capsys: pytest.CaptureFixture[str]):
+    assert main(["sql", "--url", "http://127.0.0.1:1", "--path", "/x", "select 1"]) == 2
+    assert "path and url: give one of them" in capsys.readouterr().err
+
+
+def test_why_a_query_failed_is_told_whatever_the_form(ask: Ask, orders: str):
+    for form in ("--csv", "--json"):
+        status, _, err = ask(f"select cast(tag as int) as n from {orders}", form)
+        assert (status, "CAST_INVALID_INPUT" in err, "An error occurred" in err) == (2, True, False)
+
+
+def test_columns_of_one_name_are_refused_as_json_and_both_there_as_csv(ask: Ask):
+    status, out, err = ask("select 1 as a, 2 as a", "--json")
+    assert (status, out) == (2, "")
+    assert "several columns are called a" in err
+    assert ask("select 1 as a, 2 as a", "--csv")[1].split() == ["a,a", "1,2"]
