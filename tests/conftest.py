@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests import profile
+
+profile.load()
+
 WAIT_S = 20
 
 

@@ -1,3 +1,0 @@
-from tests import profile
-
-profile.load()
