@@ -1,12 +1,11 @@
-"""What a pipeline's command says before the pipeline has begun: of a mistyped option, or of a signal during imports.
+"""What `topics pipeline` does before a pipeline starts: parse options, handle signals, report a failure.
 
-Imports next to nothing, so that `main` can take signals before anything else is imported.
+Imports little, so that `main` handles signals before any slow import.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import threading
@@ -24,29 +23,33 @@ def is_pipeline(words: Sequence[str]) -> bool:
     return words[:1] == ["pipeline"]
 
 
-def report_by_hand(name: str, *, kind: str, message: str, next: str, dry_run: bool) -> str:
-    """The report of a run that did nothing, where the real one cannot be imported."""
-    problem = {"kind": kind, "message": message, "next": next}
-    told = {"pipeline": name, "run_id": "", "state": "failed", "dry_run": dry_run, "ok": False}
-    return json.dumps({**told, "topics": [], "error": problem, "next": next}, indent=2)
+def print_failure(pipeline: str, *, kind: str, message: str, next: str, as_json: bool, dry_run: bool) -> None:
+    """Print why a pipeline did not start: to standard error, and as a report on standard output with `--json`."""
+    if as_json:
+        import msgspec
 
+        from topics.spark.pipelines.run.report import Problem, Report
 
-def tell(words: Sequence[str], *, kind: str, message: str, next: str) -> None:
-    """With --json there is a report on standard output in any case."""
-    if "--json" in words:
-        name = words[1] if len(words) > 1 and not words[1].startswith("-") else ""
-        print(report_by_hand(name, kind=kind, message=message, next=next, dry_run="--dry-run" in words), flush=True)
+        report = Report(pipeline=pipeline, run_id="", dry_run=dry_run)
+        report.fail(Problem(kind=kind, message=message, next=next))
+        print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
     print(f"topics: {message}\nnext: {next}", file=sys.stderr)
 
 
-def tell_interrupted(words: Sequence[str]) -> int:
-    tell(words, kind="interrupted", message="interrupted", next=AGAIN)
+def _print_failure_of(words: Sequence[str], *, kind: str, message: str, next: str) -> None:
+    """Print the failure of a command line that was not parsed."""
+    name = words[1] if len(words) > 1 and not words[1].startswith("-") else ""
+    print_failure(name, kind=kind, message=message, next=next, as_json="--json" in words, dry_run="--dry-run" in words)
+
+
+def print_interrupted(words: Sequence[str]) -> int:
+    _print_failure_of(words, kind="interrupted", message="interrupted", next=AGAIN)
     return EXIT_INTERRUPTED
 
 
 @contextmanager
 def interruptible(words: Sequence[str]) -> Iterator[None]:
-    """SIGTERM interrupts a pipeline as SIGINT does, until it takes both itself."""
+    """Let SIGTERM interrupt a pipeline as SIGINT does, until the pipeline installs its own handlers."""
     if not is_pipeline(words) or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,7 +66,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses options of a pipeline with its report; a subcommand's parser tells the top one, which has all words."""
+    """Reports bad options of a pipeline as its report. A subcommand's parser raises; the top parser has all words."""
 
     def error(self, message: str) -> NoReturn:
         raise _Mistake(self, message)
@@ -75,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         except _Mistake as mistake:
             mistake.parser.print_usage(sys.stderr)
             if is_pipeline(words):
-                tell(words, kind="usage", message=str(mistake), next=CORRECT)
+                _print_failure_of(words, kind="usage", message=str(mistake), next=CORRECT)
             else:
                 print(f"{mistake.parser.prog}: error: {mistake}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         if not early.is_pipeline(words):
             raise
-        return early.tell_interrupted(words)
+        return early.print_interrupted(words)
     except BrokenPipeError:
         # The reader of our output has gone (`topics config | head`). Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

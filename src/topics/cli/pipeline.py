@@ -158,12 +158,16 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
 def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     """What is wrong goes to standard error; with --json there is a report on standard output in any case."""
     if isinstance(error, ImportError):
-        return _not_begun(
-            name, args, EXIT_FAILED,
-            kind="no_spark", message=f"pipelines need Spark: {error}", next="pip install 'topics[spark]'",
+        early.print_failure(
+            name, kind="no_spark", message=f"pipelines need Spark: {error}", next="pip install 'topics[spark]'",
+            as_json=args.json, dry_run=args.dry_run,
         )  # fmt: skip
+        return EXIT_FAILED
     if isinstance(error, KeyboardInterrupt) and "report" not in error.__dict__:
-        return _not_begun(name, args, EXIT_INTERRUPTED, kind="interrupted", message="interrupted", next=early.AGAIN)
+        early.print_failure(
+            name, kind="interrupted", message="interrupted", next=early.AGAIN, as_json=args.json, dry_run=args.dry_run
+        )
+        return EXIT_INTERRUPTED
     from topics.spark.pipelines.run.failures import explain, kind_of, report_of
 
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
@@ -173,15 +177,6 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
     return kind_of(error).exit_status
-
-
-def _not_begun(name: str, args: argparse.Namespace, status: int, *, kind: str, message: str, next: str) -> int:
-    """Reports are part of what cannot be imported, or not once more after an import was cut off: written by hand."""
-    if args.json:
-        text = early.report_by_hand(name, kind=kind, message=message, next=next, dry_run=args.dry_run)
-        print(text, flush=True)
-    print(f"topics: {message}\nnext: {next}", file=sys.stderr)
-    return status
 
 
 class _Stop(threading.Event):

@@ -2,10 +2,31 @@
 
     from topics.spark import infer_schema, register, session, table
 
-`pyspark_topics` lets Spark find the source by itself; `register` makes it known where that does not work.
+`pyspark_topics` lets Spark find the source by itself; `register` registers it where Spark does not. PySpark is imported
+with the first name that is used, because it takes seconds and reports of pipelines do not need it.
 """
 
-from topics.spark.session import register, session
-from topics.spark.typed_tables import infer_schema, table
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topics.spark.session import register, session
+    from topics.spark.typed_tables import infer_schema, table
 
 __all__ = ["infer_schema", "register", "session", "table"]
+
+_HOMES = {
+    "infer_schema": "topics.spark.typed_tables",
+    "register": "topics.spark.session",
+    "session": "topics.spark.session",
+    "table": "topics.spark.typed_tables",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the module that defines `name` and return its value."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
