@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -189,8 +190,11 @@ def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
         while thread.is_alive():
             thread.join(LOOK_S)
     except KeyboardInterrupt:
-        tables.cancel()
-        thread.join(CANCEL_S)
+        # Spark starts a statement's jobs one after the other: one that starts after a cancel is cancelled by the next.
+        give_up_s = time.monotonic() + CANCEL_S
+        while thread.is_alive() and time.monotonic() < give_up_s:
+            tables.cancel()
+            thread.join(LOOK_S)
         raise
     if failure:
         raise failure[0]
