@@ -252,8 +252,8 @@ def _session(master: str | None) -> Iterator[SparkSession]:
 
     from topics.spark.pipelines.run.job import SESSION
     from topics.spark.pipelines.run.quiet_jvm import quiet_start
-    from topics.spark.session import register as known_to
-    from topics.spark.session import session
+    from topics.spark.spark_session import register as known_to
+    from topics.spark.spark_session import session
 
     running = SparkSession.getActiveSession()
     if running is not None:

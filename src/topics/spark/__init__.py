@@ -12,15 +12,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topics.spark.session import register, session
+    from topics.spark.spark_session import register, session
     from topics.spark.typed_tables import infer_schema, table
 
 __all__ = ["infer_schema", "register", "session", "table"]
 
 _HOMES = {
     "infer_schema": "topics.spark.typed_tables",
-    "register": "topics.spark.session",
-    "session": "topics.spark.session",
+    "register": "topics.spark.spark_session",
+    "session": "topics.spark.spark_session",
     "table": "topics.spark.typed_tables",
 }
 

@@ -207,7 +207,7 @@ class Job:
         if self._spark is None:
             from pyspark.sql import SparkSession
 
-            from topics.spark.session import register, session
+            from topics.spark.spark_session import register, session
 
             running = SparkSession.getActiveSession()
             if running is not None:
