@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,14 @@ class ServerProcess:
     """
 
     def __init__(
-        self, directory: Path, settings: dict[str, object], *, wait_ready: bool = True, ulimit: str = ""
+        self,
+        directory: Path,
+        settings: dict[str, object],
+        *,
+        wait_ready: bool = True,
+        ulimit: str = "",
+        program: Sequence[str] = ("-m", "topics", "serve"),
+        variables: dict[str, str] | None = None,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._log_path = directory / "log"
@@ -48,8 +55,8 @@ class ServerProcess:
         port_file.unlink(missing_ok=True)
         env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         env |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
-        env |= {"TOPICS_PORT_FILE": str(port_file), "TOPICS_LOG_FORMAT": "json"}
-        command = [sys.executable, "-m", "topics", "serve", "--port", "0"]
+        env |= {"TOPICS_PORT_FILE": str(port_file), "TOPICS_LOG_FORMAT": "json"} | (variables or {})
+        command = [sys.executable, *program, "--port", "0"]
         if ulimit:
             command = ["sh", "-c", f'ulimit {ulimit} && exec "$@"', "sh", *command]
         with self._log_path.open("ab") as log:
@@ -60,7 +67,10 @@ class ServerProcess:
         self.port = int(self._wait_for(lambda: port_file.exists() and port_file.read_text().strip()))
         self.url = f"http://127.0.0.1:{self.port}"
         if wait_ready:
-            self._wait_for(self._is_ready)
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        self._wait_for(self._is_ready)
 
     def _wait_for(self, look: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + WAIT_S

@@ -1,6 +1,7 @@
 """Metrics: Prometheus text by default, one JSON object on demand."""
 
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -144,6 +145,29 @@ def test_the_log_is_counted_where_there_is_one(start_server, connect, tmp_path):
         assert after[f"topics_wal_{name}"] > before[f"topics_wal_{name}"], name
     assert after["topics_wal_frames_total"] - before["topics_wal_frames_total"] >= 5
     assert after[f"{HISTOGRAM}_count"] > before[f"{HISTOGRAM}_count"]
+
+
+def test_a_scrape_succeeds_while_topics_come_and_go(start_server, connect, tmp_path):
+    server = start_server(data_dir=tmp_path / "data")
+    over = threading.Event()
+
+    def come_and_go(number: int) -> None:
+        api = connect(server)
+        while not over.is_set():
+            api.put(f"t{number}", durability="fsync")
+            api.drop(f"t{number}")
+
+    workers = [threading.Thread(target=come_and_go, args=(number,)) for number in range(4)]
+    for worker in workers:
+        worker.start()
+    api = connect(server)
+    try:
+        statuses = [api.call("GET", "/v0/metrics").status_code for _ in range(100)]
+    finally:
+        over.set()
+        for worker in workers:
+            worker.join(30)
+    assert set(statuses) == {200}
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/json, text/plain;q=0.5"])

@@ -64,7 +64,7 @@ def test_a_topic_that_lets_go_of_its_hold_lets_go_of_what_it_held():
     put(engine, "a", ttl_ms=50, archive=HOLD)
     append(engine, "a", record(), record())
     clock.advance(ms=51)
-    assert engine.look("a", touch=False).count == 2
+    assert engine.expire_and_get("a", touch=False).count == 2
     put(engine, "a", archive=None)
     assert gap(read(engine, "a")) == (1, 2, "ttl")
 
@@ -127,7 +127,7 @@ def test_without_hold_a_report_is_only_kept():
     append(engine, "a", *[record()] * 3)
     report(engine, "a", 2)
     clock.advance(ms=51)
-    topic = engine.look("a", touch=False)
+    topic = engine.expire_and_get("a", touch=False)
     assert (topic.count, topic.archived) == (0, 2)
     append(engine, "b")
     assert archive.standing(engine.topic("b"), 0) is None

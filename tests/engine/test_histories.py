@@ -247,7 +247,7 @@ class Pair:
         assert (name in self.engine.topics) == (name in self.oracle.topics)
         if name not in self.oracle.topics:
             return
-        model, topic = self.oracle.topic(name), self.engine.look(name, touch=False)
+        model, topic = self.oracle.topic(name), self.engine.expire_and_get(name, touch=False)
         assert topic.config == model.config
         assert (topic.head, topic.count, topic.bytes) == (model.head, model.count, model.bytes)
         assert (topic.earliest, topic.evict_floor) == (model.earliest, model.evict_floor)

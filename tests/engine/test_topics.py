@@ -128,7 +128,7 @@ def test_topics_are_listed_by_name_a_page_at_a_time():
         put(engine, name)
 
     def page(**asked):
-        topics, more = engine.list_topics(
+        topics, more = engine.expire_and_list(
             **{"prefix": "", "after": "", "limit": 9, "allowed": lambda name: True} | asked
         )
         return [topic.name for topic in topics], more
@@ -143,8 +143,8 @@ def test_a_look_counts_as_interest_only_when_it_says_so():
     clock = SimClock(ms=500)
     engine = open_engine(clock)
     put(engine, "a")
-    assert engine.look("a", touch=False).last_read_ts is None
-    assert engine.look("a", touch=True).last_read_ts == 500
+    assert engine.expire_and_get("a", touch=False).last_read_ts is None
+    assert engine.expire_and_get("a", touch=True).last_read_ts == 500
     clock.advance(ms=5)
     read(engine, "a")
     assert engine.topic("a").last_read_ts == 505

@@ -187,7 +187,7 @@ class _Judge:
         self.when = when
         self.mode = when.mode
         self.power = when.power
-        self.topic = server.engine.look(life.name, touch=False)
+        self.topic = server.engine.expire_and_get(life.name, touch=False)
         self.rows = server.by_seq(life.name)
         self.runs = self.topic.losses.runs
         self.lost = {seq: reason for low, high, reason in self.runs for seq in range(low, min(high, 9000) + 1)}

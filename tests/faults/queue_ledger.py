@@ -104,7 +104,7 @@ class _Judge:
     def __init__(self, server: SimServer, queue: Queue, mode: str) -> None:
         self.queue = queue
         self.safe = queue.durability == "fsync" or mode == "keep"
-        self.topic = server.engine.look(queue.name, touch=False)
+        self.topic = server.engine.expire_and_get(queue.name, touch=False)
         self.found = leases_of(self.topic)
         self.now_ms = server.clock.now_ms()
         self.rows = server.by_seq(queue.name)
@@ -178,7 +178,7 @@ def _drain(server: SimServer, queue: Queue) -> None:
     left = set(server.by_seq(queue.name).values())
     done: list[str] = []
     for turn in range(50):
-        found: Leases = leases_of(server.engine.look(queue.name, touch=False))
+        found: Leases = leases_of(server.engine.expire_and_get(queue.name, touch=False))
         held = {server.by_seq(queue.name)[seq] for seq in found.leases}
         rows = _claim(server, queue.name, f"late{turn}", max_jobs=3, lease_ms=60_000)
         payloads = [bytes(row.data).decode() for row in rows]
@@ -196,7 +196,7 @@ def _drain(server: SimServer, queue: Queue) -> None:
     assert len(done) == len(set(done)), "done twice"
     letters = set(server.data(queue.dead_letter)) if queue.dead_letter in engine.topics else set()
     assert left <= set(done) | letters, "a job that nobody can get"
-    assert leases_of(engine.look(queue.name, touch=False)).in_flight == 0
+    assert leases_of(engine.expire_and_get(queue.name, touch=False)).in_flight == 0
 
 
 class _Row(msgspec.Struct):

@@ -199,7 +199,7 @@ class Pair:
         return candidates[states.index(shown)]
 
     def in_engine(self, name: str) -> tuple[Any, ...]:
-        topic = self.server.engine.look(name, touch=False)
+        topic = self.server.engine.expire_and_get(name, touch=False)
         rows, gaps = self.server.walk(name)
         topic = self.server.engine.topic(name)
         window_ms, now = topic.config.idempotency_window_ms, self.clock.now_ms()

@@ -15,7 +15,7 @@ Step = Callable[[Client], None]
 def _advance(client: Client) -> None:
     client.server.clock.advance(ms=5_000)
     for name in list(client.server.engine.topics):
-        client.server.engine.look(name, touch=False)
+        client.server.engine.expire_and_get(name, touch=False)
 
 
 def _one_turn(client: Client) -> None:

@@ -50,7 +50,7 @@ class Workshop:
 
     @property
     def topic(self) -> Topic:
-        return self.server.engine.look(QUEUE, touch=False)
+        return self.server.engine.expire_and_get(QUEUE, touch=False)
 
     @property
     def queue(self) -> Leases:
@@ -119,7 +119,9 @@ class Workshop:
 
     def jobs(self, state: Any = None, after: int = 0, limit: int = 100) -> tuple[list[Any], int | None]:
         rows, more = waiting(
-            lambda: joblist.list_jobs(self._queue(), state=state, after=after, limit=limit, now_ms=self.clock.now_ms())
+            lambda: joblist.expire_and_list(
+                self._queue(), state=state, after=after, limit=limit, now_ms=self.clock.now_ms()
+            )
         )
         return [msgspec.json.decode(row) for row in rows], more
 

@@ -110,7 +110,7 @@ class Pair:
     def compare(self) -> None:
         assert set(self.server.engine.topics) == set(self.oracle.topics)
         for name, model in self.oracle.topics.items():
-            topic = self.server.engine.look(name, touch=False)
+            topic = self.server.engine.expire_and_get(name, touch=False)
             assert self.server.by_seq(name) == {fact.seq: fact.data.decode() for fact in model.live}, name
             assert (topic.head, topic.earliest, topic.evict_floor) == (model.head, model.earliest, model.evict_floor), (
                 name

@@ -78,7 +78,7 @@ def test_room_comes_back_with_deletes_drops_and_age():
     append(engine, "c")
     full(engine, "c", quota=3 * one)
     clock.advance(ms=101)
-    engine.look("old", touch=False)
+    engine.expire_and_get("old", touch=False)
     append(engine, "c")
     assert engine.state.totals.bytes == 3 * one
 

@@ -17,7 +17,7 @@ from topics.engine import apply, ceilings, pick
 from topics.engine.apply import State
 from topics.engine.commit import Ticket
 from topics.engine.leases import Job, Leases, Terms, leases_of, pack_terms, terms_of
-from topics.engine.read import Query, Reading, read
+from topics.engine.read import Query, Reading, expire_and_read
 from topics.engine.state import FIRST_CEILING, Topic
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import surrogates
@@ -254,7 +254,7 @@ def _find(
             from_seq=found.upto, limit=limit - len(found.letters), max_bytes=MAX_BATCH_BYTES - size_bytes, match=match,
             projection=Projection(tags=True),
         )  # fmt: skip
-        reading = read(source, query, now_ms)
+        reading = expire_and_read(source, query, now_ms)
         letters = _letters_of(source, origin, reading)
         found.letters += letters
         size_bytes += sum(len(letter.data) for letter in letters)
@@ -285,7 +285,7 @@ def _find_seqs(
             projection=Projection(tags=True),
             upto=seq,
         )
-        letters = _letters_of(source, origin, read(source, query, now_ms))
+        letters = _letters_of(source, origin, expire_and_read(source, query, now_ms))
         found.letters += letters
         size_bytes += sum(len(letter.data) for letter in letters)
         found.upto = seq

@@ -16,7 +16,7 @@ from topics.engine import apply, ceilings, retention, scheduler
 from topics.engine.append import joined, render
 from topics.engine.backlog import Backlog
 from topics.engine.commit import Commits, Log, NoLog, Ticket
-from topics.engine.read import Query, Reading, read
+from topics.engine.read import Query, Reading, expire_and_read
 from topics.engine.routers import Routers
 from topics.engine.state import FIRST_CEILING, Topic
 from topics.engine.terms import only_for_queues
@@ -140,7 +140,7 @@ class Engine:
         if topic is None:
             check_topic(name)
             return Ticket.of(Dropped(name, False, []))
-        self._expire(topic)
+        self.expire(topic)
         if if_empty and topic.count:
             raise TopicsError(
                 Code.TOPIC_NOT_EMPTY,
@@ -157,25 +157,34 @@ class Engine:
 
         return self._stage_change(topic, log.Drop(topic.topic_id), take_effect)
 
-    def look(self, name: str, *, touch: bool) -> Topic:
-        """The topic with its retention up to date; `touch` makes it look wanted."""
+    def expire_and_get(self, name: str, *, touch: bool) -> Topic:
+        """Expire the topic's records and leases up to now, then return it; `touch` counts as interest in it."""
         topic = self.topic(name)
-        now = self._expire(topic)
+        now = self.expire(topic)
         if touch:
             topic.last_read_ts = now
         return topic
 
-    def list_topics(
+    def expire_and_list(
         self, *, prefix: str, after: str, limit: int, allowed: Callable[[str], bool], touch: bool = False
     ) -> tuple[list[Topic], bool]:
-        """Topics by name behind `after`, and whether there are more."""
+        """Expire and return topics by name behind `after`, and whether there are more."""
         names = sorted(name for name in self.topics if name > after and name.startswith(prefix) and allowed(name))
         page = [self.topics[name] for name in names[:limit]]
         for topic in page:
-            now = self._expire(topic)
+            now = self.expire(topic)
             if touch:
                 topic.last_read_ts = now
         return page, len(names) > limit
+
+    def expire(self, topic: Topic) -> int:
+        """Expire the topic's records and leases up to now; return now in ms."""
+        now = self.clock.now_ms()
+        if topic.config.ttl_ms:
+            retention.expire(topic, now)
+        if topic.queue is not None:
+            topic.queue.expire(now)
+        return now
 
     def effective_priority(self, topic: Topic) -> int:
         """What the scheduler goes by right now."""
@@ -248,12 +257,12 @@ class Engine:
         return ticket
 
     def read(self, name: str, query: Query) -> tuple[Topic, Reading]:
-        """See `read.read`; counts as somebody's interest in the topic."""
+        """See `expire_and_read`; counts as somebody's interest in the topic."""
         topic = self.topics.get(name)
         if topic is None or topic.changing:
             topic = self.topic(name)
         topic.last_read_ts = now = self.clock.now_ms()
-        return topic, read(topic, query, now)
+        return topic, expire_and_read(topic, query, now)
 
     def delete_records(
         self, name: str, *, before_seq: int | None, match: TagMatch | None, dry_run: bool = False
@@ -269,7 +278,7 @@ class Engine:
             retention.warm(topic, [segment for segment, _, _ in topic.spans(topic.earliest, bound)])
         now = self.clock.now_ms()
         if dry_run:
-            self._expire(topic)
+            self.expire(topic)
             would = apply.count_matching(topic, bound, match)
             return Ticket.of(Deleted(topic, would, topic.earliest, topic.head, topic.count, topic.bytes))
         op, text = (None, "") if match is None else (match.op, match.text)
@@ -328,14 +337,6 @@ class Engine:
             self.commits.settle()
             topic = self.topics.get(name)
         return topic
-
-    def _expire(self, topic: Topic) -> int:
-        now = self.clock.now_ms()
-        if topic.config.ttl_ms:
-            retention.expire(topic, now)
-        if topic.queue is not None:
-            topic.queue.settle(now)
-        return now
 
     def _new_topic(self, name: str, config: TopicConfig) -> log.Create:
         state, limit = self.state, self.limits.max_topics

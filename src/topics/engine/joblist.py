@@ -10,7 +10,7 @@ import msgspec
 
 from topics.engine import pick, retention
 from topics.engine.leases import Job, Leases, terms_of
-from topics.engine.queue import settle
+from topics.engine.queue import expire
 from topics.engine.state import Topic
 from topics.model.queue import JobState
 from topics.model.records import MAX_BATCH_BYTES
@@ -19,11 +19,14 @@ from topics.storage.segments import Damaged
 _encode_json = msgspec.json.encode
 
 
-def list_jobs(
+def expire_and_list(
     topic: Topic, *, state: JobState | None, after: int, limit: int, now_ms: int
 ) -> tuple[list[bytes], int | None]:
-    """Rendered jobs behind `after`, and the seq to go on behind if there are more. Raises `Cold` like any read."""
-    queue = settle(topic, now_ms)
+    """Expire up to `now_ms`, then return rendered jobs behind `after`, and the seq to go on behind if there are more.
+
+    Raises `Cold` like any read.
+    """
+    queue = expire(topic, now_ms)
 
     def page() -> tuple[list[bytes], int | None]:
         return _page(topic, queue, state, after, limit)

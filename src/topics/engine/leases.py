@@ -12,7 +12,7 @@ priority. In which of these places a live job is, is its state:
     lanes      never went out; has a priority, or had to wait for its time (a seq may stay that is elsewhere or gone)
     the log    all others, from `cursor` on
 
-Nothing here reads a clock or a file. Expiry is lazy: `settle` is told the time before anything is decided or counted.
+Nothing here reads a clock or a file. Expiry is lazy: `expire` is told the time before anything is decided or counted.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class Leases:
 
     # --- time
 
-    def settle(self, now_ms: int) -> None:
-        """Takes back what was held for too long, and lets in what has waited for its time."""
+    def expire(self, now_ms: int) -> None:
+        """Return jobs whose lease has ended to the queue, and admit jobs whose time has come."""
         expiry = self._expiry
         while expiry and expiry[0][0] < now_ms:
             deadline_ms, _, jobs = heappop(expiry)
@@ -179,7 +179,7 @@ class Leases:
                 self.lanes[self.later.pop(seq) & 15].seqs.append(seq)
 
     def next_ms(self) -> int | None:
-        """When `settle` will next have something to do, if ever."""
+        """When `expire` will next have something to do, if ever."""
         # Bound: each round removes one entry of the heap.
         while self._expiry and not any(
             job.deadline_ms == self._expiry[0][0] and self.leases.get(job.seq) is job for job in self._expiry[0][2]

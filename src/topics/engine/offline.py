@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from topics.engine import retention
 from topics.engine.apply import State
 from topics.engine.losses import Losses
-from topics.engine.read import Query, Reading, Tombstone, read
+from topics.engine.read import Query, Reading, Tombstone, expire_and_read
 from topics.engine.recovery import recover
 from topics.engine.scan import Scan
 from topics.engine.state import Topic, Totals
@@ -154,7 +154,7 @@ def _reading(topic: Topic, query: Query, now_ms: int) -> tuple[Topic, Reading]:
     # Bound: each round loads one more piece of what the read needs.
     while True:
         try:
-            return topic, read(topic, query, now_ms)
+            return topic, expire_and_read(topic, query, now_ms)
         except Cold as cold:
             cold.load()
 

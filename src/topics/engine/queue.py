@@ -105,12 +105,12 @@ def queue_of(engine: Engine, name: str) -> Topic:
     return topic
 
 
-def settle(topic: Topic, now_ms: int) -> Leases:
-    """The queue with everything in it that time has done."""
+def expire(topic: Topic, now_ms: int) -> Leases:
+    """Expire records and leases up to `now_ms`, then return the queue."""
     if topic.config.ttl_ms:
         retention.expire(topic, now_ms)
     queue = leases_of(topic)
-    queue.settle(now_ms)
+    queue.expire(now_ms)
     return queue
 
 
@@ -121,7 +121,7 @@ def claim(engine: Engine, topic: Topic, wants: list[Want]) -> tuple[list[Claimed
     """Serves all wants in one pass, each with its share. A ticket is there where workers have to wait for the log."""
     deadletter.prepare(engine, topic)
     topic.last_read_ts = now = engine.clock.now_ms()
-    queue = settle(topic, now)
+    queue = expire(topic, now)
     config = topic.config
     taken, rendered = _take(topic, min(sum(want.max for want in wants), PASS_MAX_JOBS))
     if taken.dead:
@@ -230,7 +230,7 @@ def _free(queue: Leases, jobs: list[Job]) -> None:
 def ack(engine: Engine, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
     """The jobs are done: gone for every reader, as durably as the topic keeps anything. Ends with `Settled`."""
     now = engine.clock.now_ms()
-    queue = settle(topic, now)
+    queue = expire(topic, now)
     jobs, skipped = _held(queue, node, seqs, lease_ids)
     if not jobs:
         return Ticket.of(_settled(topic, 0, skipped))
@@ -251,7 +251,7 @@ def nack(
 ) -> Ticket:
     """The jobs go back to the queue, after `delay_ms`. Ends with `Settled`."""
     now = engine.clock.now_ms()
-    jobs, skipped = _held(settle(topic, now), node, seqs, lease_ids)
+    jobs, skipped = _held(expire(topic, now), node, seqs, lease_ids)
     return _release(engine, topic, jobs, skipped, due_ms=now + delay_ms, now_ms=now)
 
 
@@ -261,7 +261,7 @@ def release(engine: Engine, topic: Topic, holder: Holder) -> Ticket:
         engine._settled(topic.name)
     if topic.gone:
         return Ticket.of(None)
-    queue = settle(topic, engine.clock.now_ms())
+    queue = expire(topic, engine.clock.now_ms())
     jobs = [queue.leases[seq] for seq in sorted(holder.held) if seq in queue.leases]
     return _release(engine, topic, jobs, [], due_ms=0, now_ms=engine.clock.now_ms())
 
@@ -289,7 +289,7 @@ def extend(
     The new deadline counts at once, also while its entry is on its way: who acks meanwhile must find the lease.
     """
     now = engine.clock.now_ms()
-    queue = settle(topic, now)
+    queue = expire(topic, now)
     jobs, skipped = _held(queue, node, seqs, lease_ids)
     deadline = now + lease_ms
     before = [job.deadline_ms for job in jobs]

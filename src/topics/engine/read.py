@@ -72,8 +72,11 @@ class Reading(Struct, gc=False):
         return [*self.parts[:-1], memoryview(self.parts[-1])[:-1]]
 
 
-def read(topic: Topic, query: Query, now_ms: int) -> Reading:
-    """Everything `query` may have from `topic` now. Raises `Cold` where that needs the disk: load, and ask again."""
+def expire_and_read(topic: Topic, query: Query, now_ms: int) -> Reading:
+    """Expire the topic's records up to `now_ms`, then return everything `query` may have of it.
+
+    Raises `Cold` where that needs the disk: load, and ask again.
+    """
     try:
         if query.plain and (reading := _read_whole(topic, query)) is not None:
             return reading

@@ -93,7 +93,7 @@ def _recover(
     files = log_files(datadir, since, damage)
     resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
     cut: list[str] = []
-    total = sum(len(file.data) for file in files) or 1
+    total = sum(walfile.written_end(file.data) for file in files) or 1  # files are reserved in full: most is zeros
     done = 0
     for file in files:
         for item in walfile.scan(file.data):
@@ -111,7 +111,7 @@ def _recover(
                     replayed -= 1 - _replay(state, item, file, damage)
                 progress((done + item.end) / total)
             resume = (file.number, item.end)
-        done += len(file.data)
+        done += walfile.written_end(file.data)
     numbers = datadir.wal_numbers()
     next_number = max([*numbers, since, 0]) + 1
     clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed

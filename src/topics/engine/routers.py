@@ -134,8 +134,10 @@ class Routers(Forwarder):
         )
         return [self.table.by_name[name] for name in names[:limit]], len(names) > limit
 
-    def preview(self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None) -> Preview:
-        """What a filter would forward of what the source still has. Raises `Cold` like a read."""
+    def expire_and_preview(
+        self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None
+    ) -> Preview:
+        """Expire the source's records, then count what a filter would forward of them. Raises `Cold` like a read."""
         if source.config.ttl_ms:
             retention.expire(source, self._engine.clock.now_ms())
 

@@ -29,6 +29,7 @@ from topics.server.machine import memory_bytes
 from topics.server.polled import PolledAnswers
 from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
+from topics.server.startup import Startup
 from topics.server.storage import Storage
 from topics.server.table import ROUTES
 from topics.server.throttle import Throttle
@@ -47,7 +48,19 @@ class Poll(Protocol):
 
 
 class TopicsApp:
-    """Everything a transport needs, and everything a handler may use."""
+    """Everything a transport needs, and everything a handler may use.
+
+    What belongs to the engine does not exist before recovery has come to its end: a request that arrives earlier is
+    answered from `startup`, or refused.
+    """
+
+    engine: Engine
+    forwarding: Forwarding
+    throttle: Throttle
+    polled: PolledAnswers
+    hub: Hub
+    sessions: Sessions
+    desks: Desks
 
     def __init__(self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
@@ -61,25 +74,20 @@ class TopicsApp:
         self.polls: set[Poll] = set()
         self.draining = False
         self.pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="topics-io")
-        self._started_ns = clock.monotonic_ns()
+        self.startup = Startup(clock, ROUTES)
         self._recovered = False
         self._no_wal = WalStats()
-        self.replay_progress = 0.0
         self.storage: Storage | None = None
-        self.http: HttpServer | None = None  # the transport, where it wants to be counted
-        self.engine = Engine(
-            clock=clock,
-            limits=limits_of(settings),
-            state=State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys),
-            schedule=loop.call_soon,
-        )
-        self.forwarding = Forwarding(self)
         self.pressed = False  # whether the server runs late: the one thing that hot paths look at
-        self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
-        self.polled = PolledAnswers()
-        self.hub = Hub(self)
-        self.sessions = Sessions(self)
-        self.desks = Desks(self)
+
+    @property
+    def http(self) -> HttpServer | None:
+        """The transport, where it wants to be counted."""
+        return self.startup.http
+
+    @http.setter
+    def http(self, server: HttpServer | None) -> None:
+        self.startup.http = server
 
     @classmethod
     def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> TopicsApp:
@@ -88,10 +96,25 @@ class TopicsApp:
     # --- life
 
     async def start(self) -> None:
-        if self.settings.data_dir is not None:
-            self.storage = await Storage.open(self)
-            self.engine.attach(self.storage.wal, self.storage.backlog)
-            self.storage.begin(self.engine.commits)
+        """Recover what the data directory holds, then begin to serve it."""
+        settings = self.settings
+        state = State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys)
+        self._serve(state, None if settings.data_dir is None else await Storage.open(self, state))
+
+    def _serve(self, state: State, storage: Storage | None) -> None:
+        """Put an engine around the recovered state. Nothing else refers to the state from here on."""
+        settings = self.settings
+        self.engine = Engine(clock=self.clock, limits=limits_of(settings), state=state, schedule=self.loop.call_soon)
+        self.forwarding = Forwarding(self)
+        self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
+        self.polled = PolledAnswers()
+        self.hub = Hub(self)
+        self.sessions = Sessions(self)
+        self.desks = Desks(self)
+        if storage is not None:
+            self.storage = storage
+            self.engine.attach(storage.wal, storage.backlog)
+            storage.begin(self.engine.commits)
         self._recovered = True
         self.throttle.begin()
 
@@ -101,9 +124,10 @@ class TopicsApp:
             poll.end()
 
     async def stop(self) -> None:
-        self.throttle.end()
-        self.forwarding.stop()
-        self.engine.flush()
+        if self._recovered:
+            self.throttle.end()
+            self.forwarding.stop()
+            self.engine.flush()
         if self.storage is not None:
             await self.storage.close()
         self.pool.shutdown(wait=True)
@@ -136,9 +160,7 @@ class TopicsApp:
         try:
             if request.body and not call.typed:
                 _check_type(request)
-            if not self._recovered and call.route.waits_for_recovery:
-                self.check_ready()
-            answer = call.route.handler(self, call)
+            answer = call.route.handler(self, call) if self._recovered else self._handle_early(call)
         except TopicsError as error:
             answer = error_answer(error, request)
         except Cold as cold:
@@ -150,6 +172,12 @@ class TopicsApp:
         if self._guard is not None:
             self._guard.end_with(call.caller, answer)
         return answer
+
+    def _handle_early(self, call: Call) -> Answer:
+        """A request that arrives before the data is recovered."""
+        if call.route.while_recovering is None:
+            raise self.startup.not_ready()
+        return call.route.while_recovering(self.startup, call)
 
     def answer(self, request: Request) -> Answer:
         """Both at once, for a request that is whole. The hot path: without keys there is nobody to count."""
@@ -181,22 +209,13 @@ class TopicsApp:
     def check_ready(self) -> None:
         """503 while the log is being replayed, or once the server was told to stop."""
         if not self._recovered:
-            progress = self.recovery_progress()
-            raise TopicsError(
-                Code.NOT_READY, "the log is being replayed", detail={"replay_progress": progress}, retry_after_ms=1000
-            )
+            raise self.startup.not_ready()
         if self.draining:
             raise TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000)
-
-    def recovery_progress(self) -> float:
-        return 1.0 if self._recovered else self.replay_progress
 
     def read_only(self) -> str | None:
         """Why nothing can be written, if so."""
         return None if self.storage is None else self.storage.wal.read_only
-
-    def uptime_ms(self) -> int:
-        return (self.clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     def is_ready(self) -> bool:
         return self._recovered and not self.draining

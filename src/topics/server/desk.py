@@ -117,7 +117,7 @@ class Desk:
             self._app.engine.commits.settle()
         if self._topic.gone:
             return  # its listeners are about to be told
-        verbs.settle(self._topic, self._app.clock.now_ms())  # what ran out makes room with those who held it
+        verbs.expire(self._topic, self._app.clock.now_ms())  # what ran out makes room with those who held it
         asking = [(claimer, want) for claimer in self.waiting if (want := claimer.want()) is not None]
         if not asking:
             self._after_pass()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from topics import logs
-from topics.engine.read import Query, read
+from topics.engine.read import Query, expire_and_read
 from topics.engine.scheduler import effective_priority
 from topics.engine.state import Topic
 from topics.model.watch import View
@@ -279,7 +279,7 @@ class Feed:
             from_seq=from_seq, limit=view.limit, max_bytes=view.max_bytes, nodes=view.nodes, match=view.match,
             projection=view.projection, upto=self.visible(view) if view.strong else None, epoch=epoch,
         )  # fmt: skip
-        reading = read(topic, query, now_ms)
+        reading = expire_and_read(topic, query, now_ms)
         gap = reading.tombstone
         rendered = Rendered(
             topic,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,10 +12,12 @@ from topics.engine import archive
 from topics.engine.state import Topic
 from topics.server.answer import elapsed_ms
 from topics.server.http import Request
+from topics.storage.stats import WalStats
 
 if TYPE_CHECKING:
     from topics.engine.router_state import Router
     from topics.server.app import TopicsApp
+    from topics.server.startup import Startup
 
 Sample = tuple[str, dict[str, str], float]  # suffix of the name, labels, value
 
@@ -30,20 +32,39 @@ class Metric(Struct):
 
 
 def collect(app: TopicsApp, may_see: Callable[[str], bool]) -> list[Metric]:
-    """Everything measured; of topics by name only those that `may_see` lets pass."""
-    return [*_process(app), *_wal(app), *_topics(app, may_see), *_archives(app, may_see), *_routers(app, may_see)]
+    """Everything measured; of topics by name only those that `may_see` lets pass.
+
+    Expires first the leases of all queues, and the records of the topics that are named. A creation or an end of a
+    topic that is still on its way to the log is not waited for: the answer shows the topics that are there now.
+    """
+    engine, topics = app.engine, app.engine.topics
+    shown = [topics[name] for name in sorted(filter(may_see, topics))]
+    queues = [topic for topic in topics.values() if topic.queue is not None]
+    for topic in (*queues, *shown[: app.settings.metrics_max_topics]):
+        engine.expire(topic)
+    return [
+        *_totals(app, topics.values()),
+        *_process(app.startup, ready=app.is_ready(), progress=1.0),
+        *_wal(app.wal_stats(), read_only=app.read_only() is not None),
+        *_topics(app, shown),
+        *_archives(app, shown),
+        *_routers(app, may_see),
+    ]
 
 
-def _process(app: TopicsApp) -> Iterator[Metric]:
+def collect_while_recovering(startup: Startup) -> list[Metric]:
+    """What the process can say of itself. Of topics it says nothing: those that are there so far are incomplete."""
+    return [*_process(startup, ready=False, progress=startup.progress), *_wal(WalStats(), read_only=False)]
+
+
+def _totals(app: TopicsApp, topics: Collection[Topic]) -> Iterator[Metric]:
     state = app.engine.state
-    topics = state.topics.values()
     by_class = dict.fromkeys(CLASSES, 0)
     queues = leases = 0
     for topic in topics:
         by_class[topic.config.durability] += 1
-        queues += topic.config.type == "queue"
         if topic.queue is not None:
-            topic.queue.settle(app.clock.now_ms())
+            queues += 1
             leases += topic.queue.in_flight
     yield _gauge("topics_topics", "Topics.", len(topics))
     yield Metric(
@@ -63,22 +84,25 @@ def _process(app: TopicsApp) -> Iterator[Metric]:
         "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
         [("", {"account": account}, size) for account, size in app.budget.by_account.items()],
     )  # fmt: skip
-    yield _gauge("topics_ready", "1 while the server serves.", int(app.is_ready()))
-    yield _gauge("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", app.recovery_progress())
-    yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", app.uptime_ms())
-    if app.http is not None:
-        yield _gauge("topics_http_connections", "Open connections.", app.http.open_connections)
+
+
+def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metric]:
+    http = startup.http
+    yield _gauge("topics_ready", "1 while the server serves.", int(ready))
+    yield _gauge("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
+    yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
+    if http is not None:
+        yield _gauge("topics_http_connections", "Open connections.", http.open_connections)
         yield _gauge("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
-                     app.http.limits.max_connections)  # fmt: skip
+                     http.limits.max_connections)  # fmt: skip
         yield _counter("topics_http_connections_shed_total", "Idle connections closed to make room.",
-                       app.http.shed_total)  # fmt: skip
+                       http.shed_total)  # fmt: skip
         yield _counter("topics_http_connections_refused_total", "Connections refused for want of room.",
-                       app.http.refused_total)  # fmt: skip
-        yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", {}, app.http.requests_total)])
+                       http.refused_total)  # fmt: skip
+        yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", {}, http.requests_total)])
 
 
-def _wal(app: TopicsApp) -> Iterator[Metric]:
-    wal = app.wal_stats()
+def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
     for name, help in (
         ("frames_total", "Entries written to the log."),
         ("batches_total", "Writes to the log; one carries every entry of a turn."),
@@ -90,7 +114,7 @@ def _wal(app: TopicsApp) -> Iterator[Metric]:
         yield Metric(f"topics_wal_{name}", "counter", help, [("", {}, getattr(wal, name))])
     yield _gauge("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
     yield _gauge("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
-    yield _gauge("topics_wal_read_only", "1 while the log cannot be written.", int(app.read_only() is not None))
+    yield _gauge("topics_wal_read_only", "1 while the log cannot be written.", int(read_only))
     buckets: list[Sample] = []
     running = 0
     for bound, n in zip([*wal.BOUNDS_US, None], wal.fsync_buckets, strict=True):
@@ -102,10 +126,9 @@ def _wal(app: TopicsApp) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def _topics(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
-    engine, limit = app.engine, app.settings.metrics_max_topics
-    names = sorted(filter(may_see, engine.topics))
-    shown = [engine.look(name, touch=False) for name in names[:limit]]
+def _topics(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
+    limit = app.settings.metrics_max_topics
+    shown = topics[:limit]
     columns: list[tuple[str, str, Callable[[Topic], int]]] = [
         ("head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
         ("earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
@@ -123,15 +146,14 @@ def _topics(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
             [("", {"topic": topic.name}, getattr(topic.queue, field)) for topic in queues],
         )  # fmt: skip
     yield _gauge(
-        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(names) > limit)
+        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(topics) > limit)
     )
 
 
-def _archives(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
+def _archives(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
     """Of topics that an archive has to do with."""
-    now_ms, found = app.clock.now_ms(), app.engine.topics
-    names = sorted(name for name in filter(may_see, found) if found[name].archived or found[name].config.archive)
-    shown = [found[name] for name in names[: app.settings.metrics_max_topics]]
+    now_ms = app.clock.now_ms()
+    shown = [topic for topic in topics if topic.archived or topic.config.archive][: app.settings.metrics_max_topics]
     standings = [(topic, archive.standing(topic, now_ms)) for topic in shown]
     for part, name, kind, help in (
         ("unarchived", "topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet."),

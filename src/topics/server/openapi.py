@@ -91,7 +91,7 @@ def _errors(route: Route) -> dict[int, list[Code]]:
         codes += _WITH_SCOPE
     elif route.probe:
         codes += (Code.UNAUTHORIZED,)
-    if route.waits_for_recovery or route.path.endswith(("/ready", "/readyz")):
+    if route.while_recovering is None:
         codes += _WHILE_STARTING
     by_status: dict[int, list[Code]] = {}
     for code in dict.fromkeys(codes):

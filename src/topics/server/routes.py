@@ -14,6 +14,7 @@ from topics.server.http import Answer, Request
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
+    from topics.server.startup import Startup
 
 
 KNOWN_PATHS = 32_768
@@ -51,7 +52,8 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     answers: dict[int, Any] = {}  # status → type of the answer
     errors: tuple[Code, ...] = ()
     query: tuple[Parameter, ...] = ()
-    waits_for_recovery: bool = True
+    # The answer before the data is recovered, made without an engine; None refuses the request with `not_ready`.
+    while_recovering: Callable[[Startup, Call], Answer] | None = None
     probe: bool = False  # answered without a key unless the operator says otherwise
     stream: bool = False  # counts as a long-lived connection
     query_token: bool = False  # takes its key as `?token=` too, for browsers that cannot send a header there

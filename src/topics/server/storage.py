@@ -10,6 +10,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.engine.apply import State
 from topics.engine.backlog import Backlog
 from topics.engine.commit import Commits
 from topics.engine.store import Store
@@ -30,6 +31,10 @@ Done = Callable[[Exception | None], None]
 SWITCH_INTERVAL_S = 0.0005
 
 GATHER_TURNS = 2  # see `Commits.gather_turns`; one is too short for the answers to get out and the next writes in
+
+
+class RecoveryCancelled(Exception):
+    """The server was told to stop while it replayed its log: the thread that does so gives up."""
 
 
 class ThreadWorker:
@@ -64,7 +69,7 @@ class ThreadWorker:
 class Storage:
     """The store of a running server, its threads and its timers."""
 
-    def __init__(self, app: TopicsApp, datadir: DataDir) -> None:
+    def __init__(self, app: TopicsApp, datadir: DataDir, state: State) -> None:
         settings = app.settings
         self._app = app
         self._settings = settings
@@ -73,7 +78,7 @@ class Storage:
         self.wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=self._sync_worker, clock=app.clock)
         self.store = Store(
             datadir,
-            app.engine.state,
+            state,
             self.wal,
             worker=self._store_worker,
             clock=app.clock,
@@ -87,23 +92,34 @@ class Storage:
         self.backlog: Backlog | None = None
 
     @classmethod
-    async def open(cls, app: TopicsApp) -> Storage:
-        """Takes the data directory and replays its log on a thread, so that probes are answered meanwhile."""
+    async def open(cls, app: TopicsApp, state: State) -> Storage:
+        """Take the data directory and fill `state` from it on a thread, so that probes are answered meanwhile.
+
+        Until this returns, only that thread may touch `state`.
+        """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         datadir = DataDir(RealFs(), str(app.settings.data_dir))
         await asyncio.to_thread(datadir.open)
-        storage = cls(app, datadir)
+        storage = cls(app, datadir, state)
+
+        cancelled = False
 
         def progress(share: float) -> None:
-            app.replay_progress = share
+            app.startup.progress = share
+            if cancelled:
+                raise RecoveryCancelled
 
         began = app.clock.monotonic_ns()
-        found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
+        try:
+            found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
+        except asyncio.CancelledError:
+            cancelled = True  # a process does not end before its threads do, and a replay may take long
+            raise
         storage.backlog = found.backlog
         log.info(
             "recovered",
-            topics=len(app.engine.topics),
-            records=app.engine.state.totals.records,
+            topics=len(state.topics),
+            records=state.totals.records,
             entries=found.entries,
             damaged=len(found.damage),
             took_ms=(app.clock.monotonic_ns() - began) // 1_000_000,

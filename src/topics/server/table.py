@@ -174,24 +174,25 @@ ROUTES = [
     *(
         Route(
             method="GET", path=path, handler=health.health, summary="Whether the process is alive",
-            answers={200: wire.Health}, waits_for_recovery=False, probe=True,
+            answers={200: wire.Health}, while_recovering=health.health_while_recovering, probe=True,
         )
         for path in ("/v0/health", "/healthz")
     ),
     *(
         Route(
             method="GET", path=path, handler=health.ready, summary="Whether the server can serve",
-            answers={200: wire.Ready}, errors=(Code.NOT_READY, Code.READ_ONLY), waits_for_recovery=False, probe=True,
+            answers={200: wire.Ready}, errors=(Code.NOT_READY, Code.READ_ONLY), probe=True,
         )
         for path in ("/v0/ready", "/readyz")
     ),
     Route(
-        method="GET", path="/v0/metrics", handler=health.get_metrics, scope=Scope.READ, waits_for_recovery=False,
+        method="GET", path="/v0/metrics", handler=health.get_metrics, scope=Scope.READ,
+        while_recovering=health.get_metrics_while_recovering,
         summary="Gauges and counters: Prometheus text, or JSON where `Accept` asks for it",
         answers={200: "text/plain"},
     ),
     Route(
-        method="GET", path="/v0/openapi.json", handler=health.get_openapi, waits_for_recovery=False,
-        summary="This document", answers={200: dict}, probe=True,
+        method="GET", path="/v0/openapi.json", handler=health.get_openapi,
+        while_recovering=health.get_openapi_while_recovering, summary="This document", answers={200: dict}, probe=True,
     ),
 ]  # fmt: skip

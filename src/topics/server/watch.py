@@ -118,7 +118,7 @@ def resolve(
         for topic_name in found:
             if topic_name not in wanted.lanes:
                 try:
-                    topic = app.engine.look(topic_name, touch=True)
+                    topic = app.engine.expire_and_get(topic_name, touch=True)
                 except TopicsError:  # its end was under way
                     if lenient or is_pattern(name):
                         continue

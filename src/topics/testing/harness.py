@@ -236,7 +236,7 @@ class SimServer:
         return {name: self._view(name) for name in sorted(self.engine.topics)}
 
     def _view(self, name: str) -> View:
-        topic = self.engine.look(name, touch=False)
+        topic = self.engine.expire_and_get(name, touch=False)
         rows, gaps = self.walk(name)
         topic = self.engine.topic(name)
         keys = tuple((key, write.first, write.last, write.at_ms) for key, write in topic.keys.items())

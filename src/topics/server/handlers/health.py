@@ -15,12 +15,17 @@ from topics.server.http import Answer, Response
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
     from topics.server.routes import Call
+    from topics.server.startup import Startup
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 def health(app: TopicsApp, call: Call) -> Answer:
-    return json_answer(200, Health("ok", __version__, app.uptime_ms(), performance(call.request)))
+    return health_while_recovering(app.startup, call)
+
+
+def health_while_recovering(startup: Startup, call: Call) -> Answer:
+    return json_answer(200, Health("ok", __version__, startup.uptime_ms(), performance(call.request)))
 
 
 def ready(app: TopicsApp, call: Call) -> Answer:
@@ -33,11 +38,22 @@ def ready(app: TopicsApp, call: Call) -> Answer:
 
 
 def get_metrics(app: TopicsApp, call: Call) -> Answer:
-    rows = metrics.collect(app, call.caller.may_use)
+    return _rendered(metrics.collect(app, call.caller.may_use), call)
+
+
+def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
+    return _rendered(metrics.collect_while_recovering(startup), call)
+
+
+def _rendered(rows: list[metrics.Metric], call: Call) -> Answer:
     if b"application/json" in call.request.headers.get(b"accept", b""):
         return Response(200, metrics.as_json(rows, call.request))
     return Response(200, metrics.as_text(rows), PROMETHEUS)
 
 
 def get_openapi(app: TopicsApp, call: Call) -> Answer:
-    return Response(200, openapi.document(app.router.routes))
+    return get_openapi_while_recovering(app.startup, call)
+
+
+def get_openapi_while_recovering(startup: Startup, call: Call) -> Answer:
+    return Response(200, openapi.document(startup.routes))

@@ -251,7 +251,7 @@ def jobs(app: TopicsApp, call: Call) -> Answer:
     after, limit = query.cursor_after(found), query.page_size(found)
     if after and not (after.isascii() and after.isdigit() and len(after) <= 20):
         raise invalid("cursor is not one this server gave out", field="cursor")
-    rows, more = joblist.list_jobs(
+    rows, more = joblist.expire_and_list(
         topic, state=_state(found.get("state")), after=int(after or 0), limit=limit, now_ms=app.clock.now_ms()
     )
     queue = leases_of(topic)

@@ -117,7 +117,7 @@ def preview(app: TopicsApp, call: Call) -> Answer:
         source = app.engine.topic(wanted.source)
     from_seq = check_u64(wanted.from_seq, "from_seq")
     from_ts = None if wanted.from_ts is None else check_u64(wanted.from_ts, "from_ts")
-    found = app.engine.routers.preview(source, match, from_seq=from_seq, from_ts=from_ts)
+    found = app.engine.routers.expire_and_preview(source, match, from_seq=from_seq, from_ts=from_ts)
     answer = PreviewAnswer(
         router=name,
         source=source.name,

@@ -39,7 +39,7 @@ def put_topic(app: TopicsApp, call: Call) -> Answer:
 
 def get_topic(app: TopicsApp, call: Call) -> Answer:
     found = query.parse(call.request.query)
-    topic = app.engine.look(call.params["topic"], touch=query.flag(found, "touch", default=True))
+    topic = app.engine.expire_and_get(call.params["topic"], touch=query.flag(found, "touch", default=True))
     answer = TopicState(
         topic=topic.name,
         type=topic.config.type,
@@ -72,7 +72,7 @@ def _queue_counts(topic: Topic) -> QueueCounts | None:
 def list_topics(app: TopicsApp, call: Call) -> Answer:
     found = query.parse(call.request.query)
     touch = query.flag(found, "touch", default=False)
-    page, more = app.engine.list_topics(
+    page, more = app.engine.expire_and_list(
         prefix=found.get("prefix", ""),
         after=query.cursor_after(found),
         limit=query.page_size(found),
