@@ -317,3 +317,47 @@ def test_what_a_client_publishes_it_can_subscribe_to_at_once(live, topic, open_s
         socket.send("publish", topic=name, records=[{"data": 1}])
         socket.send("subscribe", request_id=f"s{number}", topic=name)
         assert socket.until("caught_up", topic=name)["head_seq"] == 1
+
+
+def test_publish_takes_half_surrogate_pairs_where_http_does(live, topic, open_socket):
+    ws = open_socket(live.url)
+    record = r'{"data":"cut \ud83d here","tag":"t","meta":{"k\ud83d":"\udc00"}}'
+    live.api.call("POST", f"/v0/topics/{topic}", raw=b'{"records":[%b]}' % record.encode())
+    ws.ws.send(f'{{"op":"publish","topic":"{topic}","request_id":"a","records":[{record}]}}')
+    assert (ws.next()["op"], live.api.state(topic)["count"]) == ("ack", 2)
+    text = live.api.call("POST", f"/v0/topics/{topic}/diff", {}).content
+    assert text.count(rb'"data":"cut \ud83d here","meta":{"k\ud83d":"\udc00"}') == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        r'"records":[{"data":1,"tag":"\ud800"}]',
+        r'"records":[{"data":1,"node":"\ud800"}]',
+        r'"records":[{"data":1}],"node":"\ud800"',
+        r'"records":[{"data":1}],"idempotency_key":"\ud800"',
+        r'"records":[{"data":"\ud800"}],"config":{"dead_letter":"\udfff"}',
+        r'"records":[{"data":"\ud800"},]',
+    ],
+)
+def test_publish_refuses_half_surrogate_pairs_where_http_does(live, topic, open_socket, fields):
+    answer = live.api.call("POST", f"/v0/topics/{topic}", raw=f"{{{fields}}}".encode())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    ws = open_socket(live.url)
+    ws.ws.send(f'{{"op":"publish","topic":"{topic}","request_id":"a",{fields}}}')
+    frame = ws.next()
+    message = answer.json()["error"]["message"].partition(" (byte")[0]
+    assert (frame["op"], frame["code"], frame["message"].partition(" (byte")[0]) == (
+        "error",
+        "invalid_request",
+        message,
+    )
+    assert topic not in [one["topic"] for one in live.api.get("/v0/topics", prefix=topic)["topics"]]
+
+
+@pytest.mark.parametrize("command", [r'"op":"subscribe","topic":"\ud800"', r'"op":"ping","request_id":"\ud800"'])
+def test_half_a_surrogate_pair_in_a_name_is_refused(live, open_socket, command):
+    ws = open_socket(live.url)
+    ws.ws.send(f"{{{command}}}")
+    assert ws.next()["code"] == "invalid_request"
+    assert ws.call("ping")["op"] == "pong"

@@ -103,3 +103,20 @@ def test_no_page_is_ever_told_that_credentials_count(call: Start, origins: str):
         assert "set-cookie" not in reply.headers
     other = server.send("GET", PATH, key="k", fields=("origin: https://other.example",))
     assert other.headers.get("access-control-allow-origin") in (None, "*")
+
+
+@pytest.mark.parametrize("keys", ["", "k"])
+@pytest.mark.parametrize("origin", ["http://[", "http://]", "http://[::1", "//", "http://[v1.]", "http://\u0130"])
+def test_an_origin_that_is_no_address_is_refused(call: Start, keys: str, origin: str):
+    server = call(api_keys=keys)
+    reply = server.send("GET", "/v0/ws", key="k" if keys else None, fields=(f"origin: {origin}", *SOCKET))
+    assert (reply.status, reply.json["error"]["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("keys", ["", "k"])
+def test_the_servers_own_pages_may_open_a_socket_with_and_without_keys(call: Start, keys: str):
+    server = call(api_keys=keys, cors_origins="https://App.example")
+    for origin in (f"http://LOCALHOST:{server.port}", "https://app.example"):
+        host = f"host: localhost:{server.port}"
+        reply = server.send("GET", "/v0/ws", key="k" if keys else None, fields=(f"origin: {origin}", host, *SOCKET))
+        assert reply.status == 101, origin

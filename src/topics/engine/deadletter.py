@@ -21,6 +21,7 @@ from topics.engine.read import Query, Reading, expire_and_read
 from topics.engine.state import FIRST_CEILING, Topic
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import surrogates
+from topics.model.nesting import decode_again
 from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagMatch
 from topics.model.topic import ConfigPatch, configure
 from topics.storage import entry as log
@@ -167,12 +168,12 @@ def _letters(rows: bytes) -> list[Letter]:
     """Stored records, with a comma between each two. What half a surrogate pair is in stays as it is."""
     text = b"[%b]" % rows
     try:
-        return _decode_rows(text)
+        return decode_again(_decode_rows, text)
     except msgspec.DecodeError:
         masked = surrogates.mask(text)
         if masked is None:
             raise
-    letters = _decode_rows(masked.text)
+    letters = decode_again(_decode_rows, masked.text)
     for letter in letters:
         letter.data = masked.restore(letter.data)
         if not isinstance(letter.meta, UnsetType):

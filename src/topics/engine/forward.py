@@ -39,6 +39,7 @@ from topics.engine.read import Query, read_runs
 from topics.engine.router_state import Feed, Router, Table
 from topics.engine.state import Topic
 from topics.model import surrogates
+from topics.model.nesting import decode_again
 from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.columns import encode_json, runs
@@ -353,6 +354,6 @@ def _key_in(meta: bytes) -> Iterator[str]:
     raw = surrogates.members(meta).get(STAMP)
     if raw is not None:
         try:
-            yield _decode_stamp(raw).key
+            yield decode_again(_decode_stamp, raw).key
         except msgspec.MsgspecError:
             return

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Raw, Struct, UnsetType
 
 from topics.errors import invalid
-from topics.model.records import WriteRequest
+from topics.model.nesting import decode_again
+from topics.model.records import NewRecord
 
 # A backslash and what it escapes; a pair is taken whole, so that what is left with D8 to DF is half of one.
 _ESCAPE = re.compile(
@@ -25,8 +26,16 @@ _ESCAPE = re.compile(
 )
 _HALF = re.compile("[\ud800-\udfff]")
 _HALF_ESCAPE = re.compile(r"\\u(d[89a-f][0-9a-f]{2})")
+_NAMES = ("node", "idempotency_key", "topic", "request_id")  # texts of a write that are kept decoded
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A request that brings records."""
+
+    records: list[NewRecord]
 
 
 class Masked(Struct, frozen=True):
@@ -63,16 +72,23 @@ def mask(text: bytes) -> Masked | None:
     return Masked(masked, stand_ins) if stand_ins else None
 
 
-def decode(decoder: msgspec.json.Decoder[WriteRequest], body: bytes) -> WriteRequest | None:
-    """The request in a body with such escapes; None if it has none. Raises like the decoder."""
+def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """Return the write in a body with such escapes, as a `WriteRequest` or the `publish` of a WebSocket.
+
+    Return None if the body has no such escape or is no write. Raises like the decoder.
+    """
     masked = mask(body)
     if masked is None:
         return None
     request = decoder.decode(masked.text)
-    names = [request.node, request.idempotency_key]
+    if not isinstance(request, Writes):
+        return None
+    names = [getattr(request, field, None) for field in _NAMES]
     names += [text for record in request.records for text in (record.tag, record.node)]
-    if any(char in name for name in names if name for char in masked.chars):
-        raise invalid("a tag, node or idempotency_key must be Unicode text: half a surrogate pair is none")
+    if any(char in name for name in names if isinstance(name, str) for char in masked.chars):
+        raise invalid(
+            f"a tag, {', '.join(_NAMES[:-1])} or {_NAMES[-1]} must be Unicode text: half a surrogate pair is none"
+        )
     for record in request.records:
         record.data = masked.restore(record.data)
         if not isinstance(record.meta, UnsetType):
@@ -93,13 +109,14 @@ def value(text: bytes | Raw) -> Any:
 def members(text: bytes | str | Raw) -> dict[str, Raw]:
     """The members of an object, their values as they are written."""
     try:
-        return _decode_members(text)
+        return decode_again(_decode_members, text)
     except msgspec.DecodeError:
         masked = mask(text.encode() if isinstance(text, str) else bytes(text))
         if masked is None:
             raise
     halves = str.maketrans(masked.chars)
-    return {name.translate(halves): masked.restore(value) for name, value in _decode_members(masked.text).items()}
+    found = decode_again(_decode_members, masked.text)
+    return {name.translate(halves): masked.restore(value) for name, value in found.items()}
 
 
 def object_of(members: Mapping[str, Any]) -> bytes:

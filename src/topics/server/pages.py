@@ -48,7 +48,7 @@ class Pages:
                 "the Host header names another server than this one, which without keys answers to loopback names only",
             )
         origin = headers.get(b"origin")
-        if origin is not None and not self._any_origin and not self._may_call(origin.decode("latin-1"), host):
+        if origin is not None and not self._any_origin and not may_call(origin.decode("latin-1"), host, self._origins):
             raise TopicsError(
                 Code.FORBIDDEN, "pages of this origin may not call a server without keys; see TOPICS_CORS_ORIGINS"
             )
@@ -65,8 +65,12 @@ class Pages:
         except ValueError:
             return False
 
-    def _may_call(self, origin: str, host: bytes | None) -> bool:
-        """A page that this server gave out itself has the server's own name in its origin."""
-        origin = origin.lower()
-        own = "" if host is None else host.decode("latin-1").lower()
-        return origin in self._origins or bool(own and origin in (f"http://{own}", f"https://{own}"))
+
+def may_call(origin: str, host: bytes | None, allowed: frozenset[str]) -> bool:
+    """Return whether pages of `origin` may call the server: its own pages, and those of `allowed` origins (lower case).
+
+    A page that this server gave out itself has the server's own name, the `Host` of its requests, in its origin.
+    """
+    origin = origin.lower()
+    own = "" if host is None else host.decode("latin-1").lower()
+    return origin in allowed or bool(own and origin in (f"http://{own}", f"https://{own}"))

@@ -70,7 +70,7 @@ def cursor_after(found: dict[str, str]) -> str:
         padded = raw + b"=" * (-len(raw) % 4)
         decode = urlsafe_b64decode if b"-" in raw or b"_" in raw else lambda data: b64decode(data, validate=True)
         return _decode(decode(padded)).after
-    except (ValueError, msgspec.MsgspecError):
+    except (ValueError, RecursionError, msgspec.MsgspecError):
         raise invalid("cursor is not one this server gave out", field="cursor") from None
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from enum import Enum
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 from wsproto import events
@@ -26,6 +25,7 @@ from wsproto.frame_protocol import CloseReason
 
 from topics import logs
 from topics.errors import Code, TopicsError, invalid
+from topics.model import surrogates
 from topics.model.watch import (
     DEFAULT_HEARTBEAT_MS,
     Addressed,
@@ -42,6 +42,7 @@ from topics.model.wire import decode_body
 from topics.server.http import Header, Response, Upgrade
 from topics.server.lanes import Event, Lane, Rendered, socket_payload
 from topics.server.live import LiveConnection
+from topics.server.pages import may_call
 from topics.server.routes import Scope
 from topics.server.watch import Watched, lanes_of, resolve
 from topics.storage.segments import Cold
@@ -108,9 +109,10 @@ def _check_origin(app: TopicsApp, request: Request) -> None:
     reader's own machine. Programs send no `Origin`.
     """
     origin = request.headers.get(b"origin", b"").decode("latin-1")
-    if not origin or "*" in app.settings.cors_origins or origin in app.settings.cors_origins:
+    if not origin or "*" in app.settings.cors_origins:
         return
-    if urlsplit(origin).netloc != request.headers.get(b"host", b"").decode("latin-1"):
+    allowed = frozenset(one.lower() for one in app.settings.cors_origins)
+    if not may_call(origin, request.headers.get(b"host"), allowed):
         raise TopicsError(Code.FORBIDDEN, "pages of this origin may not connect", detail={"origin": origin[:256]})
 
 
@@ -388,7 +390,7 @@ class WebSocket(LiveConnection, Upgrade):
             self._obey(text)
 
     def _decode(self, text: bytes) -> Command:
-        command: Command = decode_body(_decode_command, text)
+        command: Command = decode_body(_decode_command, text, surrogates.decode)
         return command
 
     def _subscribe(self, command: Subscribe) -> None:

@@ -1,0 +1,75 @@
+"""JSON as deep as the server takes it: refused with 400, or kept and usable by every verb. Never a 500."""
+
+import base64
+import time
+from typing import Any
+
+import pytest
+
+from tests.contract.api import Api, failed, succeeded
+
+DEPTHS = range(930, 1000)  # the deepest that is accepted lies in here
+
+
+@pytest.fixture
+def api(disk_api: Api) -> Api:
+    return disk_api
+
+
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+def append(api: Api, topic: str, record: bytes) -> bool:
+    """Whether the record was accepted."""
+    answer = api.call("POST", f"/v0/topics/{topic}", raw=b'{"records":[%b]}' % record)
+    if not answer.is_success:
+        failed(answer, 400, "invalid_request")
+    return answer.is_success
+
+
+def test_the_deepest_job_that_is_accepted_dies_and_returns(api: Api, topic: str):
+    api.put(topic, type="queue", max_deliveries=1, dead_letter=f"{topic}.dead")
+    accepted = [depth for depth in DEPTHS if append(api, topic, b'{"data":%b}' % nested(depth))]
+    assert DEPTHS[0] in accepted
+    assert DEPTHS[-1] not in accepted
+    verbs: list[tuple[str, dict[str, Any]]] = [
+        ("claim", {"node": "w", "max": 1000}),
+        ("nack", {"node": "w", "seqs": list(range(1, len(accepted) + 1))}),
+        ("claim", {"node": "w", "max": 1000}),
+    ]
+    for verb, body in verbs:  # past the checks of `api.call`: this interpreter does not nest so deep either
+        assert api.http.post(f"/v0/topics/{topic}/{verb}", json=body).status_code == 200
+    assert api.state(f"{topic}.dead")["count"] == len(accepted)
+    answer = succeeded(api.call("POST", f"/v0/topics/{topic}/redrive", {}))
+    assert (answer["redriven"], answer["caught_up"]) == (len(accepted), True)
+
+
+@pytest.mark.parametrize("field", [b"_topics_router", b"other"])
+def test_the_deepest_meta_that_is_accepted_is_forwarded_once(api: Api, topic: str, field: bytes):
+    body = {"source": topic, "dest": f"{topic}.copy", "guarantee": "exactly_once", "from_seq": 0}
+    succeeded(api.call("PUT", f"/v0/routers/{topic}", body))
+    accepted = [
+        depth for depth in DEPTHS if append(api, topic, b'{"data":1,"meta":{"%b":%b}}' % (field, nested(depth)))
+    ]
+    assert DEPTHS[0] in accepted
+    deadline = time.monotonic() + 20
+    while (router := api.get(f"/v0/routers/{topic}"))["lag"]:
+        assert time.monotonic() < deadline, router
+    assert (router["forwarded_total"], router["last_error"]) == (len(accepted), None)
+
+
+def test_meta_with_half_a_pair_and_a_very_long_number_is_accepted(api: Api, topic: str):
+    """The decoder of the standard library refuses integers of more than 4,300 digits."""
+    assert append(api, topic, rb'{"data":1,"meta":{"a":"\ud800","b":%b}}' % (b"1" * 5000))
+
+
+@pytest.mark.parametrize("path", ["/v0/topics", "/v0/routers"])
+@pytest.mark.parametrize("text", [b'{"x":%b}', b"%b", b'{"after":%b}', b'{"after":"a","x":%b}'])
+@pytest.mark.parametrize("depth", [900, 1000, 2000])
+def test_a_list_cursor_of_nested_json_is_refused_or_ignored(api: Api, path: str, text: bytes, depth: int):
+    cursor = base64.urlsafe_b64encode(text % nested(depth)).decode()
+    answer = api.call("GET", path, params={"cursor": cursor})
+    if not answer.is_success:
+        failed(answer, 400, "invalid_request")
+    assert not answer.is_success or b'"after":"a"' in text
