@@ -9,6 +9,7 @@ import pytest
 
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
 from topics.config import Settings
+from topics.engine.apply import State
 from topics.server.app import TopicsApp
 from topics.server.auth import ANYONE
 from topics.server.http import Response
@@ -86,6 +87,7 @@ class Client:
     def __init__(self, *, deflate: bool = False, clock: SimClock | None = None, **settings: Any) -> None:
         self.loop = ManualLoop()
         self.app = TopicsApp.build(Settings(**settings), clock or SimClock(), self.loop)  # type: ignore[arg-type]
+        self.app.serve(State())
         self.sink = RecordingSink()
         packer = BoundedDeflate(self.app.settings.max_body_bytes) if deflate else None
         if packer is not None:

@@ -99,9 +99,9 @@ class TopicsApp:
         """Recover what the data directory holds, then begin to serve it."""
         settings = self.settings
         state = State(segments=segment_limits_of(settings), max_keys=settings.max_idempotency_keys)
-        self._serve(state, None if settings.data_dir is None else await Storage.open(self, state))
+        self.serve(state, None if settings.data_dir is None else await Storage.open(self, state))
 
-    def _serve(self, state: State, storage: Storage | None) -> None:
+    def serve(self, state: State, storage: Storage | None = None) -> None:
         """Put an engine around the recovered state. Nothing else refers to the state from here on."""
         settings = self.settings
         self.engine = Engine(clock=self.clock, limits=limits_of(settings), state=state, schedule=self.loop.call_soon)
