@@ -456,7 +456,7 @@ def test_a_delete_makes_room_in_a_topic_that_rejects(api: Api, topic: str):
 
 def test_a_write_that_finds_its_new_topic_too_small_makes_none(api: Api, topic: str):
     body = {"records": [{"data": 1}] * 2, "config": {"cap_records": 1, "discard": "reject"}}
-    api.refused(422, "topic_full", "POST", f"/v0/topics/{topic}", body)
+    api.refused(400, "batch_too_large", "POST", f"/v0/topics/{topic}", body)
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 

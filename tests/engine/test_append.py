@@ -162,6 +162,32 @@ def test_a_record_larger_than_the_whole_topic_can_never_be_written(discard):
     assert (caught.value.code, caught.value.code.retryable) == (Code.RECORD_TOO_LARGE, False)
 
 
+@pytest.mark.parametrize("cap", [{"cap_records": 3}, {"cap_bytes": 100}])
+def test_batch_larger_than_a_rejecting_topic_can_never_be_written(cap):
+    engine = open_engine()
+    put(engine, "a", discard="reject", **cap)
+    with pytest.raises(TopicsError) as caught:
+        engine.append("a", write(*[record()] * 4))
+    assert (caught.value.code, caught.value.code.retryable) == (Code.BATCH_TOO_LARGE, False)
+    [name] = cap
+    assert caught.value.detail is not None
+    assert (caught.value.detail["limit"], caught.value.detail["max"]) == (name, cap[name])
+    put(engine, "a", discard="old")
+    append(engine, "a", *[record()] * 4)  # it evicts the first of its own records
+
+
+@pytest.mark.parametrize(("n", "code"), [(1, Code.RECORD_TOO_LARGE), (3, Code.BATCH_TOO_LARGE)])
+@pytest.mark.parametrize("discard", ["old", "reject"])
+def test_write_larger_than_the_whole_quota_can_never_be_done(n, code, discard):
+    engine = open_engine(limits=Limits(max_total_bytes=100))
+    put(engine, "a", discard=discard)
+    with pytest.raises(TopicsError) as caught:
+        engine.append("a", write(*[record('"' + "x" * (120 // n) + '"')] * n))
+    assert (caught.value.code, caught.value.code.retryable) == (code, False)
+    assert caught.value.detail is not None
+    assert (caught.value.detail["limit"], caught.value.detail["max"]) == ("max_total_bytes", 100)
+
+
 def test_the_server_s_byte_quota_counts_all_topics():
     engine = open_engine(SimClock(ms=5), limits=Limits(max_total_bytes=60))
     append(engine, "a")

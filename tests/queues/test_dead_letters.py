@@ -176,3 +176,15 @@ def test_a_redrive_leaves_jobs_that_a_worker_of_the_dead_letter_queue_holds():
     assert shop.redrive().seqs == [2]
     assert dead.queue is not None
     assert (dead.queue.ready, dead.queue.in_flight) == (0, 1)
+
+
+def test_redrive_of_more_than_the_queue_can_ever_hold_is_refused_for_good():
+    shop = Workshop(max_deliveries=1, dead_letter=DEAD)
+    shop.write("1", "2", "3")
+    wear_out(shop, 1)
+    shop.server.put(QUEUE, cap_records=2, discard="reject")
+    with pytest.raises(TopicsError) as refused:
+        shop.redrive()
+    assert refused.value.code.wire == "batch_too_large"
+    assert shop.server.data(DEAD) == ["1", "2", "3"]
+    assert shop.redrive(limit=2).seqs == [1, 2]

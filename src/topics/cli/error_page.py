@@ -74,8 +74,9 @@ The differences are part of the contract. See [watching](../watch.md) and [readi
 
 MEANINGS = {
     Code.INVALID_REQUEST: "The request is not JSON, lacks a field, or has a value of the wrong type or out of range.",
-    Code.BATCH_TOO_LARGE: "Too many records in one write, or seqs in one `ack`, `nack` or `extend`. Send fewer.",
-    Code.RECORD_TOO_LARGE: "A record is larger than the server, or the whole topic (`cap_bytes`), may hold.",
+    Code.BATCH_TOO_LARGE: "Too many records in one write, or seqs in one `ack`, `nack` or `extend`; or a write "
+    "larger than all that a topic that rejects, or the server, may ever hold. Send fewer.",
+    Code.RECORD_TOO_LARGE: "A record is larger than the server takes, or than the whole topic (`cap_bytes`) may hold.",
     Code.UNAUTHORIZED: "The server asks for an API key, and this is none that it knows.",
     Code.FORBIDDEN: "The key lacks the scope, or the name is beyond its prefixes; or a browser page may not do this.",
     Code.NOT_FOUND: "Nothing is at this path, or the watch session is over. Make a new session.",

@@ -17,6 +17,7 @@ from topics.engine.append import joined, render
 from topics.engine.backlog import Backlog
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, expire_and_read
+from topics.engine.room import check_possible
 from topics.engine.routers import Routers
 from topics.engine.state import FIRST_CEILING, Topic
 from topics.engine.terms import only_for_queues
@@ -464,15 +465,9 @@ class Engine:
         return twin
 
     def _check_room(self, config: TopicConfig, topic: Topic | None, entry: log.Append, now: int) -> None:
-        """A record that no cap could ever hold, a full topic that rejects, a full server."""
+        """Raise if the write can never fit, if the topic is full and rejects, or if the server is full."""
         size_bytes, quota = len(entry.blob), self.limits.max_total_bytes
-        largest = max(entry.sizes)
-        if config.cap_bytes and largest > config.cap_bytes:
-            raise TopicsError(
-                Code.RECORD_TOO_LARGE,
-                f"a record takes {largest} bytes; the whole topic may hold {config.cap_bytes}",
-                detail={"size_bytes": largest, "max": config.cap_bytes, "limit": "cap_bytes"},
-            )
+        check_possible(config, entry, quota)
         count = used = 0
         if topic is not None:
             if config.ttl_ms:

@@ -134,7 +134,7 @@ ROUTES = [
         method="POST", path="/v0/topics/{topic}/redrive", handler=queues.redrive, scope=Scope.READ | Scope.WRITE,
         summary="Move dead letters of this queue back into it",
         body=queue.RedriveRequest, answers={200: queue.RedriveAnswer},
-        errors=(*_QUEUE_ERRORS, Code.TOPIC_FULL, Code.RECORD_TOO_LARGE, Code.THROTTLED),
+        errors=(*_QUEUE_ERRORS, Code.TOPIC_FULL, Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.THROTTLED),
     ),
     Route(
         method="PUT", path="/v0/routers/{router}", handler=routers.put_router, scope=Scope.ADMIN,

@@ -333,6 +333,10 @@ def _check_room(topic: Life, added: list[Fact]) -> None:
     sizes = [fact.size_bytes for fact in added]
     if config.cap_bytes and max(sizes) > config.cap_bytes:
         raise TopicsError(Code.RECORD_TOO_LARGE, "the topic could never hold it")
+    if config.discard == "reject" and (
+        (config.cap_records and len(added) > config.cap_records) or (config.cap_bytes and sum(sizes) > config.cap_bytes)
+    ):
+        raise TopicsError(Code.BATCH_TOO_LARGE, "the topic could never hold all of it")
     keeps = [fact for fact in topic.live if fact not in topic.spare]
     if config.discard == "reject" and (
         (config.cap_records and len(keeps) + len(added) > config.cap_records)
