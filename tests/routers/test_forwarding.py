@@ -8,10 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from topics.engine import queue as verbs
+from topics.engine.apply import SegmentLimits
+from topics.engine.queue import Want
 from topics.engine.read import Query
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
+from topics.testing.clock import SimClock
 from topics.testing.disk import FOREVER
 from topics.testing.harness import DeferredWorker, SimServer, request
 
@@ -22,6 +26,20 @@ def route(server: SimServer, source: str, dest: str, **fields: Any) -> None:
 
 def forward(server: SimServer) -> None:
     server.engine.routers.settle()
+
+
+class BusyClock(SimClock):
+    """A clock on which every look takes a microsecond, so that work without an end runs out of time."""
+
+    def monotonic_ns(self) -> int:
+        self._monotonic_ns += 1_000
+        return self._monotonic_ns
+
+
+def rests(server: SimServer) -> bool:
+    """Forward for some time. Whether nothing is left to do at once."""
+    server.engine.routers.attach()
+    return server.engine.routers.run(20_000_000) != 0
 
 
 def wal_bytes(server: SimServer) -> int:
@@ -281,3 +299,156 @@ def test_a_reader_who_waits_for_the_destination_is_told_of_copies() -> None:
     server.engine._tell()
     assert told == [1]
     assert server.engine.read("b", Query())[1].count == 1
+
+
+# --- copies that the destination could never hold
+
+LARGE = f'"{"x" * 400}"'
+
+
+def lost(server: SimServer, name: str) -> list[tuple[int, int, str]]:
+    return server.walk(name)[1]
+
+
+def test_copy_larger_than_its_destination_is_a_reported_loss_along_a_chain() -> None:
+    server = SimServer.start(clock=BusyClock())
+    server.put("b", cap_bytes=200)
+    for pair in ("ab", "bc", "cd"):
+        route(server, *pair)
+    server.append("a", "1", LARGE, "2")
+    server.append("a", LARGE)
+    assert rests(server)
+    server.append("a", "3")
+    assert rests(server)
+    for name in "bcd":
+        assert server.by_seq(name) == {1: "1", 3: "2", 5: "3"}, name
+    assert lost(server, "b") == [(2, 2, "cap"), (4, 4, "cap")]
+    assert lost(server, "c") == lost(server, "d") == [(2, 2, "source_trim"), (4, 4, "source_trim")]
+    assert [server.engine.routers.get(name).lag for name in ("a->b", "b->c", "c->d")] == [0, 0, 0]
+    assert server.engine.routers.get("a->b").forwarded_total == 3
+    assert server.next(server.disk.clone().crash("keep")).view() == server.view()
+
+
+@pytest.mark.parametrize("durability", ["disk", "fsync", "ephemeral"])
+def test_copies_of_an_ephemeral_source_that_are_too_large_stay_lost_after_a_restart(durability: str) -> None:
+    server = SimServer.start(clock=BusyClock())
+    server.put("a", durability="ephemeral")
+    server.put("b", durability=durability, cap_bytes=200)
+    route(server, "a", "b")
+    route(server, "b", "c")
+    server.append("a", "1", LARGE, "2")
+    assert rests(server)
+    server.engine.commits.settle()
+    assert rests(server)
+    assert (server.by_seq("b"), lost(server, "b")) == ({1: "1", 3: "2"}, [(2, 2, "cap")])
+    after = server.crash("keep")
+    if durability != "ephemeral":
+        assert (after.by_seq("b"), lost(after, "b")[:1]) == ({1: "1", 3: "2"}, [(2, 2, "cap")])
+    after.append("a", LARGE, "3")
+    forward(after)
+    assert after.data("b")[-1:] == after.data("c")[-1:] == ["3"]
+
+
+def test_copy_too_large_for_a_topic_of_a_cycle_is_lost_there_once() -> None:
+    server = SimServer.start(clock=BusyClock())
+    server.put("b", cap_bytes=200)
+    for pair in ("ab", "bc", "ca"):
+        route(server, *pair, allow_cycle=True)
+    server.append("a", "1", LARGE, "2")
+    server.append("c", LARGE)
+    forward(server)
+    assert server.by_seq("b") == {1: "1", 3: "2"}
+    assert lost(server, "b") == [(2, 2, "cap"), (4, 4, "cap")]
+    assert [reason for _, _, reason in lost(server, "c")] == ["source_trim"] * 2
+    view = server.view()
+    after = server.crash("keep")
+    forward(after)
+    assert after.view() == view
+
+
+def test_copy_too_large_for_a_topic_that_rejects_holds_the_router_and_tells_why() -> None:
+    server = SimServer.start(clock=BusyClock())
+    server.put("b", cap_bytes=200, discard="reject")
+    route(server, "a", "b")
+    route(server, "b", "c")
+    server.append("a", "1", LARGE, "2", tag="x")
+    assert rests(server)
+    held = server.engine.routers.get("a->b")
+    assert (held.cursor, held.lag) == (1, 2)
+    assert held.feed.last_error is not None
+    assert held.feed.last_error.startswith("record_too_large: ")
+    assert "cap_bytes" in held.feed.last_error
+    assert server.data("c") == ["1"]
+    after = server.next(server.disk.clone().crash("keep"))
+    assert rests(after)
+    assert after.engine.routers.get("a->b").feed.last_error == held.feed.last_error
+    server.put("b", cap_bytes=2_000, discard="reject")
+    forward(server)
+    assert server.data("b") == server.data("c") == ["1", LARGE, "2"]
+    assert held.feed.last_error is None
+
+
+def test_copy_too_large_for_a_queue_is_no_job_there() -> None:
+    server = SimServer.start(clock=BusyClock())
+    server.put("b", type="queue", cap_bytes=250)
+    route(server, "a", "b")
+    route(server, "b", "c")
+    server.append("a", "1", LARGE, "2")
+    assert rests(server)
+    for one in (server, server.crash("keep")):
+        topic = one.engine.topic("b")
+        [(claimed, _)] = [verbs.claim(one.engine, topic, [Want(node="w", max=9, lease_ms=1_000)])]
+        assert [job.seq for job in claimed[0].jobs] == [1, 3]
+        assert (one.data("c"), lost(one, "c")) == (["1", "2"], [(2, 2, "source_trim")])
+
+
+def test_router_that_may_go_on_waits_for_a_log_that_takes_nothing() -> None:
+    server = SimServer.start(clock=BusyClock())
+    server.put("b", cap_records=1, discard="reject", ttl_ms=10_000)
+    route(server, "a", "b")
+    server.append("a", "1", "2")
+    assert rests(server)
+    server.clock.advance(ms=10_001)  # there is room now, which the log has to hear of
+    server.disk.fail(at=len(server.disk.calls), error=errno.ENOSPC, times=FOREVER)
+    assert rests(server)
+    assert server.data("b") == []
+    server.disk.heal()
+    server.tick()
+    server.tick()
+    server.clock.advance(ms=2_000)
+    forward(server)
+    assert server.by_seq("b") == {2: "2"}
+    assert server.crash("keep").by_seq("b") == {2: "2"}
+
+
+def test_router_behind_one_that_waits_for_the_log_does_not_ask_all_the_time() -> None:
+    server = SimServer.start()
+    server.put("b", cap_records=1, cap_bytes=200)
+    route(server, "a", "b")
+    route(server, "b", "c")
+    server.append("a", LARGE, "1", "2")
+    server.disk.fail(at=len(server.disk.calls), error=errno.ENOSPC, times=FOREVER)
+    waits = [server.engine.routers.run(0) or 0]  # b->c has to log that it passes a loss, and a->b waits for it
+    while sum(waits) < 5_000:
+        server.clock.advance(ms=waits[-1])
+        waits.append(server.engine.routers.run(0) or 0)
+    assert len(waits) < 20
+    server.disk.heal()
+    server.tick()
+    server.tick()
+    server.clock.advance(ms=1_000)
+    forward(server)
+    assert (server.by_seq("b"), server.by_seq("c")) == ({3: "2"}, {2: "1", 3: "2"})
+
+
+def test_writes_staged_behind_a_reported_loss_keep_their_seqs() -> None:
+    server = SimServer.start(segments=SegmentLimits())
+    server.put("a", cap_records=1)
+    route(server, "a", "b")
+    engine = server.engine
+    for name, data in (("a", ["1"]), ("a", ["2", "3"]), ("b", ["4"]), ("b", ["5"])):  # in one turn
+        engine.append(name, request(*data))
+    engine.flush()
+    assert server.append("b", "6").first == 5
+    forward(server)
+    assert server.by_seq("b") == server.crash("keep").by_seq("b") == {3: "4", 4: "5", 5: "6", 6: "3"}

@@ -201,6 +201,24 @@ def test_a_full_destination_holds_the_cursor_and_nothing_is_lost(api: Api, names
     assert data(api.diff(b)) == [3, 4]
 
 
+def test_copy_that_is_too_large_is_a_tombstone_and_blocks_nothing(api: Api, names: Callable[[str], str]) -> None:
+    a, b, c = names("a"), names("b"), names("c")
+    api.put(b, cap_bytes=200)
+    put(api, names("ab"), a, b)
+    put(api, names("bc"), b, c)
+    api.write(a, 1)
+    api.write(a, "x" * 400)
+    api.write(a, 2)
+    caught_up(api, names("ab"))
+    caught_up(api, names("bc"))
+    for topic, reason in ((b, "cap"), (c, "source_trim")):
+        assert data(api.diff(topic)) == [1]
+        page = api.diff(topic, from_seq=1)
+        assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (2, 2)
+        assert page["tombstone"]["reason"] == reason
+        assert data(page) == [2]
+
+
 def test_what_a_source_lost_before_it_was_forwarded_is_a_source_trim_tombstone(
     api: Api, names: Callable[[str], str]
 ) -> None:

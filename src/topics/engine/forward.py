@@ -16,6 +16,10 @@ costs no byte. Where an append does take something away (a cap, a TTL) from a ro
 `source_trim`. A replay forwards what is about to be evicted first, unless a `Trim` or a `Mark` told it otherwise,
 because live it had been forwarded by then.
 
+A copy that is larger than its destination's `cap_bytes` could never be stored there. A destination that rejects holds
+its routers because of it; in any other the copy gets its seq and is lost with reason `cap`, and the records before it
+stay.
+
 The commit time of a copy is that of the source's record, but never before the destination's last one, the creation
 of its router, or the moment a full destination took copies again (`Resume`).
 
@@ -35,8 +39,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from topics.engine import retention
 from topics.engine.read import Query, read_runs
-from topics.engine.router_state import Feed, Router, Table
+from topics.engine.router_state import Feed, Links, Router, Table
 from topics.engine.state import Topic
 from topics.model import surrogates
 from topics.model.nesting import decode_again
@@ -44,6 +49,7 @@ from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.columns import encode_json, runs
 from topics.storage.entry import Append
+from topics.storage.router_entry import Mark
 from topics.storage.segments import Damaged, Segment
 
 BATCH_RECORDS = 256
@@ -145,6 +151,33 @@ def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> n
     return positions
 
 
+def count_lost(router: Router, upto: int) -> int:
+    """How many records the router would have forwarded up to `upto`; those that are lost already count, too."""
+    source, start = router.feed.source, router.reached + 1
+    if start > upto:
+        return 0
+    live = 0
+    for segment, low, high in list(source.spans(start, upto + 1)):
+        # A segment by itself: what was loaded for one may be unloaded again before the next is counted.
+        if segment.live and retention.ready(source, segment):
+            live += len(eligible(segment, router.config.filter, low, high))
+    gone = source.losses.within(start, upto)[0]
+    return live + gone
+
+
+def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
+    """Return how far the routers into the topic have come, and with `out` those that read from it, too."""
+    others: list[tuple[int, int]] = []
+    if links.fed is not None and links.fed.source.config.durability != "ephemeral":
+        others += [(router.router_id, router.reached) for router in links.fed.routers]
+    upto = -1
+    if out:
+        cursors = {router.router_id: router.reached for router in links.routers()}
+        upto = max(cursors.values(), default=0)
+        others += [(router_id, cursor) for router_id, cursor in cursors.items() if cursor != upto]
+    return Mark(links.topic.topic_id, head, upto, others, holds)
+
+
 def _enough(segment: Segment, low: int, high: int) -> int:
     high = min(high, low + BATCH_RECORDS)
     offsets = segment.columns.offsets
@@ -196,6 +229,20 @@ def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
     return bytes(blob)
 
 
+def storable(dest: Topic, sizes: Sequence[int]) -> int:
+    """Return how many of these records come before the first that is larger than everything `dest` may hold."""
+    cap_bytes = dest.config.cap_bytes
+    if not cap_bytes or max(sizes) <= cap_bytes:
+        return len(sizes)
+    return next(at for at, size in enumerate(sizes) if size > cap_bytes)
+
+
+def too_large(dest: Topic, sizes: Sequence[int]) -> int:
+    """Return how many of these records, from the first on, are larger than everything `dest` may hold."""
+    cap_bytes = dest.config.cap_bytes
+    return next((at for at, size in enumerate(sizes) if not cap_bytes or size <= cap_bytes), len(sizes))
+
+
 class Copier:
     """Turns gathered records into entries of one destination."""
 
@@ -222,6 +269,10 @@ class Copier:
         """The piece is in the destination now."""
         count_copies(self._table, self._router, len(piece.seqs), piece.seqs[-1])
         self.remember(piece)
+
+    def part(self, piece: Piece, low: int, high: int, first: int) -> tuple[Append, Piece]:
+        """Return the entry of some of a piece's records, with seqs from `first` on."""
+        return next(self.entries(Gathered([piece.only(list(range(low, high)))], 0), first))
 
     def remember(self, piece: Piece) -> None:
         """Spares the next look at the destination."""

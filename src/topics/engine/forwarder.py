@@ -12,13 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from topics.engine import apply, ceilings, retention, router_replay
 from topics.engine.commit import Ticket
-from topics.engine.forward import Copier, Gathered, Piece, comes_back, eligible, gather, skippable
+from topics.engine.forward import (
+    Copier,
+    Gathered,
+    Piece,
+    comes_back,
+    count_lost,
+    gather,
+    mark,
+    skippable,
+    storable,
+    too_large,
+)
 from topics.engine.router_replay import room, table_of
 from topics.engine.router_state import Feed, Links, Router
 from topics.engine.state import Topic
 from topics.model.records import TagMatch
 from topics.storage import entry as log
-from topics.storage.router_entry import Copies, Mark, Resume, Trim
+from topics.storage.router_entry import Copies, Resume, Trim
 from topics.storage.segments import Cold, Damaged
 
 if TYPE_CHECKING:
@@ -128,12 +139,17 @@ class Forwarder:
         lost = count_lost(router, min(upto, source.head))
         for seq in range(max(source.head, router.reached) + 1, upto + 1):
             lost += router.config.filter is None or _matches(router.config.filter, coming, seq)
-        entry = Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost)
+        self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost))
+
+    def _stage_trim(self, router: Router, entry: Trim) -> None:
+        dest = router.feed.dest
         ticket = Ticket(topic=dest, entry=entry, first=dest.next_seq)
         if self._engine.logged:
             ticket.frame = log.encode(entry)
-        self._stage_step(ticket, router, upto, lambda: router_replay.trim(self._engine.state, entry))
-        dest.next_seq += lost
+            if dest.config.durability == "ephemeral":
+                ceilings.guard(self._engine, dest, ticket, dest.next_seq + entry.lost)
+        self._stage_step(ticket, router, entry.upto, lambda: router_replay.trim(self._engine.state, entry))
+        dest.next_seq += entry.lost
 
     def _stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
         """A step that brings the router to `upto` once it is in the log."""
@@ -243,7 +259,8 @@ class Forwarder:
         if turn is None:
             return False
         now = self._engine.clock.now_ms()
-        if feed.held_until_ms > now or not self._quiet(feed, waits):
+        # What was refused while it waited for the log may hold the feed from then on.
+        if feed.held_until_ms > now or not self._quiet(feed, waits) or feed.held_until_ms > now:
             if turn[0] in feed.routers:
                 self._waiting[feed] = None
             return False
@@ -317,14 +334,18 @@ class Forwarder:
             if feed.last_error is not None or _time_made_room(feed):
                 self._resume(feed, now)
                 return True
-            fits = min(fits, self._keeps(dest, entry))
-            partly = fits < len(entry.sizes)
-            if partly:
-                entry, piece = next(copier.entries(Gathered([piece.only(list(range(fits)))], 0), entry.first))
-            if dest.links.feeds and not self._make_way(feed, entry):
-                return False
             if not logs and dest.config.durability == "ephemeral" and not self._below_ceiling(feed, entry.last + 1):
                 return True
+            if lost := too_large(dest, entry.sizes):
+                self._lose(router, piece.seqs[lost - 1], lost)
+                return True
+            fits = min(fits, storable(dest, entry.sizes))
+            fits = min(fits, self._keeps(dest, entry, fits))
+            partly = fits < len(entry.sizes)
+            if partly:
+                entry, piece = copier.part(piece, 0, fits, entry.first)
+            if dest.links.feeds and not self._make_way(feed, entry, now):
+                return False
             whole = not partly and piece is made[-1][1]
             self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
             if partly or dest.next_seq != entry.last + 1:
@@ -342,9 +363,18 @@ class Forwarder:
             ticket = Ticket(topic=feed.dest, entry=entry, frame=log.encode(entry))
             self._stage_step(ticket, router, upto, lambda: router_replay.copies(self._engine.state, entry))
 
-    def _keeps(self, dest: Topic, entry: log.Append) -> int:
+    def _lose(self, router: Router, upto: int, lost: int) -> None:
+        """The next copies are too large for the destination: they get their seqs there, and are lost."""
+        dest = router.feed.dest
+        if self._logs(router.feed):
+            self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap"))
+        else:
+            retention.lose_next(dest, lost)
+            router.cursor = max(router.cursor, upto)
+            self._told(dest)
+
+    def _keeps(self, dest: Topic, entry: log.Append, fits: int) -> int:
         """How many copies at a time, so that none goes again before a router out of the destination has seen it."""
-        fits = len(entry.sizes)
         if dest.links.feeds:
             while (
                 fits > 1
@@ -356,7 +386,7 @@ class Forwarder:
                 fits //= 2
         return fits
 
-    def _make_way(self, feed: Feed, entry: log.Append) -> bool:
+    def _make_way(self, feed: Feed, entry: log.Append, now: int) -> bool:
         """Lets routers out of the destination get on first where copies would push out what they have not seen.
 
         Those that are held give up on it. So do all around a cycle, where each would wait for the other.
@@ -379,6 +409,7 @@ class Forwarder:
         if ahead:
             self._enqueue(feed)  # behind them
         else:
+            feed.held_until_ms = max(now, min(other.held_until_ms for other in able))
             self._waiting[feed] = None
         return False
 
@@ -453,6 +484,12 @@ class Forwarder:
             if room(dest, entry.sizes):
                 feed.last_error = feed.last_error or "topic_full"  # room that time made: the log has to know when
                 return room(dest, entry.sizes)
+        if too_large(dest, entry.sizes):
+            return self._hold(
+                feed, now,
+                f'record_too_large: a copy takes {entry.sizes[0]} bytes; topic "{dest.name}" may hold '
+                f'{dest.config.cap_bytes} (cap_bytes): raise its cap, or delete the record from "{feed.source.name}"',
+            )  # fmt: skip
         return self._hold(feed, now, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
 
     def _hold(self, feed: Feed, now: int, why: str) -> int:
@@ -468,14 +505,20 @@ class Forwarder:
     def _resume(self, feed: Feed, now: int) -> None:
         """The destination takes copies again. They count as made now, which a replay has to be told."""
         entry = Resume(feed.dest.topic_id, now)
-        feed.last_error, feed.backoff_ms, feed.held_until_ms = None, 0, 0
+        was = feed.last_error
+        feed.last_error, feed.held_until_ms = None, 0
 
         def take_effect(_: Ticket) -> None:
             router_replay.resume(self._engine.state, entry)
             feed.room_floor = feed.dest.evict_floor
+            feed.backoff_ms = 0
             self._enqueue(feed)
 
-        ticket = Ticket(topic=feed.dest, apply=take_effect, entry=entry)
+        def undo() -> None:
+            feed.last_error = was
+            self._back_off(feed, self._engine.clock.now_ms())  # the log takes nothing at the moment
+
+        ticket = Ticket(topic=feed.dest, apply=take_effect, entry=entry, undo=undo)
         if self._engine.logged:
             ticket.frame = log.encode(entry)
         self._engine.commits.stage(ticket)
@@ -492,29 +535,3 @@ def _time_made_room(feed: Feed) -> bool:
     """Whether records have expired in a destination that rejects, which no entry tells of and a replay has to know."""
     dest = feed.dest
     return dest.config.discard == "reject" and bool(dest.config.ttl_ms) and dest.evict_floor != feed.room_floor
-
-
-def count_lost(router: Router, upto: int) -> int:
-    """How many records the router would have forwarded up to `upto`; those that are lost already count, too."""
-    source, start = router.feed.source, router.reached + 1
-    if start > upto:
-        return 0
-    live = 0
-    for segment, low, high in list(source.spans(start, upto + 1)):
-        # A segment by itself: what was loaded for one may be unloaded again before the next is counted.
-        if segment.live and retention.ready(source, segment):
-            live += len(eligible(segment, router.config.filter, low, high))
-    gone = source.losses.within(start, upto)[0]
-    return live + gone
-
-
-def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
-    others: list[tuple[int, int]] = []
-    if links.fed is not None and links.fed.source.config.durability != "ephemeral":
-        others += [(router.router_id, router.reached) for router in links.fed.routers]
-    upto = -1
-    if out:
-        cursors = {router.router_id: router.reached for router in links.routers()}
-        upto = max(cursors.values(), default=0)
-        others += [(router_id, cursor) for router_id, cursor in cursors.items() if cursor != upto]
-    return Mark(links.topic.topic_id, head, upto, others, holds)

@@ -350,7 +350,7 @@ def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
         return
     topic.losses.add(topic.head + 1, next_seq - 1, reason)
     topic.head = next_seq - 1
-    topic.next_seq = next_seq
+    topic.next_seq = max(topic.next_seq, next_seq)  # writes that come behind may have their seqs already
     was = topic.open
     if was.count:
         topic.segments.append(MemorySegment(next_seq, opened_ms=was.opened_ms))
@@ -377,6 +377,13 @@ def lose_all(topic: Topic, reason: str) -> None:
     topic.losses.add_rest(topic.earliest, topic.head, reason)
     topic.earliest = topic.head + 1
     _raise_floor(topic)
+
+
+def lose_next(topic: Topic, n: int) -> None:
+    """The next `n` records are larger than everything the topic may hold: they get their seqs, and are lost."""
+    skip_to(topic, topic.head + 1 + n, "cap")
+    if topic.holds:
+        topic.evicted_unarchived += n
 
 
 def _raise_floor(topic: Topic) -> None:

@@ -97,9 +97,7 @@ def bring(
         # Bound: each round moves a cursor towards its target, drops a target, or loses a damaged range of the source.
         while (turn := feed.next(targets)) is not None:
             router, upto = turn
-            if router.cursor >= feed.source.head:
-                # One at a time: the next may push out what this router, and nobody else here, has to see first.
-                fill(state, feed.source, feed.source.head + 1)
+            _grow(state, feed.source, router.cursor)
             upto = min(upto, feed.source.head)
             if upto <= router.cursor:
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
@@ -107,6 +105,18 @@ def bring(
                 return  # full: no router overtakes the one whose turn it is, even if its own copies are smaller
     finally:
         feed.busy -= 1
+
+
+def _grow(state: State, source: Topic, cursor: int) -> None:
+    """Have records copied into `source` until one comes behind `cursor`, if there is none yet.
+
+    One at a time: the next may push out what a router out of the source has to see first. A router that passed losses
+    which the source has not come to yet stands further on than the source's head.
+    """
+    before = -1
+    while before < source.head <= cursor:
+        before = source.head
+        fill(state, source, before + 1)
 
 
 def fill(state: State, topic: Topic, head: int) -> None:
@@ -118,8 +128,7 @@ def fill(state: State, topic: Topic, head: int) -> None:
         before = topic.head, [router.cursor for router in feed.routers]
         turn = feed.next()
         if turn is None:
-            source = feed.source
-            fill(state, source, source.head + 1)
+            _grow(state, feed.source, min(router.cursor for router in feed.routers))
             turn = feed.next()
             if turn is None:
                 return
@@ -165,22 +174,31 @@ def _advance(
             fits = min(fits, max_head - dest.head)
         if fits < len(entry.sizes):
             if fits > 0:
-                part = piece.only(list(range(fits)))
-                _land(state, copier, next(copier.entries(forward.Gathered([part], 0), dest.head + 1)))
+                _land(state, copier, *copier.part(piece, 0, fits, dest.head + 1))
             if max_head is None or stops:
                 router.cursor = max(piece.seqs[max(fits, 0)] - 1, router.cursor)
                 return stops
             continue  # it is known that no more copies were made: these had been there before
-        _land(state, copier, (entry, piece))
+        _land(state, copier, entry, piece)
     router.cursor = gathered.upto
     return True
 
 
-def _land(state: State, copier: forward.Copier, made: tuple[Append, forward.Piece]) -> None:
-    entry, piece = made
+def _land(state: State, copier: forward.Copier, entry: Append, piece: forward.Piece) -> None:
+    """Take the copies up into the destination, but for those that are too large for it: these are lost."""
     dest = state.by_id[entry.topic_id]
-    apply.append(state, dest, entry)
-    copier.copied(piece)
+    sizes, at = entry.sizes, 0
+    while at < len(sizes):
+        if fits := forward.storable(dest, sizes[at:]):
+            whole = fits == len(sizes)
+            part = (entry, piece) if whole else copier.part(piece, at, at + fits, dest.head + 1)
+            apply.append(state, dest, part[0])
+            copier.copied(part[1])
+            at += fits
+        else:
+            lost = forward.too_large(dest, sizes[at:])
+            retention.lose_next(dest, lost)
+            at += lost
 
 
 def _skip(dest: Topic, n: int, max_head: int | None) -> None:
@@ -340,7 +358,10 @@ def trim(state: State, entry: Trim) -> None:
     if router is not None:
         router.cursor = max(router.cursor, entry.upto)
     if dest.head + 1 == entry.first:
-        retention.skip_to(dest, entry.first + entry.lost, "source_trim")
+        if entry.reason == "cap":
+            retention.lose_next(dest, entry.lost)
+        else:
+            retention.skip_to(dest, entry.first + entry.lost, entry.reason)
 
 
 apply.replays(Trim)(trim)

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from topics.engine import apply, retention, router_replay
 from topics.engine.commit import Ticket
-from topics.engine.forward import eligible
-from topics.engine.forwarder import Forwarder, mark
+from topics.engine.forward import eligible, mark
+from topics.engine.forwarder import Forwarder
 from topics.engine.router_state import Feed, Router, upstream
 from topics.engine.state import Topic
 from topics.errors import Code, TopicsError, topic_not_found

@@ -56,7 +56,10 @@ class Mark(Struct, array_like=True):
 
 @known
 class Trim(Struct, array_like=True):
-    """A router passes source records that are lost or about to be: in the destination, `lost` seqs from `first` on."""
+    """A router passes source records that are lost or about to be: in the destination, `lost` seqs from `first` on.
+
+    With reason `cap` the source has them, and the destination could never hold their copies.
+    """
 
     kind: ClassVar[int] = 19
     topic_id: int  # the destination
@@ -64,6 +67,7 @@ class Trim(Struct, array_like=True):
     upto: int
     first: int
     lost: int
+    reason: str = "source_trim"
 
 
 @known
