@@ -2,15 +2,12 @@
 
 import json
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.live.manual import TickingClock, create, manual_app
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
-from topics.config import Settings
-from topics.engine.apply import State
-from topics.server.app import TopicsApp
 from topics.server.auth import ANYONE
 from topics.server.http import Response
 from topics.server.websocket import (
@@ -25,38 +22,6 @@ from topics.server.websocket import (
 from topics.testing.clock import SimClock
 
 CLOSE = 0x88
-
-
-class TickingClock(SimClock):
-    """A millisecond passes between two looks at it."""
-
-    def monotonic_ns(self) -> int:
-        self.advance(ms=1)
-        return super().monotonic_ns()
-
-
-class ManualLoop:
-    """Keeps what was scheduled until the test calls `turn`."""
-
-    def __init__(self) -> None:
-        self.soon: list[Callable[[], object]] = []
-
-    def call_soon(self, call: Callable[..., object], *arguments: Any) -> None:
-        self.soon.append(lambda: call(*arguments))
-
-    def call_later(self, delay_s: float, call: Callable[..., object]) -> "ManualLoop":
-        return self  # a timer that never fires
-
-    def cancel(self) -> None:
-        pass
-
-    def time(self) -> float:
-        return 0.0
-
-    def turn(self) -> None:
-        soon, self.soon = self.soon, []
-        for call in soon:
-            call()
 
 
 class RecordingSink:
@@ -85,9 +50,7 @@ class Client:
     """One connection of a server that has nothing else to do."""
 
     def __init__(self, *, deflate: bool = False, clock: SimClock | None = None, **settings: Any) -> None:
-        self.loop = ManualLoop()
-        self.app = TopicsApp.build(Settings(**settings), clock or SimClock(), self.loop)  # type: ignore[arg-type]
-        self.app.serve(State())
+        self.app, self.loop = manual_app(clock, **settings)
         self.sink = RecordingSink()
         packer = BoundedDeflate(self.app.settings.max_body_bytes) if deflate else None
         if packer is not None:
@@ -227,3 +190,22 @@ def test_a_message_in_as_many_fragments_as_allowed_is_obeyed() -> None:
     while client.sink.held:
         client.turn()
     assert client.answers() == [{"op": "pong"}]
+
+
+def test_a_connection_may_have_only_so_many_patterns() -> None:
+    client = Client(max_watch_topics=4)
+
+    def subscribe(*names: str) -> str:
+        client.ws.received(
+            frame(TEXT, json.dumps({"op": "subscribe", "topics": {name: {} for name in names}}).encode())
+        )
+        answer = client.answers()[-1]
+        return str(answer.get("message", answer["op"]))
+
+    assert subscribe("a*", "b*", "c*") == "subscribed"
+    assert subscribe("c*", "d*") == "subscribed"
+    assert "more than 4 patterns" in subscribe("e*")
+    client.ws.received(frame(TEXT, b'{"op":"unsubscribe","topic":"a*"}'))
+    assert subscribe("e*") == "subscribed"
+    create(client.app, client.loop, ["a1", "e1"])
+    assert [lane.topic.name for lane in client.ws._watched.lanes.values()] == ["e1"]

@@ -102,7 +102,7 @@ def upgraded(port: int) -> Iterator[socket.socket]:
 
 
 def exchange(port: int, method: str, path: str, body: bytes | None = None, **fields: str) -> tuple[int, Any]:
-    """One request on a connection of its own: status and decoded body."""
+    """One request on a connection of its own: status, and the body, decoded if it is JSON."""
     head = [f"{method} {path} HTTP/1.1", "host: 127.0.0.1", "connection: close"]
     if body is not None:
         head += ["content-type: application/json", f"content-length: {len(body)}"]
@@ -111,7 +111,8 @@ def exchange(port: int, method: str, path: str, body: bytes | None = None, **fie
         raw.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + (body or b""))
         answer = b"".join(iter(lambda: raw.recv(1 << 20), b""))
     start, _, content = answer.partition(b"\r\n\r\n")
-    return int(start.split()[1]), json.loads(content)
+    is_json = b"\r\ncontent-type: application/json\r\n" in start
+    return int(start.split()[1]), json.loads(content) if is_json else content
 
 
 def make_topics(port: int, count: int, *, named: str = "many.{:06}") -> None:
@@ -134,19 +135,26 @@ def _make_some(port: int, names: list[str]) -> None:
                 assert got, answers
 
 
-def main(names: list[str]) -> None:
+def main(words: list[str]) -> None:
+    """Measure the cases whose name has one of the words, or all."""
     from tests.conftest import ServerProcess
     from tests.security import floods
 
-    with TemporaryDirectory() as directory:
-        server = ServerProcess(Path(directory), {"data_dir": Path(directory) / "data"})
-        make_topics(server.port, 1_000)
-        try:
-            for name, flood in floods.ALL.items():
-                if not names or any(word in name for word in names):
-                    print(f"{name:28} {measure(server.port, flood)}", flush=True)
-        finally:
-            server.kill()
+    plain = {name: floods.Case(flood) for name, flood in floods.FLOODS.items()}
+    for topics, cases in ((1_000, plain), (99_000, floods.TOPIC_REQUESTS), (1, floods.RECORD_REQUESTS)):
+        chosen = [name for name in cases if not words or any(word in name for word in words)]
+        if not chosen:
+            continue
+        with TemporaryDirectory() as directory:
+            server = ServerProcess(Path(directory), {"data_dir": Path(directory) / "data"})
+            try:
+                make_topics(server.port, topics)
+                for name in chosen:
+                    if (prepare := cases[name].prepare) is not None:
+                        prepare(server.port)
+                    print(f"{name:28} {measure(server.port, cases[name].flood)}", flush=True)
+            finally:
+                server.kill()
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 A flood takes a port and returns once the server is through with it, or has refused to go on.
 """
 
+import gzip
+import json
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
-from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, WAIT_S, frame, upgraded
+from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, WAIT_S, exchange, frame, upgraded
 
 MIB = 1 << 20
 END = b'{"op":"ping","request_id":"the end"}'
@@ -78,7 +81,7 @@ HTTP_FLOODS: dict[str, Flood] = {
     "http health": pipelined("GET /v0/health", 50_000),
     "http states": pipelined("GET /v0/topics/bystander", 50_000),
     "http lists": pipelined("GET /v0/topics?page_size=1000", 400),
-    "http metrics": pipelined("GET /v0/metrics", 2_000),
+    "http metrics": pipelined("GET /v0/metrics", 100),
     "http openapi": pipelined("GET /v0/openapi.json", 2_000),
 }
 
@@ -93,4 +96,113 @@ SOCKET_FLOODS: dict[str, Flood] = {
     "ws unsubscribes": over_socket(repeated(frame(TEXT, b'{"op":"unsubscribe","topic":"f"}'), 4 * MIB)),
 }
 
-ALL = {"nothing": nothing} | SOCKET_FLOODS | HTTP_FLOODS
+# --- single requests
+
+
+class Case(NamedTuple):
+    """A request that costs a lot: what has to be there, what to measure, and which answer it gets."""
+
+    flood: Flood
+    prepare: Flood | None = None  # not measured
+
+
+def asks(method: str, path: str, body: object = None, *, status: int = 200, times: int = 1) -> Flood:
+    """The request so many times, one after the other; each must be answered with this status."""
+    raw = None if body is None else json.dumps(body).encode()
+
+    def flood(port: int) -> None:
+        for _ in range(times):
+            got, answer = exchange(port, method, path, raw)
+            assert got == status, (got, answer)
+
+    return flood
+
+
+def packed(unit: bytes, size_bytes: int, *, before: bytes = b'{"records":[', after: bytes = b'{"data":1}]}') -> Flood:
+    """A write with a gzip body that is small on the wire and as large as may be once it is unpacked."""
+
+    def flood(port: int) -> None:
+        body = gzip.compress(before + repeated(unit, size_bytes - len(before) - len(after)) + after, 1)
+        got, answer = exchange(port, "POST", "/v0/topics/bomb", body, content_encoding="gzip")
+        assert got in (200, 201, 400), (got, answer)
+
+    return flood
+
+
+def patterns(count: int, *, word: str = "no") -> dict[str, object]:
+    return {f"{word}{at:04}*": {} for at in range(count)}
+
+
+def opens_stream(topics: dict[str, object]) -> Flood:
+    """Makes a session and opens its stream, up to the first bytes."""
+
+    def flood(port: int) -> None:
+        _, session = exchange(port, "POST", "/v0/watch", json.dumps({"topics": topics}).encode())
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as raw:
+            raw.sendall(
+                f"GET {session['stream_url']} HTTP/1.1\r\nhost: [::1]\r\naccept: text/event-stream\r\n\r\n".encode()
+            )
+            got = b""
+            while b": hb" not in got and b"retry:" not in got:
+                got += raw.recv(65_536)
+            time.sleep(0.2)
+
+    return flood
+
+
+def subscribes(topics: list[dict[str, object]]) -> Flood:
+    commands = [json.dumps({"op": "subscribe", "topics": each}).encode() for each in topics]
+    return over_socket(b"".join(frame(TEXT, command) for command in commands))
+
+
+def with_records(topic: str, count: int) -> Flood:
+    """Fills a topic with records whose tags fall in eight groups, if it has none yet."""
+
+    def fill(port: int) -> None:
+        status, _ = exchange(port, "GET", f"/v0/topics/{topic}")
+        if status == 200:
+            return
+        for at in range(0, count, 10_000):
+            records = ",".join(f'{{"data":1,"tag":"g{n % 8}:{n % 1000}"}}' for n in range(at, at + 10_000))
+            body = f'{{"records":[{records}],"disable_backpressure":true}}'.encode()
+            got, answer = exchange(port, "POST", f"/v0/topics/{topic}?return_seqs=false", body)
+            assert got in (200, 201), answer
+
+    return fill
+
+
+# Beside 99,000 topics.
+TOPIC_REQUESTS: dict[str, Case] = {
+    "watch 256 patterns": Case(asks("POST", "/v0/watch", {"topics": patterns(256)})),
+    "watch everything": Case(asks("POST", "/v0/watch", {"topics": {"*": {}}}, status=400)),
+    "stream of 256 patterns": Case(opens_stream(patterns(256))),
+    "subscribe 256 patterns": Case(subscribes([patterns(256)])),
+    "subscribe again and again": Case(subscribes([patterns(256, word=f"no{at}") for at in range(4)])),
+    "list page": Case(asks("GET", "/v0/topics", times=20)),
+    "list of 1000": Case(asks("GET", "/v0/topics?page_size=1000", times=20)),
+    "list, no such prefix": Case(asks("GET", "/v0/topics?prefix=zzz", times=20)),
+    "metrics": Case(asks("GET", "/v0/metrics", times=10)),
+    "diff with 100,000 nodes": Case(
+        asks("POST", "/v0/topics/bystander/diff", {"node": [f"n{at}" for at in range(100_000)]}, status=400)
+    ),
+}
+
+# Beside millions of records.
+RECORD_REQUESTS: dict[str, Case] = {
+    "preview all": Case(
+        asks("POST", "/v0/routers/none/preview", {"source": "seen", "filter": ["tag", "Glob", "g*"]}),
+        with_records("seen", 5_000_000),
+    ),
+    "preview some": Case(asks("POST", "/v0/routers/none/preview", {"source": "seen", "filter": ["tag", "Eq", "g3:3"]})),
+    "delete, dry run": Case(
+        asks("POST", "/v0/topics/gone/delete", {"match": ["tag", "Glob", "g*"], "dry_run": True}),
+        with_records("gone", 4_000_000),
+    ),
+    "delete half": Case(asks("POST", "/v0/topics/gone/delete", {"match": ["tag", "Glob", "g1*"]})),
+    "delete all": Case(asks("POST", "/v0/topics/gone/delete", {"match": ["tag", "Glob", "g*"]})),
+    "gzip of half pairs": Case(packed(rb"\ud800", 64 * MIB, before=b'{"records":[{"data":"', after=b'"}]}')),
+    "gzip of half pairs, many": Case(packed(rb'{"data":"\ud800\udbff"},', MIB // 4)),
+    "gzip of records": Case(packed(b'{"data":' + b"1" * 6000 + b"},", 60 * MIB)),
+}
+
+FLOODS = {"nothing": nothing} | SOCKET_FLOODS | HTTP_FLOODS

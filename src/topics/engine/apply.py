@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from topics.engine import retention
+from topics.engine.nameindex import NameIndex
 from topics.engine.state import Remembered, Topic, Totals
 from topics.model.records import TagMatch
 from topics.model.topic import TopicConfig
@@ -28,11 +29,14 @@ class SegmentLimits(Struct, frozen=True, kw_only=True):
 
 
 class State:
-    """All topics by name and by id, and the sums over them."""
+    """All topics by name and by id, and the sums over them. `add` and `remove` keep these in step."""
 
     def __init__(self, *, segments: SegmentLimits | None = None, max_keys: int = 1_000_000) -> None:
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
+        self.names = NameIndex()  # of `topics`
+        self.queues: dict[int, Topic] = {}  # those of `by_id` that are queues
+        self.by_class: dict[str, int] = {}  # how many topics have each durability
         self.totals = Totals()
         self.next_topic_id = 1
         self.last_epoch = 0
@@ -43,12 +47,32 @@ class State:
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
         self.routers: Any = None  # see `router_replay.table_of`
 
+    def add(self, topic: Topic, *, index: bool = True) -> None:
+        """Take up a topic. Without `index` the caller rebuilds `names` once it has added all."""
+        if index and topic.name not in self.topics:
+            self.names.add(topic.name)
+        self.topics[topic.name] = topic
+        self.by_id[topic.topic_id] = topic
+        if topic.queue is not None:
+            self.queues[topic.topic_id] = topic
+        self.count_class(topic.config, 1)
+
+    def remove(self, topic: Topic) -> None:
+        del self.by_id[topic.topic_id]
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+            self.names.remove(topic.name)
+        self.queues.pop(topic.topic_id, None)
+        self.count_class(topic.config, -1)
+
+    def count_class(self, config: TopicConfig, delta: int) -> None:
+        self.by_class[config.durability] = self.by_class.get(config.durability, 0) + delta
+
 
 def create(state: State, entry: log.Create) -> Topic:
     topic = Topic(entry.name, topic_id=entry.topic_id, epoch=entry.epoch, config=entry.config, totals=state.totals)
     topic.segments.append(MemorySegment(1, opened_ms=entry.at_ms))
-    state.topics[entry.name] = topic
-    state.by_id[entry.topic_id] = topic
+    state.add(topic)
     state.next_topic_id = max(state.next_topic_id, entry.topic_id + 1)
     state.last_epoch = max(state.last_epoch, entry.epoch)
     for tell in state.created:
@@ -60,6 +84,8 @@ def configure(state: State, topic: Topic, config: TopicConfig, at_ms: int) -> No
     """What the old configuration had already let go stays gone; what the new one does not keep goes now."""
     if topic.config.ttl_ms:
         retention.expire(topic, at_ms)
+    state.count_class(topic.config, -1)
+    state.count_class(config, 1)
     topic.config = config
     topic.front_ts = 0
     if config.ttl_ms:
@@ -71,9 +97,7 @@ def drop(state: State, topic: Topic) -> None:
     if state.routers is not None:
         state.routers.drop_topic(topic)
     topic.removed(topic.count, topic.bytes)
-    del state.by_id[topic.topic_id]
-    if state.topics.get(topic.name) is topic:
-        del state.topics[topic.name]
+    state.remove(topic)
     for segment in topic.segments:
         state.dropped(topic, segment)
     topic.segments = []

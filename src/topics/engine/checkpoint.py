@@ -160,7 +160,10 @@ def look(segment: MemorySegment) -> Look:
 def restore(
     state: State, snapshot: snap.TopicSnapshot, *, sealed: list[SealedSegment], tail: MemorySegment | None
 ) -> Topic:
-    """The topic as it was captured. A tail that could not be read back is given as None: it is lost, and said to be."""
+    """The topic as it was captured. A tail that could not be read back is given as None: it is lost, and said to be.
+
+    The caller rebuilds `state.names` once all topics are back.
+    """
     topic = Topic(
         snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=snapshot.config, totals=state.totals
     )
@@ -179,8 +182,7 @@ def restore(
     else:
         opened_ms = 0 if snapshot.tail is None else snapshot.tail.opened_ms
         topic.segments.append(MemorySegment(topic.head + 1, opened_ms=opened_ms))
-    state.topics[topic.name] = topic
-    state.by_id[topic.topic_id] = topic
+    state.add(topic, index=False)
     state.totals.records += topic.count
     state.totals.bytes += topic.bytes
     for part in TOPIC_PARTS:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -167,10 +168,13 @@ class Engine:
         return topic
 
     def expire_and_list(
-        self, *, prefix: str, after: str, limit: int, allowed: Callable[[str], bool], touch: bool = False
+        self, *, prefix: str, after: str, limit: int, prefixes: tuple[str, ...] = (), touch: bool = False
     ) -> tuple[list[Topic], bool]:
-        """Expire and return topics by name behind `after`, and whether there are more."""
-        names = sorted(name for name in self.topics if name > after and name.startswith(prefix) and allowed(name))
+        """Expire and return topics by name behind `after`, and whether there are more.
+
+        With `prefixes`, only topics that one of them covers are there. Looks at no more than the topics of the page.
+        """
+        names = list(islice(self.state.names.visible(prefixes, prefix=prefix, after=after), limit + 1))
         page = [self.topics[name] for name in names[:limit]]
         for topic in page:
             now = self.expire(topic)

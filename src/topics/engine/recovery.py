@@ -87,6 +87,7 @@ def _recover(
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
         for topic in snapshot.topics:
             restore_topic(datadir, state, shelf, topic, cold_dir, damage)
+        state.names.rebuild(state.topics)
         checkpoint.load_state(state, snapshot.extra)
     since = 0 if snapshot is None else snapshot.wal_number
     replayed = 0

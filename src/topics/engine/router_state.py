@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from topics.engine.nameindex import NameIndex
 from topics.engine.state import Topic
 from topics.model.router import RouterConfig
 
@@ -151,6 +152,7 @@ class Table:
     def __init__(self, state: State) -> None:
         self.state = state
         self.by_name: dict[str, Router] = {}
+        self.names = NameIndex()  # of `by_name`
         self.by_id: dict[int, Router] = {}
         self.next_id = 1
         self.live: Live | None = None
@@ -192,6 +194,7 @@ class Table:
         router = Router(name, router_id=router_id, feed=feed, config=config, cursor=cursor)
         feed.routers.append(router)
         self.by_name[name] = self.by_id[router_id] = router
+        self.names.add(name)
         self.next_id = max(self.next_id, router_id + 1)
         out.low = min(out.low, cursor)
         return router
@@ -200,6 +203,7 @@ class Table:
         feed = router.feed
         feed.routers.remove(router)
         del self.by_name[router.name], self.by_id[router.router_id]
+        self.names.remove(router.name)
         if not feed.routers:
             if feed.cyclic:
                 for one in cycle_through(feed):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -120,19 +121,40 @@ class Routers(Forwarder):
         dest: str | None,
         after: str,
         limit: int,
-        allowed: Callable[[str], bool],
+        prefixes: tuple[str, ...],
+        allowed: Callable[[Router], bool],
     ) -> tuple[list[Router], bool]:
-        """Routers by name behind `after`, and whether there are more."""
-        names = sorted(
-            name
-            for name, router in self.table.by_name.items()
-            if name > after
-            and name.startswith(prefix)
-            and (source is None or router.feed.source.name == source)
-            and (dest is None or router.feed.dest.name == dest)
-            and allowed(name)
+        """Return routers by name behind `after`, and whether there are more: of those that `prefixes` cover and
+        `allowed` accepts.
+
+        Looks at the routers of the page, and at those that a filter leaves out: at most `max_routers`.
+        """
+        found = islice(
+            (
+                router
+                for router in self._candidates(source, dest, prefix=prefix, after=after, prefixes=prefixes)
+                if (source is None or router.feed.source.name == source)
+                and (dest is None or router.feed.dest.name == dest)
+                and allowed(router)
+            ),
+            limit + 1,
         )
-        return [self.table.by_name[name] for name in names[:limit]], len(names) > limit
+        page = list(found)
+        return page[:limit], len(page) > limit
+
+    def _candidates(
+        self, source: str | None, dest: str | None, *, prefix: str, after: str, prefixes: tuple[str, ...]
+    ) -> Iterator[Router]:
+        """Routers by name that may be on a page: those around one topic where one is asked for."""
+        around = dest if source is None else source
+        if around is None:
+            for name in self.table.names.visible(prefixes, prefix=prefix, after=after):
+                yield self.table.by_name[name]
+        elif (topic := self._engine.topics.get(around)) is not None:
+            for router in self.table.around(topic):
+                name = router.name
+                if name > after and name.startswith(prefix) and (not prefixes or name.startswith(prefixes)):
+                    yield router
 
     def expire_and_preview(
         self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None

@@ -29,6 +29,7 @@ from topics.server.machine import memory_bytes
 from topics.server.polled import PolledAnswers
 from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
+from topics.server.slices import Slices
 from topics.server.startup import Startup
 from topics.server.storage import Storage
 from topics.server.table import ROUTES
@@ -58,6 +59,7 @@ class TopicsApp:
     forwarding: Forwarding
     throttle: Throttle
     polled: PolledAnswers
+    slices: Slices
     hub: Hub
     sessions: Sessions
     desks: Desks
@@ -108,6 +110,7 @@ class TopicsApp:
         self.forwarding = Forwarding(self)
         self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
         self.polled = PolledAnswers()
+        self.slices = Slices(self.loop, self.pool, self.clock)
         self.hub = Hub(self)
         self.sessions = Sessions(self)
         self.desks = Desks(self)

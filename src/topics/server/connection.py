@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
 PIECE_BYTES = 16 * 1024
 MAX_PIECES = 2048  # of a chunked body, parsed in one turn of the loop
-TURN_NS = 5_000_000  # of work on one connection's queue in one turn of the loop
+TURN_NS = 2_000_000  # of work on one connection's queue in one turn of the loop
 # Below it one joined write is cheaper than handing over two buffers; above it the copy costs more. Measured on uvloop,
 # µs an answer, joined and in two buffers: 8 KiB 6.4, 6.8; 32 KiB 7.9, 6.7; 100 kB 12.8, 11.2. Two writes always lose.
 JOIN_BYTES = 16 * 1024

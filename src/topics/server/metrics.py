@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import Struct
 
 from topics.engine import archive
 from topics.engine.state import Topic
+from topics.engine.steps import Steps
 from topics.server.answer import elapsed_ms
 from topics.server.http import Request
 from topics.storage.stats import WalStats
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from topics.server.app import TopicsApp
     from topics.server.startup import Startup
 
-Sample = tuple[str, dict[str, str], float]  # suffix of the name, labels, value
+# Suffix of the name, a label and its text (both empty for none), value. No dictionary: there are thousands of these,
+# and every container that lives for some time makes the garbage collector's pauses longer.
+Sample = tuple[str, str, str, float]
 
+TOPICS_A_STEP = 2000
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
 
@@ -31,25 +36,58 @@ class Metric(Struct):
     samples: list[Sample]
 
 
-def collect(app: TopicsApp, may_see: Callable[[str], bool]) -> list[Metric]:
-    """Everything measured; of topics by name only those that `may_see` lets pass.
+def collect(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
+    """Measure everything; of topics by name only those that `prefixes` cover, or all if there are none.
 
     Expires first the leases of all queues, and the records of the topics that are named. A creation or an end of a
     topic that is still on its way to the log is not waited for: the answer shows the topics that are there now.
+
+    In steps: queues and archives are looked for among all topics. A step is a metric, or `TOPICS_A_STEP` topics.
     """
-    engine, topics = app.engine, app.engine.topics
-    shown = [topics[name] for name in sorted(filter(may_see, topics))]
-    queues = [topic for topic in topics.values() if topic.queue is not None]
-    for topic in (*queues, *shown[: app.settings.metrics_max_topics]):
-        engine.expire(topic)
-    return [
-        *_totals(app, topics.values()),
-        *_process(app.startup, ready=app.is_ready(), progress=1.0),
-        *_wal(app.wal_stats(), read_only=app.read_only() is not None),
-        *_topics(app, shown),
-        *_archives(app, shown),
-        *_routers(app, may_see),
-    ]
+    leases = yield from _leases(app)
+    archived = yield from _archived(app, prefixes)
+    parts = (
+        _totals(app, leases),
+        _process(app.startup, ready=app.is_ready(), progress=1.0),
+        _wal(app.wal_stats(), read_only=app.read_only() is not None),
+        _topics(app, prefixes),
+        _archives(app, archived),
+        _routers(app, prefixes),
+    )
+    rows = []
+    for row in chain.from_iterable(parts):
+        rows.append(row)
+        yield None
+    return rows
+
+
+def _leases(app: TopicsApp) -> Steps[int]:
+    """Count the jobs that workers hold."""
+    count = 0
+    for some in _batches(app.engine.state.queues.values()):
+        for topic in some:
+            if topic.queue is not None:
+                app.engine.expire(topic)
+                count += topic.queue.in_flight
+        yield None
+    return count
+
+
+def _archived(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
+    """Find the topics that an archive has to do with, by name."""
+    found: list[Topic] = []
+    for some in _batches(app.engine.topics.values()):
+        found += [topic for topic in some if topic.archived or topic.config.archive is not None]
+        yield None
+    seen = [topic for topic in found if not prefixes or topic.name.startswith(prefixes)]
+    return sorted(seen, key=lambda topic: topic.name)[: app.settings.metrics_max_topics]
+
+
+def _batches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
+    """The topics that there are now, some at a time; what becomes of them meanwhile is for the caller to see."""
+    now = list(topics)
+    for at in range(0, len(now), TOPICS_A_STEP):
+        yield now[at : at + TOPICS_A_STEP]
 
 
 def collect_while_recovering(startup: Startup) -> list[Metric]:
@@ -57,24 +95,17 @@ def collect_while_recovering(startup: Startup) -> list[Metric]:
     return [*_process(startup, ready=False, progress=startup.progress), *_wal(WalStats(), read_only=False)]
 
 
-def _totals(app: TopicsApp, topics: Collection[Topic]) -> Iterator[Metric]:
+def _totals(app: TopicsApp, leases: int) -> Iterator[Metric]:
     state = app.engine.state
-    by_class = dict.fromkeys(CLASSES, 0)
-    queues = leases = 0
-    for topic in topics:
-        by_class[topic.config.durability] += 1
-        if topic.queue is not None:
-            queues += 1
-            leases += topic.queue.in_flight
-    yield _gauge("topics_topics", "Topics.", len(topics))
+    yield _gauge("topics_topics", "Topics.", len(state.topics))
     yield Metric(
         "topics_topics_by_class", "gauge", "Topics by durability class.",
-        [("", {"class": name}, n) for name, n in by_class.items()],
+        [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
     )  # fmt: skip
     yield _gauge("topics_routers", "Routers.", app.routers_count())
     yield _gauge("topics_records_live", "Records that readers can still get.", state.totals.records)
     yield _gauge("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
-    yield _gauge("topics_queue_topics", "Topics of type queue.", queues)
+    yield _gauge("topics_queue_topics", "Topics of type queue.", len(state.queues))
     yield _gauge("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
     yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", app.stream_count())
     yield _gauge("topics_watch_sessions", "Watch sessions.", app.session_count())
@@ -82,7 +113,7 @@ def _totals(app: TopicsApp, topics: Collection[Topic]) -> Iterator[Metric]:
                  app.budget.limit_bytes)  # fmt: skip
     yield Metric(
         "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
-        [("", {"account": account}, size) for account, size in app.budget.by_account.items()],
+        [("", "account", account, size) for account, size in app.budget.by_account.items()],
     )  # fmt: skip
 
 
@@ -99,7 +130,7 @@ def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metr
                        http.shed_total)  # fmt: skip
         yield _counter("topics_http_connections_refused_total", "Connections refused for want of room.",
                        http.refused_total)  # fmt: skip
-        yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", {}, http.requests_total)])
+        yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", "", "", http.requests_total)])
 
 
 def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
@@ -111,7 +142,7 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
         ("rotations_total", "Log files begun after the first."),
         ("submit_full_total", "Entries that the log refused."),
     ):
-        yield Metric(f"topics_wal_{name}", "counter", help, [("", {}, getattr(wal, name))])
+        yield Metric(f"topics_wal_{name}", "counter", help, [("", "", "", getattr(wal, name))])
     yield _gauge("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
     yield _gauge("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
     yield _gauge("topics_wal_read_only", "1 while the log cannot be written.", int(read_only))
@@ -119,16 +150,19 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
     running = 0
     for bound, n in zip([*wal.BOUNDS_US, None], wal.fsync_buckets, strict=True):
         running += n
-        buckets.append(("_bucket", {"le": "+Inf" if bound is None else str(bound)}, running))
+        buckets.append(("_bucket", "le", "+Inf" if bound is None else str(bound), running))
     yield Metric(
         "topics_wal_fsync_latency_us", "histogram", "Microseconds a sync of the log took.",
-        [*buckets, ("_sum", {}, wal.fsync_sum_us), ("_count", {}, running)],
+        [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)],
     )  # fmt: skip
 
 
-def _topics(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
-    limit = app.settings.metrics_max_topics
-    shown = topics[:limit]
+def _topics(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+    engine, limit = app.engine, app.settings.metrics_max_topics
+    names = list(islice(engine.state.names.visible(prefixes), limit + 1))
+    shown = [engine.topics[name] for name in names[:limit]]
+    for topic in shown:
+        engine.expire(topic)
     columns: list[tuple[str, str, Callable[[Topic], int]]] = [
         ("head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
         ("earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
@@ -136,24 +170,24 @@ def _topics(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
         ("bytes_live", "Bytes of the live records per topic.", lambda topic: topic.bytes),
     ]
     for name, help, value in columns:
-        samples: list[Sample] = [("", {"topic": topic.name}, value(topic)) for topic in shown]
+        samples: list[Sample] = [("", "topic", topic.name, value(topic)) for topic in shown]
         yield Metric(f"topics_topic_{name}", "gauge", help, samples)
     queues = [topic for topic in shown if topic.queue is not None]
     for name, help in (("queue_ready", "Claimable jobs per queue."), ("queue_in_flight", "Leased jobs per queue.")):
         field = name.removeprefix("queue_")
         yield Metric(
             f"topics_topic_{name}", "gauge", help,
-            [("", {"topic": topic.name}, getattr(topic.queue, field)) for topic in queues],
+            [("", "topic", topic.name, getattr(topic.queue, field)) for topic in queues],
         )  # fmt: skip
     yield _gauge(
-        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(topics) > limit)
+        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(names) > limit)
     )
 
 
-def _archives(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
+def _archives(app: TopicsApp, archived: list[Topic]) -> Iterator[Metric]:
     """Of topics that an archive has to do with."""
     now_ms = app.clock.now_ms()
-    shown = [topic for topic in topics if topic.archived or topic.config.archive][: app.settings.metrics_max_topics]
+    shown = [topic for topic in archived if not topic.gone]
     standings = [(topic, archive.standing(topic, now_ms)) for topic in shown]
     for part, name, kind, help in (
         ("unarchived", "topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet."),
@@ -163,19 +197,18 @@ def _archives(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
          "Records that a cap evicted before they were archived, though the topic holds."),
     ):  # fmt: skip
         samples: list[Sample] = [
-            ("", {"topic": topic.name}, getattr(standing, part)) for topic, standing in standings if standing
+            ("", "topic", topic.name, getattr(standing, part)) for topic, standing in standings if standing
         ]
         yield Metric(name, kind, help, samples)
     yield Metric(
         "topics_topic_archived_seq", "gauge", "Seq up to which an archive was reported to have everything.",
-        [("", {"topic": topic.name}, topic.archived) for topic in shown],
+        [("", "topic", topic.name, topic.archived) for topic in shown],
     )  # fmt: skip
 
 
-def _routers(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]:
-    table = app.engine.routers.table.by_name
-    names = sorted(filter(may_see, table))[: app.settings.metrics_max_topics]
-    shown = [table[name] for name in names]
+def _routers(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+    table = app.engine.routers.table
+    shown = [table.by_name[name] for name in islice(table.names.visible(prefixes), app.settings.metrics_max_topics)]
     columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
@@ -183,27 +216,31 @@ def _routers(app: TopicsApp, may_see: Callable[[str], bool]) -> Iterator[Metric]
         ("held", "gauge", "1 while it waits for its destination.", lambda router: int(bool(router.feed.last_error))),
     ]  # fmt: skip
     for name, kind, help, value in columns:
-        samples: list[Sample] = [("", {"router": router.name}, value(router)) for router in shown]
+        samples: list[Sample] = [("", "router", router.name, value(router)) for router in shown]
         yield Metric(f"topics_router_{name}", kind, help, samples)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "gauge", help, [("", {}, value)])
+    return Metric(name, "gauge", help, [("", "", "", value)])
 
 
 def _counter(name: str, help: str, value: float) -> Metric:
-    return Metric(name, "counter", help, [("", {}, value)])
+    return Metric(name, "counter", help, [("", "", "", value)])
 
 
-def as_text(rows: Iterable[Metric]) -> bytes:
-    """Prometheus text exposition. Topic names need no escaping: their charset has no quote, backslash or line break."""
+def as_text(rows: Iterable[Metric]) -> Steps[bytes]:
+    """Print Prometheus text exposition, a metric a step.
+
+    Topic names need no escaping: their charset has no quote, backslash or line break.
+    """
     lines = []
     for row in rows:
+        yield None
         lines.append(f"# HELP {row.name} {row.help}")
         lines.append(f"# TYPE {row.name} {row.kind}")
-        for suffix, labels, value in row.samples:
-            shown = ",".join(f'{key}="{text}"' for key, text in labels.items())
-            lines.append(f"{row.name}{suffix}{{{shown}}} {value}" if shown else f"{row.name}{suffix} {value}")
+        for suffix, label, text, value in row.samples:
+            labels = f'{{{label}="{text}"}}' if label else ""
+            lines.append(f"{row.name}{suffix}{labels} {value}")
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -213,13 +250,13 @@ def as_json(rows: Iterable[Metric], request: Request) -> bytes:
     for row in rows:
         if row.kind == "histogram":
             answer[row.name] = {
-                "buckets": {labels["le"]: value for suffix, labels, value in row.samples if suffix == "_bucket"},
-                "sum": row.samples[-2][2],
-                "count": row.samples[-1][2],
+                "buckets": {text: value for suffix, _, text, value in row.samples if suffix == "_bucket"},
+                "sum": row.samples[-2][3],
+                "count": row.samples[-1][3],
             }
         elif row.samples and not row.samples[0][1]:
-            answer[row.name] = row.samples[0][2]
+            answer[row.name] = row.samples[0][3]
         else:
-            answer[row.name] = {next(iter(labels.values())): value for _, labels, value in row.samples}
+            answer[row.name] = {text: value for _, _, text, value in row.samples}
     answer["performance"] = {"server_total_ms": elapsed_ms(request)}
     return msgspec.json.encode(answer)

@@ -14,6 +14,7 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from sys import getsizeof
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from topics.model.watch import (
 from topics.server import cursors
 from topics.server.budget import SESSIONS, MemoryBudget
 from topics.server.lanes import Event, Lane, Rendered
+from topics.server.picking import Picking
 from topics.server.routes import Scope
 from topics.server.sse import EventStream, error_frame, frame
 
@@ -100,7 +102,11 @@ def _size_bytes(lanes: Iterable[Lane], patterns: Iterable[Pattern]) -> int:
 def resolve(
     app: TopicsApp, topics: dict[str, TopicOptions], options: ViewOptions, caller: Caller, *, lenient: bool
 ) -> Wanted:
-    """Every error there can be, before anything is made."""
+    """Every error there can be, before anything is made.
+
+    Looks at no more names than the request has, and for each pattern at no more than `max_watch_topics` beyond those
+    that it names besides.
+    """
     most = app.settings.max_watch_topics
     check_watched(topics, max_topics=most)
     caller.check(Scope.READ, *(name.rstrip("*") for name in topics))
@@ -110,23 +116,28 @@ def resolve(
         view = with_match(shared, match_of(name, each))
         if is_pattern(name):
             pattern = wanted.patterns[name] = Pattern(name[:-1], view, caller)
-            found = [topic for topic in app.engine.topics if pattern.covers(topic) and topic not in topics]
+            found = [one for one in _matching(app, pattern) if one not in topics and one not in wanted.lanes]
         else:
             found = [name] if app.engine.find(name) is not None else []
             if not found and not lenient:
                 raise topic_not_found(name)
         for topic_name in found:
-            if topic_name not in wanted.lanes:
-                try:
-                    topic = app.engine.expire_and_get(topic_name, touch=True)
-                except TopicsError:  # its end was under way
-                    if lenient or is_pattern(name):
-                        continue
-                    raise
-                wanted.lanes[topic_name] = _new_lane(topic, view, each)
-    if len(wanted.lanes) > most:
-        raise invalid(f"topics stands for {len(wanted.lanes)} topics; the limit is {most}", field="topics")
+            try:
+                topic = app.engine.expire_and_get(topic_name, touch=True)
+            except TopicsError:  # its end was under way
+                if lenient or is_pattern(name):
+                    continue
+                raise
+            wanted.lanes[topic_name] = _new_lane(topic, view, each)
+        if len(wanted.lanes) > most:
+            raise invalid(f"topics stands for more than {most} topics, which is the limit", field="topics")
     return wanted
+
+
+def _matching(app: TopicsApp, pattern: Pattern) -> Iterator[str]:
+    """Names that the pattern covers, in order, as far as more than a session can have would not change anything."""
+    names = app.engine.state.names.visible(pattern.caller.prefixes, prefix=pattern.prefix)
+    return islice(names, 2 * app.settings.max_watch_topics + 1)
 
 
 def _new_lane(topic: Topic, view: View, options: TopicOptions) -> Lane:
@@ -173,16 +184,22 @@ class Watched:
         if self.lanes.get(lane.key) is lane:
             del self.lanes[lane.key]
 
-    def pick(self, topic: Topic) -> Lane | None:
-        """A lane for a topic that has come up, if a pattern wants it and it has none."""
-        pattern = next((one for one in self.patterns.values() if one.covers(topic.name)), None)
-        key = f"{topic.name}@{topic.epoch}"
+    def pick(self, topic: Topic, pattern: Pattern | None = None) -> Lane | None:
+        """A lane for a topic that has come up, if it has none and `pattern`, or else any pattern, wants it."""
         first = self.lanes.get(topic.name)
-        if pattern is None or key in self.lanes or (first is not None and first.topic is topic):
+        if first is not None and first.topic is topic:
+            return None
+        if pattern is None:
+            pattern = next((one for one in self.patterns.values() if one.covers(topic.name)), None)
+        key = f"{topic.name}@{topic.epoch}"
+        if pattern is None or key in self.lanes:
             return None
         lane = Lane(topic, pattern.view, seq=0, key=key)
         lane.picked = True
         return lane
+
+    def prefixes(self) -> list[str]:
+        return [pattern.prefix for pattern in self.patterns.values()]
 
     def cursor(self) -> bytes:
         """Where all lanes are, as an event id."""
@@ -225,10 +242,10 @@ class Sessions:
         self._app = app
         self._all: dict[str, Session] = {}
         self._idle: OrderedDict[str, Session] = OrderedDict()  # the longest idle first
-        self._picking: dict[object, Callable[[Topic], None]] = {}  # connections with patterns
+        self.picking = Picking()
         self._expiry: asyncio.TimerHandle | None = None  # set while a session is idle
         app.budget.reclaimers.append(self._clear_away)
-        app.engine.state.created.append(self._created)
+        app.engine.state.created.append(self.picking.created)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -275,25 +292,13 @@ class Sessions:
     def wake(self, session: Session) -> None:
         self._idle.pop(session.wid, None)
 
-    def pick_for(self, watcher: object, watched: Watched, pick: Callable[[Topic], None]) -> None:
-        """Has `pick` called for every topic that comes up from now on, and for those that have since the last time."""
-        if not watched.patterns:
-            return
-        self._picking[watcher] = pick
-        for topic in list(self._app.engine.topics.values()):
-            pick(topic)
-
-    def pick_no_more(self, watcher: object) -> None:
-        self._picking.pop(watcher, None)
-
-    def _created(self, topic: Topic) -> None:
-        for pick in list(self._picking.values()):
-            pick(topic)
-
     def _resumed(self, topics: dict[str, TopicOptions], at: cursors.Position) -> dict[str, TopicOptions]:
         """The same topics, those that the cursor knows beginning where it says."""
         if at.by_number:
             raise invalid("this cursor means something only to the session it came from", field="cursor")
+        most = self._app.settings.max_watch_topics
+        if len(at.by_key) > most:
+            raise invalid(f"the cursor names {len(at.by_key)} topics; the limit is {most}", field="cursor")
         found = {}
         for key, seq in at.by_key.items():
             name, epoch = cursors.split_key(key)
@@ -357,7 +362,9 @@ class WatchStream(EventStream):
         self._note_lanes()
         for lane in list(session.lanes.values()):
             self.app.hub.attach(lane, self)
-        self.app.sessions.pick_for(self, session, self._pick)
+        if session.patterns:
+            self.app.sessions.picking.put(self, session.prefixes(), self._pick)
+            self._pick_existing()
 
     def resume(self, full_ms: float) -> None:
         stale = full_ms > self.app.settings.buffer_grace_ms
@@ -384,7 +391,7 @@ class WatchStream(EventStream):
         self.fail(409, "another connection has taken over this session")
 
     def _let_go(self) -> None:
-        self.app.sessions.pick_no_more(self)
+        self.app.sessions.picking.remove(self)
         for lane in self._session.lanes.values():
             if lane.watcher is self:
                 self.app.hub.detach(lane)
@@ -394,18 +401,31 @@ class WatchStream(EventStream):
         lanes = self._session.lanes
         self._single = len(lanes) == 1 and all(lane.key == lane.topic.name for lane in lanes.values())
 
-    def _pick(self, topic: Topic) -> None:
+    def _pick_existing(self) -> None:
+        """Pick topics that were created while the session had no stream, as many as there is room for.
+
+        Looks at the session's own topics, at those it picks, and at one more, for each pattern.
+        """
+        topics = self.app.engine.topics
+        for pattern in self._session.patterns.values():
+            for name in self.app.engine.state.names.visible(pattern.caller.prefixes, prefix=pattern.prefix):
+                if not self._pick(topics[name], pattern):
+                    return
+
+    def _pick(self, topic: Topic, pattern: Pattern | None = None) -> bool:
+        """Watch a topic that a pattern wants; False if there is no room for it, of which the client is told."""
         session = self._session
-        lane = session.pick(topic)
+        lane = session.pick(topic, pattern)
         if lane is None:
-            return
+            return True
         most = self.app.settings.max_watch_topics
         if len(session.lanes) >= most:
             self.send(error_frame(400, f"more than {most} topics match; this one is not watched", topics=[topic.name]))
-            return
+            return False
         session.add_picked(lane)
         self._note_lanes()
         self.app.hub.attach(lane, self)
+        return True
 
     # --- what the loop has for the client
 

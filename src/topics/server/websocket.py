@@ -62,7 +62,7 @@ MAX_UNACKED = 1024  # publishes under way, above which the client is not read fr
 UNANSWERED_PINGS = 3
 FRAMES_A_TURN = 64  # as many as HTTP requests of one connection: `HttpLimits.max_pipelined`
 BYTES_A_TURN = 64 << 10
-TURN_NS = 5_000_000  # of work on one connection's input, after which the others come first
+TURN_NS = 2_000_000  # of work on one connection's input, after which the others come first
 PACKED_PIECE_BYTES = 1 << 10  # of compressed input, which can grow a thousandfold, between two looks at the clock
 MAX_FRAGMENTS = 1 << 16  # of one message: fragments of 1 KiB are enough for the largest
 
@@ -357,7 +357,7 @@ class WebSocket(LiveConnection, Upgrade):
         super().finish()
 
     def _let_go(self) -> None:
-        self.app.sessions.pick_no_more(self)
+        self.app.sessions.picking.remove(self)
         for lane in self._watched.lanes.values():
             if lane.watcher is self:
                 self.app.hub.detach(lane)
@@ -399,6 +399,8 @@ class WebSocket(LiveConnection, Upgrade):
         others = sum(1 for lane in watched.lanes.values() if lane.topic.name not in wanted.lanes)
         if others + len(wanted.lanes) > most:
             raise invalid(f"the connection would watch more than {most} topics", field="topics")
+        if wanted.patterns and len(watched.patterns.keys() | wanted.patterns.keys()) > most:
+            raise invalid(f"the connection would have more than {most} patterns", field="topics")
         self.app.budget.check(wanted.size_bytes())
         topics = wanted.answer()
         self._answer({"op": "subscribed", "topics": topics}, command.request_id)
@@ -410,7 +412,7 @@ class WebSocket(LiveConnection, Upgrade):
             watched.patterns |= wanted.patterns
         watched.charge()
         if wanted.patterns:
-            self.app.sessions.pick_for(self, watched, self._pick)
+            self.app.sessions.picking.put(self, watched.prefixes(), self._pick)
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
         name = command.topic
@@ -420,8 +422,7 @@ class WebSocket(LiveConnection, Upgrade):
             for lane in list(self._watched.lanes.values()):
                 if lane.topic.name.startswith(name[:-1]):
                     self._forget(lane.topic.name)
-            if not self._watched.patterns:
-                self.app.sessions.pick_no_more(self)
+            self.app.sessions.picking.put(self, self._watched.prefixes(), self._pick)
         else:
             self._forget(name)
         self._watched.charge()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import topics.server.metrics as metrics
 import topics.server.openapi as openapi
 from topics import __version__
+from topics.engine.steps import Steps, run_all
 from topics.errors import Code, TopicsError
 from topics.model.wire import Health, Ready
 from topics.server.answer import json_answer, performance
@@ -38,17 +39,24 @@ def ready(app: TopicsApp, call: Call) -> Answer:
 
 
 def get_metrics(app: TopicsApp, call: Call) -> Answer:
-    return _rendered(metrics.collect(app, call.caller.may_use), call)
+    """In slices: what there is to measure grows with the topics."""
+    return app.slices.answer(call.request, _measured(app, call))
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
-    return _rendered(metrics.collect_while_recovering(startup), call)
+    return run_all(_rendered(metrics.collect_while_recovering(startup), call))
 
 
-def _rendered(rows: list[metrics.Metric], call: Call) -> Answer:
+def _measured(app: TopicsApp, call: Call) -> Steps[Answer]:
+    rows = yield from metrics.collect(app, call.caller.prefixes)
+    return (yield from _rendered(rows, call))
+
+
+def _rendered(rows: list[metrics.Metric], call: Call) -> Steps[Answer]:
     if b"application/json" in call.request.headers.get(b"accept", b""):
         return Response(200, metrics.as_json(rows, call.request))
-    return Response(200, metrics.as_text(rows), PROMETHEUS)
+    text = yield from metrics.as_text(rows)
+    return Response(200, text, PROMETHEUS)
 
 
 def get_openapi(app: TopicsApp, call: Call) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -86,7 +87,8 @@ def list_routers(app: TopicsApp, call: Call) -> Answer:
         dest=found.get("dest"),
         after=query.cursor_after(found),
         limit=query.page_size(found),
-        allowed=lambda name: _may_see(call.caller, app.engine.routers.get(name)),
+        prefixes=call.caller.prefixes,
+        allowed=partial(_may_see, call.caller),
     )
     summaries = [_summary(router) for router in page]
     next_cursor = query.cursor(page[-1].name) if more else None

@@ -76,7 +76,7 @@ def list_topics(app: TopicsApp, call: Call) -> Answer:
         prefix=found.get("prefix", ""),
         after=query.cursor_after(found),
         limit=query.page_size(found),
-        allowed=call.caller.may_use,
+        prefixes=call.caller.prefixes,
         touch=touch,
     )
     summaries = [

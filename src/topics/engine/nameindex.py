@@ -1,0 +1,87 @@
+"""Names in order: a page of a list, or all names with a prefix, without looking at the others."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+CHUNK_NAMES = 1000  # inserting into one list of 100,000 names would move half of them
+
+
+class NameIndex:
+    """A sorted set of names in chunks. To add or to remove one costs a chunk's length, to find a prefix a bisection.
+
+    An iterator must not be used any more once a name was added or removed.
+    """
+
+    __slots__ = ("_chunks", "_firsts")
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._chunks: list[list[str]] = []
+        self._firsts: list[str] = []  # of each chunk, except that the first chunk begins before every name
+        self.rebuild(names)
+
+    def rebuild(self, names: Iterable[str]) -> None:
+        """Hold exactly these names."""
+        ordered = sorted(names)
+        self._chunks = [ordered[at : at + CHUNK_NAMES] for at in range(0, len(ordered), CHUNK_NAMES)] or [[]]
+        self._firsts = ["", *(chunk[0] for chunk in self._chunks[1:])]
+
+    def add(self, name: str) -> None:
+        """Add a name that is not there yet."""
+        at = bisect_right(self._firsts, name) - 1
+        chunk = self._chunks[at]
+        insort(chunk, name)
+        if len(chunk) > 2 * CHUNK_NAMES:
+            self._chunks.insert(at + 1, chunk[CHUNK_NAMES:])
+            self._firsts.insert(at + 1, chunk[CHUNK_NAMES])
+            del chunk[CHUNK_NAMES:]
+
+    def remove(self, name: str) -> None:
+        """Remove a name that is there."""
+        at = bisect_right(self._firsts, name) - 1
+        chunk = self._chunks[at]
+        del chunk[bisect_left(chunk, name)]
+        if not chunk and at:
+            del self._chunks[at], self._firsts[at]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._chunks))
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self._chunks:
+            yield from chunk
+
+    def starting_with(self, prefix: str, *, after: str = "") -> Iterator[str]:
+        """Names that begin with `prefix` and come after `after`, in order. Costs as much as is taken of it."""
+        start = max(prefix, after)
+        at = bisect_right(self._firsts, start) - 1
+        find = bisect_left if start > after else bisect_right
+        low = find(self._chunks[at], start)
+        for chunk in self._chunks[at:]:
+            for name in chunk[low:] if low else chunk:
+                if not name.startswith(prefix):
+                    return
+                yield name
+            low = 0
+
+    def visible(self, prefixes: tuple[str, ...], *, prefix: str = "", after: str = "") -> Iterator[str]:
+        """The same for a reader that sees only names with one of `prefixes`; without any it sees all."""
+        if not prefixes:
+            return self.starting_with(prefix, after=after)
+        ranges = outermost(one if one.startswith(prefix) else prefix for one in prefixes if _overlap(one, prefix))
+        return chain.from_iterable(self.starting_with(one, after=after) for one in ranges)
+
+
+def outermost(prefixes: Iterable[str]) -> list[str]:
+    """Return the prefixes that no other one covers, in order: ranges of names that do not overlap."""
+    kept: list[str] = []
+    for prefix in sorted(prefixes):
+        if not kept or not prefix.startswith(kept[-1]):
+            kept.append(prefix)
+    return kept
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)

@@ -1,0 +1,127 @@
+"""Requests that may take long: their steps run a slice at a time, and other requests come in between.
+
+All of them together get `TURN_NS` of a turn of the loop, and take turns among themselves after `SLICE_NS` each.
+"""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, Future
+from collections import deque
+from concurrent.futures import Executor
+
+from topics import logs
+from topics.clock import Clock
+from topics.engine.steps import Steps
+from topics.errors import Code, TopicsError
+from topics.server.answer import error_answer
+from topics.server.http import Answer, Deferred, Request, Response
+from topics.storage.segments import Cold
+
+log = logs.Log("app")
+
+TURN_NS = 2_000_000
+SLICE_NS = 500_000
+
+
+class Slices:
+    """The requests under way that one slice was not enough for."""
+
+    def __init__(self, loop: AbstractEventLoop, pool: Executor, clock: Clock) -> None:
+        self.loop = loop
+        self.pool = pool
+        self.tick_ns = clock.monotonic_ns
+        self._waiting: deque[_Sliced] = deque()  # for their next slice
+        self._scheduled = False
+
+    def answer(self, request: Request, steps: Steps[Answer]) -> Answer:
+        """Return the answer that the steps end with: at once if one slice is enough, else later.
+
+        The first slice runs here, and raises what the steps raise.
+        """
+        sliced = _Sliced(self, request, steps)
+        try:
+            cold = sliced.run(self.tick_ns() + SLICE_NS)
+        except StopIteration as end:
+            answer: Answer = end.value
+            return answer
+        sliced.go_on(cold)
+        return sliced.deferred
+
+    def wait(self, sliced: _Sliced) -> None:
+        """Give the request a slice in a later turn."""
+        self._waiting.append(sliced)
+        if not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        ends_ns = self.tick_ns() + TURN_NS
+        for _ in range(len(self._waiting)):
+            self._waiting.popleft().slice(self.tick_ns() + SLICE_NS)
+            if self.tick_ns() > ends_ns:
+                break
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self._turn)
+
+
+class _Sliced:
+    """One request."""
+
+    __slots__ = ("_request", "_slices", "_steps", "deferred")
+
+    def __init__(self, slices: Slices, request: Request, steps: Steps[Answer]) -> None:
+        self._slices = slices
+        self._request = request
+        self._steps = steps
+        self.deferred = Deferred(on_cancel=steps.close)
+
+    def run(self, ends_ns: int) -> Cold | None:
+        """Run steps until the slice is over or one of them needs the disk. Raises `StopIteration` with the answer."""
+        cold = next(self._steps)
+        while cold is None and self._slices.tick_ns() < ends_ns:
+            cold = next(self._steps)
+        return cold
+
+    def go_on(self, cold: Cold | None) -> None:
+        """Wait for the next slice, once what it needs was loaded."""
+        if cold is None:
+            self._slices.wait(self)
+        else:
+            self._slices.loop.run_in_executor(self._slices.pool, cold.load).add_done_callback(self._loaded)
+
+    def slice(self, ends_ns: int) -> None:
+        if self.deferred.cancelled:
+            return
+        try:
+            cold = self.run(ends_ns)
+        except StopIteration as end:
+            self._finish(end.value)
+        except TopicsError as error:
+            self._finish(error_answer(error, self._request))
+        except Exception as error:
+            log.failure("handler_failed", error)
+            self._finish(error_answer(TopicsError(Code.INTERNAL, "internal error"), self._request))
+        else:
+            self.go_on(cold)
+
+    def _loaded(self, done: Future[None]) -> None:
+        if self.deferred.cancelled:
+            return
+        failure = done.exception()
+        if failure is None:
+            self._slices.wait(self)
+            return
+        log.failure("cannot_read", failure)
+        unreadable = "stored records cannot be read from the disk; the server's log says why"
+        self._finish(error_answer(TopicsError(Code.INTERNAL, unreadable), self._request))
+
+    def _finish(self, answer: Answer) -> None:
+        deferred = self.deferred
+        if isinstance(answer, Deferred):
+            deferred.on_cancel, deferred.on_hurry = answer.cancel, answer.hurry
+            answer.then(deferred.resolve)
+        else:
+            assert isinstance(answer, Response)
+            deferred.resolve(answer)

@@ -1,0 +1,69 @@
+"""A server whose loop turns only when the test says so, on a clock that stands still: for counting work per turn."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from topics.clock import Clock
+from topics.config import Settings
+from topics.engine.apply import State
+from topics.server.app import TopicsApp
+from topics.testing.clock import SimClock
+
+
+class TickingClock(SimClock):
+    """A millisecond passes between two looks at it."""
+
+    def monotonic_ns(self) -> int:
+        self.advance(ms=1)
+        return super().monotonic_ns()
+
+
+class ManualLoop:
+    """Keeps what was scheduled until the test calls `turn`."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], object]] = []
+
+    def call_soon(self, call: Callable[..., object], *arguments: Any) -> None:
+        self.soon.append(lambda: call(*arguments))
+
+    def call_later(self, delay_s: float, call: Callable[..., object]) -> "ManualLoop":
+        return self  # a timer that never fires
+
+    def cancel(self) -> None:
+        pass
+
+    def run_in_executor(self, pool: Executor, work: Callable[[], object]) -> "Future[object]":
+        """Done at once, on this thread; whoever waits for it is told at once as well."""
+        done: Future[object] = Future()
+        try:
+            done.set_result(work())
+        except BaseException as failure:
+            done.set_exception(failure)
+        return done
+
+    def time(self) -> float:
+        return 0.0
+
+    def turn(self) -> None:
+        soon, self.soon = self.soon, []
+        for call in soon:
+            call()
+
+
+def manual_app(clock: Clock | None = None, **settings: Any) -> tuple[TopicsApp, ManualLoop]:
+    loop = ManualLoop()
+    app = TopicsApp.build(Settings(**settings), clock or SimClock(), loop)  # type: ignore[arg-type]
+    app.serve(State())
+    return app, loop
+
+
+def create(app: TopicsApp, loop: ManualLoop, names: list[str]) -> None:
+    """Make these topics."""
+    from topics.model.topic import ConfigPatch
+
+    for name in names:
+        app.engine.put_topic(name, ConfigPatch())
+    app.engine.flush()
+    loop.turn()
