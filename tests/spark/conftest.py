@@ -122,7 +122,7 @@ def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         return [do(errand) for errand in errands]
 
     monkeypatch.setattr("topics.spark.pipelines.archive.driver.archive_spans", archive_spans)
-    monkeypatch.setattr("topics.spark.pipelines.audit.driver.spread", spread)
+    monkeypatch.setattr("topics.spark.pipelines.audit.driver.run_on_executors", spread)
     return SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
 
 

@@ -70,7 +70,9 @@ def pair(servers: list[ServerProcess]) -> Iterator[Pair]:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stand-in for a Spark session: what executors do is done here."""
-    monkeypatch.setattr(module, "spread", lambda spark, errands, do, **rest: [do(errand) for errand in errands])
+    monkeypatch.setattr(
+        module, "run_on_executors", lambda spark, errands, do, **rest: [do(errand) for errand in errands]
+    )
     return object()
 
 
@@ -288,7 +290,7 @@ def test_a_trim_in_the_middle_of_a_step_leaves_out_nothing(
         return [do(errand) for errand in errands]
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "spread", trimmed_first)
+        patch.setattr(module, "run_on_executors", trimmed_first)
         report = run(here, pair, topic, step_seqs=25)
     assert (report.ok, report.records) == (False, 0)
 
@@ -339,7 +341,7 @@ def test_a_topic_that_was_made_again_is_copied_from_its_beginning(
     pair.one.client.drop_topic(topic)
     pair.one.client.append(topic, [{"data": 100 + n} for n in range(3)])
     with monkeypatch.context() as patch:
-        patch.setattr(module, "spread", _die)
+        patch.setattr(module, "run_on_executors", _die)
         with pytest.raises(MemoryError):
             run(spark, pair, topic)
 
@@ -549,7 +551,7 @@ def test_a_record_that_a_router_of_the_target_made_does_not_count_as_arrived(
     """A run that was killed asks the target how far it came; a record made of a copy has a list like a copy's."""
     pair.one.client.append(topic, [{"data": n} for n in range(3)])
     with monkeypatch.context() as patch:
-        patch.setattr(module, "spread", _die)
+        patch.setattr(module, "run_on_executors", _die)
         with pytest.raises(MemoryError):
             run(here, pair, topic)
     hop = {"at": identity(pair.one.client), "topic": "another", "epoch": pair.one.client.topic(topic).epoch, "seq": 9}

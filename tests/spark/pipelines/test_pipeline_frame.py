@@ -270,7 +270,7 @@ def test_a_session_that_the_job_was_given_is_not_stopped(spark: SparkSession):
 def test_a_long_round_is_told_and_shown_with_the_lag_of_that_moment(
     server: ServerProcess, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(job_module, "TELL_EVERY_S", 0.1)
+    monkeypatch.setattr(job_module, "REPORT_EVERY_S", 0.1)
     monkeypatch.setattr(job_module, "BEAT_S", 0.05)
     client.append(topic, [{"data": 1}])
     screen, stop = io.StringIO(), threading.Event()

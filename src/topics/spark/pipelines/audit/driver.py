@@ -29,7 +29,7 @@ from topics.spark.pipelines.audit.task import (
     joined,
     look,
 )
-from topics.spark.pipelines.run.executors import spread
+from topics.spark.pipelines.run.executors import run_on_executors
 from topics.spark.pipelines.run.job import Failed, Job, JobOptions
 from topics.spark.pipelines.run.report import Gap, Report, TopicReport
 from topics.spark.pipelines.run.unknown_names import existing_lake, no_topic, unknown_topic
@@ -211,7 +211,9 @@ def _attempt(job: Job, lake: Lake, url: str, snapshot: Snapshot, accounts: list[
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # several lives of one are one
     job.step(f"looking for {sum(account.head for account in accounts)} seqs of {len(topics)} topics")
-    done = spread(job.spark, [one for _, one in work], look, outcome=Found, weight=lambda one: one.last - one.first + 1)
+    done = run_on_executors(
+        job.spark, [one for _, one in work], look, result=Found, weight=lambda one: one.last - one.first + 1
+    )
     for (account, stretch), found in zip(work, done, strict=True):
         account.found.append(_closed(stretch, found))
         suspicious |= found.problem is not None
@@ -228,7 +230,7 @@ def _check_files(job: Job, lake: Lake, accounts: list[Account]) -> None:
     checks = [(account, file) for account in accounts for file in account.life.files]
     job.step(f"reading back {len(checks)} files of the lake")
     work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
-    done = spread(job.spark, work, check_file, outcome=FileFound, weight=lambda check: check.file.bytes)
+    done = run_on_executors(job.spark, work, check_file, result=FileFound, weight=lambda check: check.file.bytes)
     for (account, file), found in zip(checks, done, strict=True):
         if found.problem is not None:
             account.damaged.append((file, found.problem))

@@ -157,7 +157,7 @@ class _Erasure:
                 self._erase_topic(scope.states[topic])
                 if self.lake is None and not self.job.dry_run and self.note.tally(topic).records:
                     self._fill_in()
-                    self.job.tell()  # a receipt of what is gone, should nobody end this run
+                    self.job.publish()  # the receipt so far, in case this run is killed
         if self.lake is not None:
             self._erase_lake(self.lake, scope)
         if not self.job.dry_run:

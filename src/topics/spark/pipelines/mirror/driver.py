@@ -23,7 +23,7 @@ from topics.spark.pipelines.mirror.provenance import Lost, hops_of, is_copy
 from topics.spark.pipelines.mirror.task import MAX_ROUNDS, Errand, Outcome, copy, rehearse
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import last_shown
-from topics.spark.pipelines.run.executors import spread
+from topics.spark.pipelines.run.executors import run_on_executors
 from topics.spark.pipelines.run.job import RUNS, BadUsage, Job, JobOptions
 from topics.spark.pipelines.run.lags import common, forget
 from topics.spark.pipelines.run.positions import Positions
@@ -472,7 +472,9 @@ def _step(job: Job, links: Sequence[Link], *, follow: bool) -> bool:
         return False
     job.work()
     do = rehearse if job.dry_run else copy
-    outcomes = spread(job.spark, errands, do, outcome=Outcome, weight=lambda errand: errand.stop - errand.start)
+    outcomes = run_on_executors(
+        job.spark, errands, do, result=Outcome, weight=lambda errand: errand.stop - errand.start
+    )
     at = 0
     for link, planned in plans:
         (link.expect if job.dry_run else link.settle)(planned, outcomes[at : at + len(planned)])

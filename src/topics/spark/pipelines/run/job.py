@@ -1,4 +1,4 @@
-"""The frame of every pipeline: session, report, progress, failure, and the record in `sys:pipelines`.
+"""One run of a pipeline: its Spark session, report, progress, failures, and its record in `sys:pipelines`.
 
     def compact(*, url: str, topic: str, **options: Unpack[JobOptions]) -> Report:
         with Job("compact", servers=[url], **options) as job:
@@ -7,7 +7,7 @@
             job.report.topic(topic).records = frame.count()
         return job.report
 
-A pipeline keeps no state in here: a job that is killed at any line is run again by the same call.
+A job keeps no state between runs: after a kill at any line, the same call runs it again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 RUNS = "sys:pipelines"
 RUNS_CONFIG = {"cap_records": 10_000}
-TELL_EVERY_S = 10.0  # how often a job that follows tells how far it is
-BEAT_S = 1.0  # how often a person sees that a step is still at work
+REPORT_EVERY_S = 10.0  # how often a job that follows publishes its report
+BEAT_S = 1.0  # how often the progress line shows that a step still runs
 FIRST_RETRIES = 2
-TELL_RETRIES = 2
-TELL_TIMEOUT_S = 10.0
-ANEW = ("audit",)  # pipelines that keep nothing for the next run
-PATIENT_RETRIES = 12  # a server that is being restarted is no reason to fail
+REPORT_RETRIES = 2
+REPORT_TIMEOUT_S = 10.0
+STATELESS = ("audit",)  # pipelines that keep no position for the next run
+PATIENT_RETRIES = 12  # enough to wait for a server that restarts
 
 SESSION = {
     "spark.ui.enabled": "false",
@@ -54,16 +54,16 @@ SESSION = {
 
 
 class JobOptions(TypedDict, total=False):
-    """What every pipeline can be told besides its own arguments."""
+    """Options that every pipeline accepts beside its own arguments."""
 
     token: str | None
     token_file: str | None
     dry_run: bool
     master: str | None
-    spark: SparkSession | None  # a session to use; without it one is started, and stopped at the end
+    spark: SparkSession | None  # the session to use; None starts one and stops it at the end
     progress: Progress | None
-    stop: threading.Event | None  # set from outside to end a job that follows
-    started_ms: int | None  # when the command was given, where that was before the job was made
+    stop: threading.Event | None  # the caller sets it to end a job that follows
+    started_ms: int | None  # when the command started, if that was before the job
 
 
 class Job:
@@ -98,12 +98,12 @@ class Job:
         }
         self._master = master
         self._spark, self._owns_spark = spark, False
-        self._told = time.monotonic()
-        self._tellings = 0
+        self._published_s = time.monotonic()
+        self._published = 0
         self._follows = self._began = False
         self._step = ""
         self._working_since: float | None = None
-        self.sums: dict[str, Callable[[], int | None]] = {}  # figures made of what was noted for the lags
+        self.sums: dict[str, Callable[[], int | None]] = {}  # figures computed from the lags
         self._lags: list[tuple[str, Callable[[Client], None], Callable[[], None]]] = []
         self._over = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="topics-pipeline", daemon=True)
@@ -122,14 +122,14 @@ class Job:
         return self
 
     def _check_answers(self, url: str) -> None:
-        """A mistyped address or key shows at once, not after the patience that a running job has."""
+        """Raise at once for a wrong address or key, without the retries of a running job."""
         try:
             with Client(url, token=self.connection(url).read_token(), retries=FIRST_RETRIES) as client:
                 next(client.topics(RUNS), None)
         except ValueError as error:
             raise BadUsage(str(error)) from None
         except TopicsError as error:
-            if error.code is not Code.FORBIDDEN:  # the key may be for something else than reading
+            if error.code is not Code.FORBIDDEN:  # a key without `read` may still suit the pipeline
                 raise
 
     def __exit__(
@@ -137,30 +137,30 @@ class Job:
     ) -> None:
         self._over.set()
         self._heart.join()
-        told = None if error is None else as_failed(error)
-        if told is None:
+        failure = None if error is None else as_failed(error)
+        if failure is None:
             self.report.ended_ms = SystemClock().now_ms()
             self.report.state = "stopped" if self.stopping.is_set() else "done"
         else:
-            self._fail(told)
-        self.tell()
+            self._fail(failure)
+        self.publish()
         self.progress.close()
         if self._owns_spark and self._spark is not None:
-            with suppress(Exception):  # a signal to the whole group has ended Java already; the work is done and told
+            with suppress(Exception):  # a signal to the process group may have ended the JVM already
                 self._spark.stop()
-        if told is not error and told is not None:
-            raise told from error
+        if failure is not error and failure is not None:
+            raise failure from error
 
     def _fail(self, error: BaseException) -> None:
-        """The report says so, and the failure carries it to whoever catches it."""
+        """Record the failure in the report and attach the report to the exception."""
         self.report.ended_ms = SystemClock().now_ms()
         self.report.fail(problem_of(error, resumes=self._resumes, began=self._began))
         attach(error, self.report)
 
     @property
     def _resumes(self) -> bool:
-        """Whether the same command goes on where this run stopped, because this one has left something."""
-        return self._began and not self.dry_run and self.report.pipeline not in ANEW
+        """Whether the same command continues where this run stopped."""
+        return self._began and not self.dry_run and self.report.pipeline not in STATELESS
 
     def step(self, text: str) -> None:
         self._step = text
@@ -168,22 +168,22 @@ class Job:
         self._working_since = time.monotonic()
 
     def work(self) -> None:
-        """The step goes on after a rest."""
+        """Mark the current step as running again after `rest`."""
         if self._working_since is None:
             self._working_since = time.monotonic()
 
     def rest(self) -> None:
-        """There is nothing to do but to wait for more."""
+        """Mark the job as idle: it waits for new records."""
         self._working_since = None
 
     def warn(self, text: str) -> None:
-        """Shown now, and kept in the report."""
+        """Show a warning now and keep it in the report."""
         if text not in self.report.warnings:
             self.progress.warn(text)
         self.report.warn(text)
 
     def rounds(self, *, follow: bool) -> Iterator[int]:
-        """One round, or rounds until somebody stops the job. A round that finds nothing new should wait by itself."""
+        """Yield one round, or with `follow` rounds until the job is stopped. A round without new records should wait."""
         number = 0
         self._follows = follow
         while number == 0 or (follow and not self.stopping.is_set()):
@@ -191,19 +191,19 @@ class Job:
             number += 1
 
     def _beat(self) -> None:
-        """Beside the work, which may be one long Spark job: shows that it goes on, and tells how far it is."""
+        """Update the progress line and publish the report while the main thread waits for Spark."""
         while not self._over.wait(BEAT_S):
             since = self._working_since
             if since is not None:
                 self.progress.beat(time.monotonic() - since)
-            if self._follows and time.monotonic() - self._told > TELL_EVERY_S:
-                self.tell()
+            if self._follows and time.monotonic() - self._published_s > REPORT_EVERY_S:
+                self.publish()
 
     # --- Spark and servers
 
     @property
     def spark(self) -> SparkSession:
-        """The session; started when it is first asked for, so that a dry run of the driver's alone needs no Java."""
+        """The session. Started at the first use, so that a dry run on the driver alone needs no Java."""
         if self._spark is None:
             from pyspark.sql import SparkSession
 
@@ -220,15 +220,15 @@ class Job:
                     self._spark = session(name, master=self._choose_master(), config=SESSION)
                 self._owns_spark = True
                 if interrupted:
-                    self.step(interrupted)  # what takes long now is not the start any more
+                    self.step(interrupted)
         return self._spark
 
     def client(self, url: str) -> Client:
-        """To be closed by whoever asked for it."""
+        """Return a client for `url`. The caller closes it."""
         return Client(url, token=self.connection(url).read_token(), retries=PATIENT_RETRIES)
 
     def connection(self, url: str) -> Connection:
-        """What executors need to reach a server."""
+        """Return what an executor needs to reach the server."""
         own = self._token_files.get(url.rstrip("/"))
         return Connection(
             servers=(url.rstrip("/"),),
@@ -238,7 +238,7 @@ class Job:
         )
 
     def reading(self, url: str) -> dict[str, str]:
-        """Options of `format("topics")`, reader or writer, that reach a server with the job's key."""
+        """Return the options of `format("topics")` that reach the server with the job's key."""
         known = self.connection(url)
         options = {"url": known.servers[0], "retries": str(known.retries)}
         if known.token is not None:
@@ -248,18 +248,18 @@ class Job:
         return options
 
     def _choose_master(self) -> str | None:
-        """None under spark-submit, which has chosen already; everywhere else this machine with all its cores."""
+        """Return the Spark master: None under spark-submit, which sets it, else all cores of this machine."""
         if self._master is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
             return self._master
         return "local[*]"
 
-    # --- telling
+    # --- reporting
 
     def lags(self, url: str, note: Callable[[Client], None], forget: Callable[[], None]) -> None:
-        """Has `note` called whenever a report is made, to note lags by the heads of then.
+        """Register `note`, which is called before each report to update the lags from the topics' heads.
 
-        It may be called beside the work, so it gets a client of its own. Where the server does not answer, `forget`
-        takes back what was noted: nobody knows how far behind it is.
+        It may run in another thread than the work, so it gets its own client. If the server does not answer, `forget`
+        is called instead, because the last lags may be stale.
         """
         self._lags.append((url, note, forget))
 
@@ -274,15 +274,15 @@ class Job:
 
     def _brief_client(self, url: str) -> Client:
         token = self.connection(url).read_token()
-        return Client(url, token=token, timeout_s=TELL_TIMEOUT_S, retries=TELL_RETRIES)
+        return Client(url, token=token, timeout_s=REPORT_TIMEOUT_S, retries=REPORT_RETRIES)
 
-    def tell(self) -> None:
-        """Appends the report as it is now to `sys:pipelines` of the servers; a key that may not only costs a warning.
+    def publish(self) -> None:
+        """Append the current report to `sys:pipelines` of each server. A key without `write` causes a warning.
 
-        A dry run changes nothing, so it leaves no record either.
+        A dry run appends nothing.
         """
-        self._told = time.monotonic()
-        self._tellings += 1
+        self._published_s = time.monotonic()
+        self._published += 1
         self._note_lags()
         if self.dry_run:
             return
@@ -290,14 +290,14 @@ class Job:
         for url in self._servers:
             try:
                 with self._brief_client(url) as client:
-                    key = f"{self.report.run_id}/{self._tellings}"
+                    key = f"{self.report.run_id}/{self._published}"
                     client.append(RUNS, [record], idempotency_key=key, create=True, config=RUNS_CONFIG)
             except (TopicsError, BadOption) as problem:
                 self.warn(f"the report could not be written to {RUNS} of {url}: {problem}")
 
 
 def check_may_delete(client: Client, topic: str) -> None:
-    """Raises where the key may not, by a delete of nothing: before a run has changed anything, not in the middle."""
+    """Raise if the key may not delete from the topic, before the run changes anything."""
     client.delete(topic, before_seq=1, dry_run=True)
 
 

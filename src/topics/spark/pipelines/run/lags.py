@@ -1,4 +1,4 @@
-"""How far behind a pipeline is: the heads of topics at the moment at which a report is made."""
+"""Lag of a pipeline: the heads of its topics when a report is made."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from topics.client.request import State, Summary
 from topics.errors import Code, TopicsError
 from topics.spark.pipelines.run.report import TopicReport
 
-ASKED_SINGLY = 16  # above this a list costs less; below it a key need not be one that may list
+ASKED_SINGLY = 16  # with more topics one list request is cheaper; with fewer the key needs no right to list
 
 
 def heads(client: Client, topics: Sequence[str]) -> dict[str, State | Summary]:
-    """Those of the topics that are there."""
+    """Return the state of each topic that exists."""
     names = set(topics)
     if len(names) <= ASKED_SINGLY:
         return {name: state for name in names if (state := _state(client, name)) is not None}
@@ -30,12 +30,12 @@ def _state(client: Client, topic: str) -> State | None:
 
 
 def forget(rows: Iterable[TopicReport]) -> None:
-    """What was true once is not told as what is."""
+    """Clear the lag values: the server did not answer, so the last ones may be stale."""
     for row in list(rows):
         row.lag = None
 
 
 def common(names: Sequence[str]) -> str:
-    """What all names begin with: a list of topics is asked for by prefix."""
+    """Return the longest common prefix of the names, for a list request by prefix."""
     first, last = min(names), max(names)
     return next((first[:at] for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), first[: len(last)])

@@ -1,9 +1,8 @@
-"""How far pipelines have come, kept as records in a topic of the server that they write to.
+"""Positions of pipelines, kept as records in a topic of the server that they write to.
 
-Progress that lies beside the data shares its fate: a server that comes back from a backup has the positions that belong
-to it. Each position has a name, which is its tag; the last record of a name is the one that holds. A position says what
-is done, and what is planned: a run that is killed leaves its plan, and the next one repeats exactly that, under the
-same idempotency keys, so that what a left-over task still writes is the same write.
+A server restored from a backup has the positions that belong to its data. Each position has a name, which is its tag;
+the last record with that tag is valid. A position holds what is done and what is planned. A killed run leaves its plan;
+the next run repeats exactly that plan under the same idempotency keys, so a write by a leftover task is the same write.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from topics.spark.pipelines.run.job import BadUsage, Failed
 TOPIC = "sys:positions"
 CONFIG = {"durability": "fsync"}
 MAX_NAME_BYTES = 200  # tags may have 256
-TIDY_EVERY = 500
+DELETE_REPLACED_EVERY = 500
 
 Value = TypeVar("Value", bound=Struct)
 
@@ -36,7 +35,7 @@ class _Entry(Struct):
 
 
 class Positions:
-    """The positions of one run whose names begin alike; a second run of the same kind is noticed and ends."""
+    """The positions of one run that share a name prefix. A concurrent run of the same pipeline is detected."""
 
     def __init__(self, client: Client, prefix: str, *, run: str, topic: str = TOPIC) -> None:
         try:
@@ -47,13 +46,13 @@ class Positions:
         self._prefix = prefix
         self._run = run
         self.topic = topic
-        self._at = 0  # last seq of the topic that was seen
+        self._at = 0  # last seq read from the topic
         self._moved: set[str] = set()
-        self._last: dict[str, int] = {}  # where the last record of each name lies
+        self._last: dict[str, int] = {}  # seq of the last record of each name
         self._count = 0
 
     def load(self, kind: type[Value]) -> dict[str, Value]:
-        """Every position by its name without the prefix. Called once, before anything else."""
+        """Return every position by its name without the prefix. Call it once, first."""
         found: dict[str, Value] = {}
         for seq, entry in self._entries(0):
             found[entry.name] = msgspec.json.decode(entry.value, type=kind)
@@ -61,16 +60,16 @@ class Positions:
         return {name.removeprefix(self._prefix): value for name, value in found.items()}
 
     def check_alone(self) -> None:
-        """Raises `Failed` where another run has moved a position that this one moves."""
+        """Raise `Failed` if another run has moved a position that this run moves."""
         for _, entry in self._entries(self._at):
             if entry.run != self._run and entry.name in self._moved:
                 raise Failed(
                     f"another run ({entry.run}) is moving {entry.name} at the same time",
-                    next="let one of the two run, and stop the other",
+                    next="stop one of the two runs",
                 )
 
     def save(self, values: Mapping[str, Struct]) -> None:
-        """All of them or none."""
+        """Append the positions, all or none."""
         if not values:
             return
         records = []
@@ -86,11 +85,11 @@ class Positions:
             done = self._client.append(self.topic, part, idempotency_key=key, create=True, config=CONFIG)
             for index, name in enumerate(names[start : start + 5000]):
                 self._last[name] = done.first_seq + index
-        if self._count % TIDY_EVERY == 0:
-            self._tidy()
+        if self._count % DELETE_REPLACED_EVERY == 0:
+            self._delete_replaced()
 
     def forget(self) -> None:
-        """Removes every position of these names, where the key may delete."""
+        """Delete every position of this prefix, if the key may delete."""
         try:
             self._client.delete(self.topic, match=["tag", "Glob", tag_of(self._prefix) + "*"])
         except TopicsError as error:
@@ -112,8 +111,8 @@ class Positions:
                 raise
         return found
 
-    def _tidy(self) -> None:
-        """Removes what later records have replaced. A key that may not delete leaves it: it does no harm."""
+    def _delete_replaced(self) -> None:
+        """Delete records that later ones replaced. A key without `admin` leaves them, which is harmless."""
         try:
             for name, seq in self._last.items():
                 self._client.delete(self.topic, match=tag_of(name), before_seq=seq)
@@ -123,7 +122,7 @@ class Positions:
 
 
 def tag_of(name: str) -> str:
-    """The name itself, or one that stands for it where it is too long for a tag."""
+    """Return the name, shortened with a hash if it is too long for a tag."""
     if len(name.encode()) <= MAX_NAME_BYTES:
         return name
     return f"{name[: MAX_NAME_BYTES // 2]}~{xxhash.xxh3_128_hexdigest(name.encode())}"

@@ -1,4 +1,4 @@
-"""What a person sees while a pipeline runs, on standard error."""
+"""Progress of a pipeline on standard error: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Protocol, TextIO
 
 class Progress(Protocol):
     def step(self, text: str) -> None:
-        """A part of the work begins."""
+        """Start a step."""
 
     def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None:
-        """How far the step has come. May be called often."""
+        """Show how much of the step is done. May be called often."""
 
     def beat(self, seconds: float) -> None:
-        """The step is still at work, for so long by now. Called every second or so, from another thread."""
+        """Show that the step has run for `seconds`. Called about once a second, from another thread."""
 
     def warn(self, text: str) -> None:
-        """Something that the person should know whatever else is shown."""
+        """Show a warning."""
 
     def close(self) -> None: ...
 
 
 class Silent:
-    """For callers from Python, who have the report."""
+    """Shows nothing: a Python caller has the report."""
 
     def step(self, text: str) -> None: ...
     def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None: ...
@@ -35,24 +35,24 @@ class Silent:
 
 
 class Lines:
-    """One line a step, and one every ten seconds of a long one: for logs, and beside `--json`."""
+    """One line per step, and one every ten seconds of a long step: for logs and with `--json`."""
 
     EVERY_S = 10.0
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        self._text, self._said = "", 0.0
+        self._text, self._printed_s = "", 0.0
 
     def step(self, text: str) -> None:
-        self._text, self._said = text, time.monotonic()
+        self._text, self._printed_s = text, time.monotonic()
         _print(f"topics: {text}", self._out)
 
     def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None: ...
 
     def beat(self, seconds: float) -> None:
         now = time.monotonic()
-        if min(now - self._said, seconds) >= self.EVERY_S:
-            self._said = now
+        if min(now - self._printed_s, seconds) >= self.EVERY_S:
+            self._printed_s = now
             _print(f"topics: {self._text}: {seconds:.0f} s so far", self._out)
 
     def warn(self, text: str) -> None:
@@ -62,7 +62,7 @@ class Lines:
 
 
 class Bar:
-    """On a terminal: the step that runs, with its figures, on a line that redraws itself."""
+    """The running step and its figures on one line of a terminal, redrawn in place."""
 
     WIDTH = 24
     EVERY_S = 0.1
@@ -110,7 +110,7 @@ class Bar:
 
 
 def progress_for(*, quiet: bool = False, out: TextIO | None = None) -> Progress:
-    """A bar where somebody looks at it, lines everywhere else."""
+    """Return a bar for a terminal, lines for anything else."""
     stream = out or sys.stderr
     return Bar(stream) if stream.isatty() and not quiet else Lines(stream)
 
