@@ -70,9 +70,7 @@ def pair(servers: list[ServerProcess]) -> Iterator[Pair]:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stand-in for a Spark session: what executors do is done here."""
-    monkeypatch.setattr(
-        module, "run_on_executors", lambda spark, errands, do, **rest: [do(errand) for errand in errands]
-    )
+    monkeypatch.setattr(module, "run_on_executors", lambda spark, items, task, **rest: [task(item) for item in items])
     return object()
 
 

@@ -183,7 +183,7 @@ class Job:
         self.report.warn(text)
 
     def rounds(self, *, follow: bool) -> Iterator[int]:
-        """Yield one round, or with `follow` rounds until the job is stopped. A round without new records should wait."""
+        """Yield one round; with `follow`, rounds until the job stops. A round without new records should wait."""
         number = 0
         self._follows = follow
         while number == 0 or (follow and not self.stopping.is_set()):
