@@ -130,12 +130,6 @@ def test_a_client_that_takes_anything_gets_the_stream(live, topic, accept):
     assert live.open(live.session(topic), accept=accept).status == 200
 
 
-def test_a_last_event_id_that_no_server_sent_is_refused(live, topic):
-    live.api.put(topic)
-    events = live.open(live.session(topic), last_id="!!!")
-    assert (events.status, events.body()["error"]["detail"]) == (400, {"field": "Last-Event-ID"})
-
-
 def test_a_head_request_opens_nothing(live, topic):
     live.api.put(topic)
     session = live.session(topic)

@@ -5,6 +5,8 @@ import socket
 import time
 from pathlib import Path
 
+from websockets.sync.client import connect
+
 from tests.contract.api import Background
 from tests.live.conftest import Live
 from tests.live.events import Events, wait_for
@@ -73,6 +75,27 @@ def test_what_a_stalled_client_lost_to_the_cap_is_told_as_too_old(start_live):
     assert seqs == list(range(1, head + 1))
     assert "from_seq_too_old" in {gap["reason"] for gap in gaps}
     events.expect("caught-up")
+
+
+def test_stalled_socket_is_told_what_the_cap_took(start_live):
+    live = start_live(buffer_grace_ms=100)
+    live.api.put("a", cap_records=20)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BYTES)
+        sock.connect(("127.0.0.1", live.server.port))
+        url = f"ws://127.0.0.1:{live.server.port}/v0/ws"
+        with connect(url, sock=sock, max_queue=1, max_size=None, compression=None) as ws:
+            ws.send(json.dumps({"op": "subscribe", "topic": "a", "limit": 5}))
+            assert json.loads(ws.recv())["op"] == "subscribed"
+            head = fill(live, "a", 16)
+            time.sleep(0.3)  # longer than the grace
+            at, reasons = 0, set()
+            while at < head:
+                frame = json.loads(ws.recv(timeout=10))
+                if frame["op"] == "tombstone":
+                    reasons.add(frame["reason"])
+                at = frame.get("gap_to", frame.get("to_seq", at))
+    assert reasons == {"cap"}
 
 
 def test_many_stalled_clients_cost_bounded_memory_and_nobody_elses_time(start_live):

@@ -13,6 +13,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from tests.live.events import wait_for
+
 WAIT_S = 10
 
 
@@ -132,13 +134,15 @@ def test_subscribing_again_begins_again(live, topic, open_socket):
     assert ws.call("ping")["op"] == "pong"
 
 
-def test_loss_is_told(live, topic, open_socket):
-    live.api.put(topic, cap_records=2)
+@pytest.mark.parametrize(("config", "reason", "upto"), [({"cap_records": 2}, "cap", 7), ({"ttl_ms": 1}, "ttl", 9)])
+def test_subscription_reports_why_records_were_lost(live, topic, open_socket, config, reason, upto):
+    live.api.put(topic, **config)
     live.api.write(topic, *range(9))
+    wait_for(lambda: live.api.state(topic)["earliest_seq"] == upto + 1)
     ws = open_socket(live.url)
     ws.call("subscribe", topic=topic)
     gap = ws.next()
-    assert (gap["op"], gap["reason"], gap["gap_from"], gap["gap_to"]) == ("tombstone", "from_seq_too_old", 1, 7)
+    assert (gap["op"], gap["reason"], gap["gap_from"], gap["gap_to"]) == ("tombstone", reason, 1, upto)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class Form(Protocol):
 
 def form_for(request: Request, projection: Projection, topic: str) -> Form:
     """What `Accept` asks for; JSON lines if it asks for nothing. Raises 406."""
-    accept = request.headers.get(b"accept", b"*/*").lower()
+    accept = request.headers.get(b"accept", b"").lower() or b"*/*"
     for media in _wanted(accept):
         if media in (NDJSON, b"*/*", b"application/*"):
             return Lines(projection)

@@ -14,7 +14,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 
 import msgspec
 
-from topics.errors import TopicsError, invalid
+from topics.errors import invalid
 from topics.model.topic import U64_MAX
 
 MAX_NAMED = 64
@@ -39,24 +39,26 @@ def encode_numbered(pairs: list[int]) -> bytes:
 
 
 def decode(text: str, *, field: str) -> Position:
-    """`invalid_request` for anything that this server cannot have sent."""
+    """Return the position. Raise `invalid_request` for an id that no server can have sent."""
+    position = find(text)
+    if position is None:
+        raise invalid(f"{field} is not an event id of this server", field=field)
+    return position
+
+
+def find(text: str) -> Position | None:
+    """Return the position, or None for an id that no server can have sent."""
     try:
         raw = text.strip().encode("ascii").rstrip(b"=")
         found = _decode(urlsafe_b64decode(raw + b"=" * (-len(raw) % 4)))
     except (ValueError, RecursionError, msgspec.MsgspecError):
-        raise _not_ours(field) from None
+        return None
     seqs = list(found.values()) if isinstance(found, dict) else found
     if any(not 0 <= seq <= U64_MAX for seq in seqs):
-        raise _not_ours(field)
+        return None
     if isinstance(found, dict):
         return Position(found, {})
-    if len(found) % 2:
-        raise _not_ours(field)
-    return Position({}, dict(zip(found[::2], found[1::2], strict=True)))
-
-
-def _not_ours(field: str) -> TopicsError:
-    return invalid(f"{field} is not an event id of this server", field=field)
+    return None if len(found) % 2 else Position({}, dict(zip(found[::2], found[1::2], strict=True)))
 
 
 def split_key(key: str) -> tuple[str, int | None]:

@@ -204,7 +204,8 @@ class Feed:
             gap = rendered.tombstone
             if gap is not None:
                 lane.seq = rendered.from_seq
-                reason = TOO_OLD if (lane.fresh or lane.stale) and gap.reason != "recreated" else gap.reason
+                old = (lane.fresh or lane.stale) and gap.reason != "recreated" and watcher.reports_too_old
+                reason = TOO_OLD if old else gap.reason
                 watcher.tell(lane, Event.TOMBSTONE, tombstone_data(self.topic, gap, reason))
             lane.seq = rendered.next_seq
             if rendered.count:

@@ -87,7 +87,7 @@ def _frame(head: Head, headers: dict[bytes, bytes]) -> None:
         head.chunked = True
     head.content_length = int(headers.get(b"content-length", b"0"))
     head.expects = not head.old and headers.get(b"expect", b"").lower() == b"100-continue"
-    packing = headers.get(b"content-encoding", b"identity").lower()
+    packing = headers.get(b"content-encoding", b"").lower() or b"identity"
     if packing not in (b"identity", b"gzip", b"x-gzip"):
         raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "Content-Encoding can only be gzip")
     head.packed = packing != b"identity"

@@ -29,6 +29,9 @@ class Watcher(Protocol):
     """One connection, as the loop sees it."""
 
     full: bool  # takes nothing now; it calls `Hub.resume` when it does again
+    # Whether a gap that was there on connect, or after a long stall, is reported as `from_seq_too_old`: the contract
+    # says so for event streams. A WebSocket gets the reason itself.
+    reports_too_old: bool
 
     def push(self, lane: Lane, rendered: Rendered) -> None:
         """Records. The lane has moved on past them."""

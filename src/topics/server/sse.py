@@ -60,9 +60,9 @@ def heartbeat(now_ms: int) -> bytes:
 
 
 def check_accept(request: Request) -> None:
-    """406 unless the client takes an event stream; one that says nothing takes anything."""
+    """Raise 406 unless the client takes an event stream. Without `Accept`, or with an empty one, it takes anything."""
     accept = request.headers.get(b"accept")
-    if accept is not None and not any(_takes_events(part) for part in accept.lower().split(b",")):
+    if accept and not any(_takes_events(part) for part in accept.lower().split(b",")):
         raise TopicsError(Code.NOT_ACCEPTABLE, "this answer is an event stream: send accept: text/event-stream")
 
 

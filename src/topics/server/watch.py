@@ -341,6 +341,8 @@ class WatchStream(EventStream):
 
     __slots__ = ("_position", "_session", "_single")
 
+    reports_too_old = True
+
     def __init__(
         self, app: TopicsApp, session: Session, *, position: cursors.Position | None, release: Callable[[], None]
     ) -> None:

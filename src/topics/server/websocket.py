@@ -193,6 +193,8 @@ class WebSocket(LiveConnection, Upgrade):
         "_ws",
     )  # fmt: skip
 
+    reports_too_old = False
+
     def __init__(
         self,
         app: TopicsApp,

@@ -55,7 +55,7 @@ _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
 def append(app: TopicsApp, call: Call) -> Answer:
     request = call.request
     write = _decode_write_body(request.body)
-    if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")) is not None:
+    if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
     if write.config is not None:
         call.caller.check_config(write.config)
