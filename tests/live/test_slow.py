@@ -5,6 +5,7 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
 from websockets.sync.client import connect
 
 from tests.contract.api import Background
@@ -154,6 +155,37 @@ def test_a_slow_socket_is_let_go_with_a_reason(start_live):
     assert b'"code":"request_timeout"' in received
     assert received[-2000:].find(b"\x88") >= 0  # a close frame ends it
     wait_for(lambda: live.metric("topics_sse_connections") == 0)
+
+
+@pytest.mark.parametrize("kind", ["stream", "work", "socket", "scan"])
+def test_client_that_never_reads_gives_its_slot_back_soon(start_live, kind):
+    live = start_live(slow_consumer_timeout_ms=300, max_sse_connections=2)
+    live.api.put("a", **({"type": "queue"} if kind == "work" else {}))
+    if kind == "scan":
+        fill(live, "a", 12)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BYTES)
+        sock.connect(("127.0.0.1", live.server.port))
+        sock.sendall(opening(live, kind))
+        wait_for(lambda: live.metric("topics_sse_connections") == 1)
+        if kind != "scan":
+            fill(live, "a", 12)
+        wait_for(lambda: live.metric("topics_sse_connections") == 0)
+        wait_for(lambda: live.metric("topics_http_connections") == 1)  # the one that asks
+
+
+def opening(live, kind: str) -> bytes:
+    """The request that opens an endless answer about the topic `a`."""
+    if kind == "socket":
+        command = json.dumps({"op": "subscribe", "topic": "a"}).encode()
+        return (
+            b"GET /v0/ws HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+            b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+            b"\x81" + bytes((0x80 | len(command),)) + b"\0\0\0\0" + command
+        )
+    path = {"scan": "/v0/topics/a/scan", "work": "/v0/topics/a/work?node=n&max=1000"}.get(kind)
+    method = b"POST" if kind == "scan" else b"GET"
+    return b"%b %b HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" % (method, (path or live.session("a")["stream_url"]).encode())
 
 
 def test_an_idle_watcher_costs_little(start_live):

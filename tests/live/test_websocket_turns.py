@@ -39,6 +39,9 @@ class RecordingSink:
     def close(self) -> None:
         self.closed = True
 
+    def give_up(self) -> None:
+        pass
+
     def buffered(self) -> int:
         return 0
 

@@ -43,11 +43,12 @@ _perf_counter_ns = time.perf_counter_ns
 class ConnectionSink:
     """What a stream writes to."""
 
-    __slots__ = ("_connection", "closing", "held")
+    __slots__ = ("_connection", "closing", "gave_up", "held")
 
     def __init__(self, connection: "Connection") -> None:
         self._connection = connection
         self.closing = False
+        self.gave_up = False
         self.held = False
 
     def write(self, data: bytes) -> bool:
@@ -61,6 +62,9 @@ class ConnectionSink:
         if not self.closing:
             self.closing = True
             self._connection.close()
+
+    def give_up(self) -> None:
+        self.gave_up = True
 
     def buffered(self) -> int:
         return self._connection.unsent_bytes()
@@ -761,7 +765,9 @@ class Connection(asyncio.Protocol):
             # A stream is told by its own heartbeat; it costs nothing while its reader sleeps.
             if self._stream is not None and not (self._sink and self._sink.closing):
                 return
-            limit_ms = limits.linger_timeout_ms if self._lingering and not unsent else limits.write_timeout_ms
+            gave_up = self._sink is not None and self._sink.gave_up
+            brief = gave_up or (self._lingering and not unsent)
+            limit_ms = limits.linger_timeout_ms if brief else limits.write_timeout_ms
             if self._queue and not unsent:
                 return
             if self._waited_ms(now, unsent if unsent else "ending") > limit_ms:

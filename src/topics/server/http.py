@@ -125,6 +125,9 @@ class Sink(Protocol):
     def close(self) -> None:
         """End the connection once everything written has left."""
 
+    def give_up(self) -> None:
+        """Abort the connection soon after `close` if the client takes nothing more: it was slow for long enough."""
+
     def buffered(self) -> int:
         """Bytes written that the operating system has not taken yet."""
 

@@ -131,6 +131,8 @@ class LiveConnection(Stream):
             self._slow = self.app.call_later(self.app.settings.slow_consumer_timeout_ms, self._too_slow)
 
     def _too_slow(self) -> None:
+        assert self._sink is not None
+        self._sink.give_up()  # a client that never reads must not keep its slot for another write timeout
         self.fail(Code.REQUEST_TIMEOUT.status, "the client does not keep up; connect again to go on")
 
     def _stop(self) -> None:

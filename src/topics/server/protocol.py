@@ -43,7 +43,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     body_timeout_ms: int = 60_000  # end of the head to the end of the body
     idle_timeout_ms: int = 75_000  # between two requests
     write_timeout_ms: int = 60_000  # without the client taking a single byte of its answer
-    linger_timeout_ms: int = 2_000  # how long we read past a refused request, so that the refusal is not lost
+    linger_timeout_ms: int = 2_000  # for a client that was refused, or was too slow, to read the last it was sent
     high_water_bytes: int = 1024 * 1024  # answers that wait for the client, above which nothing more is done for it
     max_pipelined: int = 64  # requests of one connection in the works
     max_connections: int = 0  # 0: no limit

@@ -121,7 +121,7 @@ class ScanStream(Stream):
             self._go_on()
         else:
             self._full = True
-            self._slow = self._app.call_later(self._app.settings.slow_consumer_timeout_ms, self._close)
+            self._slow = self._app.call_later(self._app.settings.slow_consumer_timeout_ms, self._too_slow)
 
     def _go_on(self) -> None:
         """In another turn: whoever waits for this one comes first."""
@@ -160,6 +160,11 @@ class ScanStream(Stream):
             self._ends_with = error  # what is being encoded goes first: the form is in use
         elif self._sink is not None:
             self._sink.write(b"".join(self._form.error(error)))
+            self._close()
+
+    def _too_slow(self) -> None:
+        if self._sink is not None:
+            self._sink.give_up()
             self._close()
 
     def _close(self) -> None:
