@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from topics.engine import deadletter
 from topics.engine import queue as verbs
 from topics.engine.apply import SegmentLimits
 from topics.engine.queue import Want
@@ -452,3 +453,44 @@ def test_writes_staged_behind_a_reported_loss_keep_their_seqs() -> None:
     assert server.append("b", "6").first == 5
     forward(server)
     assert server.by_seq("b") == server.crash("keep").by_seq("b") == {3: "4", 4: "5", 5: "6", 6: "3"}
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_job_that_died_before_a_router_came_to_it_is_not_copied_after_a_restart_either(made: bool) -> None:
+    server = SimServer.start()
+    server.put("q", type="queue", max_deliveries=1, dead_letter="dead")
+    if made:
+        server.put("dead")
+    route(server, "q", "copy")
+    server.append("q", "1", "2", "3")
+    engine = server.engine
+    for _ in range(2):
+        verbs.claim(engine, verbs.queue_of(engine, "q"), [Want(node="w", max=1, lease_ms=100)])
+        engine.flush()
+        server.clock.advance(ms=101)
+    forward(server)
+    assert (server.data("dead"), server.data("copy")) == (["1"], ["2", "3"])
+    after = server.next(server.disk.clone().crash("keep"))
+    forward(after)
+    assert (after.data("dead"), after.by_seq("copy")) == (["1"], server.by_seq("copy"))
+
+
+def test_job_sent_back_before_a_router_of_the_dead_letters_came_to_it_is_not_copied_after_a_restart() -> None:
+    server = SimServer.start()
+    server.put("q", type="queue", max_deliveries=1, dead_letter="dead")
+    server.append("q", "1", "2")
+    engine = server.engine
+    for _ in range(2):
+        verbs.claim(engine, verbs.queue_of(engine, "q"), [Want(node="w", max=2, lease_ms=100)])
+        engine.flush()
+        server.clock.advance(ms=101)
+    route(server, "dead", "copy", from_seq=0)
+    queue = verbs.queue_of(engine, "q")
+    server.done(
+        deadletter.redrive(engine, queue, dead_letter=None, match=None, seqs=[1], from_seq=0, limit=9, dry_run=False)
+    )
+    forward(server)
+    assert (server.data("dead"), server.data("copy")) == (["2"], ["2"])
+    after = server.crash("keep")
+    forward(after)
+    assert (after.data("dead"), after.by_seq("copy")) == (["2"], {1: "2"})

@@ -20,7 +20,8 @@ TOPICS = "abcd"
 names = st.sampled_from(TOPICS)
 records = st.builds(
     NewRecord,
-    st.integers(0, 99).map(lambda number: Raw(b"%d" % number)),
+    # Some records are larger than what some topics may hold, or fill them alone.
+    st.integers(0, 99).map(lambda number: Raw(b"%d" % number)) | st.sampled_from([Raw(b'"%b"' % (b"x" * 90))] * 2),
     st.sampled_from([None, "x", "y"]),
     st.sampled_from([None, "n1"]),
 )
@@ -28,6 +29,7 @@ appends = st.tuples(st.just("append"), names, st.lists(records, min_size=1, max_
 patches = st.builds(
     ConfigPatch,
     cap_records=st.sampled_from([0, 0, 2, 5]),
+    cap_bytes=st.sampled_from([0, 0, 0, 120, 200]),
     discard=st.sampled_from(["old", "old", "reject"]),
     durability=st.sampled_from(["disk", "fsync", "memory"]),
 )

@@ -409,6 +409,8 @@ def _hold(source: Topic, ticket: Ticket) -> Ticket:
     source.pending += 1
     ticket.apply = end
     _undo_also(ticket, over)
+    if source.links is not None:
+        source.links.freeze(ticket)
     return ticket
 
 
@@ -427,11 +429,17 @@ def _frame(engine: Engine, source: Topic, durability: str, move: Moved) -> bytes
     if not engine.logged or (source.config.durability == durability == "ephemeral"):
         return None
     if durability == "ephemeral":
-        return log.encode(Moved(move.topic_id, move.seqs, move.at_ms, move.dead))
+        return _pinned(source, log.encode(Moved(move.topic_id, move.seqs, move.at_ms, move.dead)))
     if source.config.durability == "ephemeral":
         assert move.append is not None
         return log.encode(move.append)
-    return log.encode(move)
+    return _pinned(source, log.encode(move))
+
+
+def _pinned(source: Topic, frame: bytes) -> bytes:
+    """Return the frame with what a replay must know before it: how far routers out of `source` had come."""
+    pin: bytes = b"" if source.links is None else source.links.pin()
+    return pin + frame
 
 
 def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Append:
@@ -471,9 +479,9 @@ def _undo_also(ticket: Ticket, more: Any) -> None:
 
 @apply.replays(Moved)
 def _replay_moved(state: State, entry: Moved) -> None:
-    if entry.append is not None:
-        if entry.append.topic_id not in state.by_id:
-            return  # damage to the log took the topic that was made for them: they stay where they are
-        apply.replay(state, entry.append)
+    if entry.append is not None and entry.append.topic_id not in state.by_id:
+        return  # damage to the log took the topic that was made for them: they stay where they are
     if (source := state.by_id.get(entry.topic_id)) is not None:
         _leave(source, entry)
+    if entry.append is not None:
+        apply.replay(state, entry.append)

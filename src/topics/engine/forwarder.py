@@ -85,9 +85,13 @@ class Forwarder:
             pin = mark(links, head=head, out=not leaves_sources, holds=True)
             ticket.frame = log.encode(pin) + ticket.frame
         if not leaves_sources:
-            self._freeze(links, ticket)
+            self.freeze(links, ticket)
 
-    def _freeze(self, links: Links, ticket: Ticket) -> None:
+    def pin(self, links: Links) -> bytes:
+        """Return a mark for an entry about another topic that takes records out of this one."""
+        return log.encode(mark(links, head=links.topic.next_seq - 1, out=True, holds=True))
+
+    def freeze(self, links: Links, ticket: Ticket) -> None:
         """Routers out of the topic stay where they are until the entry has taken effect or was refused."""
         links.frozen += 1
         act, undo = ticket.apply, ticket.undo

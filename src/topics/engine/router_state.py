@@ -99,6 +99,10 @@ class Live(Protocol):
 
     def staging(self, links: Links, ticket: Ticket) -> None: ...
 
+    def pin(self, links: Links) -> bytes: ...
+
+    def freeze(self, links: Links, ticket: Ticket) -> None: ...
+
     def losing(self, links: Links, upto: int) -> None: ...
 
 
@@ -129,6 +133,15 @@ class Links:
         """An entry about the topic is about to be logged."""
         if self.table.live is not None:
             self.table.live.staging(self, ticket)
+
+    def pin(self) -> bytes:
+        """Return the frame that has to stand before an entry about another topic that takes records out of this one."""
+        return b"" if self.table.live is None else self.table.live.pin(self)
+
+    def freeze(self, ticket: Ticket) -> None:
+        """Routers out of the topic stay where they are until the ticket has taken effect or was refused."""
+        if self.table.live is not None:
+            self.table.live.freeze(self, ticket)
 
     def losing(self, upto: int) -> None:
         """Records below `upto` are about to be lost."""

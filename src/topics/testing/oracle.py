@@ -132,7 +132,8 @@ class Life:
 
     @property
     def evict_floor(self) -> int:
-        return max((fact.seq for fact in self.facts if fact.lost), default=0) + 1
+        earliest = self.earliest
+        return max((fact.seq for fact in self.facts[: earliest - 1] if fact.lost), default=0) + 1
 
     def expire(self, now_ms: int) -> None:
         if self.config.ttl_ms:

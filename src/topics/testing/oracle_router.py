@@ -7,7 +7,9 @@ a full topic at its end holds it up. When a copy counts as made is not modelled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from topics.clock import Clock
 from topics.model.records import TagMatch, WriteRequest
@@ -16,6 +18,7 @@ from topics.model.topic import ConfigPatch
 from topics.testing.oracle import Fact, Landed, Life, Oracle
 
 SOURCE_TRIM = "source_trim"
+T = TypeVar("T")
 
 
 @dataclass
@@ -70,14 +73,12 @@ class RouterOracle(Oracle):
         return done
 
     def append(self, name: str, request: WriteRequest) -> Landed:
-        landed = super().append(name, request)
-        self._notice_losses(self.topics[name])
+        landed = self._noticing_losses(name, lambda: super(RouterOracle, self).append(name, request))
         self.forward()
         return landed
 
     def put(self, name: str, patch: ConfigPatch) -> bool:
-        made = super().put(name, patch)
-        self._notice_losses(self.topics[name])
+        made = self._noticing_losses(name, lambda: super(RouterOracle, self).put(name, patch))
         self.forward()
         return made
 
@@ -115,27 +116,37 @@ class RouterOracle(Oracle):
         node, tag = fact.node if rule.preserve_node else None, fact.tag if rule.preserve_tag else None
         copy = Fact(dest.head + 1, fact.ts, fact.data, node, tag, fact.meta)
         config = dest.config
+        too_large = bool(config.cap_bytes) and copy.size_bytes > config.cap_bytes
         if config.discard == "reject" and (
             (config.cap_records and dest.count >= config.cap_records)
             or (config.cap_bytes and dest.bytes + copy.size_bytes > config.cap_bytes)
         ):
             return False
+        if too_large:
+            copy.fate = "cap"
         self._add(dest, copy)
-        rule.forwarded += 1
+        rule.forwarded += not too_large
         return True
 
     def _add(self, dest: Life, fact: Fact) -> None:
         fact.seq = dest.head + 1
         dest.facts.append(fact)
-        dest.enforce_caps()
-        self._notice_losses(dest)
+        self._noticing_losses(dest.name, dest.enforce_caps)
 
-    def _notice_losses(self, source: Life) -> None:
-        """What a router would have forwarded and can no longer is lost in its destination, one for one."""
+    def _noticing_losses(self, name: str, change: Callable[[], T]) -> T:
+        """Do `change`. What a router would have forwarded and can no longer is lost in its destination, one for one."""
+        source = self.topics.get(name)
+        before = set() if source is None else {fact.seq for fact in source.facts if fact.lost}
+        result = change()
+        source = self.topics[name]
+        lost = [fact.seq for fact in source.facts if fact.lost and fact.seq not in before]
         for rule in [rule for rule in self.rules.values() if rule.source is source]:
-            lost = [fact.seq for fact in source.facts[rule.cursor :] if fact.lost and fact.fate != SOURCE_TRIM]
-            if lost:
-                for fact in source.facts[rule.cursor : lost[-1]]:
-                    if fact.lost and (rule.match is None or rule.match.covers(fact.tag)):
-                        self._add(rule.dest, Fact(0, fact.ts, b"null", None, None, None, SOURCE_TRIM))
-                rule.cursor = lost[-1]
+            if not lost or lost[-1] <= rule.cursor:
+                continue
+            for fact in source.facts[rule.cursor : lost[-1]]:
+                # Of what was lost before the router came to it, nobody knows whether it would have passed the filter.
+                matches = rule.match is None or fact.seq in before or rule.match.covers(fact.tag)
+                if fact.lost and matches:
+                    self._add(rule.dest, Fact(0, fact.ts, b"null", None, None, None, SOURCE_TRIM))
+            rule.cursor = lost[-1]
+        return result
