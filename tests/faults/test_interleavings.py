@@ -258,6 +258,29 @@ def test_log_that_heals_repeats_no_write_that_is_refused_meanwhile() -> None:
     assert server.crash("keep").data("f") == ["1", "4"]
 
 
+def test_write_that_another_sync_made_durable_is_not_refused_when_its_own_fails() -> None:
+    server, sync = slow(gather_turns=2)
+    first = server.engine.append("f", request("1"))
+    server.engine.flush()
+    second = server.engine.append("f", request("2"))
+    server.engine.flush()
+    sync.run()
+    assert first.value().first == 1
+    assert not second.done, "it waits for others to share its sync"
+    server.tick()
+    sync.run()
+    server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
+    third = server.engine.append("f", request("3"))
+    server.engine.commits.settle()
+    assert second.value().first == 2
+    assert outcome(third) == "unknown"
+    heal(server, sync)
+    fourth = server.engine.append("f", request("4"))
+    server.engine.commits.settle()
+    assert fourth.value().first == 3
+    assert server.crash("lose").data("f") == ["1", "2", "4"]
+
+
 def test_power_loss_after_failed_sync_leaves_no_gap_in_the_log() -> None:
     server, sync = slow()
     server.append("m", "1")

@@ -49,6 +49,10 @@ class Log(Protocol):
     def after_sync(self, done: Callable[[], None]) -> None:
         """Calls `done` once everything written so far has become durable in the course of things."""
 
+    def durable(self, frames: list[bytes]) -> int:
+        """Return how many of these frames, in the order in which they were written, are known to be durable."""
+        return 0
+
     def void(self, frames: list[bytes]) -> None:
         """These frames were written, but the sync after them failed: they must never take effect."""
 
@@ -70,6 +74,9 @@ class NoLog:
 
     def after_sync(self, done: Callable[[], None]) -> None:
         done()
+
+    def durable(self, frames: list[bytes]) -> int:
+        return 0
 
     def void(self, frames: list[bytes]) -> None:
         pass
@@ -312,11 +319,22 @@ class Commits:
         self._written = held
 
     def _sync_failed(self, waiting: list[Ticket], failure: LogFailed) -> None:
-        """What waited for the sync is refused; what is staged, whose seqs may come after, with it."""
+        """What waited for the sync is refused; what is staged, whose seqs may come after, with it.
+
+        Another sync than the one that a ticket waited for may have made its frame durable: then it counts.
+        """
+        durable = self.log.durable([ticket.frame for ticket in waiting if ticket.frame is not None])
+        upto = 0
+        while upto < len(waiting) and (waiting[upto].frame is None or durable):
+            durable -= waiting[upto].frame is not None
+            upto += 1
+        self._landing.extend(waiting[:upto])
+        waiting = waiting[upto:]
         staged, self._staged = self._staged, []
         self.turn_ms = 0
         self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
         self.refuse(waiting, LogFailed(str(failure), written=True), behind=staged)
+        self._land()
 
     def _land(self) -> None:
         """In order, even where the one who is told of a ticket at once stages or settles more."""

@@ -216,6 +216,10 @@ class Wal:
         else:
             done()
 
+    def durable(self, frames: list[bytes]) -> int:
+        pending = {id(frame) for frame in self._unsynced}
+        return next((at for at, frame in enumerate(frames) if id(frame) in pending), len(frames))
+
     def void(self, frames: list[bytes]) -> None:
         assert not self._healing, "the new file may hold these frames"
         refused = {id(frame) for frame in frames}
