@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from topics.cli.config import reference
-from topics.config import GIB, KIB, MIB, SETTINGS, BadSettings, Settings, unknown_variables
+from topics.config import GIB, KIB, MIB, SETTINGS, TIERS, BadSettings, Setting, Settings, unknown_variables
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -168,9 +168,41 @@ def test_origins_are_split_and_checked():
         assert "is not an origin" in problems(cors_origins=text)[0]
 
 
+@pytest.mark.parametrize(
+    ("given", "meta", "record", "body"),
+    [
+        ({}, 16 * KIB, MIB, 64 * MIB),
+        ({"body": "100000"}, 16 * KIB, 100_000, 100_000),
+        ({"body": "1000"}, 1000, 1000, 1000),
+        ({"record": "10000"}, 10_000, 10_000, 64 * MIB),
+        ({"record": "100MiB"}, 16 * KIB, 100 * MIB, 100 * MIB),
+        ({"meta": "2MiB"}, 2 * MIB, 2 * MIB, 64 * MIB),
+        ({"meta": "100MiB"}, 100 * MIB, 100 * MIB, 100 * MIB),
+        ({"meta": "2MiB", "body": "4MiB"}, 2 * MIB, 2 * MIB, 4 * MIB),
+        ({"meta": "1k", "body": "4k"}, KIB, 4 * KIB, 4 * KIB),
+    ],
+)
+def test_size_limits_that_are_not_set_follow_those_that_are(given: dict[str, str], meta: int, record: int, body: int):
+    settings = load(**{f"max_{name}_bytes": text for name, text in given.items()})
+    assert (settings.max_meta_bytes, settings.max_record_bytes, settings.max_body_bytes) == (meta, record, body)
+
+
+@pytest.mark.parametrize(("small", "large"), [("meta", "record"), ("record", "body"), ("meta", "body")])
+def test_size_limits_that_contradict_each_other_are_refused(small: str, large: str):
+    [problem] = problems(**{f"max_{small}_bytes": "2MiB", f"max_{large}_bytes": "1MiB"})
+    assert problem.startswith(f"TOPICS_MAX_{small.upper()}_BYTES: 2MiB")
+    assert f"TOPICS_MAX_{large.upper()}_BYTES" in problem
+
+
+@pytest.mark.parametrize("row", [row for row in SETTINGS if row.low is not None], ids=lambda row: row.name)
+def test_every_number_may_be_as_low_and_as_high_as_it_says_alone(row: Setting, tmp_path: Path):
+    others = {"data_dir": str(tmp_path / "data"), "cold_dir": str(tmp_path / "cold")} if row.group == TIERS else {}
+    for value in (row.low, row.high):
+        assert getattr(load(**{row.name: str(value)}, **others), row.name) == value
+
+
 def test_settings_that_make_no_sense_together_are_refused(tmp_path: Path):
     here = str(tmp_path)
-    assert "TOPICS_MAX_BODY_BYTES" in problems(max_record_bytes="2MiB", max_body_bytes="1MiB")[0]
     assert "TOPICS_DATA_DIR" in problems(cold_dir=here)[0]
     assert "must differ" in problems(cold_dir=here, data_dir=here)[0]
     assert "TOPICS_COLD_DIR" in problems(hot_retain_segments="4", data_dir=here)[0]

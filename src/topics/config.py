@@ -11,6 +11,7 @@ start is told at once. An empty value counts as unset.
 import dataclasses
 import difflib
 import ipaddress
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -272,9 +273,21 @@ class Settings:
     probe_auth: bool = _row(FLAG, False, "Ask for a key on the health and readiness probes too.", group=SECURITY)
 
     max_batch_records: int = _count(10_000, "Records in one write.", group=REQUESTS, high=1_000_000)
-    max_record_bytes: int = _size(MIB, "Data and meta of one record.", group=REQUESTS, high=GIB)
-    max_body_bytes: int = _size(64 * MIB, "One request body, after decompression.", group=REQUESTS, high=GIB)
-    max_meta_bytes: int = _size(16 * KIB, "Meta of one record.", group=REQUESTS, high=GIB)
+    max_record_bytes: int = _size(
+        MIB,
+        "Data and meta of one record. Unset, it follows a body or meta limit that was set.",
+        group=REQUESTS,
+        high=GIB,
+    )
+    max_body_bytes: int = _size(
+        64 * MIB,
+        "One request body, after decompression. Unset, it is at least the record limit.",
+        group=REQUESTS,
+        high=GIB,
+    )
+    max_meta_bytes: int = _size(
+        16 * KIB, "Meta of one record. Unset, it is at most the record limit.", group=REQUESTS, high=GIB
+    )
     max_tag_bytes: int = _size(256, "Tag of one record.", group=REQUESTS, high=64 * KIB - 1)
     max_node_bytes: int = _size(128, "Node name of one record.", group=REQUESTS, high=64 * KIB - 1)
     max_limit: int = _count(1000, "Records in one read; a larger limit is clamped.", group=REQUESTS, high=1_000_000)
@@ -388,7 +401,8 @@ class Settings:
             except (ValueError, OSError) as error:
                 told = not row.secret or isinstance(error, BadKeys)
                 problems.append(f"{source}: {error if told else 'the value cannot be used'}")
-        settings = cls(**values)
+        problems += _size_conflicts(values)
+        settings = cls(**_with_followers(values))
         problems += _conflicts(settings)
         if problems:
             raise BadSettings(problems)
@@ -432,9 +446,6 @@ def _conflicts(settings: Settings) -> list[str]:
         check_distinct(settings.key_rules())
     except BadKeys as error:
         found.append(f"TOPICS_API_KEYS, TOPICS_API_KEYS_FILE: {error}")
-    for small, large in (("max_record_bytes", "max_body_bytes"), ("max_meta_bytes", "max_record_bytes")):
-        if getattr(settings, small) > getattr(settings, large):
-            found.append(f"{PREFIX}{small.upper()}: more than {PREFIX}{large.upper()} could never be used")
     if settings.cold_dir is not None and settings.data_dir is None:
         found.append("TOPICS_COLD_DIR: there is nothing to move there without TOPICS_DATA_DIR")
     if settings.cold_dir is not None and settings.cold_dir == settings.data_dir:
@@ -442,6 +453,33 @@ def _conflicts(settings: Settings) -> list[str]:
     if settings.cold_dir is None and (settings.hot_retain_segments or settings.hot_retain_bytes):
         found.append("TOPICS_HOT_RETAIN_SEGMENTS, TOPICS_HOT_RETAIN_BYTES: need TOPICS_COLD_DIR to move segments to")
     return found
+
+
+# Each of these is part of the next: a larger limit on the part could never be used.
+_NESTED_SIZES = ("max_meta_bytes", "max_record_bytes", "max_body_bytes")
+
+
+def _size_conflicts(values: Mapping[str, Any]) -> list[str]:
+    """Return a problem for every two size limits that were set and contradict each other."""
+    given = [row for name in _NESTED_SIZES for row in SETTINGS if row.name == name and name in values]
+    return [
+        f"{small.variable}: {small.shown(values[small.name])} is more than {large.variable} allows "
+        f"({large.shown(values[large.name])}); lower the one or raise the other"
+        for small, large in itertools.pairwise(given)
+        if values[small.name] > values[large.name]
+    ]
+
+
+def _with_followers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values, with the size limits that were not set moved as far as those that were require."""
+    followed = dict(values)
+    for row in SETTINGS:
+        if row.name in _NESTED_SIZES and row.name not in values:
+            at = _NESTED_SIZES.index(row.name)
+            low = max((values[name] for name in _NESTED_SIZES[:at] if name in values), default=0)
+            high = min((values[name] for name in _NESTED_SIZES[at + 1 :] if name in values), default=row.high)
+            followed[row.name] = min(max(row.default, low), high)
+    return followed
 
 
 def unknown_variables(env: Mapping[str, str]) -> list[str]:

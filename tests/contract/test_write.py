@@ -475,3 +475,9 @@ def test_nothing_is_refused_while_the_log_moves_from_file_to_file(start_server, 
     metrics = succeeded(api.call("GET", "/v0/metrics", headers={"accept": "application/json"}))
     assert metrics["topics_wal_rotations_total"] > 3
     assert metrics["topics_wal_read_only"] == 0
+
+
+def test_server_starts_with_nothing_but_a_small_body_limit(start_server, connect):
+    api = connect(start_server(max_body_bytes=2000))
+    api.write("a", "x" * 1900)
+    api.refused(413, "payload_too_large", "POST", "/v0/topics/a", {"records": [{"data": "x" * 2000}]})
