@@ -31,15 +31,17 @@ class Attempt:
     """
 
     status: Status = "open"
+    synced: bool = False  # a change of the topic's class was answered after it, and is synced with all before
 
     def may_show(self, when: When) -> bool:
         """Whether a server may show any effect of it."""
         return self.status in ("open", "acked") or (self.status == "unknown" and when.may_return)
 
     def failed(self, error: TopicsError) -> None:
-        """Note the error that the request ended with. `internal` says nothing about what was done: it stays open."""
-        if error.code is not Code.INTERNAL:
-            self.status = "unknown" if (error.detail or {}).get("outcome") == "unknown" else "refused"
+        """Note the error that the request ended with. Where it does not say that nothing was done, it stays open."""
+        outcome = (error.detail or {}).get("outcome")
+        if error.code is not Code.INTERNAL and outcome != "unsaved":
+            self.status = "unknown" if outcome == "unknown" else "refused"
 
 
 @dataclass
@@ -93,9 +95,11 @@ class Life:
     """One topic from its creation to its drop."""
 
     name: str
-    durability: str
+    durability: str  # as the last answer said
     created: Attempt
     by_append: bool
+    changes: list[tuple[str, Attempt]] = field(default_factory=list)  # other classes that were asked for since
+    synced: bool = False  # whether a change of its class was answered
     epoch: int | None = None
     drops: list[Attempt] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
@@ -107,9 +111,24 @@ class Life:
     reports: list[Report] = field(default_factory=list)
     held: bool = False  # for its archive, from the beginning
 
+    @property
+    def classes(self) -> set[str]:
+        """The classes that a server may show."""
+        return {self.durability, *(durability for durability, attempt in self.changes if attempt.status != "refused")}
+
     def safe(self, *, power: bool) -> bool:
         """Whether an answered write must survive."""
-        return self.durability == "fsync" or (self.durability != "ephemeral" and not power)
+        return "ephemeral" not in self.classes and (self.durability == "fsync" or not power)
+
+    def changed(self, durability: str, attempt: Attempt, answered: list[Attempt]) -> None:
+        """The class is `durability` now, and what was answered before that was asked for is as safe as that."""
+        asked = [id(one) for _, one in self.changes]
+        if id(attempt) not in asked:
+            return  # a later change was answered first
+        self.durability, self.synced = durability, True
+        self.changes = self.changes[asked.index(id(attempt)) + 1 :]
+        for earlier in answered:
+            earlier.synced = True
 
     def acked(self) -> Iterator[tuple[int, str, Write]]:
         for write in self.writes:
@@ -176,7 +195,7 @@ def _may_be_absent(life: Life, when: When) -> bool:
         return True
     if any(dropped.may_show(when) for dropped in life.drops):
         return True
-    return when.power and life.by_append and life.durability != "fsync"
+    return when.power and life.by_append and life.durability != "fsync" and not life.synced
 
 
 class _Judge:
@@ -196,7 +215,7 @@ class _Judge:
         life, topic = self.life, self.topic
         assert not any(dropped.status == "acked" for dropped in life.drops), "a dropped topic is back"
         assert life.created.may_show(self.when), "a refused topic is there"
-        assert topic.config.durability == life.durability
+        assert topic.config.durability in life.classes
         assert topic.config.cap_records in {cap for cap, attempt in life.caps if attempt.may_show(self.when)}
         assert topic.count == len(self.rows)
         assert topic.earliest == min(self.rows, default=topic.head + 1)
@@ -208,10 +227,11 @@ class _Judge:
         self.archive()
 
     def promises(self) -> None:
-        life, safe = self.life, self.life.safe(power=self.power)
+        life, safe = self.life, self.life.safe(power=self.power) or self.mode == "none"
+        kept = "ephemeral" not in life.classes
         for seq, payload, write in life.acked():
             assert self.topic.head >= seq, f"{seq} is free again"
-            if not (safe or self.mode == "none"):
+            if not (safe or (kept and write.synced)):
                 continue
             if seq not in self.rows:
                 gone = life.removable(seq, write.tag, self.when) or (
@@ -220,13 +240,13 @@ class _Judge:
                 assert gone, f"{life.name}: {seq} was acknowledged and is not there"
             else:
                 assert self.rows[seq] == payload
-                for removal in life.removals:
+                for removal in life.removals if safe else filter(lambda one: one.synced, life.removals):
                     assert removal.status != "acked" or not removal.covers(seq, write.tag), f"{seq} was deleted"
             if write.key is not None:
                 known = self.topic.keys.get(write.key)
                 assert known is not None, f"the key {write.key} was forgotten"
                 assert known.first == write.first
-        if life.durability == "ephemeral" and self.mode != "none":
+        if self.topic.config.durability == "ephemeral" and self.mode != "none":
             assert not self.rows, "an ephemeral topic kept records"
             assert self.topic.head >= life.head_kept
 
@@ -267,7 +287,7 @@ class _Judge:
                 or (seq not in tags and self.life.removals)
             ), seq
         allowed = {"cap", "ttl"} if self.life.evicts else set()
-        if self.life.durability == "ephemeral" or self.power:
+        if "ephemeral" in self.life.classes or self.power:
             allowed.add("restart")
         if self.mode in ("reorder", "zero"):
             allowed.add("corrupt")
@@ -294,11 +314,22 @@ class Client:
         elif caps is not None:
             life.caps = [*life.caps, (caps, attempt)]
         life.evicts |= bool(caps or config.get("ttl_ms"))
+        durability = config.get("durability", life.durability)
+        changes = life.created is not attempt and life.classes != {durability}
+        before: list[Attempt] = []
+        topic = self.server.engine.topics.get(name)
+        if topic is not None and topic.config.durability != durability:  # else nothing is written for it
+            before += [one for one in (*life.writes, *life.removals) if one.status == "acked"]
+        if changes:
+            life.changes.append((durability, attempt))
 
         def answered(result: Configured) -> None:
             life.epoch = result.topic.epoch
-            if caps is not None:
-                life.caps = [(caps, attempt)]
+            asked = [id(one) for _, one in life.caps]
+            if caps is not None and id(attempt) in asked:  # else a later change was answered first
+                life.caps = life.caps[asked.index(id(attempt)) :]
+            if changes:
+                life.changed(durability, attempt, before)
 
         self._follow(attempt, lambda: self.server.engine.put_topic(name, ConfigPatch(**config)), answered)
 

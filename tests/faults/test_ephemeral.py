@@ -260,3 +260,19 @@ def test_readers_of_a_killed_server_learn_that_ephemeral_records_are_gone(
     assert resumed.next().seqs[0] == answer["records"][0]["$seq"]
     resumed.close()
     api.close()
+
+
+def test_a_start_without_a_log_to_replay_keeps_what_it_reported() -> None:
+    server = SimServer.start(SimDisk(seed=7))
+    server.put("e", durability="ephemeral")
+    route(server, "e", "d")
+    server.append("e", "1")
+    server.checkpoint()
+    after = server.crash("keep")
+    after.append("d", '"direct"')
+    found = after.walk("d")
+    assert found[1][0][2] == "source_trim"
+    again = after.crash("keep")
+    assert again.walk("d") == found
+    assert again.recovered is not None
+    assert again.recovered.damage == []

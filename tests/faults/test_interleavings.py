@@ -29,9 +29,10 @@ TOPICS = {"f": "fsync", "g": "fsync", "d": "disk", "m": "memory"}
 class Race:
     """One random schedule."""
 
-    def __init__(self, seed: int, *, faults: bool) -> None:
+    def __init__(self, seed: int, *, faults: bool, classes: bool) -> None:
         self.rng = Random(seed)
         self.faults = faults
+        self.classes = classes  # whether topics change theirs
         self.sync, self.store = DeferredWorker(), DeferredWorker()
         self.server = SimServer.start(
             SimDisk(seed=seed), sync_worker=self.sync, store_worker=self.store, gather_turns=seed % 3
@@ -72,6 +73,8 @@ class Race:
             client.drop(name)
         elif roll < 0.94:
             client.put(name, cap_records=rng.choice([3, 50]), durability=TOPICS[name])
+        elif self.classes and roll < 0.97:
+            client.put(name, durability=rng.choice(["ephemeral", TOPICS[name]]))
         elif self.faults:
             self.break_something()
         server.engine.flush()
@@ -104,10 +107,10 @@ class Race:
         self.client.ledger.check(after, MODES[mode], healed=healed, fenced=self.server.wal.fenced)
 
 
-def try_schedules(seeds: range, *, faults: bool, steps: int) -> int:
+def try_schedules(seeds: range, *, faults: bool, steps: int, classes: bool = False) -> int:
     for seed in seeds:
         try:
-            race = Race(seed, faults=faults)
+            race = Race(seed, faults=faults, classes=classes)
             race.run(steps)
             for mode in MODES:
                 race.check_crash(mode)
@@ -118,7 +121,7 @@ def try_schedules(seeds: range, *, faults: bool, steps: int) -> int:
             for mode in MODES:
                 race.check_crash(mode, healed=True)
         except BaseException as error:
-            error.add_note(f"schedule {seed}, faults={faults}, {steps} steps")
+            error.add_note(f"schedule {seed}, faults={faults}, {steps} steps, classes={classes}")
             raise
     return len(seeds)
 
@@ -129,6 +132,11 @@ def test_slow_threads_break_no_promise() -> None:
 
 def test_slow_threads_and_failing_calls_break_no_promise() -> None:
     try_schedules(range(SEED * 1000, SEED * 1000 + 60), faults=True, steps=60)
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_class_changes_between_slow_threads_break_no_promise(faults: bool) -> None:
+    try_schedules(range(SEED * 1000, SEED * 1000 + 40), faults=faults, steps=60, classes=True)
 
 
 def slow(seed: int = SEED, *, gather_turns: int = 0) -> tuple[SimServer, DeferredWorker]:
@@ -333,3 +341,11 @@ def test_many_schedules_break_no_promise(block: int, counts: Counts) -> None:
     schedules = range(10_000 * block, 10_000 * block + 500)
     try_schedules(schedules, faults=bool(block % 2), steps=120)
     counts(f"in block {block}", schedules=len(schedules))
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("block", range(8))
+def test_many_schedules_with_class_changes_break_no_promise(block: int, counts: Counts) -> None:
+    schedules = range(10_000 * block, 10_000 * block + 250)
+    try_schedules(schedules, faults=bool(block % 2), steps=120, classes=True)
+    counts(f"with class changes in block {block}", schedules=len(schedules))

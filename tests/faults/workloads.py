@@ -56,6 +56,11 @@ STEPS: dict[str, Step] = {
     "delete_disk": _unless_gone("d", lambda client: client.delete("d", tag="t")),
     "cap": lambda client: client.put("f", cap_records=2, durability="fsync"),
     "ttl": lambda client: client.put("d", ttl_ms=4_000),
+    "to_ephemeral": lambda client: client.put("f", durability="ephemeral"),
+    "to_disk": lambda client: client.put("f", durability="disk"),
+    "to_fsync": lambda client: client.put("f", durability="fsync"),
+    "rise": lambda client: client.put("e", durability="fsync"),
+    "delete_ephemeral": lambda client: client.delete("e", before_seq=2),
     "drop": _unless_gone("f", lambda client: client.drop("f")),
     "recreate": _recreate,
     "append_held": lambda client: client.append("h", 2),
@@ -82,6 +87,8 @@ def setup(client: Client) -> None:
     client.append("d", 4, tag="t")
     client.append("e", 2)
     client.checkpoint()
+    client.append("e", 2, tag="t")
+    client.delete("e", before_seq=2)
     client.append("m", 1)
     client.delete("f", tag="t")
     client.append("d", 1)

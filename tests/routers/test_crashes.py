@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -38,8 +38,16 @@ T = TypeVar("T")
 class World:
     """A server and a random hand on it. With `faults`, calls of the disk fail, too."""
 
-    def __init__(self, seed: int, *, ring: bool, faults: bool) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        ring: bool,
+        faults: bool = False,
+        classes: Sequence[str] = ("disk", "fsync", "memory"),
+    ) -> None:
         self.rng = Random(seed)
+        self.classes = classes
         self.topics = TOPICS[:3] if ring else TOPICS  # so few that most routers close a cycle
         self.server = SimServer.start(SimDisk(seed=seed))
         self.faults = faults
@@ -83,7 +91,7 @@ class World:
             "ttl_ms": rng.choice([0, 0, 40]),
             "archive": rng.choice([None, None, ArchiveConfig(hold=True)]),
         }
-        self.server.put(self.topic(), durability=rng.choice(["disk", "fsync", "memory"]), **bounds)
+        self.server.put(self.topic(), durability=rng.choice(self.classes), **bounds)
 
     def archive(self) -> None:
         topic = self.server.engine.topic(self.topic())
@@ -282,6 +290,87 @@ def test_copies_come_back_with_the_same_seqs_after_many_histories(ring: bool, bl
             error.add_note(f"seed {SEED * 1_000_000 + seed}")
             raise
     counts(f"in block {block} (seed {SEED})", histories=250)
+
+
+# --- ephemeral topics
+
+
+class Reader:
+    """Remembers every record that was ever shown, by topic, epoch and seq."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, int], dict[bytes, bytes]] = {}
+
+    def look(self, server: SimServer) -> dict[str, View]:
+        """All topics, after a check that no seq was given to two records."""
+        found = looks(server)
+        for name, view in found.items():
+            seen = self.seen.setdefault((name, view.epoch), {})
+            for row in view.records:
+                assert seen.setdefault(row.split(b",", 1)[0], row) == row, f"{name}: a seq was given out twice"
+        return found
+
+
+def check_kept(before: dict[str, View], after: dict[str, View]) -> None:
+    """A topic that is kept has what it had. What comes behind is the report of what was lost with ephemeral topics."""
+    assert before.keys() == after.keys()
+    for name, was in before.items():
+        view = after[name]
+        assert view.config == was.config
+        assert view.head >= was.head
+        if was.config.durability == "ephemeral":
+            assert view.records == ()
+            continue
+        assert view.records == was.records, name
+        known = [run for run in view.losses if run[1] <= was.head]
+        cut = [(low, min(high, was.head), why) for low, high, why in view.losses if low <= was.head < high]
+        assert list(_joined(iter([*known, *cut]))) == list(was.losses), name
+        assert {why for _, high, why in view.losses if high > was.head} <= {"source_trim"}, name
+
+
+def play_ephemeral(seed: int, steps: int, *, ring: bool = False) -> None:
+    """Killed in the middle, a topic shows nothing else than before; killed at rest, it has all that it had."""
+    world = World(seed, ring=ring, classes=("disk", "fsync", "ephemeral", "ephemeral"))
+    reader = Reader()
+    for _ in range(steps):
+        world.act()
+        if world.rng.random() < 0.15:
+            before = reader.look(world.server)
+            killed = restarted(world.server)
+            found = looks(killed)
+            for name, view in found.items():
+                assert view.head >= before[name].head
+            settle(world.server)
+            before = reader.look(world.server)
+            after = restarted(world.server)
+            check_kept(before, looks(after))
+            assert looks(restarted(after)) == looks(after), "a second start finds something else"
+            if world.rng.random() < 0.5:
+                world.server = after
+                reader.look(after)
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_no_seq_comes_twice_where_routers_meet_ephemeral_topics(ring: bool) -> None:
+    for seed in range(30):
+        try:
+            play_ephemeral(SEED * 10_000 + seed, 40, ring=ring)
+        except BaseException as error:
+            error.add_note(f"seed {SEED * 10_000 + seed}")
+            raise
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("ring", [False, True])
+def test_no_seq_comes_twice_in_many_histories_with_ephemeral_topics(ring: bool, block: int, counts: Counts) -> None:
+    for seed in range(250 * block, 250 * (block + 1)):
+        try:
+            play_ephemeral(SEED * 1_000_000 + seed, 60, ring=ring)
+        except BaseException as error:
+            error.add_note(f"seed {SEED * 1_000_000 + seed}")
+            raise
+    counts(f"with ephemeral topics in block {block} (seed {SEED})", histories=250)
 
 
 # --- every file call

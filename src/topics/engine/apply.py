@@ -46,6 +46,8 @@ class State:
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
         self.routers: Any = None  # see `router_replay.table_of`
+        self.risen: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
+        self.rises = 0  # how often the class of a topic came to promise more than the log has, see `promises_more`
 
     def add(self, topic: Topic, *, index: bool = True) -> None:
         """Take up a topic. Without `index` the caller rebuilds `names` once it has added all."""
@@ -80,17 +82,31 @@ def create(state: State, entry: log.Create) -> Topic:
     return topic
 
 
-def configure(state: State, topic: Topic, config: TopicConfig, at_ms: int) -> None:
+def configure(state: State, topic: Topic, entry: log.Configure) -> None:
     """What the old configuration had already let go stays gone; what the new one does not keep goes now."""
+    config, at_ms = entry.config, entry.at_ms
     if topic.config.ttl_ms:
         retention.expire(topic, at_ms)
     state.count_class(topic.config, -1)
     state.count_class(config, 1)
+    if config.durability == "ephemeral":
+        topic.needs_snapshot = 0
+    elif entry.head is not None and promises_more(topic.config, config):
+        state.rises += 1
+        topic.needs_snapshot = state.rises
     topic.config = config
     topic.front_ts = 0
     if config.ttl_ms:
         retention.expire(topic, at_ms)
     retention.enforce_caps(topic)
+
+
+def promises_more(old: TopicConfig, new: TopicConfig) -> bool:
+    """Whether a restart must find more under the new configuration than was logged under the old one.
+
+    A change between `memory`, `disk` and `fsync` is none: they log the same, and the change is synced with all before.
+    """
+    return old.durability == "ephemeral" or (new.type == "queue" and new.leases_durable > old.leases_durable)
 
 
 def drop(state: State, topic: Topic) -> None:
@@ -323,8 +339,15 @@ def _replay_delete(state: State, entry: log.Delete) -> None:
 
 @replays(log.Configure)
 def _replay_configure(state: State, entry: log.Configure) -> None:
-    if (topic := state.by_id.get(entry.topic_id)) is not None:
-        configure(state, topic, entry.config, entry.at_ms)
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None:
+        return
+    if entry.head is not None and topic.config.durability == "ephemeral" != entry.config.durability:
+        # What the topic had was in memory alone. The snapshot that has it comes later, and is not here.
+        retention.lose_all(topic, "restart")
+        retention.skip_to(topic, entry.head + 1, "restart")
+        state.risen.add(topic.topic_id)
+    configure(state, topic, entry)
 
 
 @replays(log.Drop)

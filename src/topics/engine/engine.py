@@ -20,6 +20,7 @@ from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, expire_and_read
 from topics.engine.room import check_possible
 from topics.engine.routers import Routers
+from topics.engine.saving import Saver, when_saved
 from topics.engine.state import FIRST_CEILING, Topic
 from topics.engine.terms import only_for_queues
 from topics.errors import Code, TopicsError, invalid, topic_not_found
@@ -87,6 +88,7 @@ class Engine:
         self.logged = log is not None
         self._grown: dict[Topic, None] = {}
         self.backlog = Backlog()
+        self.saver: Saver | None = None  # see `Store.when_saved`
         self.routers = Routers(self)
 
     def attach(self, log: Log, backlog: Backlog | None = None) -> None:
@@ -126,15 +128,18 @@ class Engine:
             return self._stage_create(create, lambda _: Configured(apply.create(self.state, create), True), gated=True)
         config = configure(name, patch, topic.config)
         if config == topic.config and not self.commits.log.broken:
-            return Ticket.of(Configured(topic, False))  # a broken log may still hold a change that was refused
-        now = self.clock.now_ms()
+            unchanged = Ticket.of(Configured(topic, False))  # a broken log may still hold a change that was refused
+            return when_saved(self.saver, topic, unchanged) if topic.needs_snapshot else unchanged
+        entry = log.Configure(topic.topic_id, config, self.clock.now_ms(), topic.next_seq - 1)
 
         def take_effect(_: Ticket) -> Configured:
             topic.changing = False
-            apply.configure(self.state, topic, config, now)
+            apply.configure(self.state, topic, entry)
             return Configured(topic, False)
 
-        return self._stage_change(topic, log.Configure(topic.topic_id, config, now), take_effect)
+        waits = topic.needs_snapshot or apply.promises_more(topic.config, config)
+        ticket = self._stage_change(topic, entry, take_effect)
+        return when_saved(self.saver, topic, ticket) if waits else ticket
 
     def drop_topic(self, name: str, *, if_empty: bool = False) -> Ticket:
         """Ends with `Dropped`; a topic that is not there is no error."""

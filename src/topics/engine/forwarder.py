@@ -443,8 +443,7 @@ class Forwarder:
         """Whether a replay could not make the copies: on a cycle, or because the source leaves nothing in the log."""
         if not self._engine.logged:
             return False
-        from_nothing = feed.source.config.durability == "ephemeral" != feed.dest.config.durability
-        return feed.cyclic or from_nothing
+        return feed.cyclic or (not router_replay.derives(feed) and feed.dest.config.durability != "ephemeral")
 
     def _log_copies(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
         engine, dest = self._engine, router.feed.dest

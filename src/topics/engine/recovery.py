@@ -125,13 +125,15 @@ def _recover(
     if restored is not None:
         _begin_new_lives(state, msgspec.msgpack.decode(restored, type=int))
     routers.catch_up()
+    found_ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
     _close_gaps(state, after_power_loss=after_power_loss, restored=restored is not None)
     routers.end()
+    skipped = found_ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
     _make_durable(datadir, files)
     progress(1.0)
     if replayed or damage:
         log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
-    settled = same_boot and not replayed and not damage and not cut
+    settled = same_boot and not replayed and not damage and not cut and not skipped
     return Recovered(number, resume, next_number, replayed, damage, cut, settled, backlog)
 
 
@@ -339,7 +341,9 @@ def _close_gaps(state: State, *, after_power_loss: bool, restored: bool) -> None
         durability = topic.config.durability
         if durability == "ephemeral":
             retention.lose_all(topic, "restart")
-        if (durability == "ephemeral" and not restored) or (after_power_loss and durability != "fsync"):
+        # A change that was refused may be in the log after a power loss, and the topic have gone on in memory.
+        unlogged = durability == "ephemeral" or topic.topic_id in state.risen
+        if (unlogged and not restored) or (after_power_loss and durability != "fsync"):
             retention.skip_to(topic, topic.ceiling + 1, "restart")
         archive.recovered(topic)
 

@@ -71,8 +71,12 @@ def table_of(state: State) -> Table:
 
 
 def derives(feed: Feed) -> bool:
-    """Whether a replay makes the copies of the feed again. If not, they are in the log, or lost with their topic."""
-    return not feed.cyclic and not _is_ephemeral(feed.source) and not _is_ephemeral(feed.dest)
+    """Whether a replay makes the copies of the feed again. If not, they are in the log, or lost with their topic.
+
+    A source that has left `ephemeral` and waits for its snapshot has records that the log lacks.
+    """
+    source, dest = feed.source, feed.dest
+    return not (feed.cyclic or _is_ephemeral(source) or _is_ephemeral(dest) or source.needs_snapshot)
 
 
 def _is_ephemeral(topic: Topic) -> bool:
@@ -275,7 +279,7 @@ class Recovering:
         for router in self._table.by_id.values():
             router.cursor = min(router.cursor, router.feed.source.head)  # after a restore, a source may begin anew
         for feed in self._table.feeds():
-            if not feed.cyclic and not derives(feed):
+            if not feed.cyclic and (_is_ephemeral(feed.source) or _is_ephemeral(feed.dest)):
                 _pass_lost(feed)
         self.catch_up()
         self._table.live = self._live

@@ -72,6 +72,7 @@ class Topic:
         "losses",
         "lost_ts",
         "name",
+        "needs_snapshot",
         "next_seq",
         "pending",
         "queue",
@@ -127,6 +128,8 @@ class Topic:
         self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone
         self.evicted_unarchived = 0  # records that a cap took before they were archived, while the topic held them
         self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
+        # The number of a change that made the class promise more than the log has; 0 once a snapshot has the rest.
+        self.needs_snapshot = 0
         self.gone = False  # dropped: whoever still holds it must let go
         self.links: Any = None  # the routers around the topic, see `router_state`
         self.queue = Leases(self) if config.type == "queue" else None

@@ -32,6 +32,8 @@ log = logs.Log("store")
 
 COPY_BYTES = 1 << 20
 
+Done = Callable[[Exception | None], None]
+
 
 class Store:
     """Ties a state to its directory. Everything but the work given to `worker` happens on the owner's thread."""
@@ -55,6 +57,7 @@ class Store:
         self._hot_segments = hot_segments
         self._hot_bytes = hot_bytes
         self._snapshotting = False
+        self._savers: list[tuple[Topic, Done]] = []  # wait for a snapshot with the topic in it
         self._jobs = 0  # given to the worker and not reported back
         self._waiting: list[Callable[[], None]] = []
         self._tails: dict[int, tuple[snap.TailRef, checkpoint.Look]] = {}  # topic id → its tail in the last snapshot
@@ -112,6 +115,26 @@ class Store:
         self._snapshot(self.wal.number, done, clean=clean)
         return True
 
+    def when_saved(self, topic: Topic, done: Done) -> None:
+        """Call `done` once a snapshot has all that the topic's class promises, or with the error that prevents it."""
+        self._savers.append((topic, done))
+        self.save()
+
+    def save(self) -> None:
+        """Begin the snapshot that a change of class waits for, if none is under way and the state is complete."""
+        if not self._savers or self._snapshotting or self._backlog:
+            return  # the end of the snapshot, or the next tick, comes back here
+        if not self.checkpoint() and not self._snapshotting:
+            self._end_saving(LogFailed(self.wal.read_only or "no new log file could be begun"))
+
+    def _end_saving(self, error: Exception | None) -> None:
+        savers, self._savers = self._savers, []
+        for topic, done in savers:
+            if error is None and topic.needs_snapshot and not topic.gone:
+                self._savers.append((topic, done))  # it changed again after the snapshot was taken
+            else:
+                done(error)
+
     def _snapshot(self, number: int, done: Callable[[Exception | None], None], *, clean: bool) -> None:
         """The state as it is now, at the beginning of log file `number`."""
         self._snapshotting = True
@@ -121,6 +144,7 @@ class Store:
             checkpoint.capture(self.state, topic, self._tails.get(topic.topic_id))
             for topic in self.state.by_id.values()
         ]
+        rises = [(topic, topic.needs_snapshot) for topic in self.state.by_id.values() if topic.needs_snapshot]
         snapshot = snap.Snapshot(
             wal_number=number,
             boot_id=self.fs.boot_id(),
@@ -152,12 +176,17 @@ class Store:
                 self.shelf.retired += retired
                 log.error("checkpoint_failed", reason=str(error))
                 done(error)
+                self._end_saving(error)
                 return
+            for topic, rise in rises:
+                if topic.needs_snapshot == rise:
+                    topic.needs_snapshot = 0
             self._tails = {
                 one.snapshot.topic_id: (one.snapshot.tail, one.looks)
                 for one in captured
                 if one.snapshot.tail is not None
             }
+            self._end_saving(None)
             self._installed(number, snapshot, retired)
             done(None)
 
@@ -296,10 +325,11 @@ class Store:
             self._snapshotting = False
             if error is not None:
                 log.warning("cleaning_failed", reason=str(error))
-                return
-            for segment, positions, _ in saves:
-                segment.saved(positions)
-            self._move_cold()
+            else:
+                for segment, positions, _ in saves:
+                    segment.saved(positions)
+                self._move_cold()
+            self.save()
 
         self._submit(work, finished)
 

@@ -128,6 +128,7 @@ class Storage:
 
     def begin(self, commits: Commits) -> None:
         self.store.commits = commits
+        self._app.engine.saver = self.store.when_saved
         commits.gather_turns = GATHER_TURNS
         self._tick()
         self._take_up()
@@ -168,6 +169,7 @@ class Storage:
         self.wal.tick()
         if self._due():
             self.store.checkpoint()
+        self.store.save()
         self._timer = self._app.call_later(self._settings.sync_interval_ms, self._tick)
 
     def _due(self) -> bool:

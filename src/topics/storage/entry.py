@@ -47,12 +47,13 @@ class Create(Struct, array_like=True):
 
 
 class Configure(Struct, array_like=True):
-    """A topic's configuration from here on."""
+    """A topic's configuration from here on. `head` is the last seq that the topic had given out by then."""
 
     kind: ClassVar[int] = CONFIGURE
     topic_id: int
     config: TopicConfig
     at_ms: int
+    head: int | None = None  # not in frames of earlier versions
 
 
 class Drop(Struct, array_like=True):

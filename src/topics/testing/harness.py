@@ -130,6 +130,7 @@ class SimServer:
         self.engine = Engine(clock=self.clock, limits=limits, log=self.wal, state=state, schedule=schedule)
         self.engine.commits.gather_turns = gather_turns
         self.store.commits = self.engine.commits
+        self.engine.saver = self.store.when_saved
         self.recovered: Recovered | None = None
 
     @classmethod
@@ -139,9 +140,12 @@ class SimServer:
         server.open()
         return server
 
-    def open(self) -> Recovered:
+    def open(self, *, defer_memory: bool = False) -> Recovered:
+        """`defer_memory` leaves records of `memory` topics in the engine's backlog, as a server does."""
         self._dir.open()
-        self.recovered = self.store.recover(lambda share: None)
+        self.recovered = self.store.recover(lambda share: None, defer_memory=defer_memory)
+        if defer_memory:
+            self.engine.attach(self.wal, self.recovered.backlog)
         return self.recovered
 
     def stop(self) -> SimServer:
@@ -189,6 +193,7 @@ class SimServer:
     def tick(self) -> None:
         """What a server does now and then."""
         self.wal.tick()
+        self.store.save()
 
     def turn(self) -> None:
         """Does what was put off to the end of this turn of the loop. Only a server with `gather_turns` puts it off."""

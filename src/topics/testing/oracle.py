@@ -30,7 +30,7 @@ class Fact:
     node: str | None
     tag: str | None
     meta: bytes | None
-    fate: str = LIVE  # or "deleted", or the reason it was lost for: "cap", "ttl"
+    fate: str = LIVE  # or "deleted", or the reason it was lost for: "cap", "ttl", "restart"
 
     @property
     def live(self) -> bool:
@@ -140,6 +140,22 @@ class Life:
             for fact in self.live:
                 if now_ms - fact.ts > self.config.ttl_ms and not (self.holds and fact.seq > self.archived):
                     fact.fate = "ttl"
+
+    def forget(self, fates: list[str]) -> None:
+        """The process ended while the topic was ephemeral: seqs 1, 2, … have these fates now, and none is live.
+
+        There are as many as seqs may have been given out, which is more than there were records.
+        """
+        assert LIVE not in fates
+        assert len(fates) >= self.head
+        for fact, fate in zip(self.facts, fates, strict=False):
+            assert DELETED in (fact.fate, fate) or fact.lost or fate == "restart"
+            assert fact.fate == DELETED or fate != DELETED, "a record is lost and nobody is told"
+        ts = self.facts[-1].ts if self.facts else 0
+        known = len(self.facts)
+        self.facts += [Fact(seq, ts, b"", None, None, None) for seq in range(known + 1, len(fates) + 1)]
+        for fact, fate in zip(self.facts, fates, strict=True):
+            fact.fate = fate
 
     def enforce_caps(self) -> None:
         """The oldest live record goes for as long as there are too many, or too many bytes.
