@@ -1,23 +1,17 @@
 """Clients that nobody here wrote: a browser, httpx-sse, curl."""
 
 import base64
-import http.server
 import json
-import os
 import shutil
 import subprocess
-import threading
 
 import httpx
 import pytest
 from httpx_sse import connect_sse
 
+from tests.browser import Site, dump_dom, needs_browser
 from tests.live.events import decode_id
 
-BROWSERS = (
-    *filter(None, [os.environ.get("CHROMIUM")]), "chromium", "chromium-browser", "google-chrome",
-    "google-chrome-stable", "chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-)  # fmt: skip
 PAGE = """<!doctype html><title>waiting</title><pre id="out"></pre><script>
 const told = [];
 const source = new EventSource("{url}");
@@ -35,37 +29,7 @@ for (const name of ["record", "caught-up", "tombstone", "topic-deleted"]) {{
 </script>"""
 
 
-def find_browser() -> str | None:
-    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
-
-
-class Site(http.server.ThreadingHTTPServer):
-    """A page that watches, and a door for it to say how far it has got."""
-
-    def __init__(self, page: str, on_next) -> None:
-        site = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("content-type", "text/html; charset=utf-8")
-                self.end_headers()
-                self.wfile.write(site.page.encode())
-
-            def do_POST(self) -> None:
-                on_next()
-                self.send_response(204)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.page = page
-        self.origin = f"http://127.0.0.1:{self.server_port}"
-
-
-@pytest.mark.skipif(find_browser() is None, reason="no browser found: install Chromium to run this test")
+@needs_browser
 def test_a_browsers_event_source_gets_and_resumes_everything(start_live, tmp_path):
     """The page is cut off in the middle; the browser comes back by itself, with the last id it saw."""
     live = start_live(cors_origins="*")
@@ -77,16 +41,9 @@ def test_a_browsers_event_source_gets_and_resumes_everything(start_live, tmp_pat
             lambda: live.api.drop("orders"),
         ]
     )
-    site = Site("", lambda: next(steps, lambda: None)())
-    site.page = PAGE.format(url=live.url + session["stream_url"], origin=site.origin)
-    serving = threading.Thread(target=site.serve_forever)
-    serving.start()
-    try:
+    with Site(lambda _: next(steps, lambda: None)()) as site:
+        site.page = PAGE.format(url=live.url + session["stream_url"], origin=site.origin)
         told = _dump_dom(site.origin, tmp_path)
-    finally:
-        site.shutdown()
-        serving.join()
-        site.server_close()
     records = [record for name, _, data in told if name == "record" for record in data["records"]]
     assert [record["$seq"] for record in records] == [1, 2, 3]
     assert records[0]["data"] == {"text": "grüße 🙂"}
@@ -95,17 +52,9 @@ def test_a_browsers_event_source_gets_and_resumes_everything(start_live, tmp_pat
 
 
 def _dump_dom(url, tmp_path):
-    browser = find_browser()
-    assert browser is not None
-    command = [
-        browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-        "--no-proxy-server", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom",
-        url,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, timeout=60, check=True)
-    text = done.stdout.decode().partition('<pre id="out">')[2].partition("</pre>")[0]
-    assert text, done.stdout.decode()[-2000:] + done.stderr.decode()[-2000:]
+    dom = dump_dom(url, tmp_path)
+    text = dom.partition('<pre id="out">')[2].partition("</pre>")[0]
+    assert text, dom[-2000:]
     return json.loads(base64.b64decode(text))
 
 

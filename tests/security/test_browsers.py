@@ -1,9 +1,10 @@
 """Pages in a browser: what a server without keys on the reader's own machine does not do for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.conftest import ServerProcess
 from tests.security.conftest import Caller
 from tests.security.test_matrix import SOCKET
 from topics.config import Settings
@@ -106,11 +107,11 @@ def test_no_page_is_ever_told_that_credentials_count(call: Start, origins: str):
 
 
 @pytest.mark.parametrize("keys", ["", "k"])
-@pytest.mark.parametrize("origin", ["http://[", "http://]", "http://[::1", "//", "http://[v1.]", "http://\u0130"])
-def test_an_origin_that_is_no_address_is_refused(call: Start, keys: str, origin: str):
+def test_an_origin_that_is_no_address_is_refused(call: Start, keys: str):
     server = call(api_keys=keys)
-    reply = server.send("GET", "/v0/ws", key="k" if keys else None, fields=(f"origin: {origin}", *SOCKET))
-    assert (reply.status, reply.json["error"]["code"]) == (403, "forbidden")
+    for origin in ("http://[", "http://]", "http://[::1", "//", "http://[v1.]", "http://\u0130"):
+        reply = server.send("GET", "/v0/ws", key="k" if keys else None, fields=(f"origin: {origin}", *SOCKET))
+        assert (reply.status, reply.json["error"]["code"]) == (403, "forbidden"), origin
 
 
 @pytest.mark.parametrize("keys", ["", "k"])
@@ -120,3 +121,90 @@ def test_the_servers_own_pages_may_open_a_socket_with_and_without_keys(call: Sta
         host = f"host: localhost:{server.port}"
         reply = server.send("GET", "/v0/ws", key="k" if keys else None, fields=(f"origin: {origin}", host, *SOCKET))
         assert reply.status == 101, origin
+
+
+IMAGE = "image/avif,image/webp,image/apng,image/*,*/*;q=0.8"
+NAVIGATION = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+EVENTS = "text/event-stream"
+
+
+def asked(server: Caller, path: str, *, accept: str = "*/*", **fields: str) -> int:
+    lines = [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
+    return server.send("GET", path, fields=(f"accept: {accept}", "host: localhost:4000", *lines)).status
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+    """A server without keys that has a queue `q` and one allowed origin."""
+    running = ServerProcess(tmp_path_factory.mktemp("queue"), {"cors_origins": "https://app.example"})
+    server = Caller(running.port)
+    assert server.send("PUT", "/v0/topics/q", {"type": "queue"}).status == 201
+    yield server
+    server.close()
+    running.stop()
+
+
+WORK, STATE, LIST = "/v0/topics/q/work?node=w", "/v0/topics/q", "/v0/topics?touch=1"
+
+
+@pytest.mark.parametrize("path", [WORK, STATE, LIST, f"{WORK}&token=x"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "CROSS-SITE", "none, cross-site", "new-word", ""])
+@pytest.mark.parametrize("accept", ["*/*", EVENTS, IMAGE])
+def test_gets_with_effects_are_kept_from_other_sites(queue: Caller, path: str, site: str, accept: str):
+    assert asked(queue, path, accept=accept, sec_fetch_site=site) == 403
+
+
+@pytest.mark.parametrize("path", ["/v0/topics/q?touch=false", "/v0/topics", "/v0/metrics", "/v0/health", "/v0/routers"])
+@pytest.mark.parametrize("accept", ["*/*", IMAGE, NAVIGATION])
+def test_gets_without_effects_answer_links_from_other_sites(queue: Caller, path: str, accept: str):
+    assert asked(queue, path, accept=accept, sec_fetch_site="cross-site") == 200
+
+
+@pytest.mark.parametrize("accept", [IMAGE, "text/css,*/*;q=0.1", "video/*,*/*", "audio/*;q=0.9,*/*", "font/woff2,*/*"])
+def test_browsers_without_fetch_metadata_are_known_by_what_they_accept(queue: Caller, accept: str):
+    for path in (WORK, STATE, LIST):
+        assert asked(queue, path, accept=accept) == 403
+    assert asked(queue, "/v0/topics", accept=accept) == 200
+
+
+def test_an_address_that_a_person_opens_is_shown_but_is_no_event_stream(queue: Caller):
+    for fields in ({}, {"sec_fetch_site": "none"}, {"sec_fetch_site": "same-origin"}):
+        assert asked(queue, STATE, accept=NAVIGATION, **fields) == 200
+        assert asked(queue, WORK, accept=NAVIGATION, **fields) == 406
+
+
+@pytest.mark.parametrize("accept", ["*/*", EVENTS, "text/*", "application/json, */*", f"{NAVIGATION}, {EVENTS}"])
+def test_programs_and_own_pages_open_the_stream(queue: Caller, accept: str):
+    for fields in ({}, {"sec_fetch_site": "same-origin"}, {"sec_fetch_site": "none"}):
+        assert asked(queue, WORK, accept=accept, **fields) == 200
+    assert asked(queue, WORK, accept=EVENTS, origin="https://app.example", sec_fetch_site="cross-site") == 200
+    assert asked(queue, WORK, accept=EVENTS, origin="https://evil.example", sec_fetch_site="cross-site") == 403
+
+
+def test_a_watch_stream_is_not_taken_over_by_another_site(queue: Caller):
+    url = queue.send("POST", "/v0/watch", {"topics": {"q": {}}}).json["stream_url"]
+    assert asked(queue, url, sec_fetch_site="cross-site") == 403
+    assert asked(queue, url, accept=IMAGE) == 403
+    assert asked(queue, url) == 200
+
+
+@pytest.mark.parametrize("settings", [{"api_keys": "k"}, {"cors_origins": "*"}])
+def test_a_key_or_any_origin_allowed_makes_fetch_metadata_mean_nothing(call: Start, settings: dict[str, str]):
+    server = call(**settings)
+    key = settings.get("api_keys")
+    server.send("PUT", "/v0/topics/q", {"type": "queue"}, key=key)
+    fields = (f"accept: {EVENTS}", "sec-fetch-site: cross-site")
+    assert server.send("GET", f"{WORK}&token=k", fields=fields).status == 200
+    assert server.send("GET", STATE, key=key, fields=fields).status == 200
+
+
+def test_a_head_request_from_another_site_counts_as_no_interest(queue: Caller):
+    assert queue.send("PUT", "/v0/topics/head").status == 201
+    path = "/v0/topics/head"
+    for site, interest in (("cross-site", False), ("same-origin", True)):
+        with queue.connect() as sock:
+            head = f"HEAD {path} HTTP/1.1\r\nhost: localhost\r\nsec-fetch-site: {site}\r\nconnection: close\r\n\r\n"
+            sock.sendall(head.encode())
+            assert sock.recv(4096)
+        state = queue.send("GET", f"{path}?touch=false").json
+        assert (state["last_read_ts"] is not None) == interest

@@ -59,6 +59,9 @@ class WatchRequest(ViewOptions, kw_only=True):
     heartbeat_ms: U64 = DEFAULT_HEARTBEAT_MS
     cursor: str | None = None  # an event id: where an earlier session had got to
 
+    def watched(self) -> dict[str, TopicOptions]:
+        return self.topics
+
 
 class View(Struct, frozen=True):
     """What decides the bytes of a frame beside the range: watchers with equal views share one rendering."""

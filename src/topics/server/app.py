@@ -26,6 +26,7 @@ from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
 from topics.server.limits import Release
 from topics.server.machine import memory_bytes
+from topics.server.pages import Pages, protected
 from topics.server.polled import PolledAnswers
 from topics.server.protocol import HttpServer
 from topics.server.routes import Call, Router
@@ -68,7 +69,7 @@ class TopicsApp:
         self.settings = settings
         self.clock = clock
         self.loop = loop
-        self.router = Router(ROUTES)
+        self.router = Router(protected(ROUTES, Pages.of(settings)))
         self.limits = ServerLimits(settings)
         self.budget = MemoryBudget(budget_bytes_of(settings))
         rules = settings.key_rules()
@@ -163,7 +164,7 @@ class TopicsApp:
         try:
             if request.body and not call.typed:
                 _check_type(request)
-            answer = call.route.handler(self, call) if self._recovered else self._handle_early(call)
+            answer = self._serve(call) if self._recovered else self._handle_early(call)
         except TopicsError as error:
             answer = error_answer(error, request)
         except Cold as cold:
@@ -175,6 +176,12 @@ class TopicsApp:
         if self._guard is not None:
             self._guard.end_with(call.caller, answer)
         return answer
+
+    def _serve(self, call: Call) -> Answer:
+        """Run the handler for a caller that may have this done now: a retry is authorised again."""
+        if self._guard is not None:
+            self._guard.authorise(self.engine, call)
+        return call.route.handler(self, call)
 
     def _handle_early(self, call: Call) -> Answer:
         """A request that arrives before the data is recovered."""
@@ -259,7 +266,7 @@ class TopicsApp:
             try:
                 if (failure := done.exception()) is not None:
                     raise _unreadable(failure)
-                answer = call.route.handler(self, call)
+                answer = self._serve(call)
             except TopicsError as error:
                 answer = error_answer(error, call.request)
             except Cold as again:

@@ -1,20 +1,24 @@
 """The door of a server with keys: who calls, whether they may, and how much of theirs is under way.
 
-The scope of a route is in the route table. Here it is checked, with the names in the path; names in a body are checked
-by the handler that reads them, through `Caller.check`. A path that does not exist is refused like any other to a caller
-without a key: what there is to call is not a stranger's business.
+A route refers to an operation. Here the head of a request is checked against it: the scopes, and the names in the path.
+`authorise` checks the names that only the body or the state has, before the handler runs. A path that does not exist is
+refused like any other to a caller without a key: what there is to call is not a stranger's business.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from topics.errors import Code, TopicsError
-from topics.server.auth import ANYONE, Caller
+from topics.server.auth import ANYONE, Caller, admit, authorise
 from topics.server.http import Answer, Deferred, Request
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits
 from topics.server.routes import Call, Route, Router
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
 
 BEARER = b"bearer "
 TOKEN = "token"
@@ -31,8 +35,6 @@ class Guard:
         self._keys = keys
         self._limits = limits
         self._probe_auth = probe_auth
-        for caller in keys.callers:
-            caller.routes = frozenset(route for route in router.routes if route.scope in caller.scopes)
 
     def admit(self, request: Request) -> Call:
         """The call with its caller; or the reason why not."""
@@ -46,12 +48,18 @@ class Guard:
             call.caller = ANYONE
             return call
         caller = self._authenticate(request, route)
-        if route not in caller.routes:
-            caller.check(route.scope)
-        if caller.prefixes:
-            caller.check_names(*(name for part, name in call.params.items() if part in NAME_PARTS))
+        if route.operation not in caller.operations or caller.prefixes:
+            admit(caller, route.operation, *targets_of(call))
         call.caller = caller
         return call
+
+    def authorise(self, engine: Engine, call: Call) -> None:
+        """Decide what the head of the request could not: the names in its body, and those that the state holds."""
+        route = call.route
+        if call.caller.prefixes and route.operation.names:
+            if route.decode is not None and call.wanted is None:
+                call.wanted = route.decode(call.request.body)
+            authorise(engine, call.caller, route.operation, *targets_of(call), wanted=call.wanted)
 
     def _authenticate(self, request: Request, route: Route | None) -> Caller:
         secret = _secret(request, route)
@@ -78,6 +86,11 @@ class Guard:
             answer.when_over(caller.end_request)
         else:
             caller.end_request()
+
+
+def targets_of(call: Call) -> list[str]:
+    """The topic or router in the path."""
+    return [name for part, name in call.params.items() if part in NAME_PARTS]
 
 
 def _secret(request: Request, route: Route | None) -> bytes | None:

@@ -7,7 +7,7 @@ from operator import mul
 
 from topics.keys import KeyRule
 from topics.server.auth import Caller
-from topics.server.routes import Scope
+from topics.server.operations import Scope
 
 
 class KeyRing:

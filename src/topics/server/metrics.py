@@ -14,6 +14,7 @@ from topics.engine.state import Topic
 from topics.engine.steps import Steps
 from topics.server.answer import elapsed_ms
 from topics.server.http import Request
+from topics.server.operations import router_names
 from topics.storage.stats import WalStats
 
 if TYPE_CHECKING:
@@ -207,8 +208,11 @@ def _archives(app: TopicsApp, archived: list[Topic]) -> Iterator[Metric]:
 
 
 def _routers(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+    """Routers whose names, and those of their topics, the prefixes cover."""
     table = app.engine.routers.table
-    shown = [table.by_name[name] for name in islice(table.names.visible(prefixes), app.settings.metrics_max_topics)]
+    named = (table.by_name[name] for name in table.names.visible(prefixes))
+    seen = (router for router in named if not prefixes or all(one.startswith(prefixes) for one in router_names(router)))
+    shown = list(islice(seen, app.settings.metrics_max_topics))
     columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),

@@ -12,7 +12,8 @@ from topics import __version__
 from topics.errors import Code
 from topics.model import names
 from topics.model.wire import ErrorAnswer
-from topics.server.routes import Parameter, Route, Scope
+from topics.server.operations import Scope
+from topics.server.routes import Parameter, Route
 
 # What any request may meet, whatever its route.
 _EVERYWHERE = (Code.INVALID_REQUEST, Code.REQUEST_TIMEOUT, Code.HEADERS_TOO_LARGE)

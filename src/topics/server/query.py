@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -29,7 +30,7 @@ def parse(query: bytes) -> dict[str, str]:
     return found
 
 
-def flag(found: dict[str, str], name: str, *, default: bool) -> bool:
+def flag(found: Mapping[str, str], name: str, *, default: bool) -> bool:
     value = found.get(name)
     if value is None:
         return default

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Flag, auto
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
@@ -11,6 +10,7 @@ from msgspec import Struct
 
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http import Answer, Request
+from topics.server.operations import Operation, Scope
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
 
 KNOWN_PATHS = 32_768
-
-
-class Scope(Flag):
-    """What a key must be allowed to do; several mean all of them."""
-
-    NONE = 0
-    READ = auto()
-    WRITE = auto()
-    DELETE = auto()
-    ADMIN = auto()
 
 
 class Parameter(Struct, frozen=True):
@@ -47,8 +37,9 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     path: str  # `{topic}` stands for one percent-decoded part
     handler: Callable[[TopicsApp, Call], Answer]
     summary: str
-    scope: Scope = Scope.NONE
+    operation: Operation  # what this asks for, and what a key needs for it
     body: Any = None  # request type, None where a body means nothing
+    decode: Callable[[bytes], Any] | None = None  # the body as the operation looks at it, where that has names in it
     answers: dict[int, Any] = {}  # status → type of the answer
     errors: tuple[Code, ...] = ()
     query: tuple[Parameter, ...] = ()
@@ -57,6 +48,10 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     probe: bool = False  # answered without a key unless the operator says otherwise
     stream: bool = False  # counts as a long-lived connection
     query_token: bool = False  # takes its key as `?token=` too, for browsers that cannot send a header there
+
+    @property
+    def scope(self) -> Scope:
+        return self.operation.scope
 
 
 class Call(Struct, gc=False):
@@ -67,6 +62,14 @@ class Call(Struct, gc=False):
     params: dict[str, str]  # shared between calls to the same path
     caller: Any = None  # an `auth.Caller`, never None once the app has admitted the call
     typed: bool = False  # whether the content type has been looked at
+    wanted: Any = None  # the decoded body, where it had to be authorised
+
+    def body(self) -> Any:
+        """Return the decoded body of a route with `decode`."""
+        if self.wanted is not None:
+            return self.wanted
+        assert self.route.decode is not None
+        return self.route.decode(self.request.body)
 
 
 class _Node:

@@ -32,6 +32,8 @@ from topics.errors import Code, TopicsError
 from topics.model.watch import DEFAULT_HEARTBEAT_MS
 from topics.server.http import Request, Response
 from topics.server.live import LiveConnection
+from topics.server.pages import EVENT_STREAM as NAMED
+from topics.server.pages import PAGE_MEDIA, PART_MEDIA, names_any
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
@@ -60,9 +62,14 @@ def heartbeat(now_ms: int) -> bytes:
 
 
 def check_accept(request: Request) -> None:
-    """Raise 406 unless the client takes an event stream. Without `Accept`, or with an empty one, it takes anything."""
-    accept = request.headers.get(b"accept")
-    if accept and not any(_takes_events(part) for part in accept.lower().split(b",")):
+    """Raise 406 unless the client takes an event stream. Without `Accept`, or with an empty one, it takes anything.
+
+    `*/*` is what programs send that take anything. Beside the media types of pages and their parts it is what a browser
+    sends for an address or an image: no event stream is wanted there.
+    """
+    accept = (request.headers.get(b"accept") or b"*/*").lower()
+    takes = any(_takes_events(part) for part in accept.split(b","))
+    if not takes or (names_any(accept, (*PAGE_MEDIA, *PART_MEDIA)) and not names_any(accept, (NAMED,))):
         raise TopicsError(Code.NOT_ACCEPTABLE, "this answer is an event stream: send accept: text/event-stream")
 
 

@@ -37,7 +37,6 @@ from topics.server import cursors
 from topics.server.budget import SESSIONS, MemoryBudget
 from topics.server.lanes import Event, Lane, Rendered
 from topics.server.picking import Picking
-from topics.server.routes import Scope
 from topics.server.sse import EventStream, error_frame, frame
 
 if TYPE_CHECKING:
@@ -102,14 +101,13 @@ def _size_bytes(lanes: Iterable[Lane], patterns: Iterable[Pattern]) -> int:
 def resolve(
     app: TopicsApp, topics: dict[str, TopicOptions], options: ViewOptions, caller: Caller, *, lenient: bool
 ) -> Wanted:
-    """Every error there can be, before anything is made.
+    """Every error there can be, before anything is made. The caller was authorised for `topics` before.
 
     Looks at no more names than the request has, and for each pattern at no more than `max_watch_topics` beyond those
     that it names besides.
     """
     most = app.settings.max_watch_topics
     check_watched(topics, max_topics=most)
-    caller.check(Scope.READ, *(name.rstrip("*") for name in topics))
     wanted = Wanted()
     shared = make_view(options, max_limit=app.engine.limits.max_limit)
     for name, each in topics.items():

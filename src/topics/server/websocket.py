@@ -39,11 +39,12 @@ from topics.model.watch import (
     is_pattern,
 )
 from topics.model.wire import decode_body
+from topics.server.auth import authorise
 from topics.server.http import Header, Response, Upgrade
 from topics.server.lanes import Event, Lane, Rendered, socket_payload
 from topics.server.live import LiveConnection
+from topics.server.operations import operation_of
 from topics.server.pages import may_call
-from topics.server.routes import Scope
 from topics.server.watch import Watched, lanes_of, resolve
 from topics.storage.segments import Cold
 
@@ -371,6 +372,8 @@ class WebSocket(LiveConnection, Upgrade):
         try:
             command = self._decode(text)
             request_id = command.request_id
+            operation, targets = operation_of(command)
+            authorise(self.app.engine, self._caller, operation, *targets, wanted=command)
             if isinstance(command, Publish):
                 self._publish(command)
             elif isinstance(command, Subscribe):
@@ -448,8 +451,6 @@ class WebSocket(LiveConnection, Upgrade):
         self.app.hub.attach(lane, self)
 
     def _publish(self, command: Publish) -> None:
-        scope = Scope.WRITE if command.config is None else Scope.WRITE | Scope.ADMIN
-        self._caller.check(scope, command.topic)
         write = command.write()
         if self.app.pressed and not write.disable_backpressure:
             self.app.throttle.check(command.topic)

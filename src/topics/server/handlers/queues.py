@@ -37,7 +37,6 @@ from topics.model.wire import check_u64, decode_body
 from topics.server import query
 from topics.server.answer import error_answer, json_answer, performance, when_done
 from topics.server.http import Answer, Deferred, Request, Response
-from topics.server.routes import Scope
 from topics.server.sse import check_accept
 from topics.server.work import WorkStream
 
@@ -272,8 +271,13 @@ def _state(given: str | None) -> JobState | None:
     raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
 
 
+def decode_redrive(body: bytes) -> RedriveRequest:
+    wanted: RedriveRequest = decode_body(_decode_redrive, body)
+    return wanted
+
+
 def redrive(app: TopicsApp, call: Call) -> Answer:
-    wanted: RedriveRequest = decode_body(_decode_redrive, call.request.body)
+    wanted: RedriveRequest = call.body()
     if wanted.dead_letter is not None:
         check_topic(wanted.dead_letter, field="dead_letter")
     for field in ("from_seq", "limit"):
@@ -282,9 +286,6 @@ def redrive(app: TopicsApp, call: Call) -> Answer:
         raise invalid(f"seqs may name at most {MAX_REDRIVE} records", field="seqs")
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
     topic = queue_of(app.engine, call.params["topic"])
-    name = wanted.dead_letter or topic.config.dead_letter
-    if name is not None:
-        call.caller.check(Scope.READ | Scope.DELETE, name)
     ticket = deadletter.redrive(
         app.engine, topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
         limit=clamp(wanted.limit, 1, MAX_REDRIVE), dry_run=wanted.dry_run,

@@ -54,11 +54,9 @@ _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
 
 def append(app: TopicsApp, call: Call) -> Answer:
     request = call.request
-    write = _decode_write_body(request.body)
+    write: WriteRequest = call.wanted or decode_write(request.body)
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
-    if write.config is not None:
-        call.caller.check_config(write.config)
     with_seqs = not request.query or querystring.flag(querystring.parse(request.query), "return_seqs", default=True)
     encode = _appended_listing if with_seqs else _appended_bounds
     if app.pressed:
@@ -66,7 +64,7 @@ def append(app: TopicsApp, call: Call) -> Answer:
     return when_done(app.engine.append(call.params["topic"], write), request, encode)
 
 
-def _decode_write_body(body: bytes) -> WriteRequest:
+def decode_write(body: bytes) -> WriteRequest:
     """A batch is tried as one of plain records first: what cannot be there need not be looked for in each of them."""
     write: WriteRequest
     if len(body) > BATCH_BYTES:

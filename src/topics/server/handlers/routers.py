@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +26,7 @@ from topics.model.wire import check_u64, decode_body
 from topics.server import query
 from topics.server.answer import json_answer, performance, when_done
 from topics.server.http import Answer
-from topics.server.routes import Scope
+from topics.server.operations import router_names
 
 if TYPE_CHECKING:
     from topics.engine.commit import Ticket
@@ -43,9 +42,13 @@ _decode_preview = msgspec.json.Decoder(PreviewRequest)
 HIDDEN = "…"  # stands for a name that a key's prefixes rule out
 
 
+def decode_router(body: bytes) -> RouterRequest:
+    request: RouterRequest = decode_body(_decode_router, body)
+    return request
+
+
 def put_router(app: TopicsApp, call: Call) -> Answer:
-    request: RouterRequest = decode_body(_decode_router, call.request.body)
-    call.caller.check(Scope.ADMIN, request.source, request.dest)
+    request: RouterRequest = call.body()
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: PutRouter = ticket.result
@@ -75,7 +78,6 @@ def _told_to(caller: Caller, error: TopicsError) -> TopicsError:
 
 def get_router(app: TopicsApp, call: Call) -> Answer:
     router = app.engine.routers.get(call.params["router"])
-    call.caller.check_names(router.feed.source.name, router.feed.dest.name)
     return json_answer(200, RouterAnswer(**_fields(router), performance=performance(call.request)))
 
 
@@ -88,7 +90,7 @@ def list_routers(app: TopicsApp, call: Call) -> Answer:
         after=query.cursor_after(found),
         limit=query.page_size(found),
         prefixes=call.caller.prefixes,
-        allowed=partial(_may_see, call.caller),
+        allowed=lambda router: all(map(call.caller.may_use, router_names(router))),
     )
     summaries = [_summary(router) for router in page]
     next_cursor = query.cursor(page[-1].name) if more else None
@@ -103,19 +105,22 @@ def drop_router(app: TopicsApp, call: Call) -> Answer:
     return when_done(app.engine.routers.drop(call.params["router"]), call.request, encode)
 
 
+def decode_preview(body: bytes) -> PreviewRequest:
+    wanted: PreviewRequest = decode_body(_decode_preview, body)
+    return wanted
+
+
 def preview(app: TopicsApp, call: Call) -> Answer:
     """Of a router as it is, with another filter, or (where `source` is given) of one that does not exist yet."""
-    wanted: PreviewRequest = decode_body(_decode_preview, call.request.body)
+    wanted: PreviewRequest = call.body()
     name = check_router(call.params["router"])
     match = parse_filter(wanted.filter)
     if wanted.source is None:
         router = app.engine.routers.get(name)
         source = router.feed.source
         match = match or router.config.filter
-        call.caller.check_names(source.name)
     else:
         check_topic(wanted.source, field="source")
-        call.caller.check_names(wanted.source)
         source = app.engine.topic(wanted.source)
     from_seq = check_u64(wanted.from_seq, "from_seq")
     from_ts = None if wanted.from_ts is None else check_u64(wanted.from_ts, "from_ts")
@@ -134,11 +139,6 @@ def preview(app: TopicsApp, call: Call) -> Answer:
         performance=performance(call.request),
     )
     return json_answer(200, answer)
-
-
-def _may_see(caller: Caller, router: Router) -> bool:
-    """A router tells of its topics: whoever may not use them may not see it, whatever its own name."""
-    return all(map(caller.may_use, (router.name, router.feed.source.name, router.feed.dest.name)))
 
 
 def _fields(router: Router) -> dict[str, Any]:

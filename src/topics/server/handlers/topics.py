@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 _decode_config = msgspec.json.Decoder(ConfigPatch)
 
 
+def decode_config(body: bytes) -> ConfigPatch:
+    patch: ConfigPatch = decode_body(_decode_config, body)
+    return patch
+
+
 def put_topic(app: TopicsApp, call: Call) -> Answer:
-    patch = decode_body(_decode_config, call.request.body)
-    call.caller.check_config(patch)
+    patch = call.body()
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: Configured = ticket.result

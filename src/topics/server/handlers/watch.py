@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 _decode_watch = msgspec.json.Decoder(WatchRequest)
 
 
+def decode_watch(body: bytes) -> WatchRequest:
+    wanted: WatchRequest = decode_body(_decode_watch, body)
+    return wanted
+
+
 def create(app: TopicsApp, call: Call) -> Answer:
-    wanted: WatchRequest = decode_body(_decode_watch, call.request.body)
+    wanted: WatchRequest = call.body()
     lenient = query.flag(query.parse(call.request.query), "lenient", default=False)
     session, topics = app.sessions.create(wanted, call.caller, lenient=lenient)
     url = f"/v0/watch/{session.wid}"
