@@ -64,8 +64,8 @@ RULES: dict[str, Rule] = {
     "POST /v0/topics/{topic}/extend": Rule("write", lambda: HELD | {"lease_ms": 1000}),
     "GET /v0/topics/{topic}/work": Rule("read write", query="?node=w", fields=STREAM),
     "GET /v0/topics/{topic}/jobs": Rule("read"),
-    # Beyond its own scopes it reads and deletes in the dead-letter topic, where there is one.
-    "POST /v0/topics/{topic}/redrive": Rule("read write", lambda letters: {"dead_letter": letters + ".dead"}, 1),
+    # It deletes in the dead-letter topic.
+    "POST /v0/topics/{topic}/redrive": Rule("read write delete", lambda letters: {"dead_letter": letters + ".dead"}, 1),
     "GET /v0/health": Rule(anyone=True),
     "GET /healthz": Rule(anyone=True),
     "GET /v0/ready": Rule(anyone=True),
