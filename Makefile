@@ -59,7 +59,7 @@ format: $(READY_DEV) ## let ruff rewrite what it can
 
 torture: $(READY_DEV) ## the long crash runs; goes on where the last run stopped, FRESH=1 begins anew
 	$(PYTHON) -m pytest -p tests.torture --torture-state .torture $(if $(FRESH),--torture-fresh) \
-		-q -m torture -n $(WORKERS) --dist loadgroup $(ONLY)
+		-q -m torture -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(ONLY)
 
 kills: $(READY_DEV) ## kill the server under load, again and again; KILLS=1000 SECONDS=3600 STATE=.kills
 	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.kills import run
 from tests.faults.kills.jobs import Jobs
-from tests.faults.kills.logs import Log, Page, now_ms
+from tests.faults.kills.logs import Log, Page, Sieve, now_ms
 from tests.faults.kills.rounds import Rounds
 from tests.faults.kills.server import Request, Violation
 
@@ -201,3 +201,22 @@ def test_answers_to_a_keyed_write_may_change_places() -> None:
     )
     same.done(200, {"first_seq": 1, "deduped": True})
     write.done(200, {"first_seq": 1, "deduped": False})
+
+
+def test_ephemeral_seq_given_out_again_is_found() -> None:
+    topic = log(durability="ephemeral")
+    append(topic, first=1, n=2)
+    topic.check(page({}, head=2, earliest=3, gaps=[{"reason": "restart", "gap_to": 2}]))
+    with pytest.raises(Violation, match="seq 2 was given to"):
+        append(topic, first=2)
+
+
+def test_copy_in_the_wrong_order_or_place_is_found() -> None:
+    source = log()
+    first, second = append(source, first=1, n=2)
+    with pytest.raises(Violation, match="2 is record 1 of the source, after 2"):
+        Sieve("copy", source, Counter()).check(page({1: second, 2: first}, head=2))
+    sieve = Sieve("copy", source, Counter())
+    sieve.check(page({1: first}, head=1))
+    with pytest.raises(Violation, match="1 was log"):
+        sieve.check(page({1: second}, head=1))

@@ -75,6 +75,8 @@ class Log:
         self._evicts = "ttl" if "ttl_ms" in config else "cap" if "cap_records" in config else ""
         if config.get("discard") == "reject":
             self._evicts = ""
+        if self.life.durability == "ephemeral":
+            self._evicts = "restart"
         self.checked = 0
         self.earliest = 1
         self.retries: deque[Write] = deque(maxlen=8)  # keyed writes, whatever became of them
@@ -172,6 +174,16 @@ class Log:
     def _covered(self, removal: Removal) -> set[int]:
         return {seq for seq, tag in self.tags.items() if seq not in self.gone and removal.covers(seq, tag)}
 
+    def turn(self, rng: Random) -> Request:
+        """Change the class of durability, to one that survives a kill as this one does."""
+        config = {"durability": rng.choice(("fsync", "disk", "memory"))}
+
+        def done(status: int, answer: Any) -> None:
+            require(status in (200, *REFUSED), f"change {self.name}: {status} {answer}")
+            self._tally["class_changes"] += status == 200
+
+        return Request("PUT", f"/v0/topics/{self.name}", config, done)
+
     # --- check ---
 
     @property
@@ -190,9 +202,9 @@ class Log:
         vanished = [seq for seq in self.known if seq > page.low and seq not in page.rows]
         for seq in vanished:
             self._check_absent(seq, lost)
-        for seq in range(page.low + 1, page.head + 1):
+        for seq in range(max(page.low + 1, lost.stop), page.head + 1):
             if seq not in page.rows and seq not in self.known:
-                require(seq in lost or self.life.removals, f"{self.name}: seq {seq} is neither there nor reported")
+                require(self.life.removals, f"{self.name}: seq {seq} is neither there nor reported")
         self._resolve(page, vanished)
         self._tally["checked"] += len(page.rows)
         self.checked, self.earliest = page.head, page.earliest
@@ -282,6 +294,34 @@ class Copy:
         self.checked = page.head
 
 
+class Sieve:
+    """A destination too small for all copies: it has some records of the source, in order, and reports the others."""
+
+    def __init__(self, name: str, source: Log, tally: Tally) -> None:
+        self.name, self.source = name, source
+        self.checked = 0
+        self._seen: dict[int, str] = {}
+        self._tally = tally
+
+    def check(self, page: Page) -> None:
+        """The source is checked before, so that all its records are known."""
+        require(page.head >= self.checked, f"{self.name}: the head went back from {self.checked} to {page.head}")
+        for gap in page.gaps:
+            require(gap["reason"] in ("cap", "mixed", "source_trim"), f"{self.name}: {gap}")
+        last = 0
+        for seq, row in page.rows.items():
+            at = self.source.seq_of.get(row["data"], 0)
+            require(at > last, f"{self.name}: {seq} is record {at} of the source, after {last}")
+            last = at
+            known = self._seen.setdefault(seq, row["data"])
+            require(known == row["data"], f"{self.name}: {seq} was {known[:40]} and is {row['data'][:40]}")
+        lost = max((gap["gap_to"] for gap in page.gaps), default=page.low)
+        missing = [seq for seq in range(lost + 1, page.head + 1) if seq not in page.rows]
+        require(not missing, f"{self.name}: {missing[:3]} are neither there nor reported")
+        self._tally["checked"] += len(page.rows)
+        self.checked = page.head
+
+
 class Churn:
     """One name whose topic is created and dropped again and again."""
 
@@ -341,4 +381,4 @@ class Churn:
         self.doubt = False
 
 
-__all__ = ["REFUSED", "TAGS", "Churn", "Copy", "Log", "Page", "Tally", "Violation", "now_ms", "read"]
+__all__ = ["REFUSED", "TAGS", "Churn", "Copy", "Log", "Page", "Sieve", "Tally", "Violation", "now_ms", "read"]

@@ -12,8 +12,8 @@ from random import Random
 
 from tests.conftest import SMALL_PARTS
 from tests.faults.kills.jobs import Jobs
-from tests.faults.kills.logs import TAGS, Churn, Copy, Log, Tally, now_ms, read
-from tests.faults.kills.server import ANSWER_S, LOST, Connection, Spawner, Violation, require
+from tests.faults.kills.logs import REFUSED, TAGS, Churn, Copy, Log, Sieve, Tally, now_ms, read
+from tests.faults.kills.server import ANSWER_S, LOST, Connection, Request, Spawner, Violation, require
 from tests.faults.test_sigkill import SETTINGS as MEDIUM_PARTS
 
 Load = Callable[[Connection, Random], Awaitable[None]]
@@ -33,7 +33,9 @@ class World:
         self.expiring = Log("expiring", tally, durability="disk", ttl_ms=400)
         self.pruned = Log("pruned", tally, durability="fsync")
         self.full = Log("full", tally, durability="disk", cap_records=80, discard="reject")
-        self.logs = [*keep, self.capped, self.expiring, self.pruned, self.full]
+        self.turning = Log("turning", tally, durability="disk")
+        self.passing = Log("ephemeral", tally, durability="ephemeral")
+        self.logs = [*keep, self.capped, self.expiring, self.pruned, self.full, self.turning, self.passing]
         self.queues = [
             Jobs("work", tally, durability="fsync", leases_durable=True),
             Jobs("tasks", tally, durability="disk", leases_durable=False),
@@ -44,6 +46,7 @@ class World:
         window = Copy("copy-window", keep[0], tally)
         window.capped = True
         self.copies = [*copies, again, only, window]
+        self.sieves = [Sieve("copy-small", keep[1], tally), Sieve("copy-small-again", keep[1], tally)]
         self.churns = [Churn(f"churn-{number}", tally) for number in range(3)]
 
     async def create(self, connection: Connection) -> None:
@@ -55,6 +58,10 @@ class World:
         await self._route(connection, "copy-fsync", "copy-again", guarantee="exactly_once")
         await self._route(connection, "disk", "copy-red", filter=["tag", "Eq", "red"])
         await self._route(connection, "copy-fsync", "copy-window")
+        # Smaller than some records: their copies can never be held.
+        await connection.must("PUT", "/v0/topics/copy-small", {"durability": "disk", "cap_bytes": 1200})
+        await self._route(connection, "copy-disk", "copy-small")
+        await self._route(connection, "copy-small", "copy-small-again")
 
     async def _route(self, connection: Connection, source: str, dest: str, **fields: object) -> None:
         body = {"source": source, "dest": dest, **fields}
@@ -67,17 +74,21 @@ class World:
             self._prune,
             *(self._worker(f"worker-{number}") for number in range(2)),
             self._churn,
+            self._look,
         ]
 
     async def _write(self, connection: Connection, rng: Random) -> None:
         requests = []
         for _ in range(rng.choice((1, 1, 3, 8))):
-            log = rng.choice((*self.plain, *self.plain, self.capped, self.expiring))
+            log = rng.choice((*self.plain, *self.plain, self.capped, self.expiring, self.turning, self.passing))
             keyed = log in self.plain and rng.random() < 0.3
             requests.append(log.write(rng, n=rng.choice((1, 1, 3, 20)), tag=rng.choice(TAGS), keyed=keyed))
         await connection.send(requests)
 
     async def _prune(self, connection: Connection, rng: Random) -> None:
+        if rng.random() < 0.05:
+            await connection.send([self.turning.turn(rng)])
+            return
         log = rng.choice((self.pruned, self.full))
         request = log.delete(rng) if rng.random() < 0.25 else log.write(rng, n=rng.choice((1, 7)), tag=rng.choice(TAGS))
         await connection.send([request])
@@ -90,6 +101,18 @@ class World:
 
     async def _churn(self, connection: Connection, rng: Random) -> None:
         await connection.send(rng.choice(self.churns).next(rng))
+
+    async def _look(self, connection: Connection, rng: Random) -> None:
+        """What a monitoring system does all the time, and during the start."""
+        path = rng.choice(("/v0/metrics", "/v0/metrics", "/v0/topics?page_size=1000", "/v0/routers", "/v0/ready"))
+
+        def done(status: int, answer: object) -> None:
+            fine = (200,) if path == "/v0/metrics" else (200, *REFUSED)
+            require(status in fine, f"GET {path}: {status} {answer}")
+            self.tally["scrapes"] += path == "/v0/metrics"
+
+        await connection.send([Request("GET", path, None, done)])
+        await asyncio.sleep(0.003)
 
     def killed(self) -> None:
         for queue in self.queues:
@@ -109,6 +132,8 @@ class World:
             copy.check(await read(connection, copy.name, 0 if everything else copy.checked))
             behind = everything and copy.only is None and copy.checked != copy.source.checked
             require(not behind, f"{copy.name}: ends at {copy.checked}, its source at {copy.source.checked}")
+        for sieve in self.sieves:
+            sieve.check(await read(connection, sieve.name, 0 if everything else sieve.checked))
         for queue in self.queues:
             await queue.check(connection)
         for churn in self.churns:

@@ -176,7 +176,8 @@ class Connection:
 
 def _head_and_body(request: Request) -> bytes:
     body = b"" if request.body is None else msgspec.json.encode(request.body)
-    head = f"{request.method} {request.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    head = f"{request.method} {request.path} HTTP/1.1\r\nhost: localhost\r\naccept: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n"
     return head.encode() + (b"content-type: application/json\r\n\r\n" if body else b"\r\n") + body
 
 
