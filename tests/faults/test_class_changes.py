@@ -263,13 +263,13 @@ def test_a_rise_waits_for_records_of_other_topics_that_are_still_coming_back() -
     server.append("t", "1", durability="disk")
     disk = server.disk.crash("keep")
     after = SimServer(disk, clock=server.clock)
-    after.open(defer_memory=True)
+    after.open()
     after.put("t", durability="ephemeral")
     after.append("t", "2")
     ticket = rise(after)
     assert not ticket.done
-    while after.engine.backlog:
-        after.engine.backlog.some(after.engine)
+    while after.engine.replay_some():
+        pass
     after.tick()
     assert ticket.value().topic.config.durability == "fsync"
     assert after.crash("lose").data("t") == ["1", "2"]

@@ -41,8 +41,10 @@ def survive(moment: Moment[Ledger], mode: CrashMode, *, thorough: bool) -> None:
     """One crash: the restart keeps every promise, a second restart finds the same, and the server works."""
     start = SimServer(moment.disk, clock=SimClock(moment.ms))
     after = start.crash(mode)
+    listed = after.listing()  # before anything else asks for a topic
     moment.ledger.check(after, mode)
     found = after.view()
+    assert listed == {name: _listed(view) for name, view in found.items()}, "the list shows something else"
     again = after.crash("keep")
     assert again.view() == found, "a second start finds something else"
     if thorough:
@@ -51,6 +53,10 @@ def survive(moment: Moment[Ledger], mode: CrashMode, *, thorough: bool) -> None:
             assert lost.view() == found, "what a start showed is gone after the next power loss"
         moment.ledger.check(lost, "reorder" if mode in ("reorder", "zero") else "lose")
         goes_on(again)
+
+
+def _listed(view: View) -> tuple[int, int, int, int]:
+    return view.head, view.earliest, view.live, view.size_bytes
 
 
 def goes_on(server: SimServer) -> None:

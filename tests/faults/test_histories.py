@@ -79,6 +79,7 @@ class Turn:
     tick: bool
     end: str  # "on", "stop", or a crash mode
     crash_call: int | None  # the crash comes at this call of the turn, if it makes so many
+    look: str  # what comes first after a restart: "list", "replay" (a part of what waits), or nothing
 
 
 def turns_of(verbs: st.SearchStrategy[Verb], crash_calls: st.SearchStrategy[int | None]) -> st.SearchStrategy[Turn]:
@@ -90,6 +91,7 @@ def turns_of(verbs: st.SearchStrategy[Verb], crash_calls: st.SearchStrategy[int 
         st.booleans(),
         st.sampled_from(["on", "on", "on", "stop", "keep", "lose", "tear"]),
         crash_calls,
+        st.sampled_from(["", "list", "replay"]),
     )
 
 
@@ -199,11 +201,15 @@ class Pair:
         self.server = SimServer.start(disk, clock=self.clock)
         assert self.server.recovered is not None
         assert self.server.recovered.damage == []
+        listed = self.server.listing() if turn.look == "list" else None
+        if turn.look == "replay":
+            self.server.engine.replay_some(1)
         possible = [state for done, state in states if done >= answered]
         for state in possible:
             state.clock = self.clock
         self.forget(self.oracle, orderly=turn.end == "stop")
         self.oracle = self.compare(possible if died else [self.oracle])
+        assert listed in (None, self.server.listing()), "the first list after a start shows something else"
 
     def forget(self, oracle: Oracle, *, orderly: bool) -> None:
         """What the model knows of ephemeral topics is replaced by what the engine says of them, if that may be."""

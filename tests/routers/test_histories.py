@@ -125,12 +125,16 @@ class Pair:
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(st.lists(verbs, min_size=1, max_size=20), st.integers(0, 20))
-def test_with_routers_every_history_reads_as_the_model_says(history: list[tuple[Any, ...]], crash_at: int) -> None:
+@given(st.lists(verbs, min_size=1, max_size=20), st.integers(0, 20), st.booleans())
+def test_with_routers_every_history_reads_as_the_model_says(
+    history: list[tuple[Any, ...]], crash_at: int, looks: bool
+) -> None:
+    """`looks` is whether every topic is read right after the restart, or the next verb meets them first."""
     pair = Pair()
     for at, verb in enumerate(history):
         pair.play(verb)
         if at == crash_at:
             pair.server = pair.server.crash("keep")
             pair.oracle.clock = pair.server.clock
-            pair.compare()
+            if looks:
+                pair.compare()

@@ -8,7 +8,8 @@ import pytest
 
 from tests.live.manual import ManualLoop, TickingClock, create, manual_app
 from topics.errors import TopicsError, invalid
-from topics.model.topic import ConfigPatch
+from topics.model.topic import ArchiveConfig, ConfigPatch
+from topics.server import metrics
 from topics.server.auth import ANYONE
 from topics.server.handlers import health
 from topics.server.http import Answer, Deferred, Request, Response
@@ -158,3 +159,20 @@ def test_metrics_of_many_topics_take_many_turns_and_are_right() -> None:
     app.engine.drop_topic("t0001")
     app.engine.flush()
     assert app.engine.state.by_class == {"disk": 4_998, "fsync": 1, "memory": 1}
+
+
+@pytest.mark.parametrize("config", [ConfigPatch(type="queue"), ConfigPatch(archive=ArchiveConfig(hold=True))])
+def test_metrics_are_answered_whenever_a_topic_is_dropped_between_their_steps(config: ConfigPatch) -> None:
+    dropped_at, done = 0, False
+    while not done:
+        app, _ = manual_app()
+        app.engine.put_topic("t", config)
+        app.engine.flush()
+        done = True
+        for step, _ in enumerate(metrics.collect(app, ())):
+            if step == dropped_at:
+                app.engine.drop_topic("t")
+                app.engine.flush()
+                done = False
+        dropped_at += 1
+    assert dropped_at > 20

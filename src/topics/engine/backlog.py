@@ -1,97 +1,124 @@
-"""Records of `memory` topics that a start finds in the log: taken up after the server is ready, not before.
+"""Records of `memory` topics that a start finds in the log: replayed after the server is ready, not before.
 
-The class promises nothing across a restart, so its records must not hold up those that were promised. What the log held
-of such a topic is laid aside during recovery and written to the new log, entry by entry, once the server serves: a
-little at a time, or all at once as soon as somebody asks for the topic. The old log stays until that is done.
+The class promises nothing across a restart, so its records must not hold up those that were promised. During recovery
+they are set aside. Once the server serves, they are replayed a few at a time; a topic that is asked for earlier is
+replayed to its end first. The engine finds topics only through `CurrentTopics` until nothing waits any more, so no verb
+meets a topic of which a part is missing. The old log stays until then: it is the only place that has these records.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from topics.engine import apply
-from topics.engine.commit import Ticket
+from topics import logs
+from topics.engine import apply, retention
 from topics.engine.state import Topic
+from topics.errors import Corrupt
 from topics.storage import entry as entries
 from topics.storage import frame
 
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
+log = logs.Log("recovery")
 
-PER_TURN = 64  # entries taken up in one go while others are served
+PER_TURN = 64  # entries replayed in one turn of the loop while requests are served
 
 
 class Backlog:
-    """Frames by topic id, in the order of the log."""
+    """Appends that wait to be replayed, by topic id in the order of the log.
+
+    They are kept as bytes: a hundred thousand objects would cost the garbage collector more than their replay.
+    """
 
     def __init__(self) -> None:
-        self._frames: dict[int, deque[bytes]] = {}
+        self._waiting: dict[int, deque[bytes]] = {}
+        self._heads: dict[int, int] = {}  # the last seq that waits
 
     def __contains__(self, topic: Topic) -> bool:
-        return topic.topic_id in self._frames
+        return topic.topic_id in self._waiting
 
     def __bool__(self) -> bool:
-        return bool(self._frames)
+        return bool(self._waiting)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
 
     def defer(self, state: apply.State, found: frame.Frame, data: bytes) -> bool:
-        """Lays an entry aside if it may wait. An entry of another kind brings what waits before it into effect."""
-        topic = state.by_id.get(found.head.topic_id)
-        if found.head.kind == entries.APPEND:
-            if (
-                topic is None
-                or topic.config.durability != "memory"
-                or topic.config.type != "log"
-                or topic.links is not None
-            ):
-                return False
-            self._frames.setdefault(topic.topic_id, deque()).append(data)
-            return True
-        if entries.CEILING < found.head.kind < entries.ARCHIVED:  # of routers or queues: it may name any topic
-            self.apply_all(state)
-        elif topic is not None:
-            self._apply(state, topic.topic_id)
-        return False
+        """Set the entry in a frame aside if it may wait. Otherwise replay what it may depend on, and return False.
 
-    def apply_all(self, state: apply.State) -> None:
-        """Everything takes effect here and now, as on a start that has to know where each topic ends."""
-        for topic_id in list(self._frames):
-            self._apply(state, topic_id)
+        `data` is the whole frame.
+        """
+        kind, topic_id, first, count = found.head
+        topic = state.by_id.get(topic_id)
+        if kind != entries.APPEND:
+            if entries.CEILING < kind < entries.ARCHIVED:  # of routers or queues: it may name any topic
+                self.replay_all(state)
+            elif topic is not None:
+                self.replay(state, topic)
+            return False
+        if topic is None or not _may_wait(topic):
+            return False
+        head = self._heads.get(topic_id, topic.head)
+        if first > head + 1:  # seqs are missing, which recovery has to report
+            self.replay(state, topic)
+            return False
+        if first > head:  # otherwise the log repeats an entry, as it does after a failed sync
+            self._waiting.setdefault(topic_id, deque()).append(data)
+            self._heads[topic_id] = first + count - 1
+        return True
 
-    def take_up(self, engine: Engine, topic: Topic, limit: int | None = None) -> None:
-        """Writes up to `limit` entries of the topic (all of them without one) to the log and into effect."""
-        waiting = self._frames[topic.topic_id]
-        for _ in range(len(waiting) if limit is None else min(limit, len(waiting))):
-            engine.commits.stage(self._ticket(engine.state, topic, waiting.popleft()))
+    def replay(self, state: apply.State, topic: Topic) -> None:
+        """Replay everything that waits for this topic."""
+        self._heads.pop(topic.topic_id, None)
+        for data in self._waiting.pop(topic.topic_id, ()):
+            _replay(state, topic, data)
+
+    def replay_all(self, state: apply.State) -> None:
+        for topic_id in list(self._waiting):
+            self.replay(state, state.by_id[topic_id])
+
+    def replay_some(self, state: apply.State, limit: int) -> None:
+        """Replay at most `limit` entries of the topic that has waited longest."""
+        topic_id, waiting = next(iter(self._waiting.items()))
+        for _ in range(min(limit, len(waiting))):
+            _replay(state, state.by_id[topic_id], waiting.popleft())
         if not waiting:
-            del self._frames[topic.topic_id]
-            topic.changing = False
-        engine.commits.settle()
-
-    def some(self, engine: Engine) -> None:
-        """A little of it, of whichever topic comes first."""
-        topic = engine.state.by_id.get(next(iter(self._frames)))
-        if topic is None:
-            del self._frames[next(iter(self._frames))]
-        else:
-            self.take_up(engine, topic, PER_TURN)
-
-    def hold(self, state: apply.State) -> None:
-        """From now on a verb that wants such a topic has it taken up first."""
-        for topic_id in self._frames:
-            if (topic := state.by_id.get(topic_id)) is not None:
-                topic.changing = True
-
-    def _apply(self, state: apply.State, topic_id: int) -> None:
-        for data in self._frames.pop(topic_id, ()):
-            apply.replay(state, _entry(data))
-
-    def _ticket(self, state: apply.State, topic: Topic, data: bytes) -> Ticket:
-        entry = _entry(data)
-        return Ticket(topic=topic, frame=data, apply=lambda _: apply.replay(state, entry))
+            del self._waiting[topic_id], self._heads[topic_id]
 
 
-def _entry(data: bytes) -> entries.Entry:
-    found = frame.decode(memoryview(data), 0)
-    assert found is not None, "the frame was whole when it was laid aside"
-    return entries.decode(found[0], path="", at=0)
+def _replay(state: apply.State, topic: Topic, data: bytes) -> None:
+    whole = frame.decode(memoryview(data), 0)
+    assert whole is not None, "the frame was whole when it was set aside"
+    found = whole[0]
+    try:
+        apply.replay(state, entries.decode(found, path="", at=0))
+    except Corrupt as error:  # its checksum holds, so another version of this program wrote it
+        last = found.head.first + found.head.count - 1
+        log.error("entry_unreadable", topic=topic.name, first_seq=found.head.first, last_seq=last, reason=error.what)
+        retention.skip_to(topic, last + 1, "corrupt")
+
+
+def _may_wait(topic: Topic) -> bool:
+    return topic.config.durability == "memory" and topic.config.type == "log" and topic.links is None
+
+
+class CurrentTopics(Mapping[str, Topic]):
+    """All topics by name, each replayed to its end before it is returned. Names alone replay nothing."""
+
+    def __init__(self, state: apply.State, backlog: Backlog) -> None:
+        self._state = state
+        self._backlog = backlog
+
+    def __getitem__(self, name: str) -> Topic:
+        topic = self._state.by_name[name]
+        if topic in self._backlog:
+            self._backlog.replay(self._state, topic)
+        return topic
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.by_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state.by_name
+
+    def __len__(self) -> int:
+        return len(self._state.by_name)

@@ -4,7 +4,7 @@ effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -14,8 +14,9 @@ from msgspec import Struct
 from topics import logs
 from topics.clock import Clock
 from topics.engine import apply, ceilings, retention, scheduler
+from topics.engine import backlog as backlogs
 from topics.engine.append import joined, render
-from topics.engine.backlog import Backlog
+from topics.engine.backlog import Backlog, CurrentTopics
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, expire_and_read
 from topics.engine.room import check_possible
@@ -83,11 +84,11 @@ class Engine:
         self.clock = clock
         self.limits = limits or Limits()
         self.state = state or apply.State(max_keys=self.limits.max_idempotency_keys)
-        self.topics = self.state.topics
+        self.topics: Mapping[str, Topic] = self.state.by_name
         self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, join=_join)
         self.logged = log is not None
         self._grown: dict[Topic, None] = {}
-        self.backlog = Backlog()
+        self._backlog = Backlog()
         self.saver: Saver | None = None  # see `Store.when_saved`
         self.routers = Routers(self)
 
@@ -95,9 +96,28 @@ class Engine:
         """From now on changes are logged. For an engine whose state was recovered after it was made."""
         self.commits.attach(log)
         self.logged = True
-        self.backlog = backlog or self.backlog
-        self.backlog.hold(self.state)
+        if backlog:
+            self.await_replay(backlog)
         self.routers.attach()
+
+    def await_replay(self, backlog: Backlog) -> None:
+        """Serve a state of which some records still wait to be replayed: a topic is replayed when it is asked for."""
+        self._backlog = backlog
+        self.topics = CurrentTopics(self.state, backlog)
+        if self.limits.max_total_bytes:  # what is left of a quota depends on the records of every topic
+            self.replay_all()
+
+    def replay_some(self, limit: int | None = None) -> bool:
+        """Replay up to `limit` of the entries that wait; return whether there are more."""
+        if self._backlog:
+            self._backlog.replay_some(self.state, backlogs.PER_TURN if limit is None else limit)
+        if not self._backlog:
+            self.topics = self.state.by_name
+        return bool(self._backlog)
+
+    def replay_all(self) -> None:
+        self._backlog.replay_all(self.state)
+        self.topics = self.state.by_name
 
     def flush(self) -> None:
         """Ends the turn: what was staged goes to the log."""
@@ -341,8 +361,6 @@ class Engine:
     def _settled(self, name: str) -> Topic | None:
         """The topic, once nothing that is under way can change what a verb decides about it."""
         topic = self.topics.get(name)
-        if topic is not None and topic.changing and topic in self.backlog:
-            self.backlog.take_up(self, topic)
         if name in self.commits.creating or (topic is not None and topic.pending):
             self.commits.settle()
             topic = self.topics.get(name)

@@ -81,7 +81,7 @@ class Directory:
         except BaseException:
             self._dir.close()
             raise
-        self.topics = state.topics
+        self.topics = state.by_name
         for topic in self.topics.values():
             if topic.config.ttl_ms:
                 retention.expire(topic, now_ms)

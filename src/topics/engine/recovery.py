@@ -87,7 +87,7 @@ def _recover(
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
         for topic in snapshot.topics:
             restore_topic(datadir, state, shelf, topic, cold_dir, damage)
-        state.names.rebuild(state.topics)
+        state.names.rebuild(state.by_name)
         checkpoint.load_state(state, snapshot.extra)
     since = 0 if snapshot is None else snapshot.wal_number
     replayed = 0
@@ -105,11 +105,11 @@ def _recover(
                     cut.append(f"{file.path} at byte {item.at}: {size} bytes of an unfinished write")
                     log.warning("torn_tail_cut", file=file.path, offset=item.at, bytes=size)
                     break
+                backlog.replay_all(state)  # what is missing now depends on where each topic ends
                 _note_damage(state, file, item, damage)
             else:
-                replayed += 1
-                if not defer_memory or not backlog.defer(state, item.frame, file.data[item.at : item.end]):
-                    replayed -= 1 - _replay(state, item, file, damage)
+                defers = defer_memory and not damage and backlog.defer(state, item.frame, file.data[item.at : item.end])
+                replayed += 1 if defers else _replay(state, item, file, damage)
                 progress((done + item.end) / total)
             resume = (file.number, item.end)
         done += walfile.written_end(file.data)
@@ -121,12 +121,12 @@ def _recover(
     restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
     after_power_loss = not clean and not same_boot and restored is None and (snapshot is not None or bool(files))
     if damage or after_power_loss or restored is not None or not defer_memory:
-        backlog.apply_all(state)
+        backlog.replay_all(state)
     if restored is not None:
         _begin_new_lives(state, msgspec.msgpack.decode(restored, type=int))
     routers.catch_up()
     found_ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
-    _close_gaps(state, after_power_loss=after_power_loss, restored=restored is not None)
+    _close_gaps(state, backlog, after_power_loss=after_power_loss, restored=restored is not None)
     routers.end()
     skipped = found_ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
     _make_durable(datadir, files)
@@ -327,23 +327,24 @@ def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> N
 
 def _begin_new_lives(state: State, restored_ms: int) -> None:
     """A backup brought back is another history from here on: readers of the old one must be able to tell."""
-    for topic in state.topics.values():
+    for topic in state.by_name.values():
         state.last_epoch = max(restored_ms, state.last_epoch + 1)
         topic.begin_life(state.last_epoch)
 
 
-def _close_gaps(state: State, *, after_power_loss: bool, restored: bool) -> None:
+def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, restored: bool) -> None:
     """Never give out a seq again that may have been acknowledged; report those that are not there as lost.
 
     A restored directory is another history with epochs of its own: its seqs go on behind the last known one.
     """
-    for topic in state.topics.values():
+    for topic in state.by_name.values():
         durability = topic.config.durability
         if durability == "ephemeral":
             retention.lose_all(topic, "restart")
         # A change that was refused may be in the log after a power loss, and the topic have gone on in memory.
         unlogged = durability == "ephemeral" or topic.topic_id in state.risen
         if (unlogged and not restored) or (after_power_loss and durability != "fsync"):
+            backlog.replay(state, topic)
             retention.skip_to(topic, topic.ceiling + 1, "restart")
         archive.recovered(topic)
 

@@ -354,8 +354,8 @@ class _Verifier:
         for text in found.damage:
             if not any(text.startswith(path) for path in told):
                 self._found(text.partition(" at byte ")[0], 0, text, RESTORE)
-        for name in sorted(state.topics):
-            topic = state.topics[name]
+        for name in sorted(state.by_name):
+            topic = state.by_name[name]
             self._lose_what_is_damaged(topic)
             self._account(topic)
 

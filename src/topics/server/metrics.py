@@ -98,7 +98,7 @@ def collect_while_recovering(startup: Startup) -> list[Metric]:
 
 def _totals(app: TopicsApp, leases: int) -> Iterator[Metric]:
     state = app.engine.state
-    yield _gauge("topics_topics", "Topics.", len(state.topics))
+    yield _gauge("topics_topics", "Topics.", len(app.engine.topics))
     yield Metric(
         "topics_topics_by_class", "gauge", "Topics by durability class.",
         [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
@@ -173,12 +173,12 @@ def _topics(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
     for name, help, value in columns:
         samples: list[Sample] = [("", "topic", topic.name, value(topic)) for topic in shown]
         yield Metric(f"topics_topic_{name}", "gauge", help, samples)
-    queues = [topic for topic in shown if topic.queue is not None]
     for name, help in (("queue_ready", "Claimable jobs per queue."), ("queue_in_flight", "Leased jobs per queue.")):
         field = name.removeprefix("queue_")
         yield Metric(
             f"topics_topic_{name}", "gauge", help,
-            [("", "topic", topic.name, getattr(topic.queue, field)) for topic in queues],
+            # Asked for each metric: a topic may be dropped between two steps.
+            [("", "topic", topic.name, getattr(topic.queue, field)) for topic in shown if topic.queue is not None],
         )  # fmt: skip
     yield _gauge(
         "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(names) > limit)

@@ -118,7 +118,7 @@ class Storage:
         storage.backlog = found.backlog
         log.info(
             "recovered",
-            topics=len(state.topics),
+            topics=len(state.by_name),
             records=state.totals.records,
             entries=found.entries,
             damaged=len(found.damage),
@@ -131,24 +131,19 @@ class Storage:
         self._app.engine.saver = self.store.when_saved
         commits.gather_turns = GATHER_TURNS
         self._tick()
-        self._take_up()
+        self._replay_some()
 
-    def _take_up(self) -> None:
-        """Brings back what `memory` topics had, a little in each turn of the loop."""
-        engine = self._app.engine
-        if engine.backlog and not self._closing:
-            engine.backlog.some(engine)
-            self._app.loop.call_soon(self._take_up)
+    def _replay_some(self) -> None:
+        """Replay records of `memory` topics, a few in each turn of the loop."""
+        if not self._closing and self._app.engine.replay_some():
+            self._app.loop.call_soon(self._replay_some)
 
     async def close(self) -> None:
         """An orderly stop: everything into a last snapshot, so that the next start has nothing to replay."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        engine = self._app.engine
-        # Bound: each round takes entries out of the backlog, and nothing puts any in after the start.
-        while engine.backlog and not self.wal.broken:
-            engine.backlog.some(engine)
+        self._app.engine.replay_all()
         await self._last_checkpoint()
         for worker in (self._store_worker, self._sync_worker):
             await worker.close()

@@ -140,12 +140,11 @@ class SimServer:
         server.open()
         return server
 
-    def open(self, *, defer_memory: bool = False) -> Recovered:
-        """`defer_memory` leaves records of `memory` topics in the engine's backlog, as a server does."""
+    def open(self) -> Recovered:
+        """Start as a server does: records of `memory` topics wait until a verb, or `replay_some`, brings them back."""
         self._dir.open()
-        self.recovered = self.store.recover(lambda share: None, defer_memory=defer_memory)
-        if defer_memory:
-            self.engine.attach(self.wal, self.recovered.backlog)
+        self.recovered = self.store.recover(lambda share: None, defer_memory=True)
+        self.engine.await_replay(self.recovered.backlog)
         return self.recovered
 
     def stop(self) -> SimServer:
@@ -154,6 +153,7 @@ class SimServer:
         return self.next(self.disk)
 
     def close(self) -> None:
+        self.engine.replay_all()
         self.store.checkpoint(clean=True)
         self.store.close()
 
@@ -203,6 +203,7 @@ class SimServer:
             piece()
 
     def checkpoint(self) -> bool:
+        self.engine.replay_all()  # a server takes no checkpoint before
         return self.store.checkpoint()
 
     # --- looking
@@ -235,6 +236,12 @@ class SimServer:
     def by_seq(self, name: str) -> dict[int, str]:
         found = [_decode(row, type=_Row) for row in self.walk(name)[0]]
         return {row.seq: bytes(row.data).decode() for row in found}
+
+    def listing(self) -> dict[str, tuple[int, int, int, int]]:
+        """What the list of topics shows: head, earliest, count and bytes of each."""
+        page, more = self.engine.expire_and_list(prefix="", after="", limit=1000)
+        assert not more
+        return {topic.name: (topic.head, topic.earliest, topic.count, topic.bytes) for topic in page}
 
     def view(self) -> dict[str, View]:
         """All topics as their clients see them, for comparing one life with another."""
