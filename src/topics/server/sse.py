@@ -69,7 +69,7 @@ def check_accept(request: Request) -> None:
     """
     accept = (request.headers.get(b"accept") or b"*/*").lower()
     takes = any(_takes_events(part) for part in accept.split(b","))
-    if not takes or (names_any(accept, (*PAGE_MEDIA, *PART_MEDIA)) and not names_any(accept, (NAMED,))):
+    if not takes or (names_any(accept, (*PAGE_MEDIA, *PART_MEDIA)) and not names_any(accept, (NAMED, b"text/*"))):
         raise TopicsError(Code.NOT_ACCEPTABLE, "this answer is an event stream: send accept: text/event-stream")
 
 
