@@ -335,6 +335,21 @@ def test_a_change_that_changes_nothing_is_refused_while_a_refused_one_may_be_in_
     assert server.crash("keep").engine.topics["d"].config.cap_records == 0
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_power_loss_while_refused_writes_are_taken_back_damages_nothing(seed: int) -> None:
+    server = SimServer.start(SimDisk(seed=seed))
+    server.append("f", "1", durability="fsync", cap_records=9)  # a cap keeps every write in a frame of its own
+    server.append("d", "1")
+    server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
+    for name in ("f", "d", "f", "f"):  # one sync for all; the write in the middle waits for none and stays
+        server.engine.append(name, request("2"))
+    server.engine.flush()
+    after = server.crash("tear")
+    assert after.recovered is not None
+    assert after.recovered.damage == []
+    assert after.data("f") == ["1"] + ["2"] * (len(after.data("f")) - 1)
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("block", range(20))
 def test_many_schedules_break_no_promise(block: int, counts: Counts) -> None:

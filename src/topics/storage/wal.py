@@ -143,7 +143,8 @@ class Wal:
                 self._file.pwrite(frames[0] if len(frames) == 1 else b"".join(frames), self.tail)
         except OSError as error:
             # Any part of it may stand behind the tail. A frame whose last byte is zero counts as cut short.
-            self._take_back(frames, self._file, self.tail, b"\0")
+            self._mark(frames, self._file, self.tail, b"\0")
+            self._erase()
             self._refuse(frames, error, broken=True)
         self.read_only = None
         self.tail += size_bytes
@@ -225,7 +226,8 @@ class Wal:
         refused = {id(frame) for frame in frames}
         for frame in frames:
             if (place := self._places.get(id(frame))) is not None:
-                self._take_back([frame], *place, bytes([frames_of.REFUSED]))
+                self._mark([frame], *place, bytes([frames_of.REFUSED]))
+        self._erase()
         # In place: a sync under way counts on the order.
         self._unsynced = [b"" if id(frame) in refused else frame for frame in self._unsynced]
         self._voided = True
@@ -377,23 +379,26 @@ class Wal:
         self._fail(error, broken=broken)
         raise LogFailed(self.read_only, written=broken) from error
 
-    def _take_back(self, frames: list[bytes], file: File, at: int, last: bytes) -> None:
-        """End every frame of these, which stand in `file` from `at` on, with the byte `last`."""
+    def _mark(self, frames: list[bytes], file: File, at: int, last: bytes) -> None:
+        """Note that every frame of these, which stand in `file` from `at` on, must end with the byte `last`."""
         for frame in frames:
             self._erasures += [(file, at + end - 1, last) for end in frames_of.ends(frame)]
             at += len(frame)
-        self._erase()
 
     def _erase(self) -> None:
-        """Write the last bytes of refused frames. What cannot be written now is tried again with every tick."""
-        left = []
-        for file, at, last in self._erasures:
+        """Write the last bytes of refused frames, the newest frame first.
+
+        A power loss can come between two of these writes. An older frame without a newer one is a log that ends early;
+        a newer one without an older one would be damage. So an error ends it here, too: the next tick goes on.
+        """
+        while self._erasures:
+            file, at, last = self._erasures[-1]
             try:
                 file.pwrite(last, at)
             except OSError as error:
                 log.error("cannot_erase", file=file.path, offset=at, reason=_reason(error))
-                left.append((file, at, last))
-        self._erasures = left
+                return
+            self._erasures.pop()
 
     def _locate(self) -> dict[int, tuple[File, int]]:
         """Return file and offset of every frame since the last good sync, by the id of the frame."""
