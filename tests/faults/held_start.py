@@ -1,7 +1,7 @@
 """`topics serve` whose start stops where a test wants to look at it.
 
 HOLD_AT in the environment is the share of the log that recovery replays before it waits for the file HOLD_UNTIL.
-REPLAY_PER_TURN is how many records of `memory` topics come back in each turn of the loop without being asked for.
+With HOLD_REPLAY, records of `memory` topics come back only where a request needs them.
 """
 
 import os
@@ -12,7 +12,8 @@ from typing import Any
 
 from topics.cli import serve
 from topics.cli.main import build_parser
-from topics.engine import backlog, recovery
+from topics.engine import recovery
+from topics.server.storage import Storage
 
 recover = recovery.recover
 
@@ -31,5 +32,6 @@ def held(*args: Any, progress: recovery.Progress, **options: Any) -> recovery.Re
 
 if __name__ == "__main__":
     recovery.recover = held
-    backlog.PER_TURN = int(os.environ.get("REPLAY_PER_TURN", backlog.PER_TURN))
+    if "HOLD_REPLAY" in os.environ:
+        Storage._replay_some = lambda self: None
     sys.exit(serve.execute(build_parser().parse_args(["serve", *sys.argv[1:]])))

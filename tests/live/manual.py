@@ -52,10 +52,10 @@ class ManualLoop:
             call()
 
 
-def manual_app(clock: Clock | None = None, **settings: Any) -> tuple[TopicsApp, ManualLoop]:
+def manual_app(clock: Clock | None = None, state: State | None = None, **settings: Any) -> tuple[TopicsApp, ManualLoop]:
     loop = ManualLoop()
     app = TopicsApp.build(Settings(**settings), clock or SimClock(), loop)  # type: ignore[arg-type]
-    app.serve(State())
+    app.serve(state or State())
     return app, loop
 
 

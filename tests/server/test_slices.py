@@ -1,22 +1,25 @@
 """Requests in slices: how much of them one turn of the loop does, and what becomes of them."""
 
 import json
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from tests.live.manual import ManualLoop, TickingClock, create, manual_app
+from topics.engine.backlog import PER_STEP
 from topics.errors import TopicsError, invalid
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.server import metrics
 from topics.server.auth import ANYONE
-from topics.server.handlers import health
+from topics.server.handlers import health, topics
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.routes import Call
 from topics.server.slices import SLICE_NS, TURN_NS, Slices
 from topics.storage.segments import Cold
 from topics.testing.clock import SimClock
+from topics.testing.harness import SimServer
 
 
 def request() -> Request:
@@ -176,3 +179,26 @@ def test_metrics_are_answered_whenever_a_topic_is_dropped_between_their_steps(co
                 done = False
         dropped_at += 1
     assert dropped_at > 20
+
+
+@pytest.mark.parametrize("handler", [topics.list_topics, health.get_metrics])
+def test_records_that_wait_are_replayed_over_many_turns(handler: Callable[..., Answer]) -> None:
+    server = SimServer.start()
+    for number in range(10 * PER_STEP):
+        server.append(f"t{number % 5}", str(number), durability="memory")
+    after = server.crash("keep")
+    assert after.recovered is not None
+    app, loop = manual_app(TickingClock(), state=after.engine.state)
+    app.engine.await_replay(after.recovered.backlog)
+    call: Any = Call(request(), None, {}, ANYONE)  # type: ignore[arg-type]
+    call.request.headers = {b"accept": b"application/json"}
+    got = answered(handler(app, call))
+    waiting = [len(after.recovered.backlog)]
+    while not got:
+        loop.turn()
+        waiting.append(len(after.recovered.backlog))
+    assert max(before - now for before, now in pairwise(waiting)) <= 4 * PER_STEP
+    assert waiting[0] > waiting[-1] == 0
+    body = json.loads(bytes(got[0].body))  # type: ignore[arg-type]
+    heads = body.get("topics_topic_head_seq") or {row["topic"]: row["head_seq"] for row in body["topics"]}
+    assert heads == {f"t{number}": 2 * PER_STEP for number in range(5)}

@@ -60,7 +60,7 @@ def waiting(tmp_path: Path) -> Iterator[Api]:
             for name in TOPICS:
                 writer.append(name, str(number))
     server = ServerProcess(
-        tmp_path / "server", {"data_dir": tmp_path / "data"}, program=(HELD_START,), variables={"REPLAY_PER_TURN": "0"}
+        tmp_path / "server", {"data_dir": tmp_path / "data"}, program=(HELD_START,), variables={"HOLD_REPLAY": "1"}
     )
     with contextlib.closing(Api(server.url)) as api:
         try:

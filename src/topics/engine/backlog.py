@@ -20,7 +20,7 @@ from topics.storage import frame
 
 log = logs.Log("recovery")
 
-PER_TURN = 64  # entries replayed in one turn of the loop while requests are served
+PER_STEP = 64  # entries replayed in one go while requests are served
 
 
 class Backlog:

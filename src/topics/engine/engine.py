@@ -14,15 +14,15 @@ from msgspec import Struct
 from topics import logs
 from topics.clock import Clock
 from topics.engine import apply, ceilings, retention, scheduler
-from topics.engine import backlog as backlogs
 from topics.engine.append import joined, render
-from topics.engine.backlog import Backlog, CurrentTopics
+from topics.engine.backlog import PER_STEP, Backlog, CurrentTopics
 from topics.engine.commit import Commits, Log, NoLog, Ticket
 from topics.engine.read import Query, Reading, expire_and_read
 from topics.engine.room import check_possible
 from topics.engine.routers import Routers
 from topics.engine.saving import Saver, when_saved
 from topics.engine.state import FIRST_CEILING, Topic
+from topics.engine.steps import Steps
 from topics.engine.terms import only_for_queues
 from topics.errors import Code, TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
@@ -107,13 +107,18 @@ class Engine:
         if self.limits.max_total_bytes:  # what is left of a quota depends on the records of every topic
             self.replay_all()
 
-    def replay_some(self, limit: int | None = None) -> bool:
+    def replay_some(self, limit: int = PER_STEP) -> bool:
         """Replay up to `limit` of the entries that wait; return whether there are more."""
         if self._backlog:
-            self._backlog.replay_some(self.state, backlogs.PER_TURN if limit is None else limit)
+            self._backlog.replay_some(self.state, limit)
         if not self._backlog:
             self.topics = self.state.by_name
         return bool(self._backlog)
+
+    def replay_in_steps(self) -> Steps[None]:
+        """Replay everything that waits, for a verb that looks at many topics."""
+        while self.replay_some():
+            yield None
 
     def replay_all(self) -> None:
         self._backlog.replay_all(self.state)

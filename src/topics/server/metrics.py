@@ -45,6 +45,7 @@ def collect(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
 
     In steps: queues and archives are looked for among all topics. A step is a metric, or `TOPICS_A_STEP` topics.
     """
+    yield from app.engine.replay_in_steps()
     leases = yield from _leases(app)
     archived = yield from _archived(app, prefixes)
     parts = (

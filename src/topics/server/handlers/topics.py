@@ -17,6 +17,7 @@ from topics.server.http import Answer
 if TYPE_CHECKING:
     from topics.engine.commit import Ticket
     from topics.engine.state import Topic
+    from topics.engine.steps import Steps
     from topics.server.app import TopicsApp
     from topics.server.http import Request, Response
     from topics.server.routes import Call
@@ -74,6 +75,12 @@ def _queue_counts(topic: Topic) -> QueueCounts | None:
 
 
 def list_topics(app: TopicsApp, call: Call) -> Answer:
+    """In slices: right after a start, records of many topics may have to be replayed first."""
+    return app.slices.answer(call.request, _listed(app, call))
+
+
+def _listed(app: TopicsApp, call: Call) -> Steps[Answer]:
+    yield from app.engine.replay_in_steps()
     found = query.parse(call.request.query)
     touch = query.flag(found, "touch", default=False)
     page, more = app.engine.expire_and_list(
