@@ -8,7 +8,9 @@ import pytest
 
 from tests.live.manual import TickingClock, create, manual_app
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
+from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.auth import ANYONE
+from topics.server.handshake import BoundedDeflate
 from topics.server.http import Response
 from topics.server.websocket import (
     BYTES_A_TURN,
@@ -16,9 +18,9 @@ from topics.server.websocket import (
     MAX_FRAGMENTS,
     MAX_UNACKED,
     TURN_NS,
-    BoundedDeflate,
     WebSocket,
 )
+from topics.server.writes import LARGE_BYTES
 from topics.testing.clock import SimClock
 
 CLOSE = 0x88
@@ -212,3 +214,51 @@ def test_a_connection_may_have_only_so_many_patterns() -> None:
     assert subscribe("e*") == "subscribed"
     create(client.app, client.loop, ["a1", "e1"])
     assert [lane.topic.name for lane in client.ws._watched.lanes.values()] == ["e1"]
+
+
+def publish(records: bytes, *, request_id: int = 1) -> bytes:
+    return frame(TEXT, b'{"op":"publish","topic":"t","request_id":%d,"records":[%b]}' % (request_id, records))
+
+
+def finish(client: Client) -> None:
+    for _ in range(100_000):
+        if not client.sink.held and not client.loop.soon:
+            return
+        client.turn()
+    raise AssertionError("never finished")
+
+
+def test_a_long_publish_is_decoded_over_many_turns_and_later_ones_wait_for_it() -> None:
+    client = Client()
+    long = rb'{"data":"' + rb"\ud800" * (LARGE_BYTES // 6) + b'"}'
+    client.ws.received(publish(long) + publish(b'{"data":2}', request_id=2))
+    finish(client)
+    assert [answer["request_id"] for answer in client.answers()] == [1, 2]
+    assert [answer["last_seq"] for answer in client.answers()] == [1, 2]
+
+
+def test_a_long_message_that_is_no_publish_is_refused() -> None:
+    client = Client()
+    padding = b" " * MAX_PLAIN_BODY_BYTES
+    client.ws.received(frame(TEXT, b'{"op":"subscribe","topic":"t"%b}' % padding))
+    finish(client)
+    assert [(answer["op"], answer["code"]) for answer in client.answers()] == [("error", "payload_too_large")]
+    client.ws.received(frame(TEXT, b'{"op":"ping"}'))
+    assert client.answers()[-1]["op"] == "pong"
+
+
+def test_a_publish_of_far_too_many_records_is_refused() -> None:
+    client = Client()
+    client.ws.received(publish(b'{"data":1},' * (400_000) + b'{"data":1}'))
+    finish(client)
+    assert client.answers()[0]["code"] == "batch_too_large"
+
+
+def test_a_connection_that_ends_while_a_message_is_decoded_leaves_nothing_behind() -> None:
+    client = Client()
+    client.ws.received(publish(rb'{"data":"' + rb"\ud800" * (LARGE_BYTES // 6) + b'"}'))
+    client.turn()
+    client.ws.closed()
+    while client.loop.soon:
+        client.turn()
+    assert not client.app.engine.topics

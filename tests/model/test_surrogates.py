@@ -1,10 +1,13 @@
 """Half surrogate pairs: legal JSON text, kept token for token, that no decoder of Unicode text takes."""
 
 import json
+import random
+import re
 
 import msgspec
 import pytest
 
+from topics.errors import TopicsError
 from topics.model import surrogates
 
 TEXTS = [
@@ -36,3 +39,48 @@ def test_what_is_no_json_is_refused_all_the_same(text: bytes):
         surrogates.members(text)
     with pytest.raises((msgspec.DecodeError, json.JSONDecodeError)):
         surrogates.value(text)
+
+
+# A backslash and what it escapes; a pair is taken whole, so that what is left with D8 to DF is half of one.
+ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|u[0-9a-fA-F]{4}|.)",
+    re.DOTALL,
+)
+TOKENS = [
+    rb"\ud800", rb"\uDC00", rb"\udbff", rb"\uDFFF", rb"\\", b"\\", b"u", b"d8", b"00", rb"\u00e9", b"x", rb"\n", b'"',
+    b"\xee\x80\x80", rb"\ue000", rb"\ud8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_halves_are_found_wherever_the_text_is_cut(seed: int):
+    dice = random.Random(seed)
+    for _ in range(40):
+        text = b"".join(dice.choice(TOKENS) for _ in range(dice.randint(0, 14)))
+        expected = sorted(found.start() for found in ESCAPE.finditer(text) if found[1] is not None)
+        for piece in (1, 3, 7, 100):
+            finder = surrogates._Finder(text)
+            found = [finder.lone_halves(at, min(at + piece, len(text))) for at in range(0, len(text), piece)]
+            assert sorted(at for some in found for at in some.tolist()) == expected, text
+
+
+def test_long_texts_are_masked_in_many_steps(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(surrogates, "PIECE_BYTES", 64)
+    text = b'{"a":"' + rb"\ud800x" * 500 + b'"}'
+    assert sum(1 for _ in surrogates.mask_steps(text)) >= 2 * len(text) // 64
+    assert json.loads(bytes(surrogates.members(text)["a"])) == "\ud800x" * 500
+
+
+def test_a_text_without_a_free_block_of_characters_is_refused():
+    every_block = "".join(chr((block << 11) + 1) for block in range(1, 32) if block != 0xD800 >> 11)
+    with pytest.raises(TopicsError, match="every kind"):
+        surrogates.mask(json.dumps(every_block).encode() + rb'"\ud800"')
+    all_but_one = every_block.replace(chr((20 << 11) + 1), "").encode() + rb"\ud800"
+    masked = surrogates.mask(all_but_one)
+    assert masked is not None
+    assert masked.block == 20
+
+
+def test_members_are_counted_with_their_broken_names():
+    assert surrogates.count_members(rb'{"\ud800":1,"\uDBFF":2,"b":"\ud83d"}') == 3
+    assert surrogates.count_members(b'{"a":1}') == 1

@@ -129,6 +129,20 @@ def packed(unit: bytes, size_bytes: int, *, before: bytes = b'{"records":[', aft
     return flood
 
 
+def large_bodies(port: int) -> None:
+    """Requests that are no writes, with as much to decode as a body can have."""
+    for path, before, unit in (
+        ("/v0/topics/bystander/diff", b'{"filter":[', b"[],"),
+        ("/v0/topics/bystander/diff", b'{"node":[', b'"a",'),
+        ("/v0/topics/bystander/delete", b'{"seqs":[', b"1,"),
+        ("/v0/watch", b'{"topics":{', b'"a":{},'),
+    ):
+        for size_bytes in (MIB, 64 * MIB):
+            body = before + repeated(unit, size_bytes - 64) + unit[:-1] + (b"}}" if before[-1:] == b"{" else b"]}")
+            status, answer = exchange(port, "POST", path, body)
+            assert status in (200, 400, 404, 413), (status, answer)
+
+
 def patterns(count: int, *, word: str = "no") -> dict[str, object]:
     return {f"{word}{at:04}*": {} for at in range(count)}
 
@@ -202,7 +216,12 @@ RECORD_REQUESTS: dict[str, Case] = {
     "delete all": Case(asks("POST", "/v0/topics/gone/delete", {"match": ["tag", "Glob", "g*"]})),
     "gzip of half pairs": Case(packed(rb"\ud800", 64 * MIB, before=b'{"records":[{"data":"', after=b'"}]}')),
     "gzip of half pairs, many": Case(packed(rb'{"data":"\ud800\udbff"},', MIB // 4)),
+    "gzip of half pairs in metas": Case(packed(b'{"data":1,"meta":{"a":"' + rb"\ud800:" * 2000 + b'"}},', 60 * MIB)),
     "gzip of records": Case(packed(b'{"data":' + b"1" * 6000 + b"},", 60 * MIB)),
+    "gzip of too many records": Case(packed(b'{"data":1},', 64 * MIB)),
+    "gzip of escapes, no JSON": Case(packed(rb"\n", 64 * MIB, before=b'{"records":[{"data":"', after=b'"}]')),
+    "gzip of nested objects": Case(packed(b'{"data":[' + b"{}," * 2000 + b"1]},", 60 * MIB)),
+    "large bodies of reads": Case(large_bodies),
 }
 
 FLOODS = {"nothing": nothing} | SOCKET_FLOODS | HTTP_FLOODS

@@ -91,7 +91,10 @@ MEANINGS = {
     Code.NOT_A_QUEUE: "Only a topic of type `queue` can do this.",
     Code.EPOCH_MISMATCH: "The request speaks of another life of the topic: it was dropped and made again, or restored.",
     Code.SESSION_GONE: "The watch session ended while its stream was open. Make a new one.",
-    Code.PAYLOAD_TOO_LARGE: "The body is larger than `TOPICS_MAX_BODY_BYTES`, as sent or once unpacked. Split it.",
+    Code.PAYLOAD_TOO_LARGE: (
+        "The body is larger than `TOPICS_MAX_BODY_BYTES`, as sent or once unpacked, or than 1 MiB where it is no "
+        "write. Split it."
+    ),
     Code.UNSUPPORTED_MEDIA_TYPE: "A body needs `content-type: application/json`, and no encoding but gzip.",
     Code.TOPIC_FULL: 'The topic has `discard: "reject"` and no room. Nothing of the write was kept.',
     Code.THROTTLED: "The server runs late, or a cap (`detail.limit`) is reached. Wait, then try again.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -185,7 +185,7 @@ Command = Subscribe | Unsubscribe | Publish | Ping
 class Addressed(Struct):
     """The little that is read of a command that is wrong, to say which one it was."""
 
-    request_id: Any = None
+    request_id: RequestId = None
 
 
 # --- answers

@@ -12,6 +12,7 @@ from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.apply import SegmentLimits, State
 from topics.engine.engine import Engine
+from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.server.answer import error_answer
@@ -36,6 +37,7 @@ from topics.server.storage import Storage
 from topics.server.table import ROUTES
 from topics.server.throttle import Throttle
 from topics.server.watch import Sessions
+from topics.server.writes import LARGE_BYTES
 from topics.storage.segments import Cold
 from topics.storage.stats import WalStats
 
@@ -180,8 +182,24 @@ class TopicsApp:
     def _serve(self, call: Call) -> Answer:
         """Run the handler for a caller that may have this done now: a retry is authorised again."""
         if self._guard is not None:
+            if call.route.decode_steps is not None and call.wanted is None and len(call.request.body) > LARGE_BYTES:
+                return self.decode_and_serve(call)
             self._guard.authorise(self.engine, call)
         return call.route.handler(self, call)
+
+    def decode_and_serve(self, call: Call) -> Answer:
+        """The same for a large body, which is decoded in slices first."""
+        return self.slices.answer(call.request, self._decode_and_serve(call))
+
+    def _decode_and_serve(self, call: Call) -> Steps[Answer]:
+        assert call.route.decode_steps is not None
+        call.wanted = yield from call.route.decode_steps(call.request.body, self.engine.limits)
+        for _ in range(COLD_TRIES):
+            try:
+                return self._serve(call)
+            except Cold as cold:
+                yield cold
+        raise _unreadable(Cold(lambda: None))
 
     def _handle_early(self, call: Call) -> Answer:
         """A request that arrives before the data is recovered."""

@@ -8,7 +8,9 @@ from urllib.parse import unquote_to_bytes
 
 from msgspec import Struct
 
+from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError, invalid
+from topics.model.records import Limits
 from topics.server.http import Answer, Request
 from topics.server.operations import Operation, Scope
 
@@ -40,6 +42,7 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     operation: Operation  # what this asks for, and what a key needs for it
     body: Any = None  # request type, None where a body means nothing
     decode: Callable[[bytes], Any] | None = None  # the body as the operation looks at it, where that has names in it
+    decode_steps: Callable[[bytes, Limits], Steps[Any]] | None = None  # the same for one larger than `LARGE_BYTES`
     answers: dict[int, Any] = {}  # status → type of the answer
     errors: tuple[Code, ...] = ()
     query: tuple[Parameter, ...] = ()

@@ -1,13 +1,16 @@
-"""Requests that may take long: their steps run a slice at a time, and other requests come in between.
+"""Work that may take long: its steps run a slice at a time, and requests come in between.
 
-All of them together get `TURN_NS` of a turn of the loop, and take turns among themselves after `SLICE_NS` each.
+All such work together gets `TURN_NS` of a turn of the loop and is done in turns of `SLICE_NS`.
 """
 
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, Future
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import Any, Generic, TypeVar
 
 from topics import logs
 from topics.clock import Clock
@@ -18,19 +21,20 @@ from topics.server.http import Answer, Deferred, Request, Response
 from topics.storage.segments import Cold
 
 log = logs.Log("app")
+T = TypeVar("T")
 
 TURN_NS = 2_000_000
 SLICE_NS = 500_000
 
 
 class Slices:
-    """The requests under way that one slice was not enough for."""
+    """The work under way that one slice was not enough for."""
 
     def __init__(self, loop: AbstractEventLoop, pool: Executor, clock: Clock) -> None:
         self.loop = loop
         self.pool = pool
         self.tick_ns = clock.monotonic_ns
-        self._waiting: deque[_Sliced] = deque()  # for their next slice
+        self._waiting: deque[_Sliced[Any]] = deque()  # for their next slice
         self._scheduled = False
 
     def answer(self, request: Request, steps: Steps[Answer]) -> Answer:
@@ -38,17 +42,37 @@ class Slices:
 
         The first slice runs here, and raises what the steps raise.
         """
-        sliced = _Sliced(self, request, steps)
+        deferred = Deferred(on_cancel=steps.close)
+
+        def finish(answer: Answer) -> None:
+            if isinstance(answer, Deferred):
+                deferred.on_cancel, deferred.on_hurry = answer.cancel, answer.hurry
+                answer.then(deferred.resolve)
+            else:
+                assert isinstance(answer, Response)
+                deferred.resolve(answer)
+
+        def fail(error: TopicsError) -> None:
+            deferred.resolve(error_answer(error, request))
+
+        sliced = _Sliced(self, steps, finish, fail)
         try:
             cold = sliced.run(self.tick_ns() + SLICE_NS)
         except StopIteration as end:
             answer: Answer = end.value
             return answer
         sliced.go_on(cold)
-        return sliced.deferred
+        return deferred
 
-    def wait(self, sliced: _Sliced) -> None:
-        """Give the request a slice in a later turn."""
+    def run(self, steps: Steps[T], finish: Callable[[T], None], fail: Callable[[TopicsError], None]) -> None:
+        """Run the steps, from the next turn on, and call `finish` with what they end with, or `fail`.
+
+        Neither is called once the steps were closed.
+        """
+        _Sliced(self, steps, finish, fail).go_on(None)
+
+    def wait(self, sliced: _Sliced[Any]) -> None:
+        """Give the work a slice in a later turn."""
         self._waiting.append(sliced)
         if not self._scheduled:
             self._scheduled = True
@@ -66,19 +90,21 @@ class Slices:
             self.loop.call_soon(self._turn)
 
 
-class _Sliced:
-    """One request."""
+class _Sliced(Generic[T]):
+    """One piece of work."""
 
-    __slots__ = ("_request", "_slices", "_steps", "deferred")
+    __slots__ = ("_fail", "_finish", "_slices", "_steps")
 
-    def __init__(self, slices: Slices, request: Request, steps: Steps[Answer]) -> None:
+    def __init__(
+        self, slices: Slices, steps: Steps[T], finish: Callable[[T], None], fail: Callable[[TopicsError], None]
+    ) -> None:
         self._slices = slices
-        self._request = request
         self._steps = steps
-        self.deferred = Deferred(on_cancel=steps.close)
+        self._finish = finish
+        self._fail = fail
 
     def run(self, ends_ns: int) -> Cold | None:
-        """Run steps until the slice is over or one of them needs the disk. Raises `StopIteration` with the answer."""
+        """Run steps until the slice is over or one of them needs the disk. Raises `StopIteration` with the result."""
         cold = next(self._steps)
         while cold is None and self._slices.tick_ns() < ends_ns:
             cold = next(self._steps)
@@ -92,22 +118,22 @@ class _Sliced:
             self._slices.loop.run_in_executor(self._slices.pool, cold.load).add_done_callback(self._loaded)
 
     def slice(self, ends_ns: int) -> None:
-        if self.deferred.cancelled:
+        if self._is_closed():
             return
         try:
             cold = self.run(ends_ns)
         except StopIteration as end:
             self._finish(end.value)
         except TopicsError as error:
-            self._finish(error_answer(error, self._request))
+            self._fail(error)
         except Exception as error:
             log.failure("handler_failed", error)
-            self._finish(error_answer(TopicsError(Code.INTERNAL, "internal error"), self._request))
+            self._fail(TopicsError(Code.INTERNAL, "internal error"))
         else:
             self.go_on(cold)
 
     def _loaded(self, done: Future[None]) -> None:
-        if self.deferred.cancelled:
+        if self._is_closed():
             return
         failure = done.exception()
         if failure is None:
@@ -115,13 +141,8 @@ class _Sliced:
             return
         log.failure("cannot_read", failure)
         unreadable = "stored records cannot be read from the disk; the server's log says why"
-        self._finish(error_answer(TopicsError(Code.INTERNAL, unreadable), self._request))
+        self._fail(TopicsError(Code.INTERNAL, unreadable))
 
-    def _finish(self, answer: Answer) -> None:
-        deferred = self.deferred
-        if isinstance(answer, Deferred):
-            deferred.on_cancel, deferred.on_hurry = answer.cancel, answer.hurry
-            answer.then(deferred.resolve)
-        else:
-            assert isinstance(answer, Response)
-            deferred.resolve(answer)
+    def _is_closed(self) -> bool:
+        """Whether nobody waits for the result any more: its client has left."""
+        return getgeneratorstate(self._steps) == GEN_CLOSED

@@ -5,7 +5,7 @@ from topics.model import queue, router, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
-from topics.server import operations
+from topics.server import operations, writes
 from topics.server.handlers import archives, health, queues, records, routers, scan, topics, watch
 from topics.server.routes import Parameter, Route
 
@@ -48,7 +48,8 @@ ROUTES = [
     Route(
         method="POST", path="/v0/topics/{topic}", handler=records.append, operation=operations.APPEND,
         summary="Append records; all of them or none",
-        body=WriteRequest, decode=records.decode_write, answers={200: wire.Written, 201: wire.Written},
+        body=WriteRequest, decode=writes.decode_write, decode_steps=writes.decode_write_steps,
+        answers={200: wire.Written, 201: wire.Written},
         errors=(
             Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.TOPIC_NOT_FOUND, Code.TOPIC_FULL, Code.THROTTLED,
             Code.READ_ONLY,

@@ -10,22 +10,20 @@ not read from until its input was handled.
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import Enum
-from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from wsproto import events
 from wsproto.connection import Connection, ConnectionState, ConnectionType
-from wsproto.extensions import Extension, PerMessageDeflate
+from wsproto.extensions import Extension
 from wsproto.frame_protocol import CloseReason
 
 from topics import logs
 from topics.errors import Code, TopicsError, invalid
 from topics.model import surrogates
+from topics.model.records import Limits
 from topics.model.watch import (
     DEFAULT_HEARTBEAT_MS,
     Addressed,
@@ -38,14 +36,14 @@ from topics.model.watch import (
     check_name,
     is_pattern,
 )
-from topics.model.wire import decode_body
+from topics.model.wire import MAX_PLAIN_BODY_BYTES, decode_body
 from topics.server.auth import authorise
-from topics.server.http import Header, Response, Upgrade
+from topics.server.http import Response, Upgrade
 from topics.server.lanes import Event, Lane, Rendered, socket_payload
 from topics.server.live import LiveConnection
 from topics.server.operations import operation_of
-from topics.server.pages import may_call
 from topics.server.watch import Watched, lanes_of, resolve
+from topics.server.writes import LARGE_BYTES, decode_steps
 from topics.storage.segments import Cold
 
 if TYPE_CHECKING:
@@ -53,12 +51,9 @@ if TYPE_CHECKING:
     from topics.engine.state import Topic
     from topics.server.app import TopicsApp
     from topics.server.auth import Caller
-    from topics.server.http import Request
-    from topics.server.routes import Call
 
 log = logs.Log("websocket")
 
-ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 MAX_UNACKED = 1024  # publishes under way, above which the client is not read from
 UNANSWERED_PINGS = 3
 FRAMES_A_TURN = 64  # as many as HTTP requests of one connection: `HttpLimits.max_pipelined`
@@ -68,103 +63,9 @@ PACKED_PIECE_BYTES = 1 << 10  # of compressed input, which can grow a thousandfo
 MAX_FRAGMENTS = 1 << 16  # of one message: fragments of 1 KiB are enough for the largest
 
 _decode_command = msgspec.json.Decoder(Command)
+_decode_publish = msgspec.json.Decoder(Publish)
 _decode_address = msgspec.json.Decoder(Addressed)
 _encode = msgspec.json.encode
-
-
-# --- the handshake
-
-
-def accept(app: TopicsApp, call: Call) -> WebSocket:
-    """The connection, if the request asks for one in the way it should and comes from a page that may."""
-    request = call.request
-    key = _check_handshake(request)
-    _check_origin(app, request)
-    fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", _accept_token(key))]
-    deflate = _negotiate(app, request, fields)
-    head = Response(101, headers=tuple(fields))
-    return WebSocket(app, head, call.caller, deflate=deflate, release=app.open_stream(call.caller))
-
-
-def _check_handshake(request: Request) -> bytes:
-    """RFC 6455 section 4.2.1."""
-    headers = request.headers
-    tokens = [token.strip() for token in headers.get(b"connection", b"").lower().split(b",")]
-    if b"upgrade" not in tokens or headers.get(b"upgrade", b"").strip().lower() != b"websocket":
-        raise invalid("this path speaks WebSocket: ask for an upgrade", field="Upgrade")
-    if headers.get(b"sec-websocket-version", b"").strip() != b"13":
-        raise invalid("the server speaks version 13 of the WebSocket protocol", field="Sec-WebSocket-Version")
-    key = headers.get(b"sec-websocket-key", b"").strip()
-    try:
-        if len(b64decode(key, validate=True)) != 16:
-            raise ValueError
-    except (binascii.Error, ValueError):
-        raise invalid("Sec-WebSocket-Key must be 16 bytes in base64", field="Sec-WebSocket-Key") from None
-    return key
-
-
-def _check_origin(app: TopicsApp, request: Request) -> None:
-    """A page may connect if it comes from this server or from an allowed origin.
-
-    Browsers let any page open a WebSocket anywhere: without this a page on the internet could use the server on its
-    reader's own machine. Programs send no `Origin`.
-    """
-    origin = request.headers.get(b"origin", b"").decode("latin-1")
-    if not origin or "*" in app.settings.cors_origins:
-        return
-    allowed = frozenset(one.lower() for one in app.settings.cors_origins)
-    if not may_call(origin, request.headers.get(b"host"), allowed):
-        raise TopicsError(Code.FORBIDDEN, "pages of this origin may not connect", detail={"origin": origin[:256]})
-
-
-def _accept_token(key: bytes) -> bytes:
-    return b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
-
-
-def _negotiate(app: TopicsApp, request: Request, fields: list[Header]) -> BoundedDeflate | None:
-    """Compression, where the operator wants it and the client offers it. No window outlives a message."""
-    if not app.settings.ws_deflate:
-        return None
-    for offer in request.headers.get(b"sec-websocket-extensions", b"").decode("latin-1").split(","):
-        if offer.partition(";")[0].strip() != PerMessageDeflate.name:
-            continue
-        deflate = BoundedDeflate(app.settings.max_body_bytes)
-        try:
-            accepted = deflate.accept(offer.strip())
-        except ValueError:  # a window that is no number
-            continue
-        if isinstance(accepted, str):
-            fields.append((b"sec-websocket-extensions", f"{PerMessageDeflate.name}; {accepted}".encode()))
-            return deflate
-    return None
-
-
-class BoundedDeflate(PerMessageDeflate):
-    """permessage-deflate (RFC 7692) that refuses a message as soon as it unpacks to more than it may."""
-
-    def __init__(self, max_message_bytes: int) -> None:
-        super().__init__(client_no_context_takeover=True, server_no_context_takeover=True)
-        self._max_bytes = max_message_bytes
-        self._left_bytes = max_message_bytes
-
-    def frame_inbound_payload_data(self, proto: Any, data: bytes) -> bytes | CloseReason:
-        if not self._inbound_compressed or not self._inbound_is_compressible:
-            return data
-        assert self._decompressor is not None
-        try:
-            unpacked = self._decompressor.decompress(bytes(data), self._left_bytes + 1)
-        except Exception:
-            return CloseReason.INVALID_FRAME_PAYLOAD_DATA
-        self._left_bytes -= len(unpacked)
-        return CloseReason.MESSAGE_TOO_BIG if self._left_bytes < 0 else unpacked
-
-    def frame_inbound_complete(self, proto: Any, fin: bool) -> bytes | CloseReason | None:
-        if fin and self._inbound_is_compressible:
-            self._left_bytes = self._max_bytes
-        return super().frame_inbound_complete(proto, fin)
-
-
-# --- frames
 
 
 def text_frame(payload: bytes) -> bytes:
@@ -190,8 +91,8 @@ class WebSocket(LiveConnection, Upgrade):
     """One connection: its subscriptions, and the publishes that wait for the log."""
 
     __slots__ = (
-        "_caller", "_deflated", "_fragments", "_input", "_message", "_pings", "_unacked", "_unfed", "_watched",
-        "_ws",
+        "_caller", "_decoding", "_deflated", "_fragments", "_input", "_message", "_pings", "_unacked", "_unfed",
+        "_watched", "_ws",
     )  # fmt: skip
 
     reports_too_old = False
@@ -202,7 +103,7 @@ class WebSocket(LiveConnection, Upgrade):
         head: Response,
         caller: Caller,
         *,
-        deflate: BoundedDeflate | None,
+        deflate: Extension | None,
         release: Callable[[], None],
     ) -> None:
         super().__init__(app, head, release=release, heartbeat_ms=DEFAULT_HEARTBEAT_MS)
@@ -215,6 +116,7 @@ class WebSocket(LiveConnection, Upgrade):
         self._fragments = 0  # of that message
         self._input = Input.READING
         self._unfed = b""  # input that `_ws` has not seen yet
+        self._decoding: Generator[None, None, Command] | None = None  # of a long message
         self._unacked = 0
         self._pings = 0  # sent since the client was last heard
 
@@ -279,8 +181,8 @@ class WebSocket(LiveConnection, Upgrade):
         self._pace()
 
     def _is_blocked(self) -> bool:
-        """Whether the client does not take its answers, or has as many publishes under way as it may."""
-        return self.full or self._unacked >= MAX_UNACKED
+        """Whether the client does not take its answers, or has as much under way as it may."""
+        return self.full or self._unacked >= MAX_UNACKED or self._decoding is not None
 
     def _unblock(self) -> None:
         if self._input is Input.BLOCKED and self.open and not self._is_blocked():
@@ -341,6 +243,8 @@ class WebSocket(LiveConnection, Upgrade):
 
     def ended(self) -> None:
         self._let_go()
+        if self._decoding is not None:
+            self._decoding.close()
         self._watched.discharge()
 
     def fail(self, code: int, message: str) -> None:
@@ -368,10 +272,35 @@ class WebSocket(LiveConnection, Upgrade):
     # --- commands
 
     def _obey(self, text: bytes) -> None:
-        request_id: RequestId = None
+        if len(text) > LARGE_BYTES:
+            self._decode_in_slices(text)
+            return
         try:
-            command = self._decode(text)
-            request_id = command.request_id
+            command: Command = decode_body(_decode_command, text, surrogates.decode)
+        except TopicsError as error:
+            self._refuse(error, _address(text))
+        else:
+            self._carry_out(command)
+
+    def _decode_in_slices(self, text: bytes) -> None:
+        """Decode a long message while others are served. What comes behind it waits."""
+
+        def finish(command: Command) -> None:
+            self._decoding = None
+            self._carry_out(command)
+            self._unblock()
+
+        def fail(error: TopicsError) -> None:
+            self._decoding = None
+            self._refuse(error, _address(text))
+            self._unblock()
+
+        self._decoding = _decode_steps(text, self.app.engine.limits)
+        self.app.slices.run(self._decoding, finish, fail)
+
+    def _carry_out(self, command: Command) -> None:
+        request_id = command.request_id
+        try:
             operation, targets = operation_of(command)
             authorise(self.app.engine, self._caller, operation, *targets, wanted=command)
             if isinstance(command, Publish):
@@ -383,20 +312,16 @@ class WebSocket(LiveConnection, Upgrade):
             elif isinstance(command, Ping):
                 self._answer({"op": "pong"}, request_id)
         except TopicsError as error:
-            self._refuse(error, request_id if request_id is not None else _address(text))
+            self._refuse(error, request_id)
         except Cold as cold:
-            self.app.hub.load(cold, lambda failure: self._loaded(text, failure))
+            self.app.hub.load(cold, lambda failure: self._loaded(command, failure))
 
-    def _loaded(self, text: bytes, failure: BaseException | None) -> None:
+    def _loaded(self, command: Command, failure: BaseException | None) -> None:
         if failure is not None:
             log.failure("cannot_read", failure)
-            self._refuse(TopicsError(Code.INTERNAL, "stored records cannot be read"), _address(text))
+            self._refuse(TopicsError(Code.INTERNAL, "stored records cannot be read"), command.request_id)
         elif self.open:
-            self._obey(text)
-
-    def _decode(self, text: bytes) -> Command:
-        command: Command = decode_body(_decode_command, text, surrogates.decode)
-        return command
+            self._carry_out(command)
 
     def _subscribe(self, command: Subscribe) -> None:
         wanted = resolve(self.app, command.watched(), command, self._caller, lenient=command.lenient)
@@ -522,10 +447,26 @@ class WebSocket(LiveConnection, Upgrade):
         self._refuse(error, None, topics=names)
 
 
-def _address(text: bytes) -> RequestId:
-    """The `request_id` of a command that could not be understood, if that much can be."""
+def _decode_steps(text: bytes, limits: Limits) -> Generator[None, None, Command]:
+    """Decode a long message. Only a publish can be longer than the body of a request that is no write."""
+    if len(text) <= MAX_PLAIN_BODY_BYTES and not text.startswith(b'{"op":"publish"'):
+        other: Command = decode_body(_decode_command, text, surrogates.decode)
+        return other
     try:
-        found = _decode_address.decode(text).request_id
+        publish: Publish = yield from decode_steps((_decode_publish,), text, limits)
+    except TopicsError as error:
+        if error.detail is not None and error.detail.get("field") == "op":
+            what = f"a message of more than {MAX_PLAIN_BODY_BYTES} bytes can only be a publish"
+            raise TopicsError(Code.PAYLOAD_TOO_LARGE, what, detail={"max": MAX_PLAIN_BODY_BYTES}) from None
+        raise
+    return publish
+
+
+def _address(text: bytes) -> RequestId:
+    """The `request_id` of a command that could not be understood, if that much can be. Not of a long message."""
+    if len(text) > MAX_PLAIN_BODY_BYTES:
+        return None
+    try:
+        return _decode_address.decode(text).request_id
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return found if isinstance(found, str | int) else None

@@ -48,6 +48,7 @@ class RouterOracle(Oracle):
             if topic not in self.topics:
                 self.put(topic, ConfigPatch())
         source, dest = self.topics[request.source], self.topics[request.dest]
+        assert not isinstance(request.filter, list), "the model knows exact tags only"
         match = None if request.filter is None else TagMatch("Eq", request.filter)
         old = self.rules.get(name)
         if old is not None and (old.source, old.dest) == (source, dest):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from topics.engine.pickdelete import delete_seqs
 from topics.engine.read import Query, Reading, Tombstone
 from topics.engine.state import Topic
 from topics.errors import TopicsError, invalid
-from topics.model import surrogates
 from topics.model.records import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
@@ -24,7 +22,6 @@ from topics.model.records import (
     STORED_FORM,
     DeleteRequest,
     DiffRequest,
-    PlainWriteRequest,
     Projection,
     WriteRequest,
     node_set,
@@ -35,26 +32,28 @@ from topics.server import query as querystring
 from topics.server import throttle
 from topics.server.answer import error_answer, json_answer, performance, when_done
 from topics.server.http import Answer, Deferred, Request, Response
+from topics.server.writes import LARGE_BYTES, decode_write
 
 if TYPE_CHECKING:
     from topics.engine.commit import Ticket
     from topics.server.app import TopicsApp
     from topics.server.routes import Call
 
-_decode_write = msgspec.json.Decoder(WriteRequest)
-_decode_plain = msgspec.json.Decoder(PlainWriteRequest)
 _decode_diff = msgspec.json.Decoder(DiffRequest)
 _decode_delete = msgspec.json.Decoder(DeleteRequest)
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
 SMALL_BYTES = 16 << 10  # of an answer that is put together here
-BATCH_BYTES = 1 << 10  # of a request that probably has many records
 _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
 
 
 def append(app: TopicsApp, call: Call) -> Answer:
     request = call.request
-    write: WriteRequest = call.wanted or decode_write(request.body)
+    write: WriteRequest | None = call.wanted
+    if write is None:
+        if len(request.body) > LARGE_BYTES:
+            return app.decode_and_serve(call)
+        write = decode_write(request.body)
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or querystring.flag(querystring.parse(request.query), "return_seqs", default=True)
@@ -62,17 +61,6 @@ def append(app: TopicsApp, call: Call) -> Answer:
     if app.pressed:
         return throttle.append(app, call.params["topic"], write, request, encode)
     return when_done(app.engine.append(call.params["topic"], write), request, encode)
-
-
-def decode_write(body: bytes) -> WriteRequest:
-    """A batch is tried as one of plain records first: what cannot be there need not be looked for in each of them."""
-    write: WriteRequest
-    if len(body) > BATCH_BYTES:
-        with contextlib.suppress(TopicsError):
-            write = decode_body(_decode_plain, body)
-            return write
-    write = decode_body(_decode_write, body, surrogates.decode)
-    return write
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:

@@ -10,10 +10,10 @@ from topics.model.watch import WatchCreated, WatchRequest
 from topics.model.wire import decode_body
 from topics.server import cursors, query
 from topics.server.answer import json_answer, performance
+from topics.server.handshake import accept
 from topics.server.http import Answer
 from topics.server.sse import check_accept
 from topics.server.watch import WatchStream
-from topics.server.websocket import accept
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp

@@ -1,0 +1,57 @@
+"""Bodies that are large for what they ask: refused with a clear error, and before they take long."""
+
+import json
+
+import pytest
+
+from tests.contract.api import Api
+from topics.model.outline import is_slow
+from topics.model.wire import MAX_PLAIN_BODY_BYTES
+
+
+def test_a_body_with_far_too_many_records_is_refused(api: Api, topic: str):
+    body = b'{"records":[' + b'{"data":1},' * 400_000 + b'{"data":1}]}'
+    error = api.refused(400, "batch_too_large", "POST", f"/v0/topics/{topic}", raw=body)
+    assert error["detail"]["max"] == 10_000
+
+
+def test_a_large_batch_of_nested_objects_is_taken(api: Api, topic: str):
+    data = [{"n": n, "inner": [{}] * 8} for n in range(4000)]
+    body = json.dumps({"records": [{"data": data}] * 16, "node": "a"}).encode()
+    assert is_slow(body)
+    answer = api.call("POST", f"/v0/topics/{topic}", raw=body)
+    assert answer.json()["count"] == 16
+    assert api.diff(topic, limit=1)["records"][0]["data"] == data
+
+
+@pytest.mark.parametrize("wrong", ['{"data":1,"tag":7}', '{"tag":"x"}', "7"])
+def test_the_record_at_fault_is_named_in_a_body_that_is_decoded_in_parts(api: Api, topic: str, wrong: str):
+    fine = '{"data":[' + "{}," * 30_000 + "1]}"
+    body = ('{"records":[' + f"{fine}," * 30 + f"{wrong},{fine}]}}").encode()
+    assert is_slow(body)
+    error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", raw=body)
+    assert error["detail"]["field"].startswith("records[30]")
+
+
+@pytest.mark.parametrize("size", [1, 40_000])
+def test_half_pairs_in_a_batch_of_any_size_come_back_as_they_were(api: Api, topic: str, size: int):
+    text = '"' + "\\ud800\\uDC00\\udbff\\n" * size + '"'
+    api.append_raw(topic, text.encode())
+    assert api.call("POST", f"/v0/topics/{topic}/diff", {}).text.count(text) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("diff", b'{"node":["%b"]}'),
+        ("delete", b'{"seqs":[1],"match":"%b"}'),
+        ("ack", b'{"node":"%b","seqs":[1]}'),
+    ],
+)
+def test_a_request_that_is_no_write_has_a_smaller_limit(api: Api, topic: str, path: str, body: bytes):
+    api.put(topic, type="queue")
+    fits = body % (b"x" * (MAX_PLAIN_BODY_BYTES - len(body) + 2))
+    assert len(fits) == MAX_PLAIN_BODY_BYTES
+    assert api.call("POST", f"/v0/topics/{topic}/{path}", raw=fits).status_code in (200, 400)
+    error = api.refused(413, "payload_too_large", "POST", f"/v0/topics/{topic}/{path}", raw=fits + b" ")
+    assert error["detail"]["max"] == MAX_PLAIN_BODY_BYTES

@@ -1,0 +1,101 @@
+"""The outline of a write: the same records as the decoder finds, whatever the text holds and wherever it is cut."""
+
+import json
+import random
+from collections.abc import Generator
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import pytest
+
+from topics.errors import Code, TopicsError
+from topics.model import outline
+from topics.model.outline import Outline
+from topics.model.records import Limits
+
+TEXTS = [1, "x", 'a"b', "\\", "{[", "records", None, ']}\\"', "\\\\"]
+T = TypeVar("T")
+
+
+def finish(steps: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def some_value(dice: random.Random, depth: int) -> Any:
+    kind = dice.random()
+    if depth > 3 or kind < 0.3:
+        return dice.choice(TEXTS)
+    if kind < 0.6:
+        return [some_value(dice, depth + 1) for _ in range(dice.randint(0, 4))]
+    return {dice.choice(["records", "a", 'q"']): some_value(dice, depth + 1) for _ in range(dice.randint(0, 3))}
+
+
+def some_write(dice: random.Random) -> dict[str, Any]:
+    names = dice.sample(["config", "node", "x", "recordsx"], dice.randint(0, 4))
+    write = {name: some_value(dice, 0) for name in names}
+    write["records"] = [{"data": some_value(dice, 0)} for _ in range(dice.randint(0, 6))]
+    shuffled = list(write.items())
+    dice.shuffle(shuffled)
+    return dict(shuffled)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_parts_hold_whole_records_and_together_all_of_them(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(outline, "PART_BYTES", 1)
+    for _ in range(10):
+        write = some_write(dice)
+        body = json.dumps(write, separators=dice.choice([(",", ":"), (" , ", " :\n")])).encode()
+        body = body.replace(b'"records"', rb'"\u0072ecords"', dice.randint(0, 1))
+        count = len(write["records"])
+        for piece_bytes in (1, 7, 4096):
+            monkeypatch.setattr(outline, "PIECE_BYTES", piece_bytes)
+            found: Outline = finish(outline.outline(body, Limits(max_batch_records=max(count, 1))))
+            assert json.loads(b"[%b]" % body[found.low : found.high]) == write["records"]
+            cuts = [*found.parts, found.high]
+            parts = [body[low:high].strip().rstrip(b",") for low, high in pairwise(cuts)]
+            assert list(map(json.loads, parts)) == write["records"]
+            if count > 1:
+                with pytest.raises(TopicsError) as refused:
+                    finish(outline.outline(body, Limits(max_batch_records=count - 1)))
+                assert refused.value.code is Code.BATCH_TOO_LARGE
+
+
+def test_looking_ends_with_the_first_record_too_many() -> None:
+    body = b'{"records":[' + b'{"data":1},' * 300_000 + b'{"data":1}]}'
+    taken: list[None] = []
+    with pytest.raises(TopicsError):
+        taken.extend(outline.outline(body, Limits()))
+    assert len(taken) < 3
+
+
+def test_looking_ends_where_a_record_is_far_too_long() -> None:
+    body = b'{"records":[{"data":1},{"data":"' + rb"\n" * (8 << 20) + b'"}]}'
+    taken: list[None] = []
+    with pytest.raises(TopicsError) as refused:
+        taken.extend(outline.outline(body, Limits()))
+    assert (refused.value.code, refused.value.detail and refused.value.detail["record"]) == (Code.RECORD_TOO_LARGE, 1)
+    assert len(taken) < (4 << 20) // outline.PIECE_BYTES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{}", b'{"a":[{}]}', b'{"records":[{}', b'{"records":{}}', b'{"records":[],"records":[]}', b"", b"\\", b"]]"],
+)
+def test_what_has_no_outline_is_invalid(body: bytes) -> None:
+    with pytest.raises(TopicsError) as refused:
+        finish(outline.outline(body, Limits()))
+    assert refused.value.code is Code.INVALID_REQUEST
+
+
+def test_bodies_that_decode_slowly_are_told_by_samples() -> None:
+    size = 64 << 20
+    assert outline.is_slow(b'{"records":[' + b'{"data":1},' * (size // 11))
+    assert outline.is_slow(b'{"records":[{"data":"' + rb"\n" * (size // 2))
+    assert not outline.is_slow(b'{"records":[' + (b'{"data":"' + b"x" * 6000 + b'"},') * (size // 6000))
+    assert not outline.is_slow(b'{"data":1},' * 50_000)
