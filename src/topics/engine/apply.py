@@ -15,6 +15,7 @@ from topics.model.records import TagMatch
 from topics.model.topic import TopicConfig
 from topics.storage import entry as log
 from topics.storage.columns import extend, extend_plain
+from topics.storage.ledger import Ledger
 from topics.storage.segments import MemorySegment, Segment
 
 DELETED = 1
@@ -50,6 +51,7 @@ class State:
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
         self.routers: Any = None  # see `router_replay.table_of`
+        self.ledger: Ledger | None = None  # of a running server: told of topics and their ceilings
         self.risen: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
         self.rises = 0  # how often the class of a topic came to promise more than the log has, see `promises_more`
 
@@ -81,9 +83,16 @@ def create(state: State, entry: log.Create) -> Topic:
     state.add(topic)
     state.next_topic_id = max(state.next_topic_id, entry.topic_id + 1)
     state.last_epoch = max(state.last_epoch, entry.epoch)
+    note(state, topic)
     for tell in state.created:
         tell(topic)
     return topic
+
+
+def note(state: State, topic: Topic) -> None:
+    """Tell the ledger what it has to know of the topic."""
+    if state.ledger is not None:
+        state.ledger.note_topic(topic.topic_id, topic.name, topic.epoch, topic.config, topic.ceiling_staged)
 
 
 def configure(state: State, topic: Topic, entry: log.Configure) -> None:
@@ -103,6 +112,7 @@ def configure(state: State, topic: Topic, entry: log.Configure) -> None:
     if config.ttl_ms:
         retention.expire(topic, at_ms)
     retention.enforce_caps(topic)
+    note(state, topic)
 
 
 def promises_more(old: TopicConfig, new: TopicConfig) -> bool:
@@ -114,6 +124,8 @@ def promises_more(old: TopicConfig, new: TopicConfig) -> bool:
 
 
 def drop(state: State, topic: Topic) -> None:
+    if state.ledger is not None:
+        state.ledger.note_gone(topic.topic_id)
     if state.routers is not None:
         state.routers.drop_topic(topic)
     topic.removed(topic.count, topic.bytes)

@@ -1,8 +1,9 @@
 """Seq ceilings: no seq above the ceiling of a topic is acknowledged before a higher ceiling is durable.
 
-After a crash the log may lack the last records of a topic; of an ephemeral topic it has none. The ceiling bounds the
-seqs that may have been given out, so a start goes on above it and reports the range between as lost. It is raised a
-few thousand seqs at a time, well before the seqs reach it, so that hardly any write waits for it.
+After a crash the log may lack the last records of a topic; of an ephemeral topic it has none. A log file that is cut
+short or missing lacks those of any topic, which is why the ceiling is in the ledger, too. The ceiling bounds the seqs
+that may have been given out, so a start goes on above it and reports the range between as lost. It is raised a few
+thousand seqs at a time, well before the seqs reach it, so that hardly any write waits for it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from topics.engine import apply
 from topics.engine.commit import Ticket
 from topics.engine.state import Topic
 from topics.storage import entry as log
@@ -51,6 +53,7 @@ def _ticket(engine: Engine, topic: Topic, end: int) -> Ticket:
         topic.ceiling_step = min(topic.ceiling_step * 4, MAX_STEP)
     before, ceiling = topic.ceiling_staged, end + topic.ceiling_step
     topic.ceiling_staged = ceiling
+    apply.note(engine.state, topic)
     entry = log.Ceiling(topic.topic_id, ceiling)
 
     def synced() -> None:

@@ -390,7 +390,9 @@ def _move_creating(
     above = append.last > FIRST_CEILING  # the ceiling that the creation implies
     gated = frame is not None and (above or "fsync" in (source.config.durability, config.durability))
     size_bytes = len(append.blob)
-    ticket = engine._stage_create(create, take_effect, gated=gated, then=frame or b"", size_bytes=size_bytes)
+    ticket = engine._stage_create(
+        create, take_effect, gated=gated, then=frame or b"", size_bytes=size_bytes, ceiling=append.last + FIRST_CEILING
+    )
     return _hold(source, ticket)
 
 
@@ -417,7 +419,7 @@ def _hold(source: Topic, ticket: Ticket) -> Ticket:
 def _take_seqs(engine: Engine, dest: Topic, ticket: Ticket) -> None:
     """The seqs of a write are its own from here on, and never given out again once it was acknowledged."""
     end = ticket.first + ticket.count
-    if engine.logged and dest.config.durability != "fsync":
+    if engine.logged:
         ceilings.guard(engine, dest, ticket, end)
     dest.next_seq = end
     dest.staged_count += ticket.count

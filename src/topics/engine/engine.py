@@ -264,7 +264,7 @@ class Engine:
                 ticket.frame = log.encode(entry)
             if durability == "fsync":
                 ticket.gated = True
-            elif first + count > topic.ceiling - topic.ceiling_step // 2:
+            if first + count > topic.ceiling - topic.ceiling_step // 2:
                 ceilings.guard(self, topic, ticket, first + count)
         topic.next_seq = first + count
         topic.staged_count += count
@@ -389,6 +389,7 @@ class Engine:
         gated: bool,
         then: bytes = b"",
         size_bytes: int = 0,
+        ceiling: int = FIRST_CEILING,
     ) -> Ticket:
         """`then` is the frame of a first write that goes with the creation, of `size_bytes`: both or neither."""
         creating = self.commits.creating
@@ -396,6 +397,8 @@ class Engine:
         ticket.gated = gated and self.logged
         if self.logged:
             ticket.frame = log.encode(create) + then
+            if self.state.ledger is not None:  # now, so that one sync covers both
+                self.state.ledger.note_topic(create.topic_id, create.name, create.epoch, create.config, ceiling)
         creating[create.name] = ticket
 
         def finish(ticket: Ticket) -> Any:
@@ -434,9 +437,9 @@ class Engine:
         high = self.logged and entry.last > FIRST_CEILING  # above the ceiling that the creation implies
         then = log.encode(entry) if kept else b""
         ceiling = FIRST_CEILING
-        if high and not kept:
+        if high:
             ceiling += entry.last
-            then = log.encode(log.Ceiling(create.topic_id, ceiling))
+            then += log.encode(log.Ceiling(create.topic_id, ceiling))
 
         def take_effect(ticket: Ticket) -> Appended:
             topic = apply.create(self.state, create)
@@ -446,7 +449,9 @@ class Engine:
             return appended
 
         gated = config.durability == "fsync" or high
-        return self._stage_create(create, take_effect, gated=gated, then=then, size_bytes=len(entry.blob))
+        return self._stage_create(
+            create, take_effect, gated=gated, then=then, size_bytes=len(entry.blob), ceiling=ceiling
+        )
 
     def _append_applied(self, ticket: Ticket) -> Appended:
         topic = ticket.topic

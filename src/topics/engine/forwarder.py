@@ -458,10 +458,8 @@ class Forwarder:
         durability = dest.config.durability
         kept = durability != "ephemeral"
         ticket.frame = log.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
-        if durability == "fsync":
-            ticket.gated = True
-        else:
-            ceilings.guard(engine, dest, ticket, entry.last + 1)
+        ticket.gated = durability == "fsync"
+        ceilings.guard(engine, dest, ticket, entry.last + 1)
         dest.next_seq = entry.first + count
         dest.staged_count += count
         dest.staged_bytes += size_bytes

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from topics import logs
-from topics.engine import apply, archive, checkpoint, queue, retention, router_replay
+from topics.engine import apply, archive, checkpoint, lostlog, queue, retention, router_replay
 from topics.engine.apply import State
 from topics.engine.backlog import Backlog
 from topics.engine.state import Topic
@@ -43,12 +43,14 @@ class Recovered(NamedTuple):
     cut: list[str]  # unfinished writes at the end of the log
     settled: bool  # the snapshot says all of it: a start that goes on from here needs no new one
     backlog: Backlog  # records of `memory` topics, to be taken up once the server serves
+    lost: list[lostlog.Lost]  # seqs that may have been in a part of the log that is not there
 
 
 class LogFile(NamedTuple):
     number: int
     path: str
     data: bytes  # as far as it is valid
+    resume: tuple[int, int] = (0, 0)  # file number and offset at which the log before it ends, if it says so
     last: bool = False  # nothing was written into a later one: a write cut short at its end is the log's own end
 
 
@@ -96,7 +98,12 @@ def _recover(
     cut: list[str] = []
     total = sum(walfile.written_end(file.data) for file in files) or 1  # files are reserved in full: most is zeros
     done = 0
+    check = lostlog.Check(datadir, state, files, since, clean=snapshot is not None and snapshot.clean, damage=damage)
     for file in files:
+        check.before_file(file.number)
+        if damage:
+            backlog.replay_all(state)  # its entries come before those that follow now
+        end = walfile.HEADER_BYTES
         for item in walfile.scan(file.data):
             if isinstance(item, walfile.Damage):
                 torn = item.torn and file.last
@@ -108,20 +115,25 @@ def _recover(
                 backlog.replay_all(state)  # what is missing now depends on where each topic ends
                 _note_damage(state, file, item, damage)
             else:
+                check.entry(item.frame.head)
                 defers = defer_memory and not damage and backlog.defer(state, item.frame, file.data[item.at : item.end])
                 replayed += 1 if defers else _replay(state, item, file, damage)
                 progress((done + item.end) / total)
-            resume = (file.number, item.end)
+            resume, end = (file.number, item.end), item.end
+        check.after_file(file, end)
         done += walfile.written_end(file.data)
+    check.before_file(None)
     numbers = datadir.wal_numbers()
-    next_number = max([*numbers, since, 0]) + 1
+    next_number = max([*numbers, since, check.last_number]) + 1
     clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
+    clean = clean and not damage
     boot_id = datadir.fs.boot_id()
     same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
     restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
     after_power_loss = not clean and not same_boot and restored is None and (snapshot is not None or bool(files))
     if damage or after_power_loss or restored is not None or not defer_memory:
         backlog.replay_all(state)
+    check.end()
     if restored is not None:
         _begin_new_lives(state, msgspec.msgpack.decode(restored, type=int))
     routers.catch_up()
@@ -134,7 +146,7 @@ def _recover(
     if replayed or damage:
         log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
     settled = same_boot and not replayed and not damage and not cut and not skipped
-    return Recovered(number, resume, next_number, replayed, damage, cut, settled, backlog)
+    return Recovered(number, resume, next_number, replayed, damage, cut, settled, backlog, check.lost)
 
 
 def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
@@ -155,6 +167,7 @@ def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapsh
         return number, snapshot
     log_numbers = datadir.wal_numbers()
     began_later = log_numbers[:1] > [1]
+    began_later = began_later or datadir.ledger_numbers()[:1] > [1]
     if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
         # Without it this would be taken for an empty directory, and what is in it for rubbish.
         raise Corrupt(datadir.snapshots_dir, 0, "the snapshot is missing; restore the data directory from a backup")
@@ -238,7 +251,7 @@ def log_files(datadir: DataDir, since: int, damage: list[str]) -> list[LogFile]:
                 log.warning("log_header_copy_damaged", file=path, offset=bad[0])
         if header.resume_number:
             files = [_cut(file, header) for file in files if file.number <= header.resume_number]
-        files.append(LogFile(number, path, data))
+        files.append(LogFile(number, path, data, (header.resume_number, header.resume_offset)))
     for at in range(len(files) - 1, -1, -1):
         files[at] = files[at]._replace(last=True)
         if walfile.written_end(files[at].data) > walfile.HEADER_BYTES:
@@ -261,7 +274,7 @@ def read_part(datadir: DataDir, path: str, at: int, size: int) -> bytes:
 def _cut(file: LogFile, header: walfile.Header) -> LogFile:
     if file.number != header.resume_number:
         return file
-    return LogFile(file.number, file.path, file.data[: header.resume_offset])
+    return file._replace(data=file.data[: header.resume_offset])
 
 
 def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str]) -> int:

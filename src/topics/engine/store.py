@@ -87,6 +87,7 @@ class Store:
         if not found.settled and not found.backlog:
             self._settle_past(found)
         self.wal.begin(found.next_number, resume=found.resume)
+        self.state.ledger = self.wal.ledger
         return found
 
     def _settle_past(self, found: recovery.Recovered) -> None:
@@ -112,6 +113,7 @@ class Store:
         except (OSError, LogFailed) as error:
             log.error("checkpoint_failed", reason=str(error))
             return False
+        self.wal.begin_ledger()
         self._snapshot(self.wal.number, done, clean=clean)
         return True
 
@@ -404,6 +406,7 @@ class Store:
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]
         old += [self.dir.snapshot_path(n) for n in self.dir.snapshot_numbers() if n < number]
+        old += [self.dir.ledger_path(n) for n in self.dir.ledger_numbers() if n < number]
         old += [self.dir.tails_path(n) for n in self.dir.tails_numbers() if n not in keep_tails and n < number]
         for path in [*old, *retired]:
             with suppress(FileNotFoundError):

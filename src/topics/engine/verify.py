@@ -141,6 +141,7 @@ class _Verifier:
         found = [self.dir.wal_path(number) for number in self.dir.wal_numbers()]
         found += [self.dir.snapshot_path(number) for number in self.dir.snapshot_numbers()]
         found += [self.dir.tails_path(number) for number in self.dir.tails_numbers()]
+        found += [self.dir.ledger_path(number) for number in self.dir.ledger_numbers()]
         for topic_id in self.dir.topic_ids():
             found += [self.dir.segment_path(topic_id, first) for first in self.dir.segment_seqs(topic_id)]
         return found
@@ -157,7 +158,7 @@ class _Verifier:
                     text += f" (damaged: {examined.problems[0].what})"
             self.report.notes.append(text)
         folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
-        known = {"LOCK", "FORMAT", "wal", "segments", "snapshots", "lost+found"}
+        known = {"LOCK", "FORMAT", "wal", "segments", "snapshots", "ledger", "lost+found"}
         numbered = {posixpath.basename(path) for path in self._all_files()} | {str(n) for n in self.dir.topic_ids()}
         for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
             for name in self.fs.listdir(folder):
@@ -289,6 +290,7 @@ class _Verifier:
     def _log(self, since: int) -> None:
         files = recovery.log_files(self.dir, since, [])
         self._named.update(self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since)
+        self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= since)
         self.report.log_files = len(files)
         for file in files:
             self._log_header(file)
@@ -350,6 +352,9 @@ class _Verifier:
             what = f"a start would fail: {error or type(error).__name__}"
             self._found(self.dir.root, 0, what, RESTORE_ALL)
             return
+        for lost in found.lost:
+            what = "may have been in the part of the log that is not there"
+            self._damaged_seqs(lost.path, lost.offset, what, lost.topic, lost.first, lost.last)
         told = {finding.file for finding in self.report.damage}
         for text in found.damage:
             if not any(text.startswith(path) for path in told):

@@ -3,6 +3,7 @@
     LOCK                               held for as long as a process has the directory open; names its owner
     FORMAT                             "topics-data 1": the version of this layout and of the files in it
     wal/<number>.wal                   the log
+    ledger/<number>.ledger             what the log behind snapshot <number> must hold, see `ledger.py`
     segments/<topic id>/<first seq>.seg
     snapshots/<number>.snap            metadata and watermarks
     snapshots/<number>.tails           the records that were in no segment yet when that snapshot was taken
@@ -27,7 +28,7 @@ _U64_MAX = (1 << 64) - 1
 _FORMAT = re.compile(rb"topics-data ([0-9]{1,9})\n")
 _NUMBER = re.compile(r"[0-9]{20}")
 _TOPIC_ID = re.compile(r"0|[1-9][0-9]{0,19}")
-_SUBDIRS = ("wal", "segments", "snapshots")
+_SUBDIRS = ("wal", "segments", "snapshots", "ledger")
 _OURS = frozenset({"LOCK", "FORMAT", "FORMAT" + TEMP_SUFFIX, *_SUBDIRS})
 
 
@@ -44,6 +45,7 @@ class DataDir:
         self.wal_dir = posixpath.join(self.root, "wal")
         self.segments_dir = posixpath.join(self.root, "segments")
         self.snapshots_dir = posixpath.join(self.root, "snapshots")
+        self.ledger_dir = posixpath.join(self.root, "ledger")
         self._lock: Lock | None = None
 
     def open(self) -> None:
@@ -160,6 +162,9 @@ class DataDir:
     def tails_path(self, number: int) -> str:
         return posixpath.join(self.snapshots_dir, f"{_digits(number)}.tails")
 
+    def ledger_path(self, number: int) -> str:
+        return posixpath.join(self.ledger_dir, f"{_digits(number)}.ledger")
+
     # What is there, ascending
 
     def wal_numbers(self) -> list[int]:
@@ -170,6 +175,10 @@ class DataDir:
 
     def tails_numbers(self) -> list[int]:
         return self._numbers(self.snapshots_dir, ".tails")
+
+    def ledger_numbers(self) -> list[int]:
+        """None in a directory that only earlier versions have written."""
+        return self._numbers(self.ledger_dir, ".ledger") if self.fs.exists(self.ledger_dir) else []
 
     def topic_ids(self) -> list[int]:
         """Topics with a directory; it may be empty."""
@@ -273,7 +282,8 @@ class DataDir:
         next power loss; once it is built upon, that would be too late to find out. About 40 µs a directory.
         """
         topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
-        for path in (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, *topic_dirs):
+        folders = (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, self.ledger_dir)
+        for path in (*folders, *topic_dirs):
             for name in self.fs.listdir(path):
                 if name.endswith(TEMP_SUFFIX) and (path != self.root or name in _OURS):
                     self.fs.unlink(posixpath.join(path, name))

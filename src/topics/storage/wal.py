@@ -28,10 +28,12 @@ from topics.storage import frame as frames_of
 from topics.storage import walfile
 from topics.storage.datadir import TEMP_SUFFIX, DataDir
 from topics.storage.fs import File
+from topics.storage.ledger import Ledger
 from topics.storage.stats import WalStats
 
 log = logs.Log("wal")
 
+NOTE_NS = 1_000_000_000
 JOIN_BYTES = 64 << 10  # frames that are fewer go to the kernel as one piece: cheaper than one by one
 
 
@@ -99,6 +101,8 @@ class Wal:
         self._callbacks: list[Callable[[], None]] = []
         self._syncing = 0  # syncs given to the worker and not reported back
         self._healing = False
+        self.ledger = Ledger(datadir)
+        self._noted_ns = 0  # when the ledger was last told how far the log is synced
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
         """Opens the log's first file in this process. Blocks. Where that fails the log begins broken, to heal later."""
@@ -112,6 +116,14 @@ class Wal:
         self.number, self.tail = number, walfile.HEADER_BYTES
         self._synced_to = (number, self.tail)
         self._starts = [(0, self._file, self.tail)]
+        self.begin_ledger(resume)
+        self.ledger.write(self.ledger.take())
+
+    def begin_ledger(self, previous: tuple[int, int] = (0, 0)) -> None:
+        """Go on in a new ledger file, for what happens from the beginning of the present log file on."""
+        if self._file is not None:
+            self.ledger.begin(self.number)
+            self.ledger.note_file(self.number, previous=previous, size_bytes=self._file.size())
 
     @property
     def broken(self) -> bool:
@@ -168,6 +180,7 @@ class Wal:
             number = self.number + (2 if self._preparing else 1)  # one that is being prepared is not ours to touch
             file = self._create(number, walfile.Header(number))
         self._behind.append(self._file)
+        self.ledger.note_file(number, previous=self.position, size_bytes=file.size())
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES
         self._starts.append((self._forgotten + len(self._unsynced), file, self.tail))
         self.stats.rotations_total += 1
@@ -241,7 +254,8 @@ class Wal:
             self.heal()
             return
         # Who asked while a sync was under way may be all that is left to do.
-        if (self._unsynced or self._behind or self._callbacks) and not self._syncing:
+        self._note_reached()
+        if (self._unsynced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
             self.sync(lambda failure: None)
         wanted = self.tail > self._file_bytes // 2 or self.read_only is not None
         if wanted and self._spare is None and not self._preparing:
@@ -267,6 +281,7 @@ class Wal:
                 self.read_only = _reason(error)
                 return
             self._file, self.tail = made[0]
+            self.ledger.note_file(number, previous=self._synced_to, size_bytes=self._file.size())
             self.number, self.read_only = number, None
             for file in self._behind:
                 _let_go(file)
@@ -294,6 +309,7 @@ class Wal:
                 _let_go(file)
         self._file = None
         self._behind.clear()
+        self.ledger.close()
 
     def _create(self, number: int, header: walfile.Header, frames: bytes = b"") -> File:
         """A new file, durable, with `frames` in it. It gets its name last: nothing in it counts until all is there."""
@@ -343,12 +359,22 @@ class Wal:
         with self._sync_lock:
             if self._sync_failed:
                 raise OSError(errno.EIO, "an earlier sync of the log failed")
+            notes = self.ledger.take()
             try:
                 for file in files:
                     file.datasync()
             except OSError:
                 self._sync_failed = True
+                self.ledger.put_back(notes)
                 raise
+            self.ledger.write(notes)
+
+    def _note_reached(self) -> None:
+        """Note once a second how far the log is synced, so that an older copy of its last file is noticed."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._noted_ns >= NOTE_NS:
+            self._noted_ns = now_ns
+            self.ledger.note_reached(self._synced_to)
 
     def _synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
         self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)

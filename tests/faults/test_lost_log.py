@@ -1,0 +1,255 @@
+"""Log files that are cut short, missing or replaced: reported, and no seq is given out twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartServer
+from tests.contract.api import Api
+from topics.engine.verify import verify
+from topics.errors import Corrupt
+from topics.storage import walfile
+from topics.storage.fs import RealFs
+from topics.testing.disk import SimDisk
+from topics.testing.harness import ROOT, SimServer
+
+DURABILITIES = ["fsync", "disk", "memory"]
+
+
+def wal_files(disk: SimDisk) -> list[str]:
+    return [path for path in disk.files() if path.endswith(".wal")]
+
+
+def filled(durability: str = "fsync", records: int = 100, *, wal_file_bytes: int = 1 << 16) -> SimServer:
+    server = SimServer.start(SimDisk(seed=7), wal_file_bytes=wal_file_bytes)
+    for number in range(1, records + 1):
+        server.append("t", str(number), durability=durability)
+    rest(server)
+    return server
+
+
+def rest(server: SimServer) -> None:
+    """Long enough for the ledger to hear how far the log is synced."""
+    for _ in range(2):
+        server.clock.advance(ms=2_000)
+        server.tick()
+
+
+def cut(disk: SimDisk, path: str, size: int) -> None:
+    disk.open(path, write=True).truncate(size)
+
+
+def half(disk: SimDisk) -> None:
+    path = last_written(disk)
+    cut(disk, path, walfile.written_end(disk.contents(path)) // 2)
+
+
+def last_written(disk: SimDisk) -> str:
+    return [path for path in wal_files(disk) if walfile.written_end(disk.contents(path)) > walfile.HEADER_BYTES][-1]
+
+
+def empty(disk: SimDisk) -> None:
+    cut(disk, last_written(disk), 0)
+
+
+def delete(disk: SimDisk) -> None:
+    disk.unlink(last_written(disk))
+
+
+def delete_all(disk: SimDisk) -> None:
+    for path in wal_files(disk):
+        disk.unlink(path)
+
+
+def zero_tail(disk: SimDisk) -> None:
+    """The full size, but the second half was never written: an older copy of the file."""
+    path = last_written(disk)
+    data = disk.contents(path)
+    end = walfile.written_end(data)
+    frames = [item.end for item in walfile.scan(data) if isinstance(item, walfile.Found)]
+    keep = max(at for at in frames if at < end // 2)
+    disk.open(path, write=True).pwrite(bytes(end - keep), keep)
+
+
+DAMAGES = [half, empty, delete, delete_all, zero_tail]
+
+
+def check_lost(server: SimServer, disk: SimDisk, head: int) -> SimServer:
+    """The report comes before the start, at the start and to readers; nothing comes twice; the next start is quiet."""
+    report = verify(disk.clone(), ROOT)
+    assert not report.clean
+    assert any(finding.topic == "t" and finding.last_seq >= head for finding in report.damage)
+    after = server.next(disk)
+    assert after.recovered is not None
+    assert after.recovered.damage
+    rows, gaps = after.walk("t")
+    first, last, reason = gaps[-1]
+    assert reason == "corrupt"
+    assert (first, last) == (len(rows) + 1, after.engine.topic("t").head)
+    assert last >= head
+    assert after.append("t", '"new"').first > head
+    found = after.view()
+    again = after.crash("keep")
+    assert again.view() == found
+    assert again.recovered is not None
+    assert again.recovered.damage == []
+    return again
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("durability", DURABILITIES)
+def test_a_log_that_lost_its_end_is_reported_and_reuses_no_seq(
+    durability: str, damage: Callable[[SimDisk], None]
+) -> None:
+    server = filled(durability)
+    disk = server.disk.crash("keep")
+    damage(disk)
+    after = check_lost(server, disk, 100)
+    assert len(after.walk("t")[0]) < 60
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_lost_log_behind_a_snapshot_costs_what_came_after_it(damage: Callable[[SimDisk], None]) -> None:
+    server = filled()
+    server.checkpoint()
+    for number in range(101, 201):
+        server.append("t", str(number))
+    rest(server)
+    disk = server.disk.crash("keep")
+    damage(disk)
+    after = check_lost(server, disk, 200)
+    assert after.data("t")[:100] == [str(number) for number in range(1, 101)]
+
+
+@pytest.mark.parametrize("at", [0, 1, -2, -1])
+def test_a_missing_file_anywhere_in_the_chain_is_reported(at: int) -> None:
+    server = filled(records=200, wal_file_bytes=4096)
+    server.append("t", '"last"')
+    disk = server.disk.crash("keep")
+    files = [path for path in wal_files(disk) if walfile.written_end(disk.contents(path)) > walfile.HEADER_BYTES]
+    assert len(files) > 4
+    held = [
+        item.frame.head.first
+        for item in walfile.scan(disk.contents(files[at]))
+        if isinstance(item, walfile.Found) and item.frame.head.first
+    ]
+    disk.unlink(files[at])
+    report = verify(disk.clone(), ROOT)
+    assert any(finding.file == files[at] for finding in report.damage)
+    after = server.next(disk)
+    rows = after.by_seq("t")
+    lost = {seq for low, high, why in after.engine.topic("t").losses.runs if why == "corrupt"
+            for seq in range(low, min(high, 500) + 1)}  # fmt: skip
+    assert set(range(1, 202)) == set(rows) | {seq for seq in lost if seq <= 201}
+    assert not set(rows) & set(held)
+    assert after.append("t", '"new"').first > 201
+    if at != -1:
+        assert rows[201] == '"last"'
+        assert after.engine.topic("t").head == 202, "what follows tells where the topic ends"
+
+
+def test_topics_that_only_the_lost_part_knew_come_back_empty() -> None:
+    server = filled()
+    server.put("other", durability="fsync", cap_records=7)
+    server.append("other", "1", "2")
+    server.append("gone", "1")
+    server.drop("gone")
+    server.put("t", cap_records=50, durability="fsync")
+    server.tick()
+    disk = server.disk.crash("keep")
+    delete_all(disk)
+    after = server.next(disk)
+    assert sorted(after.engine.topics) == ["other", "t"]
+    other = after.engine.topic("other")
+    assert (other.epoch, other.config.cap_records) == (server.engine.topic("other").epoch, 7)
+    assert after.walk("other")[1][0][2] == "corrupt"
+    assert after.engine.topic("t").config.cap_records == 50
+    assert after.append("brand-new", "1").topic.topic_id > other.topic_id
+
+
+def test_a_file_cut_in_its_unused_end_costs_nothing_if_a_later_one_follows() -> None:
+    server = filled(records=200, wal_file_bytes=4096)
+    disk = server.disk.crash("keep")
+    first = wal_files(disk)[0]
+    cut(disk, first, walfile.written_end(disk.contents(first)))
+    after = server.next(disk)
+    assert after.recovered is not None
+    assert "nothing is lost" in after.recovered.damage[0]
+    assert len(after.data("t")) == 200
+
+
+def test_an_orderly_stop_needs_no_log_file() -> None:
+    server = filled()
+    server.close()
+    delete_all(server.disk)
+    after = server.next(server.disk)
+    assert after.recovered is not None
+    assert after.recovered.damage == []
+    assert after.append("t", "101").first == 101
+
+
+def test_without_snapshot_and_log_a_start_says_what_is_missing() -> None:
+    server = filled()
+    server.checkpoint()
+    disk = server.disk.crash("keep")
+    for path in disk.files():
+        if "/wal/" in path or "/snapshots/" in path:
+            disk.unlink(path)
+    with pytest.raises(Corrupt, match="the snapshot is missing"):
+        server.next(disk)
+
+
+def test_a_log_whose_ledger_cannot_be_written_goes_on() -> None:
+    server = filled(records=3)
+    server.disk.fail(at=len(server.disk.calls), path="*.ledger", times=1 << 62)
+    server.put("u", durability="fsync")
+    assert server.append("t", "4").first == 4
+    server.disk.heal()
+    server.append("t", "5")
+    disk = server.disk.crash("keep")
+    delete_all(disk)
+    assert "u" in server.next(disk).engine.topics, "what could not be written was written later"
+
+
+def test_a_lost_ledger_costs_nothing() -> None:
+    server = filled()
+    disk = server.disk.crash("keep")
+    for path in disk.files():
+        if path.endswith(".ledger"):
+            disk.unlink(path)
+    after = server.next(disk)
+    assert len(after.data("t")) == 100
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "delete"])
+def test_a_server_with_a_damaged_log_starts_and_tells_its_readers(
+    start_server: StartServer, tmp_path: Path, damage: str
+) -> None:
+    data = tmp_path / "data"
+    server = start_server(data_dir=data)
+    api = Api(server.url)
+    api.put("t", durability="fsync")
+    for number in range(100):
+        api.write("t", number)
+    api.close()
+    server.kill()
+    path = max(data.glob("wal/*.wal"), key=lambda file: walfile.written_end(file.read_bytes()))
+    if damage == "delete":
+        path.unlink()
+    else:
+        os.truncate(path, 0 if damage == "empty" else walfile.written_end(path.read_bytes()) // 2)
+    assert not verify(RealFs(), str(data)).clean
+
+    again = start_server(data_dir=data)
+    api = Api(again.url)
+    answer = api.diff("t", from_seq=99)
+    assert answer["tombstone"]["reason"] == "corrupt"
+    assert answer["head_seq"] >= 100
+    assert api.write("t", "new")["first_seq"] > 100
+    assert "log_incomplete" in again.log()
+    api.close()
+    again.kill()  # its log tells of the damage, which an orderly end would not be content with
