@@ -24,7 +24,7 @@ def put(fs: Fs, path: str, content: bytes = b"x") -> None:
 
 def test_opening_creates_the_layout(data: DataDir):
     data.open()
-    assert data.fs.listdir(data.root) == ["FORMAT", "LOCK", "segments", "snapshots", "wal"]
+    assert data.fs.listdir(data.root) == ["FORMAT", "LOCK", "ledger", "segments", "snapshots", "wal"]
     assert (data.wal_numbers(), data.snapshot_numbers(), data.tails_numbers(), data.topic_ids()) == ([], [], [], [])
     data.close()
     data.open()

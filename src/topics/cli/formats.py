@@ -10,7 +10,7 @@ from types import ModuleType
 import msgspec
 
 from topics.engine.verify import learn_all_kinds
-from topics.storage import columns, datadir, entry, frame, segment, snapshot, walfile
+from topics.storage import columns, datadir, entry, frame, ledger, segment, snapshot, walfile
 
 INTRODUCTION = """\
 # File formats
@@ -30,6 +30,7 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("Log files", walfile),
     ("Log frames", frame),
     ("Log entries", entry),
+    ("The ledger", ledger),
 )
 
 
