@@ -131,7 +131,9 @@ def _recover(
     same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
     restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
     after_power_loss = not clean and not same_boot and restored is None and (snapshot is not None or bool(files))
-    if damage or after_power_loss or restored is not None or not defer_memory:
+    # Where a topic that is logged comes to skip seqs, a snapshot must say so before anything is logged behind them.
+    skips = bool(damage or after_power_loss or state.risen or router_replay.loses_copies(state))
+    if skips or restored is not None or not defer_memory:
         backlog.replay_all(state)
     check.end()
     if restored is not None:

@@ -241,6 +241,14 @@ def present(topic: Topic, look: Callable[[], T]) -> T | None:
             return None
 
 
+def loses_copies(state: State) -> bool:
+    """Whether a destination that is kept may lack records that an ephemeral source has lost."""
+    return any(
+        _is_ephemeral(feed.source) and not _is_ephemeral(feed.dest) and not feed.cyclic
+        for feed in table_of(state).feeds()
+    )
+
+
 def _pass_lost(feed: Feed) -> None:
     """Bring the routers of a feed with an ephemeral topic past everything that the topic has lost with the process.
 

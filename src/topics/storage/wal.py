@@ -207,7 +207,8 @@ class Wal:
             for callback in callbacks:
                 callback()
 
-        self._worker.submit(lambda: self._datasync(files), finished)
+        notes = self.ledger.take()
+        self._worker.submit(lambda: self._datasync(files, notes), finished)
 
     def sync_now(self) -> None:
         if self._file is None:
@@ -215,7 +216,7 @@ class Wal:
         files, position, covered = [*self._behind, self._file], self.position, self._forgotten + len(self._unsynced)
         began = self._clock.monotonic_ns()
         try:
-            self._datasync(files)
+            self._datasync(files, self.ledger.take())
         except OSError as error:
             self._fail(error, broken=True)
             raise LogFailed(self.read_only) from error
@@ -348,7 +349,7 @@ class Wal:
 
         self._worker.submit(work, finished)
 
-    def _datasync(self, files: list[File]) -> None:
+    def _datasync(self, files: list[File], notes: list[bytes]) -> None:
         """Sync the files in order. Raise `OSError` if a sync fails, or if one has failed since the log last healed.
 
         Runs on the worker's thread or on the owner's. The kernel reports a failed sync once and then forgets the pages
@@ -358,8 +359,8 @@ class Wal:
         """
         with self._sync_lock:
             if self._sync_failed:
+                self.ledger.put_back(notes)
                 raise OSError(errno.EIO, "an earlier sync of the log failed")
-            notes = self.ledger.take()
             try:
                 for file in files:
                     file.datasync()
