@@ -47,8 +47,9 @@ class Check:
             damage.append(f"{path} at byte {at}: the ledger is damaged here; nothing is lost while the log is whole")
             log.warning("ledger_damaged", file=path, offset=at)
         self._expected = _adjusted(self._account.files, files)
-        if clean and set(self._expected) <= {since}:
-            self._expected = {}  # nothing was written after the last snapshot
+        self._clean = clean and set(self._expected) <= {since}  # nothing was written after the last snapshot
+        if self._clean:
+            self._expected = {}
         self._missing = sorted(set(self._expected) - {file.number for file in files})
         self._known = set(state.by_id)  # topics that the snapshot or the log has told of
         self._appended: set[int] = set()  # topics whose next seq the log tells behind the last missing part
@@ -99,7 +100,7 @@ class Check:
         state.last_epoch = max([state.last_epoch, *(known.epoch for known in account.topics.values())])
         for topic in list(state.by_id.values()):
             known = account.topics.get(topic.topic_id)
-            if known is not None and known.epoch == topic.epoch:
+            if known is not None and known.epoch == topic.epoch and not self._clean:
                 topic.ceiling = topic.ceiling_staged = max(topic.ceiling, known.ceiling)
                 if self.failed and known.config != topic.config:
                     apply.configure(state, topic, entries.Configure(topic.topic_id, known.config, topic.last_ts))
