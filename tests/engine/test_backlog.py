@@ -257,7 +257,26 @@ def test_records_written_after_a_topic_left_ephemeral_come_back() -> None:
 
 def test_only_recovery_and_storage_read_the_raw_map_of_topics() -> None:
     """Everything else goes through `Engine.topics`, which returns whole topics."""
-    allowed = {"backlog", "engine", "offline", "recovery", "storage", "verify"}
+    allowed = {"backlog", "engine", "lostlog", "offline", "recovery", "storage", "verify"}
     package = Path(topics.__file__).parent
     users = {path.stem for path in package.rglob("*.py") if "state.by_name" in path.read_text()}
     assert users == allowed
+
+
+def test_topic_dropped_behind_a_gap_in_the_log_does_not_stop_the_start() -> None:
+    server = killed()
+    server.append("f", '"third"')
+    server.append("f", "4")
+    server.done(server.engine.drop_topic("a"))
+    disk = server.disk.crash("keep")
+    [path] = [path for path in disk.files() if path.endswith(".wal")]
+    data = disk.contents(path)
+    frames = [item for item in walfile.scan(data) if isinstance(item, walfile.Found)]
+    [third] = [item for item in frames if b'"third"' in data[item.at : item.end]]
+    for bit in range(8):  # a frame with this last byte counts as refused
+        disk.flip(path, 8 * (third.end - 1) + bit)
+    after = server.next(disk)
+    assert after.recovered is not None
+    assert len(after.recovered.damage) == 1
+    assert sorted(after.engine.topics) == ["b", "d", "f"]
+    assert after.data("f") == ["1", "2", "4"]

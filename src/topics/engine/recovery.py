@@ -105,6 +105,8 @@ def _recover(
             backlog.replay_all(state)  # its entries come before those that follow now
         end = walfile.HEADER_BYTES
         for item in walfile.scan(file.data):
+            if damage and backlog:
+                backlog.replay_all(state)  # from here on nothing waits: the next entry may drop a topic that does
             if isinstance(item, walfile.Damage):
                 torn = item.torn and file.last
                 if torn:
