@@ -241,9 +241,22 @@ def test_an_entry_that_cannot_be_decoded_is_lost_alone() -> None:
     assert after.append("a", "8").first == 8
 
 
+def test_a_topic_whose_end_was_in_a_missing_log_file_does_not_stop_the_start() -> None:
+    server = killed()
+    server.append("f", f'"{"x" * 4_000}"')  # enough for the log to begin another file
+    server.drop("a")
+    server.tick()
+    last = max(path for path in server.disk.files() if path.endswith(".wal"))
+    disk = server.disk.crash("keep")
+    disk.unlink(last)
+    after = server.next(disk)
+    assert "a" not in after.engine.topics
+    assert after.by_seq("b") == {1: "1", 2: "2", 3: "3"}
+
+
 def test_records_written_after_a_topic_left_ephemeral_come_back() -> None:
     """Its seqs go on behind a gap, because what it had in memory is lost."""
-    server = SimServer.start()
+    server = killed()
     server.append("t", "1", durability="ephemeral")
     server.disk.fail(at=len(server.disk.calls), op="rename", path="*.snap.tmp", error=errno.EIO, times=FOREVER)
     with pytest.raises(TopicsError):
@@ -252,7 +265,13 @@ def test_records_written_after_a_topic_left_ephemeral_come_back() -> None:
     server.disk.heal()
     after = server.crash("keep")
     assert after.by_seq("t") == {2: "2"}
-    assert after.append("t", "3").first > 2
+    third = after.append("t", "3").first
+    assert third > 2
+    losses = after.view()["t"].losses
+    assert {reason for _, _, reason in losses} == {"restart"}
+    again = after.crash("keep")
+    assert again.by_seq("t") == {2: "2", third: "3"}
+    assert again.view()["t"].losses == losses
 
 
 def test_only_recovery_and_storage_read_the_raw_map_of_topics() -> None:

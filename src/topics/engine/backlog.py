@@ -74,7 +74,9 @@ class Backlog:
 
     def replay_all(self, state: apply.State) -> None:
         for topic_id in list(self._waiting):
-            self.replay(state, state.by_id[topic_id])
+            if (topic := state.by_id.get(topic_id)) is not None:
+                self.replay(state, topic)
+        self._waiting, self._heads = {}, {}  # of topics that recovery has dropped: their end was in a lost log file
 
     def replay_some(self, state: apply.State, limit: int) -> None:
         """Replay at most `limit` entries of the topic that has waited longest."""
