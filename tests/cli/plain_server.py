@@ -14,6 +14,7 @@ from topics.cli.main import build_parser
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import Corrupt
+from topics.server.budget import MemoryBudget
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.protocol import HttpServer
 
@@ -22,6 +23,7 @@ class PlainApp:
     def __init__(self) -> None:
         self.slow: list[Deferred] = []
         self.http: HttpServer | None = None
+        self.budget = MemoryBudget()
 
     @classmethod
     def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> "PlainApp":

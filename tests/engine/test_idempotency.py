@@ -3,11 +3,14 @@
 import pytest
 
 from tests.engine.harness import FakeLog, append, delete, done, open_engine, put, read, record, seqs, write
+from topics.engine import keys
 from topics.engine.apply import State
 from topics.engine.engine import Engine
 from topics.errors import Code, TopicsError
 from topics.model.topic import ConfigPatch
 from topics.testing.clock import SimClock
+from topics.testing.disk import SimDisk
+from topics.testing.harness import SimServer
 
 DURABLE = ConfigPatch(durability="fsync")
 
@@ -161,3 +164,83 @@ def test_a_follower_waits_for_the_sync_its_leader_waits_for():
     assert not follower.done
     log.finish()
     assert follower.value().deduped
+
+
+def key_bytes(engine: Engine) -> int:
+    """What the engine counts, once it was compared with what it holds."""
+    totals, topics = engine.state.totals, engine.topics.values()
+    assert totals.key_bytes == sum(topic.key_bytes for topic in topics)
+    for topic in topics:
+        assert topic.key_bytes == sum(map(keys.size_bytes, topic.keys))
+    return totals.key_bytes
+
+
+def test_the_memory_of_keys_is_counted_whatever_becomes_of_them():
+    clock = SimClock()
+    engine = Engine(clock=clock, state=State(max_keys=30))
+    put(engine, "a", idempotency_window_ms=100)
+    for n in range(20):
+        append(engine, "a", idempotency_key=f"k{n}")
+        append(engine, "b", idempotency_key=f"longer-{n}")
+    full = key_bytes(engine)
+    assert full > 40 * keys.ENTRY_BYTES
+    append(engine, "a", idempotency_key="k3")
+    assert key_bytes(engine) == full, "a retry takes nothing"
+    clock.advance(ms=101)
+    append(engine, "a", idempotency_key="k3")
+    assert key_bytes(engine) < full
+    for n in range(40):
+        append(engine, "b", idempotency_key=f"more-{n}")
+    key_bytes(engine)
+    engine.drop_topic("b")
+    engine.flush()
+    assert key_bytes(engine) < full // 2
+    assert list(engine.state.keyed) == [engine.topic("a")]
+
+
+def test_a_write_forgets_few_keys_and_sweeps_forget_the_rest():
+    clock = SimClock()
+    engine = open_engine(clock)
+    put(engine, "a", idempotency_window_ms=100)
+    put(engine, "b", idempotency_window_ms=100_000)
+    for n in range(100):
+        append(engine, "a", idempotency_key=f"k{n}")
+    append(engine, "b", idempotency_key="k")
+    clock.advance(ms=101)
+    append(engine, "a", idempotency_key="new")
+    assert len(engine.topic("a").keys) == 101 - keys.FORGOTTEN_A_WRITE
+    keys.sweep(engine.state, clock.now_ms(), topics=10, keys=50)
+    keys.sweep(engine.state, clock.now_ms(), topics=10, keys=50)
+    assert (len(engine.topic("a").keys), len(engine.topic("b").keys)) == (1, 1)
+    clock.advance(ms=101)
+    keys.sweep(engine.state, clock.now_ms(), topics=1, keys=50)
+    keys.sweep(engine.state, clock.now_ms(), topics=1, keys=50)
+    assert list(engine.state.keyed) == [engine.topic("b")]
+    key_bytes(engine)
+
+
+def test_a_key_without_room_is_refused_and_a_retry_is_not():
+    engine = open_engine()
+    append(engine, "a", idempotency_key="k")
+
+    def refuse(size_bytes: int) -> None:
+        raise TopicsError(Code.THROTTLED, f"no room for {size_bytes} bytes")
+
+    engine.admit_key = refuse
+    assert append(engine, "a", idempotency_key="k").deduped
+    assert append(engine, "a").first == 2
+    for name in ("a", "new"):
+        with pytest.raises(TopicsError) as refused:
+            append(engine, name, idempotency_key="other")
+        assert refused.value.code is Code.THROTTLED
+    assert "new" not in engine.topics
+
+
+def test_the_memory_of_keys_is_counted_after_a_restart():
+    server = SimServer.start(SimDisk(seed=1))
+    put(server.engine, "a", durability="fsync")
+    append(server.engine, "a", idempotency_key="k" * 200)
+    assert server.store.checkpoint()
+    append(server.engine, "a", idempotency_key="j")
+    before = key_bytes(server.engine)
+    assert key_bytes(server.crash("tear").engine) == before > 0

@@ -41,7 +41,7 @@ class Inside:
 
     async def _serve(self) -> None:
         self.app = TopicsApp.build(self.settings, SystemClock(), self.loop)
-        self.app.http = http = HttpServer(self.app, HttpLimits.of(self.settings))
+        self.app.http = http = HttpServer(self.app, HttpLimits.of(self.settings), budget=self.app.budget)
         server = await self.loop.create_server(http.connection, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         await self.app.start()

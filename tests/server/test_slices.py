@@ -13,6 +13,7 @@ from topics.errors import TopicsError, invalid
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.server import metrics
 from topics.server.auth import ANYONE
+from topics.server.budget import MemoryBudget
 from topics.server.handlers import health, topics
 from topics.server.http import Answer, Deferred, Request, Response
 from topics.server.routes import Call
@@ -58,7 +59,7 @@ def loop() -> ManualLoop:
 
 @pytest.fixture
 def slices(loop: ManualLoop, clock: SimClock) -> Slices:
-    return Slices(loop, None, clock)  # type: ignore[arg-type]
+    return Slices(loop, None, clock, MemoryBudget())  # type: ignore[arg-type]
 
 
 def answered(deferred: Answer) -> list[Response]:

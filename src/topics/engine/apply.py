@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from topics.engine import retention
+from topics.engine import keys, retention
 from topics.engine.nameindex import NameIndex
 from topics.engine.state import Remembered, Topic, Totals
 from topics.model.records import TagMatch
@@ -47,6 +47,7 @@ class State:
         self.last_epoch = 0
         self.segment_limits = segments or SegmentLimits()
         self.max_keys = max_keys
+        self.keyed: dict[Topic, None] = {}  # topics that remember idempotency keys, in the order of `keys.sweep`
         self.created: list[Callable[[Topic], None]] = []  # told of every topic that comes into being
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
@@ -134,6 +135,7 @@ def drop(state: State, topic: Topic) -> None:
         state.dropped(topic, segment)
     topic.segments = []
     topic.queue = None
+    keys.forget_all(state, topic)
     topic.gone = True
 
 
@@ -198,7 +200,7 @@ def append(state: State, topic: Topic, entry: log.Append) -> None:
     totals.bytes += size_bytes
     topic.last_ts = topic.last_write_ts = ts
     if entry.key is not None:
-        remember(state, topic, entry.key, Remembered(first, topic.head, ts))
+        keys.remember(state, topic, entry.key, Remembered(first, topic.head, ts))
     config = topic.config
     if config.ttl_ms:
         retention.expire(topic, ts)
@@ -289,22 +291,6 @@ def _delete_seqs(topic: Topic, seqs: list[int]) -> None:
             topic.removed(*segment.mark(run, DELETED))
     if topic.queue is not None:
         topic.queue.left(seqs)
-
-
-def remember(state: State, topic: Topic, key: str, write: Remembered) -> None:
-    """Keeps an idempotency key for the topic's window; the oldest ones make room."""
-    keys = topic.keys
-    keys.pop(key, None)  # a key used again after its window moves to the end
-    keys[key] = write
-    forget_before(topic, write.at_ms - topic.config.idempotency_window_ms)
-    while len(keys) > state.max_keys:
-        keys.popitem(last=False)
-
-
-def forget_before(topic: Topic, ms: int) -> None:
-    keys = topic.keys
-    while len(keys) > 0 and keys[next(iter(keys))].at_ms < ms:
-        keys.popitem(last=False)
 
 
 Replay = Callable[[State, Any], None]

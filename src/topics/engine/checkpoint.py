@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from topics.engine import apply
+from topics.engine import apply, keys
 from topics.engine.apply import State
 from topics.engine.losses import Losses
-from topics.engine.state import Remembered, Topic
+from topics.engine.state import Topic
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
 from topics.storage.columns import first_of
@@ -96,7 +95,7 @@ class Captured(msgspec.Struct, gc=False):
 
 def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | None) -> Captured:
     """Everything about the topic right now. `known_tail` is the tail of the last snapshot and how it looked then."""
-    kept, keys = topic.config.durability != "ephemeral", topic.keys
+    kept = topic.config.durability != "ephemeral"
     open_segment = topic.open
     if kept and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES):
         apply.roll(state, topic, opened_ms=open_segment.opened_ms)
@@ -130,7 +129,9 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
         count=topic.count if kept else 0,
         bytes=topic.bytes if kept else 0,
         losses=tuple(topic.losses.runs),
-        keys=tuple([(key, write.first, write.last, write.at_ms) for key, write in keys.items()]) if keys else (),
+        keys=tuple([(key, write.first, write.last, write.at_ms) for key, write in topic.keys.items()])
+        if topic.keys
+        else (),
         segments=tuple(refs),
         tail=tail_ref,
         extra={
@@ -174,7 +175,7 @@ def restore(
     topic.last_write_ts = snapshot.last_write_ts
     topic.ceiling = topic.ceiling_staged = snapshot.ceiling
     topic.count, topic.bytes = snapshot.count, snapshot.bytes
-    topic.keys = OrderedDict((key, Remembered(first, last, at)) for key, first, last, at in snapshot.keys)
+    keys.restore(state, topic, snapshot.keys)
     topic.segments = [*sealed]
     if tail is not None and snapshot.tail is not None:
         tail.live, tail.live_bytes = snapshot.tail.live, snapshot.tail.live_bytes

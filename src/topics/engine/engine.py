@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine import apply, ceilings, retention, scheduler
+from topics.engine import apply, ceilings, keys, retention, scheduler
 from topics.engine.append import joined, render
 from topics.engine.backlog import PER_STEP, Backlog, CurrentTopics
 from topics.engine.commit import Commits, Log, NoLog, Ticket
@@ -87,6 +87,7 @@ class Engine:
         self.topics: Mapping[str, Topic] = self.state.by_name
         self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, join=_join)
         self.logged = log is not None
+        self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
         self._grown: dict[Topic, None] = {}
         self._backlog = Backlog()
         self.saver: Saver | None = None  # see `Store.when_saved`
@@ -239,10 +240,12 @@ class Engine:
             raise invalid(
                 f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters", field="idempotency_key"
             )
+        if key is not None:
+            if topic is not None and (twin := self._seen(topic, key, now)) is not None:
+                return twin
+            self.admit_key(keys.size_bytes(key))
         if topic is None:
             return self._append_creating(name, request, now)
-        if key is not None and (twin := self._seen(topic, key, now)) is not None:
-            return twin
         ts = topic.last_ts
         if now > ts:
             ts = now

@@ -31,11 +31,12 @@ class Remembered(Struct, frozen=True, array_like=True, gc=False):
 class Totals:
     """Sums over all topics, kept as they change so that a quota costs one comparison."""
 
-    __slots__ = ("bytes", "records")
+    __slots__ = ("bytes", "key_bytes", "records")
 
     def __init__(self) -> None:
         self.records = 0
         self.bytes = 0
+        self.key_bytes = 0  # memory of remembered idempotency keys
 
 
 class Topic:
@@ -62,6 +63,7 @@ class Topic:
         "front_ts",
         "gone",
         "head",
+        "key_bytes",
         "keys",
         "last_read_ts",
         "last_ts",
@@ -115,7 +117,8 @@ class Topic:
         self.synced = 0  # highest seq known to be on the platter
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
-        self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first
+        self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `keys` changes it
+        self.key_bytes = 0
         self.staged_keys: dict[str, Any] = {}  # key → the ticket under way
         self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -45,6 +45,8 @@ def error_answer(error: TopicsError, request: Request) -> Response:
 
 class TicketAnswer(Deferred):
     """The answer to a verb that waits for its commit."""
+
+    keeps_request: ClassVar[bool] = False
 
     request: Request | None = None
     encode: Callable[[Ticket, Request], Response] | None = None

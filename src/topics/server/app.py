@@ -17,16 +17,16 @@ from topics.errors import Code, TopicsError
 from topics.model.records import Limits
 from topics.server.answer import error_answer
 from topics.server.auth import ANYONE, Caller
-from topics.server.budget import DEFAULT_SHARE, MemoryBudget
+from topics.server.budget import SMALL_BYTES, MemoryBudget, budget_bytes_of
 from topics.server.desk import Desks
 from topics.server.feeds import Hub
 from topics.server.forwarding import Forwarding
 from topics.server.guard import Guard
-from topics.server.http import Answer, Deferred, Request, Response
+from topics.server.http import Answer, Deferred, Request, Response, body_bytes
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
 from topics.server.limits import Release
-from topics.server.machine import memory_bytes
+from topics.server.operations import Scope
 from topics.server.pages import Pages, protected
 from topics.server.polled import PolledAnswers
 from topics.server.protocol import HttpServer
@@ -36,6 +36,7 @@ from topics.server.startup import Startup
 from topics.server.storage import Storage
 from topics.server.table import ROUTES
 from topics.server.throttle import Throttle
+from topics.server.upkeep import Upkeep
 from topics.server.watch import Sessions
 from topics.server.writes import LARGE_BYTES
 from topics.storage.segments import Cold
@@ -66,6 +67,7 @@ class TopicsApp:
     hub: Hub
     sessions: Sessions
     desks: Desks
+    upkeep: Upkeep
 
     def __init__(self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
@@ -81,9 +83,11 @@ class TopicsApp:
         self.pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="topics-io")
         self.startup = Startup(clock, ROUTES)
         self._recovered = False
+        self._direct = False  # see `answer`
         self._no_wal = WalStats()
         self.storage: Storage | None = None
         self.pressed = False  # whether the server runs late: the one thing that hot paths look at
+        self.budget.listeners.append(self._choose_way)
 
     @property
     def http(self) -> HttpServer | None:
@@ -113,16 +117,19 @@ class TopicsApp:
         self.forwarding = Forwarding(self)
         self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
         self.polled = PolledAnswers()
-        self.slices = Slices(self.loop, self.pool, self.clock)
+        self.slices = Slices(self.loop, self.pool, self.clock, self.budget)
         self.hub = Hub(self)
         self.sessions = Sessions(self)
         self.desks = Desks(self)
+        self.upkeep = Upkeep(self)
         if storage is not None:
             self.storage = storage
             self.engine.attach(storage.wal, storage.backlog)
             storage.begin(self.engine.commits)
         self._recovered = True
+        self._choose_way()
         self.throttle.begin()
+        self.upkeep.begin()
 
     def begin_drain(self) -> None:
         self.draining = True
@@ -132,6 +139,7 @@ class TopicsApp:
     async def stop(self) -> None:
         if self._recovered:
             self.throttle.end()
+            self.upkeep.end()
             self.forwarding.stop()
             self.engine.flush()
         if self.storage is not None:
@@ -152,6 +160,8 @@ class TopicsApp:
             if content_length:
                 _check_type(request)
                 call.typed = True
+                if content_length > SMALL_BYTES:
+                    self.budget.check(content_length)
             if guard is not None:
                 guard.begin(call.caller)
         except TopicsError as error:
@@ -185,7 +195,10 @@ class TopicsApp:
             if call.route.decode_steps is not None and call.wanted is None and len(call.request.body) > LARGE_BYTES:
                 return self.decode_and_serve(call)
             self._guard.authorise(self.engine, call)
-        return call.route.handler(self, call)
+        answer = call.route.handler(self, call)
+        if self.budget.full and isinstance(answer, Response) and reads_only(call):
+            self.budget.check_answer(body_bytes(answer.body))
+        return answer
 
     def decode_and_serve(self, call: Call) -> Answer:
         """The same for a large body, which is decoded in slices first."""
@@ -209,7 +222,7 @@ class TopicsApp:
 
     def answer(self, request: Request) -> Answer:
         """Both at once, for a request that is whole. The hot path: without keys there is nobody to count."""
-        if self._guard is not None or not self._recovered:
+        if not self._direct:
             refused = self.admit(request, len(request.body))
             return self.handle(request) if refused is None else refused
         try:
@@ -226,6 +239,10 @@ class TopicsApp:
             return error_answer(error, request)
         except Cold as cold:
             return self._load_and_retry(cold, call)
+
+    def _choose_way(self) -> None:
+        """Decide whether requests can take the hot path: there is nothing to look at beside their route."""
+        self._direct = self._guard is None and self._recovered and not self.budget.full
 
     def abandon(self, request: Request) -> None:
         """An admitted request that will never be handled."""
@@ -259,6 +276,7 @@ class TopicsApp:
 
     def open_stream(self, caller: Caller) -> Release:
         """A slot for a long-lived connection, or `throttled`; call the answer when it has closed."""
+        self.budget.check(0)
         return self.limits.open_stream(caller)
 
     def session_count(self) -> int:
@@ -306,6 +324,11 @@ class TopicsApp:
         return deferred
 
 
+def reads_only(call: Call) -> bool:
+    """Whether the request can be refused after it was handled: an answer that reports an effect must be given."""
+    return call.route.scope in (Scope.NONE, Scope.READ)
+
+
 def _unreadable(failure: BaseException) -> TopicsError:
     log.failure("cannot_read", failure)
     return TopicsError(Code.INTERNAL, "stored records cannot be read from the disk; the server's log says why")
@@ -322,12 +345,6 @@ def _check_type(request: Request) -> None:
         charset.startswith(b"charset=") and charset not in (b"charset=utf-8", b"charset=utf8")
     ):
         raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "a body needs content-type: application/json")
-
-
-def budget_bytes_of(settings: Settings) -> int:
-    """Return the memory budget: as configured, or a share of the memory that this process may use."""
-    given = settings.memory_budget_bytes
-    return memory_bytes() // DEFAULT_SHARE if given is None else given
 
 
 def limits_of(settings: Settings) -> Limits:

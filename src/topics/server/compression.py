@@ -13,6 +13,7 @@ INLINE_BYTES = 16 * 1024  # about 0.2 ms of the loop's time; more goes to a thre
 _GZIP_WINDOW = 31  # zlib's code for a 32 KiB window in a gzip wrapper
 _LEVEL = 1  # JSON shrinks to a fifth at level 1 already; level 6 takes three times as long for a tenth less
 _STEP_BYTES = 256 * 1024  # output of one step
+_SLICE_BYTES = 4 * 1024 * 1024  # output of one stay on a thread
 _INPUT_BYTES = 16 * 1024  # input of one step: zlib copies what a member leaves unused
 _MAX_MEMBERS = 4096
 
@@ -59,7 +60,7 @@ def gzip(body: Body) -> bytes:
 class Gunzip:
     """Unpacks one body step by step, so that a short one is done at once and a long one can go on in a thread."""
 
-    __slots__ = ("_at", "_input", "_limit_bytes", "_members", "_out", "_packed", "_stream")
+    __slots__ = ("_at", "_input", "_limit_bytes", "_members", "_packed", "_parts", "_stream", "size_bytes")
 
     def __init__(self, packed: bytes, limit_bytes: int) -> None:
         self._packed = packed
@@ -67,25 +68,31 @@ class Gunzip:
         self._at = 0
         self._input = b""
         self._members = 1
-        self._out = bytearray()
+        # Parts that are joined at the end: many bodies that grow side by side in one piece each tear holes in the heap.
+        self._parts: list[bytes] = []
+        self.size_bytes = 0  # unpacked so far
         self._stream = zlib.decompressobj(_GZIP_WINDOW)
 
-    def finish(self) -> bytes:
-        # Bound: each step uses up input or adds output, and `step` refuses output past the limit.
-        while True:
+    def advance(self) -> bytes | None:
+        """Unpack some megabytes more: the body once it is whole, None before. For a thread."""
+        stop_bytes = self.size_bytes + _SLICE_BYTES
+        while self.size_bytes < stop_bytes:
             body = self.step()
             if body is not None:
                 return body
+        return None
 
     def step(self) -> bytes | None:
         """Unpack a little more: the body once it is whole, None before. Raises 400 for damage and 413 for too much."""
         starved = not self._input and not self._refill()
         try:
-            got = self._stream.decompress(self._input, min(_STEP_BYTES, self._limit_bytes + 1 - len(self._out)))
+            got = self._stream.decompress(self._input, min(_STEP_BYTES, self._limit_bytes + 1 - self.size_bytes))
         except zlib.error:
             raise invalid("the body is not valid gzip") from None
-        self._out += got
-        if len(self._out) > self._limit_bytes:
+        if got:
+            self._parts.append(got)
+            self.size_bytes += len(got)
+        if self.size_bytes > self._limit_bytes:
             raise TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body unpacks to more than {self._limit_bytes} bytes")
         if self._stream.eof:
             return self._next_member()
@@ -104,7 +111,8 @@ class Gunzip:
         than it costs the sender."""
         self._input = self._stream.unused_data
         if not self._input and not self._refill():
-            return bytes(self._out)
+            parts, self._parts = self._parts, []
+            return b"".join(parts)
         self._members += 1
         if self._members > _MAX_MEMBERS:
             raise invalid(f"the gzip body has more than {_MAX_MEMBERS} members")

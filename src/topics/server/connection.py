@@ -17,14 +17,26 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from topics.errors import Code, TopicsError
 from topics.server import answer_heads
+from topics.server.charges import Charges
 from topics.server.compression import INLINE_BYTES, MIN_GZIP_BYTES, Gunzip, compressible, gzip
-from topics.server.exchange import Exchange, body_bytes, failure, log, may_pack
+from topics.server.exchange import Exchange, failure, log, may_pack
 from topics.server.heads import Head
-from topics.server.http import JSON, Answer, Body, Deferred, Request, Response, Stream, Upgrade, error_response
+from topics.server.http import (
+    JSON,
+    Answer,
+    Body,
+    Deferred,
+    Request,
+    Response,
+    Stream,
+    Upgrade,
+    body_bytes,
+    error_response,
+)
 from topics.server.reader import IDLE, IN_BODY, IN_HEAD, RequestReader
 
 if TYPE_CHECKING:
@@ -32,12 +44,15 @@ if TYPE_CHECKING:
 
 # Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
 PIECE_BYTES = 16 * 1024
+HEAD_PIECE_BYTES = 4 * 1024  # the same between requests: they may follow each other every 30 bytes
+FULL_PIECE_BYTES = 256  # and while the memory budget is full
 MAX_PIECES = 2048  # of a chunked body, parsed in one turn of the loop
 TURN_NS = 2_000_000  # of work on one connection's queue in one turn of the loop
 # Below it one joined write is cheaper than handing over two buffers; above it the copy costs more. Measured on uvloop,
 # µs an answer, joined and in two buffers: 8 KiB 6.4, 6.8; 32 KiB 7.9, 6.7; 100 kB 12.8, 11.2. Two writes always lose.
 JOIN_BYTES = 16 * 1024
 _perf_counter_ns = time.perf_counter_ns
+T = TypeVar("T")
 
 
 class ConnectionSink:
@@ -55,8 +70,12 @@ class ConnectionSink:
         connection = self._connection
         if self.closing or not connection.is_open:
             return False
+        short = connection.is_short_of_memory()
         connection.transport.write(data)
-        return not connection.paused
+        if connection.paused:
+            connection.note_written(len(data))
+            return False
+        return not short
 
     def close(self) -> None:
         if not self.closing:
@@ -82,6 +101,7 @@ class Connection(asyncio.Protocol):
         "_advancing",
         "_answer",
         "_answers",
+        "_charges",
         "_continue",
         "_deaf",
         "_draining",
@@ -104,6 +124,7 @@ class Connection(asyncio.Protocol):
         "_ready",
         "_seen",
         "_seen_at",
+        "_sent_hooks",
         "_server",
         "_sink",
         "_started",
@@ -111,6 +132,7 @@ class Connection(asyncio.Protocol):
         "_turn_ends_ns",
         "_turn_left",
         "_usual",
+        "_written_bytes",
         "is_open",
         "paused",
         "served",
@@ -145,6 +167,9 @@ class Connection(asyncio.Protocol):
         self._turn_ends_ns = 0  # when this turn's share is used up; 0 while nothing was handled in it
         self._turn_left = 0  # requests that may still be begun in this turn
         self._held_bytes = 0
+        self._charges = Charges(server.budget)
+        self._written_bytes = 0  # written while the transport was above its mark
+        self._sent_hooks: list[Callable[[], None]] = []  # of answers that the system has not taken yet
         self._out: list[bytes | memoryview] = []  # answers gathered for one write
         self._out_bytes = 0
         self._advancing = False
@@ -187,6 +212,9 @@ class Connection(asyncio.Protocol):
         if self._reader is not None:
             self._reader.release()
         self._reader = self._sink = None
+        self._written_bytes = 0
+        self._call_sent_hooks()
+        self._note_memory()
         self._server.closed(self)
 
     def close(self) -> None:
@@ -220,14 +248,27 @@ class Connection(asyncio.Protocol):
         queue, self._queue = self._queue, []
         parked = queue[self._started :]
         self._started = self._held_bytes = 0
-        for exchange in parked:
-            if exchange.answer is None:
-                self._guard(self._server.abandon, exchange.head.request)
+        self._charges.drop_all()
+        self._drop_parked(parked)
         for exchange in queue:
+            exchange.dropped = True
             if exchange.deferred is not None:
                 self._guard(exchange.deferred.cancel)
             if isinstance(exchange.answer, Stream):
                 self._guard(exchange.answer.closed)
+            elif exchange.answer is not None:
+                self._never_sent(exchange.answer)
+
+    def _drop_parked(self, parked: list[Exchange]) -> None:
+        for exchange in parked:
+            exchange.dropped = True
+            if exchange.answer is None:
+                self._guard(self._server.abandon, exchange.head.request)
+
+    def _never_sent(self, response: Response) -> None:
+        """Report an answer that nobody waits for any more as delivered: nothing of it is held."""
+        if response.sent is not None:
+            self._guard(response.sent)
 
     def _give_up_body(self) -> None:
         """Tell the application that a request it has admitted will not come to its end."""
@@ -277,6 +318,7 @@ class Connection(asyncio.Protocol):
         """The answer of a request that is still alone here."""
         request, self._lone, self._lone_request = self._lone_request, None, None
         if not self.is_open:
+            self._never_sent(response)
             return
         self._ready = not self.paused
         if not self._answer_plainly(response, self._lone_gzip):
@@ -288,8 +330,14 @@ class Connection(asyncio.Protocol):
         self._ready = False
         self._queue.append(exchange)
         self._started = 1
+        self._begin_input(exchange)
         self._accept(exchange, answer)
         self._wake()
+
+    def _begin_input(self, exchange: Exchange) -> None:
+        """Count a request that came by the short way as one that was begun."""
+        self._charges.park(exchange, len(exchange.head.request.body))
+        self._charges.begin(exchange)
 
     def _join_queue(self) -> None:
         """A request that was alone is so no more: it takes its place in the queue, whatever comes next."""
@@ -299,13 +347,14 @@ class Connection(asyncio.Protocol):
             exchange = Exchange(Head(request, True, self._lone_gzip), deferred=lone)
             self._queue.append(exchange)
             self._started = 1
+            self._begin_input(exchange)
             lone.then_instead(partial(self._resolved, exchange))
 
     def _answer_plainly(self, answer: Response, may_gzip: bool) -> bool:
         """The hot path's other half: write an answer that needs no more than the usual head. False: this one does."""
         body = answer.body
         if type(body) is bytes and len(body) < MIN_GZIP_BYTES and answer.status == 200 and answer.content_type is JSON:
-            if answer.headers:
+            if answer.headers or answer.sent is not None:
                 return False
             size = len(body)
             self.transport.write((self._usual.get(size) or self._answers.usual_head(size)) + body)
@@ -323,9 +372,21 @@ class Connection(asyncio.Protocol):
         parts = [start, body] if isinstance(body, bytes) else [start, *body]
         if size > JOIN_BYTES:
             self.transport.writelines(parts)
+            if self.paused:
+                self.note_written(size)
         else:
             self.transport.write(b"".join(parts))
+        if answer.sent is not None:
+            self._sent_hooks.append(answer.sent)
+            if not self.paused:
+                self._call_sent_hooks()
         return True
+
+    def _call_sent_hooks(self) -> None:
+        """Report answers as delivered: the system has taken them but for a little, or the connection is gone."""
+        hooks, self._sent_hooks = self._sent_hooks, []
+        for hook in hooks:
+            self._guard(hook)
 
     def _receive(self, data: bytes) -> None:
         """Input that takes the long way."""
@@ -351,6 +412,7 @@ class Connection(asyncio.Protocol):
         if fresh and head is not None and self.served == served + 1 and reader.phase == IDLE and self._pending is None:
             self._server.heads.learn(data, head, fields=reader.fields)
         self._settle()
+        self._note_memory()
 
     def _consume(self, data: bytes, reader: RequestReader) -> None:
         """Parse piece by piece, as long as there is room for what comes out and others are not kept waiting."""
@@ -368,10 +430,15 @@ class Connection(asyncio.Protocol):
                     # One read can hold thousands of requests, or of chunks; the other connections come first now.
                     asyncio.get_running_loop().call_soon(self._wake)
                 break
-            size = max(PIECE_BYTES, reader.body_left_bytes)
+            size = max(self._piece_bytes(reader), reader.body_left_bytes)
             at += reader.feed(view[at : at + size])
             self._advance()
         self._send_continue()
+
+    def _piece_bytes(self, reader: RequestReader) -> int:
+        if reader.phase == IN_BODY:
+            return PIECE_BYTES
+        return FULL_PIECE_BYTES if self._server.budget.full else HEAD_PIECE_BYTES
 
     def _send_continue(self) -> None:
         """Tell a client that waits to send its body, if it still waits and no other answer is before this one."""
@@ -418,16 +485,20 @@ class Connection(asyncio.Protocol):
         # Whoever was told to wait may send the body or not: only closing makes clear where the next request begins.
         if head.expects or length is None or length > self._server.limits.skip_body_bytes:
             head.keep_alive = False
-        self._queue.append(Exchange(head, refused))
+        self._park(Exchange(head, refused))
         if not head.keep_alive:
             self._stop_reading_requests()
         return False
+
+    def _park(self, exchange: Exchange) -> None:
+        self._queue.append(exchange)
+        self._charges.park(exchange, len(exchange.head.request.body))
 
     def take_request(self, head: Head, body: bytes) -> None:
         self._continue = False
         head.request.body = body
         exchange = Exchange(head)
-        self._queue.append(exchange)
+        self._park(exchange)
         if not head.keep_alive:
             self._stop_reading_requests()
         if head.packed and body:
@@ -436,8 +507,19 @@ class Connection(asyncio.Protocol):
     def take_error(self, error: TopicsError) -> None:
         self._give_up_body()
         request = Request("", b"", b"", {}, b"", self._peer, 0)
-        self._queue.append(Exchange(Head(request, keep_alive=False), error_response(error)))
+        self._park(Exchange(Head(request, keep_alive=False), error_response(error)))
         self._stop_reading_requests()
+
+    def give_up_input(self, error: TopicsError) -> None:
+        """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
+        parked = self._queue[self._started :]
+        del self._queue[self._started :]
+        self._charges.drop_parked()
+        self._drop_parked(parked)
+        self._pending = b""  # not None: the client may still send, and must get its answer all the same
+        self.take_error(error)
+        self._advance()
+        self._note_memory()
 
     def _stop_reading_requests(self) -> None:
         self._deaf = True
@@ -454,24 +536,36 @@ class Connection(asyncio.Protocol):
             exchange.answer = error_response(error)
             return
         if body is not None:
-            exchange.head.request.body = body
+            self._take_unpacked(exchange, body)
             return
         exchange.unpacking = True
-        self._in_thread(packing.finish, partial(self._unpacked, exchange))
+        self._in_thread(packing.advance, partial(self._unpacked, exchange, packing))
 
-    def _unpacked(self, exchange: Exchange, done: "asyncio.Future[bytes]") -> None:
-        exchange.unpacking = False
-        if done.cancelled() or not self.is_open:
+    def _take_unpacked(self, exchange: Exchange, body: bytes) -> None:
+        exchange.head.request.body = body
+        self._charges.park(exchange, len(body))
+
+    def _unpacked(self, exchange: Exchange, packing: Gunzip, done: "asyncio.Future[bytes | None]") -> None:
+        """Take what a thread has unpacked, and have it go on if that is not all and the budget has room for it."""
+        if done.cancelled() or not self.is_open or exchange.dropped:
             return
         error = done.exception()
-        if error is None:
-            exchange.head.request.body = done.result()
-        else:
+        body = done.result() if error is None else None
+        if error is not None:
             self._guard(self._server.abandon, exchange.head.request)
             exchange.answer = failure(exchange.head.request, error)
+        elif body is not None:
+            self._take_unpacked(exchange, body)
+        else:
+            self._charges.park(exchange, len(exchange.head.request.body) + packing.size_bytes)
+            self._note_memory()
+            if not exchange.dropped:
+                self._in_thread(packing.advance, partial(self._unpacked, exchange, packing))
+            return
+        exchange.unpacking = False
         self._wake()
 
-    def _in_thread(self, work: Callable[[], bytes], then: "Callable[[asyncio.Future[bytes]], None]") -> None:
+    def _in_thread(self, work: Callable[[], T], then: "Callable[[asyncio.Future[T]], None]") -> None:
         asyncio.get_running_loop().run_in_executor(self._server.pool, work).add_done_callback(then)
 
     # --- the queue ---
@@ -509,6 +603,7 @@ class Connection(asyncio.Protocol):
         if exchange.answer is None and not self._has_share():
             return False
         self._started += 1
+        self._charges.begin(exchange)
         if exchange.answer is None:
             request = exchange.head.request
             try:
@@ -540,24 +635,29 @@ class Connection(asyncio.Protocol):
             self._pack(exchange, answer)
         elif isinstance(answer, Deferred):
             exchange.deferred = answer
+            if not answer.keeps_request:
+                self._charges.finish(exchange)
             answer.then(partial(self._resolved, exchange))
             if self._eof:
                 answer.hurry()
         else:
             self._long = True
             exchange.answer = answer
+            self._charges.finish(exchange)
             if not isinstance(answer, Upgrade):
                 self._stop_reading_requests()
 
     def _resolved(self, exchange: Exchange, response: Response) -> None:
         exchange.deferred = None
-        if not self.is_open:
+        if not self.is_open or exchange.dropped:
+            self._never_sent(response)
             return
         self._pack(exchange, response)
         self._wake()
 
     def _pack(self, exchange: Exchange, response: Response) -> None:
         """Gzip where it was asked for and pays; a long body in a thread."""
+        self._charges.finish(exchange)
         size = body_bytes(response.body)
         if size < MIN_GZIP_BYTES or not may_pack(response):
             self._make_ready(exchange, response, size)
@@ -568,24 +668,30 @@ class Connection(asyncio.Protocol):
         elif size <= INLINE_BYTES:
             self._make_packed(exchange, response, gzip(response.body))
         else:
+            self._hold(exchange, size)
             self._in_thread(partial(gzip, response.body), partial(self._packed, exchange, response))
 
     def _packed(self, exchange: Exchange, response: Response, done: "asyncio.Future[bytes]") -> None:
-        if done.cancelled() or not self.is_open:
+        if done.cancelled() or not self.is_open or exchange.dropped:
+            self._never_sent(response)
             return
         self._make_packed(exchange, response, done.result())
         self._wake()
 
     def _make_packed(self, exchange: Exchange, response: Response, packed: bytes) -> None:
         exchange.vary = answer_heads.VARY + answer_heads.GZIPPED
-        answer = Response(response.status, packed, response.content_type, response.headers)
+        answer = Response(response.status, packed, response.content_type, response.headers, response.sent)
         self._make_ready(exchange, answer, len(packed))
 
     def _make_ready(self, exchange: Exchange, answer: Response, size: int) -> None:
         exchange.answer = answer
-        if self._queue and self._queue[0] is not exchange:
-            exchange.held_bytes = size
-            self._held_bytes += size
+        waits = self._queue and self._queue[0] is not exchange
+        self._hold(exchange, size if waits else 0)
+
+    def _hold(self, exchange: Exchange, size: int) -> None:
+        """Count an answer that cannot be written yet."""
+        self._held_bytes += size - exchange.held_bytes
+        exchange.held_bytes = size
 
     def _wake(self) -> None:
         """Something the queue waited for has happened."""
@@ -598,6 +704,39 @@ class Connection(asyncio.Protocol):
             if self._pending is None and not self._eof:
                 self.transport.resume_reading()
         self._settle()
+        self._note_memory()
+
+    def _note_memory(self) -> None:
+        """Charge the memory budget with what this connection holds now. May end the connection's input."""
+        reader, pending = self._reader, self._pending
+        unparsed = (0 if reader is None else reader.held_bytes) + (0 if pending is None else len(pending))
+        self._note_output()
+        self._charges.note_input(self, unparsed)
+
+    def note_written(self, size: int) -> None:
+        """Count bytes that the transport could not hand on at once. It keeps a write until its last byte has left."""
+        self._written_bytes += size
+        self._note_output()
+
+    def _note_output(self) -> None:
+        self._charges.note_output(self._held_bytes + max(self._written_bytes, self.unsent_bytes()))
+
+    def is_short_of_memory(self) -> bool:
+        """Whether the budget is full and the client has not taken what it was sent. `unblock` is called later."""
+        if self.paused or not self._server.budget.full or not self.unsent_bytes():
+            return False
+        self._server.block(self)
+        return True
+
+    def unblock(self) -> bool:
+        """Let a stream go on that was short of memory; return False if it still is."""
+        stream = self._stream
+        if not self.is_open or self.paused or stream is None:
+            return True  # it is over, or `resume_writing` comes
+        if self._server.budget.full and self.unsent_bytes():
+            return False
+        self._guard(stream.drained)
+        return True
 
     def _settle(self) -> None:
         """After the long way: whether the next read may take the short one, and whether this is the end."""
@@ -605,6 +744,8 @@ class Connection(asyncio.Protocol):
         if busy or not self.is_open:
             return
         between = self._reader is None or self._reader.phase == IDLE
+        if between and self._reader is not None:
+            self._reader.rest()
         self._ready = between and not (self.paused or self._deaf or self._eof or self._draining)
         if not self._deaf and (self._eof or (self._draining and between)):
             self.close()
@@ -613,10 +754,13 @@ class Connection(asyncio.Protocol):
 
     def _emit(self, exchange: Exchange, answer: Response | Stream) -> None:
         """Send the answer that is next in order."""
-        self._held_bytes -= exchange.held_bytes
+        self._hold(exchange, 0)
+        self._charges.finish(exchange)
         if isinstance(answer, Stream):
             self._open_stream(exchange, answer)
             return
+        if answer.sent is not None:
+            self._sent_hooks.append(answer.sent)
         head = exchange.head
         last = not head.keep_alive or self._is_last()
         extra = exchange.vary
@@ -646,7 +790,7 @@ class Connection(asyncio.Protocol):
         parts = [body] if isinstance(body, bytes) else body
         size = len(start) + body_bytes(body)
         if not self._queue and not self._out and size > JOIN_BYTES:
-            self.transport.writelines([start, *parts])
+            self._write(start, *parts, size=size)
             return
         self._out.append(start)
         self._out += parts
@@ -659,7 +803,14 @@ class Connection(asyncio.Protocol):
             if size <= JOIN_BYTES:
                 self.transport.write(b"".join(out))
             else:
-                self.transport.writelines(out)
+                self._write(*out, size=size)
+        if self._sent_hooks and not self.paused:
+            self._call_sent_hooks()
+
+    def _write(self, *parts: bytes | memoryview, size: int) -> None:
+        self.transport.writelines(parts)
+        if self.paused:
+            self.note_written(size)
 
     def _finish(self) -> None:
         """The last answer is written: end the connection so that the client can still read it.
@@ -707,6 +858,7 @@ class Connection(asyncio.Protocol):
             self._finish()
             return
         self._flush()
+        self._charges.become_stream()
         self._stream = stream
         self._sink = ConnectionSink(self)
         if stream.high_water_bytes is not None:
@@ -729,6 +881,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.paused = True
         self._ready = False
+        self._note_output()
         if isinstance(self._stream, Upgrade):
             # What it would answer to more input has no room either.
             self.transport.pause_reading()
@@ -744,10 +897,13 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.paused = False
+        self._written_bytes = 0
+        self._call_sent_hooks()
         stream = self._stream
         if stream is None:
             self._wake()
             return
+        self._note_output()
         self._guard(stream.drained)
         held = self._sink is not None and self._sink.held
         if isinstance(stream, Upgrade) and not (self.paused or held) and self._pending is None:
@@ -759,6 +915,8 @@ class Connection(asyncio.Protocol):
         """Called every so often: end what has waited too long."""
         limits = self._server.limits
         unsent = self.transport.get_write_buffer_size()
+        if unsent or self._charges.output_bytes:
+            self._note_output()
         reader = self._reader
         phase = IDLE if reader is None else reader.phase
         if unsent or self._deaf:

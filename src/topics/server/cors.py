@@ -55,7 +55,7 @@ class CorsApp:
     def _marked(self, response: Response, request: Request) -> Response:
         """A copy, because applications may keep an answer and give it out again."""
         headers = (*response.headers, *self._fields(request))
-        return Response(response.status, response.body, response.content_type, headers)
+        return Response(response.status, response.body, response.content_type, headers, response.sent)
 
     def _fields(self, request: Request) -> tuple[Header, ...]:
         """What the origin of a request is told. Without `*` even the others are told that the answer depends on it."""

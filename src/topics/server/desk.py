@@ -59,6 +59,11 @@ class Desks:
         desk.poke()
         return desk
 
+    def poke(self) -> None:
+        """Have every queue served at which somebody waits."""
+        for desk in self._desks.values():
+            desk.poke()
+
     def forget(self, topic: Topic) -> None:
         self._desks.pop(topic, None)
 

@@ -7,7 +7,7 @@ from topics.errors import Code, TopicsError
 from topics.server.answer_heads import BODILESS
 from topics.server.compression import compressible
 from topics.server.heads import Head
-from topics.server.http import Body, Deferred, Request, Response, Stream, error_response
+from topics.server.http import Deferred, Request, Response, Stream, error_response
 
 log = logs.Log("http")
 
@@ -20,11 +20,9 @@ class Exchange(msgspec.Struct, eq=False):
     vary: bytes = b""
     deferred: Deferred | None = None
     held_bytes: int = 0  # of an answer that waits for those before it
+    input_bytes: int = 0  # of the request, charged to the memory budget until the answer is there
     unpacking: bool = False  # the body is being unpacked in a thread
-
-
-def body_bytes(body: Body) -> int:
-    return len(body) if isinstance(body, bytes) else sum(map(len, body))
+    dropped: bool = False  # nobody waits for its answer any more
 
 
 def may_pack(response: Response) -> bool:

@@ -34,6 +34,7 @@ TURN_S = 0.005  # of pushing, after which requests come first again
 FRAMES_A_TURN = 4  # for a tail that got more at once than a frame may hold
 SHARED_NODES = 64  # records whose nodes are looked at one by one, to share a rendering between readers of other nodes
 RELOAD_MS = 1000  # until a read from the disk that failed is tried again
+FULL_FRAME_BYTES = 16 << 10  # of records, while the memory budget is full
 TOO_OLD = "from_seq_too_old"
 
 
@@ -277,7 +278,7 @@ class Feed:
     def _read(self, view: View, from_seq: int, epoch: int | None, now_ms: int) -> Rendered:
         topic = self.topic
         query = Query(
-            from_seq=from_seq, limit=view.limit, max_bytes=view.max_bytes, nodes=view.nodes, match=view.match,
+            from_seq=from_seq, limit=view.limit, max_bytes=self._frame_bytes(view), nodes=view.nodes, match=view.match,
             projection=view.projection, upto=self.visible(view) if view.strong else None, epoch=epoch,
         )  # fmt: skip
         reading = expire_and_read(topic, query, now_ms)
@@ -294,6 +295,10 @@ class Feed:
             end = b'],"from_seq":%d,"to_seq":%d,"head_seq":%d}' % (rendered.from_seq, rendered.next_seq, topic.head)
             rendered.payload = b"".join((start, *reading.body(), end))
         return rendered
+
+    def _frame_bytes(self, view: View) -> int:
+        """Return how large a frame may be: small ones while the memory budget is full, because clients may not read."""
+        return min(view.max_bytes, FULL_FRAME_BYTES) if self.hub.app.budget.full else view.max_bytes
 
     def _load(self, cold: Cold) -> None:
         """Has the disk asked on another thread. One request a feed: its lanes mostly want the same."""

@@ -7,12 +7,14 @@ refused like any other to a caller without a key: what there is to call is not a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from topics.errors import Code, TopicsError
 from topics.server.auth import ANYONE, Caller, admit, authorise
-from topics.server.http import Answer, Deferred, Request
+from topics.server.budget import SMALL_BYTES
+from topics.server.http import Answer, Deferred, Request, Response, body_bytes
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits
 from topics.server.routes import Call, Route, Router
@@ -79,11 +81,13 @@ class Guard:
             caller.end_request()
 
     def end_with(self, caller: Caller, answer: Answer) -> None:
-        """A late answer counts until it is there or nobody waits for it. A stream does not: it has a cap of its own."""
+        """Count a request until its answer is delivered. A stream does not count: it has a cap of its own."""
         if not caller.counted:
             return
         if isinstance(answer, Deferred):
-            answer.when_over(caller.end_request)
+            answer.when_over(partial(_count_until_sent, caller))
+        elif isinstance(answer, Response):
+            _count_until_sent(caller, answer)
         else:
             caller.end_request()
 
@@ -91,6 +95,14 @@ class Guard:
 def targets_of(call: Call) -> list[str]:
     """The topic or router in the path."""
     return [name for part, name in call.params.items() if part in NAME_PARTS]
+
+
+def _count_until_sent(caller: Caller, response: Response | None) -> None:
+    """End a request, or have the transport end it once a large answer has left: a client may not read it."""
+    if response is None or body_bytes(response.body) <= SMALL_BYTES:
+        caller.end_request()
+    else:
+        response.sent = caller.end_request
 
 
 def _secret(request: Request, route: Route | None) -> bytes | None:

@@ -7,7 +7,7 @@ an answer without end (`Stream`), or the connection itself (`Upgrade`). Everythi
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -17,6 +17,10 @@ JSON = b"application/json"
 
 Header = tuple[bytes, bytes]
 Body = bytes | list[bytes | memoryview]
+
+
+def body_bytes(body: Body) -> int:
+    return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
 class Request(msgspec.Struct, gc=False):
@@ -41,6 +45,7 @@ class Response(msgspec.Struct, gc=False):
     body: Body = b""
     content_type: bytes = JSON
     headers: tuple[Header, ...] = ()  # framing fields (content-length, connection, date) belong to the transport
+    sent: Callable[[], None] | None = None  # called once when the system has taken the answer, or nobody will
 
 
 class Deferred(msgspec.Struct, eq=False):
@@ -50,11 +55,13 @@ class Deferred(msgspec.Struct, eq=False):
     Whichever of the two comes first wins, and the other does nothing.
     """
 
+    keeps_request: ClassVar[bool] = True  # whether the body of the request is needed until the answer is there
+
     on_cancel: Callable[[], None] | None = None
     _callback: Callable[[Response], None] | None = None
     _response: Response | None = None
     cancelled: bool = False
-    _over: Callable[[], None] | None = None
+    _over: Callable[[Response | None], None] | None = None
     on_hurry: Callable[[], None] | None = None  # of an answer that waits for something: answers with what there is
 
     def resolve(self, response: Response) -> None:
@@ -64,7 +71,7 @@ class Deferred(msgspec.Struct, eq=False):
         self._response = response
         self.on_cancel = self.on_hurry = None  # who answers holds the answer: they must not keep each other alive
         if self._over is not None:
-            self._end()
+            self._end(response)
         callback = self._callback
         if callback is not None:
             self._callback = None
@@ -89,26 +96,26 @@ class Deferred(msgspec.Struct, eq=False):
         if hook is not None and not self.cancelled and self._response is None:
             hook()
 
-    def when_over(self, hook: Callable[[], None]) -> None:
-        """Call `hook` once, when the answer is there or nobody waits for it any more: at once if that is so already."""
+    def when_over(self, hook: Callable[[Response | None], None]) -> None:
+        """Call `hook` once: with the answer when it is there, or with None when nobody waits for it any more."""
         assert self._over is None, "a Deferred has one hook for its end"
         if self.cancelled or self._response is not None:
-            hook()
+            hook(self._response)
         else:
             self._over = hook
 
-    def _end(self) -> None:
+    def _end(self, response: Response | None) -> None:
         hook = self._over
         if hook is not None:
             self._over = None
-            hook()
+            hook(response)
 
     def cancel(self) -> None:
         if self.cancelled or self._response is not None:
             return
         self.cancelled = True
         self._callback = self.on_hurry = None
-        self._end()
+        self._end(None)
         hook, self.on_cancel = self.on_cancel, None
         if hook is not None:
             hook()

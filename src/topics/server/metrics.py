@@ -82,7 +82,12 @@ def _archived(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
         found += [topic for topic in some if topic.archived or topic.config.archive is not None]
         yield None
     seen = [topic for topic in found if not prefixes or topic.name.startswith(prefixes)]
-    return sorted(seen, key=lambda topic: topic.name)[: app.settings.metrics_max_topics]
+    return sorted(seen, key=lambda topic: topic.name)[: _most(app)]
+
+
+def _most(app: TopicsApp) -> int:
+    """Return how many topics are named: none while the memory budget is full, so that the answer can be given."""
+    return 0 if app.budget.full else app.settings.metrics_max_topics
 
 
 def _batches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
@@ -115,7 +120,7 @@ def _totals(app: TopicsApp, leases: int) -> Iterator[Metric]:
                  app.budget.limit_bytes)  # fmt: skip
     yield Metric(
         "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
-        [("", "account", account, size) for account, size in app.budget.by_account.items()],
+        [("", "account", account, size) for account, size in app.budget.accounts().items()],
     )  # fmt: skip
 
 
@@ -160,7 +165,7 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
 
 
 def _topics(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
-    engine, limit = app.engine, app.settings.metrics_max_topics
+    engine, limit = app.engine, _most(app)
     names = list(islice(engine.state.names.visible(prefixes), limit + 1))
     shown = [engine.topics[name] for name in names[:limit]]
     for topic in shown:
@@ -213,7 +218,7 @@ def _routers(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
     table = app.engine.routers.table
     named = (table.by_name[name] for name in table.names.visible(prefixes))
     seen = (router for router in named if not prefixes or all(one.startswith(prefixes) for one in router_names(router)))
-    shown = list(islice(seen, app.settings.metrics_max_topics))
+    shown = list(islice(seen, _most(app)))
     columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),

@@ -16,6 +16,7 @@ import msgspec
 
 from topics.server import machine
 from topics.server.answer_heads import AnswerHeads
+from topics.server.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget, budget_bytes_of
 from topics.server.connection import Connection
 from topics.server.heads import HeadCache
 from topics.server.http import App, answer_of
@@ -29,6 +30,7 @@ _LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
 _SHORTEST_SWEEP_MS = 5
 _SHED_SHARE = 32  # one in so many connections is shed at a time: looking for idle ones means looking at all of them
 _SHED_AFTER_S = 1.0  # a connection is not idle before that: its first request may be on the way
+_UNBLOCK_S = 0.05  # how often streams are looked at that wait for the memory budget
 _LOOK_AGAIN_S = 0.25  # after there was no idle connection to be found
 CUT_OFF_S = 5  # how long a drain waits for the loop to report the loss of connections that it has aborted
 
@@ -44,7 +46,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout_ms: int = 75_000  # between two requests
     write_timeout_ms: int = 60_000  # without the client taking a single byte of its answer
     linger_timeout_ms: int = 2_000  # for a client that was refused, or was too slow, to read the last it was sent
-    high_water_bytes: int = 1024 * 1024  # answers that wait for the client, above which nothing more is done for it
+    # Answers that wait for the client, above which nothing more is done for it, and above which they are charged to the
+    # memory budget: the transport reports when that mark is passed, so that answers below it cost nothing.
+    high_water_bytes: int = 64 * 1024
     max_pipelined: int = 64  # requests of one connection in the works
     max_connections: int = 0  # 0: no limit
     max_refused: int = 16  # connections that still read their refusal; one more ends the oldest of them
@@ -54,12 +58,14 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, settings: "Settings") -> "HttpLimits":
         descriptors = machine.descriptors()
+        budget = MemoryBudget(budget_bytes_of(settings))
+        allowed = (settings.max_connections, descriptors.connections, budget.max_connections())
         return cls(
-            max_connections=min(settings.max_connections or descriptors.connections, descriptors.connections),
+            max_connections=min(most for most in allowed if most),
             max_refused=descriptors.refused,
             max_header_bytes=settings.max_header_bytes,
             max_headers=settings.max_headers,
-            max_body_bytes=settings.max_body_bytes,
+            max_body_bytes=min(settings.max_body_bytes, budget.soft_bytes or settings.max_body_bytes),
             header_timeout_ms=settings.header_timeout_ms,
             body_timeout_ms=settings.body_timeout_ms,
             idle_timeout_ms=settings.idle_timeout_ms,
@@ -84,13 +90,14 @@ Limits = HttpLimits
 class HttpServer:
     """Serves one `App` on any number of sockets of one event loop."""
 
-    def __init__(self, app: App, limits: HttpLimits | None = None) -> None:
+    def __init__(self, app: App, limits: HttpLimits | None = None, *, budget: MemoryBudget | None = None) -> None:
         # Bound once and shared: a connection then pays neither for the lookup nor for bound methods of its own.
         self.admit = app.admit
         self.handle = app.handle
         self.answer = answer_of(app)
         self.abandon = app.abandon
         self.limits = limits or HttpLimits()
+        self.budget = budget or MemoryBudget()
         self.heads = HeadCache()
         self.answers = AnswerHeads(time.time)
         self.connections: set[Connection] = set()
@@ -98,6 +105,7 @@ class HttpServer:
         self.refused_total = 0  # connections for which there was no room
         self._refused: dict[Connection, None] = {}  # those that still read their refusal, the oldest first
         self._look_at = 0.0  # when idle connections may be looked for again
+        self._blocked: dict[Connection, None] = {}  # streams that wait for the budget
         self.draining = False
         self._closed_requests = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -122,6 +130,7 @@ class HttpServer:
 
     def opened(self, connection: Connection) -> None:
         self.connections.add(connection)
+        self.budget.charge(CONNECTIONS, CONNECTION_BYTES)
         if self._sweeping is None:
             self._sweep()
         most = self.limits.max_connections
@@ -154,10 +163,23 @@ class HttpServer:
 
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.budget.charge(CONNECTIONS, -CONNECTION_BYTES)
         self._refused.pop(connection, None)
         self._closed_requests += connection.served
         if not self.connections and self._emptied is not None:
             self._emptied.set()
+
+    def block(self, connection: Connection) -> None:
+        """Have `connection.unblock` called until it returns True."""
+        if not self._blocked:
+            asyncio.get_running_loop().call_later(_UNBLOCK_S, self._unblock)
+        self._blocked[connection] = None
+
+    def _unblock(self) -> None:
+        waiting, self._blocked = self._blocked, {}
+        for connection in waiting:
+            if not connection.unblock():
+                self.block(connection)
 
     @property
     def pool(self) -> ThreadPoolExecutor:

@@ -95,6 +95,11 @@ class RequestReader:
         return max(0, self.head.content_length - self.body_bytes)
 
     @property
+    def held_bytes(self) -> int:
+        """What has come of a request that is not whole yet."""
+        return 0 if self.phase == IDLE else len(self._body) + max(self._head_bytes, self._quiet_bytes)
+
+    @property
     def fields(self) -> int:
         """Header fields of the last head."""
         return self._fields
@@ -123,6 +128,11 @@ class RequestReader:
     def stop(self) -> None:
         """Nothing that comes is of interest any more."""
         self._broken = True
+        self._body = b""
+
+    def rest(self) -> None:
+        """Let go of the last request, between two of them."""
+        self._url, self._headers, self.head = b"", {}, None
 
     def release(self) -> None:
         """The connection is gone: reader and parser must not keep each other alive."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from topics.server.startup import Startup
 
 
-KNOWN_PATHS = 32_768
+# Paths that are remembered. The longest that names a topic is 255 characters, three bytes each if percent-encoded.
+KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
 
 
 class Parameter(Struct, frozen=True):
@@ -131,9 +132,10 @@ class Router:
                 route = routes["GET"]
             else:
                 raise _wrong_method(method, routes)
-        if len(self.known) >= KNOWN_PATHS:
-            self.known.clear()
-        self.known[request.path] = routes, params
+        if len(request.path) <= KNOWN_PATH_BYTES:
+            if len(self.known) >= KNOWN_PATHS:
+                self.known.clear()
+            self.known[request.path] = routes, params
         return Call(request, route, params)
 
 

@@ -22,6 +22,7 @@ from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
 from topics.server import machine
+from topics.server.budget import MemoryBudget
 from topics.server.cors import CorsApp
 from topics.server.http import App
 from topics.server.protocol import HttpLimits, HttpServer
@@ -39,6 +40,7 @@ MACHINE_ERRORS = (OSError, Corrupt, DataDirError, TopicsError)
 class ServedApp(App, Protocol):
     """An application with a life: what `run` needs beyond answering requests."""
 
+    budget: MemoryBudget  # shared with the transport
     http: HttpServer | None  # set before the first connection, so that metrics can count connections and requests
 
     async def start(self) -> None:
@@ -62,6 +64,7 @@ def run(settings: Settings, *, build: Build | None = None) -> int:
 
         build = TopicsApp.build
     machine.raise_descriptor_limit()
+    machine.use_one_heap()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, build))
 
@@ -83,7 +86,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
-    app.http = http = HttpServer(served, HttpLimits.of(settings))
+    app.http = http = HttpServer(served, HttpLimits.of(settings), budget=app.budget)
     servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
     _announce(settings, sockets)
     code = await _live(app, stop)

@@ -16,6 +16,7 @@ from topics.engine.read import Query
 from topics.engine.scan import SLICE_BYTES, Scan, Step
 from topics.errors import Code, TopicsError
 from topics.server import bulk
+from topics.server.budget import STREAMS
 from topics.server.http import Response, Sink, Stream
 from topics.storage.segments import Cold
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 PROGRESS_SEQS = 100_000  # looked at and skipped before a reader is told how far that has come
 PRESSED_PAUSE_MS = 5  # between two slices while the server runs late
 COLD_TRIES = 16
+ENCODING_BYTES = 2 * SLICE_BYTES  # a slice, and what it is turned into
 
 
 class ScanStream(Stream):
@@ -143,6 +145,7 @@ class ScanStream(Stream):
 
         def done(found: asyncio.Future[T]) -> None:
             self._on_thread = False
+            self._app.budget.charge(STREAMS, -ENCODING_BYTES)
             failure = found.exception()
             if failure is not None:
                 log.failure("scan_failed", failure, topic=self._topic)
@@ -153,6 +156,7 @@ class ScanStream(Stream):
                 self._fail(self._ends_with)
 
         self._on_thread = True
+        self._app.budget.charge(STREAMS, ENCODING_BYTES)
         self._app.loop.run_in_executor(self._app.pool, work).add_done_callback(done)
 
     def _fail(self, error: TopicsError) -> None:

@@ -17,7 +17,8 @@ from topics.clock import Clock
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.server.answer import error_answer
-from topics.server.http import Answer, Deferred, Request, Response
+from topics.server.budget import MemoryBudget
+from topics.server.http import Answer, Deferred, Request, Response, body_bytes
 from topics.storage.segments import Cold
 
 log = logs.Log("app")
@@ -30,10 +31,11 @@ SLICE_NS = 500_000
 class Slices:
     """The work under way that one slice was not enough for."""
 
-    def __init__(self, loop: AbstractEventLoop, pool: Executor, clock: Clock) -> None:
+    def __init__(self, loop: AbstractEventLoop, pool: Executor, clock: Clock, budget: MemoryBudget) -> None:
         self.loop = loop
         self.pool = pool
         self.tick_ns = clock.monotonic_ns
+        self._budget = budget
         self._waiting: deque[_Sliced[Any]] = deque()  # for their next slice
         self._scheduled = False
 
@@ -50,6 +52,10 @@ class Slices:
                 answer.then(deferred.resolve)
             else:
                 assert isinstance(answer, Response)
+                try:
+                    self._budget.check_answer(body_bytes(answer.body))
+                except TopicsError as error:
+                    answer = error_answer(error, request)
                 deferred.resolve(answer)
 
         def fail(error: TopicsError) -> None:

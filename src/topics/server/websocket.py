@@ -38,6 +38,7 @@ from topics.model.watch import (
 )
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, decode_body
 from topics.server.auth import authorise
+from topics.server.budget import MESSAGES, SMALL_BYTES
 from topics.server.http import Response, Upgrade
 from topics.server.lanes import Event, Lane, Rendered, socket_payload
 from topics.server.live import LiveConnection
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 log = logs.Log("websocket")
 
 MAX_UNACKED = 1024  # publishes under way, above which the client is not read from
+MAX_UNACKED_BYTES = 8 << 20  # of their messages
 UNANSWERED_PINGS = 3
 FRAMES_A_TURN = 64  # as many as HTTP requests of one connection: `HttpLimits.max_pipelined`
 BYTES_A_TURN = 64 << 10
@@ -91,8 +93,8 @@ class WebSocket(LiveConnection, Upgrade):
     """One connection: its subscriptions, and the publishes that wait for the log."""
 
     __slots__ = (
-        "_caller", "_decoding", "_deflated", "_fragments", "_input", "_message", "_pings", "_unacked", "_unfed",
-        "_watched", "_ws",
+        "_caller", "_charged_bytes", "_decoding", "_decoding_bytes", "_deflated", "_fragments", "_input", "_message",
+        "_pings", "_unacked", "_unacked_bytes", "_unfed", "_watched", "_ws",
     )  # fmt: skip
 
     reports_too_old = False
@@ -117,7 +119,9 @@ class WebSocket(LiveConnection, Upgrade):
         self._input = Input.READING
         self._unfed = b""  # input that `_ws` has not seen yet
         self._decoding: Generator[None, None, Command] | None = None  # of a long message
-        self._unacked = 0
+        self._decoding_bytes = 0
+        self._unacked = self._unacked_bytes = 0
+        self._charged_bytes = 0  # for input
         self._pings = 0  # sent since the client was last heard
 
     # --- the connection's life
@@ -129,6 +133,26 @@ class WebSocket(LiveConnection, Upgrade):
         self._unfed += data
         if self._input is Input.READING:
             self._handle_input()
+        self._note_input()
+
+    def _note_input(self) -> None:
+        """Charge the memory budget for input that was not obeyed yet. May close the connection."""
+        held_bytes = len(self._message) + len(self._unfed) + self._decoding_bytes
+        if held_bytes != self._charged_bytes:
+            self.app.budget.charge(MESSAGES, held_bytes - self._charged_bytes)
+            self._charged_bytes = held_bytes
+            self.app.budget.receive(self, held_bytes)
+
+    def give_up_input(self, error: TopicsError) -> None:
+        self._drop_input()
+        self._refuse(error, None)
+        self._close(CloseReason.TRY_AGAIN_LATER, error.message)
+
+    def _drop_input(self) -> None:
+        self._message, self._unfed = bytearray(), b""
+        if self._decoding is not None:
+            self._decoding.close()
+        self._end_decoding()
 
     def _handle_input(self) -> None:
         """Handle input for one turn: at most `FRAMES_A_TURN` and `BYTES_A_TURN`, and no frame after `TURN_NS`.
@@ -170,6 +194,7 @@ class WebSocket(LiveConnection, Upgrade):
         elif self.open:
             try:
                 self._handle_input()
+                self._note_input()
             except Exception as error:
                 log.failure("input_not_handled", error)
                 self._close(CloseReason.INTERNAL_ERROR, "internal error")
@@ -182,7 +207,9 @@ class WebSocket(LiveConnection, Upgrade):
 
     def _is_blocked(self) -> bool:
         """Whether the client does not take its answers, or has as much under way as it may."""
-        return self.full or self._unacked >= MAX_UNACKED or self._decoding is not None
+        if self.full or self._unacked >= MAX_UNACKED or self._unacked_bytes > MAX_UNACKED_BYTES:
+            return True
+        return self._decoding is not None
 
     def _unblock(self) -> None:
         if self._input is Input.BLOCKED and self.open and not self._is_blocked():
@@ -243,8 +270,7 @@ class WebSocket(LiveConnection, Upgrade):
 
     def ended(self) -> None:
         self._let_go()
-        if self._decoding is not None:
-            self._decoding.close()
+        self._drop_input()
         self._watched.discharge()
 
     def fail(self, code: int, message: str) -> None:
@@ -272,39 +298,45 @@ class WebSocket(LiveConnection, Upgrade):
     # --- commands
 
     def _obey(self, text: bytes) -> None:
-        if len(text) > LARGE_BYTES:
-            self._decode_in_slices(text)
-            return
         try:
+            if len(text) > SMALL_BYTES:
+                self.app.budget.check(len(text))
+            if len(text) > LARGE_BYTES:
+                self._decode_in_slices(text)
+                return
             command: Command = decode_body(_decode_command, text, surrogates.decode)
         except TopicsError as error:
             self._refuse(error, _address(text))
         else:
-            self._carry_out(command)
+            self._carry_out(command, size_bytes=len(text))
 
     def _decode_in_slices(self, text: bytes) -> None:
         """Decode a long message while others are served. What comes behind it waits."""
 
         def finish(command: Command) -> None:
-            self._decoding = None
-            self._carry_out(command)
+            self._end_decoding()
+            self._carry_out(command, size_bytes=len(text))
             self._unblock()
 
         def fail(error: TopicsError) -> None:
-            self._decoding = None
+            self._end_decoding()
             self._refuse(error, _address(text))
             self._unblock()
 
-        self._decoding = _decode_steps(text, self.app.engine.limits)
+        self._decoding, self._decoding_bytes = _decode_steps(text, self.app.engine.limits), len(text)
         self.app.slices.run(self._decoding, finish, fail)
 
-    def _carry_out(self, command: Command) -> None:
+    def _end_decoding(self) -> None:
+        self._decoding, self._decoding_bytes = None, 0
+        self._note_input()
+
+    def _carry_out(self, command: Command, *, size_bytes: int) -> None:
         request_id = command.request_id
         try:
             operation, targets = operation_of(command)
             authorise(self.app.engine, self._caller, operation, *targets, wanted=command)
             if isinstance(command, Publish):
-                self._publish(command)
+                self._publish(command, size_bytes=size_bytes)
             elif isinstance(command, Subscribe):
                 self._subscribe(command)
             elif isinstance(command, Unsubscribe):
@@ -314,14 +346,14 @@ class WebSocket(LiveConnection, Upgrade):
         except TopicsError as error:
             self._refuse(error, request_id)
         except Cold as cold:
-            self.app.hub.load(cold, lambda failure: self._loaded(command, failure))
+            self.app.hub.load(cold, lambda failure: self._loaded(command, size_bytes, failure))
 
-    def _loaded(self, command: Command, failure: BaseException | None) -> None:
+    def _loaded(self, command: Command, size_bytes: int, failure: BaseException | None) -> None:
         if failure is not None:
             log.failure("cannot_read", failure)
             self._refuse(TopicsError(Code.INTERNAL, "stored records cannot be read"), command.request_id)
         elif self.open:
-            self._carry_out(command)
+            self._carry_out(command, size_bytes=size_bytes)
 
     def _subscribe(self, command: Subscribe) -> None:
         wanted = resolve(self.app, command.watched(), command, self._caller, lenient=command.lenient)
@@ -375,17 +407,23 @@ class WebSocket(LiveConnection, Upgrade):
         self._watched.add_picked(lane)
         self.app.hub.attach(lane, self)
 
-    def _publish(self, command: Publish) -> None:
+    def _publish(self, command: Publish, *, size_bytes: int) -> None:
         write = command.write()
         if self.app.pressed and not write.disable_backpressure:
             self.app.throttle.check(command.topic)
         ticket = self.app.engine.append(command.topic, write)
         self._unacked += 1
+        self._unacked_bytes += size_bytes
         with_seqs, request_id, name = command.return_seqs, command.request_id, command.topic
-        ticket.on_done(lambda done: self._published(done, request_id, name, with_seqs=with_seqs))
+
+        def finish(done: Ticket) -> None:
+            self._unacked -= 1
+            self._unacked_bytes -= size_bytes
+            self._published(done, request_id, name, with_seqs=with_seqs)
+
+        ticket.on_done(finish)
 
     def _published(self, ticket: Ticket, request_id: RequestId, name: str, *, with_seqs: bool) -> None:
-        self._unacked -= 1
         if ticket.error is not None:
             self._refuse(ticket.error, request_id)
         else:

@@ -64,7 +64,7 @@ class WorkStream(EventStream):
 
     def want(self) -> Want | None:
         room = self._max - len(self._holder.held)
-        if room <= 0 or self.full or not self.open:
+        if room <= 0 or self.full or not self.open or self.app.budget.full:
             return None
         lease_ms = self._topic.config.lease_ms if self._lease_ms is None else self._lease_ms
         return Want(node=self._node, max=room, lease_ms=lease_ms, holder=self._holder)

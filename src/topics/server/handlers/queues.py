@@ -67,6 +67,8 @@ def claim(app: TopicsApp, call: Call) -> Answer:
     topic = queue_of(app.engine, call.params["topic"])
     if app.pressed:
         app.throttle.check(topic.name)
+    if app.budget.full:
+        raise app.budget.error()
     want = Want(
         node=wanted.node,
         max=clamp(wanted.max, 1, limits.max_claim),
@@ -126,7 +128,7 @@ class WaitingClaim:
     # --- at the desk
 
     def want(self) -> Want | None:
-        return self._want
+        return None if self._app.budget.full else self._want
 
     def got(self, claimed: Claimed, ticket: Ticket | None) -> bool:
         if not claimed.rows and self._patient:

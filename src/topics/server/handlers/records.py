@@ -31,7 +31,7 @@ from topics.model.wire import RecordsDeleted, check_u64, decode_body
 from topics.server import query as querystring
 from topics.server import throttle
 from topics.server.answer import error_answer, json_answer, performance, when_done
-from topics.server.http import Answer, Deferred, Request, Response
+from topics.server.http import Answer, Deferred, Request, Response, body_bytes
 from topics.server.writes import LARGE_BYTES, decode_write
 
 if TYPE_CHECKING:
@@ -249,7 +249,12 @@ class LongPoll:
 
     def _finish_with(self, topic: Topic, reading: Reading) -> None:
         reading.scanned += self._scanned
-        self._finish(_timed(*_diff_answer(topic, reading), self._request))
+        response = _timed(*_diff_answer(topic, reading), self._request)
+        try:
+            self._app.budget.check_answer(body_bytes(response.body))
+        except TopicsError as error:
+            response = error_answer(error, self._request)
+        self._finish(response)
 
     def _finish(self, response: Response) -> None:
         self._timer.cancel()
