@@ -118,6 +118,7 @@ class Engine:
 
     def replay_in_steps(self) -> Steps[None]:
         """Replay everything that waits, for a verb that looks at many topics."""
+        # Bound: the entries that wait; each step replays some, and recovery alone adds entries.
         while self.replay_some():
             yield None
 

@@ -19,6 +19,7 @@ Steps = Generator[Cold | None, None, T]
 
 def run_all(steps: Steps[T]) -> T:
     """Run all steps in one go, waiting for the disk: for callers that hold up nobody."""
+    # Bound: the steps of the generator, which its own docstring bounds.
     while True:
         try:
             cold = next(steps)
