@@ -14,6 +14,7 @@ import pytest
 from tests.faults.kills import run
 from tests.faults.kills.jobs import Jobs
 from tests.faults.kills.logs import Log, Page, Sieve, now_ms
+from tests.faults.kills.rising import Rising
 from tests.faults.kills.rounds import Rounds
 from tests.faults.kills.server import Request, Violation
 
@@ -220,3 +221,24 @@ def test_copy_in_the_wrong_order_or_place_is_found() -> None:
     sieve.check(page({1: first}, head=1))
     with pytest.raises(Violation, match="1 was log"):
         sieve.check(page({1: second}, head=1))
+
+
+def turn(topic: Rising, durability: str) -> None:
+    """Change the class; the server acknowledges it."""
+    requests = (topic.turn(Random(seed)) for seed in range(99))
+    next(request for request in requests if request.body["durability"] == durability).done(200, {})
+
+
+@pytest.mark.parametrize("durability", ["fsync", "ephemeral"])
+def test_loss_after_leaving_ephemeral_is_found(durability: str) -> None:
+    topic = Rising("rising", Counter())
+    turn(topic, "ephemeral")
+    append(topic, first=1)
+    turn(topic, durability)
+    topic.killed()
+    empty = page({}, head=4096, earliest=4097, gaps=[{"reason": "restart", "gap_to": 4096}])
+    if durability == "ephemeral":
+        topic.check_class(empty, durability)
+    else:
+        with pytest.raises(Violation, match="had left `ephemeral`"):
+            topic.check_class(empty, durability)

@@ -13,6 +13,7 @@ from random import Random
 from tests.conftest import SMALL_PARTS
 from tests.faults.kills.jobs import Jobs
 from tests.faults.kills.logs import REFUSED, TAGS, Churn, Copy, Log, Sieve, Tally, now_ms, read
+from tests.faults.kills.rising import Rising
 from tests.faults.kills.server import ANSWER_S, LOST, Connection, Request, Spawner, Violation, require
 from tests.faults.test_sigkill import SETTINGS as MEDIUM_PARTS
 
@@ -36,6 +37,7 @@ class World:
         self.turning = Log("turning", tally, durability="disk")
         self.passing = Log("ephemeral", tally, durability="ephemeral")
         self.logs = [*keep, self.capped, self.expiring, self.pruned, self.full, self.turning, self.passing]
+        self.rising = Rising("rising", tally)
         self.queues = [
             Jobs("work", tally, durability="fsync", leases_durable=True),
             Jobs("tasks", tally, durability="disk", leases_durable=False),
@@ -50,7 +52,7 @@ class World:
         self.churns = [Churn(f"churn-{number}", tally) for number in range(3)]
 
     async def create(self, connection: Connection) -> None:
-        for topic in (*self.logs, *self.queues):
+        for topic in (*self.logs, self.rising, *self.queues):
             await connection.must("PUT", f"/v0/topics/{topic.name}", topic.config)
         await connection.must("PUT", "/v0/topics/copy-window", {"durability": "disk", "cap_records": 30})
         for name in ("fsync", "disk", "memory"):
@@ -75,6 +77,7 @@ class World:
             *(self._worker(f"worker-{number}") for number in range(2)),
             self._churn,
             self._look,
+            self._rise,
         ]
 
     async def _write(self, connection: Connection, rng: Random) -> None:
@@ -102,6 +105,10 @@ class World:
     async def _churn(self, connection: Connection, rng: Random) -> None:
         await connection.send(rng.choice(self.churns).next(rng))
 
+    async def _rise(self, connection: Connection, rng: Random) -> None:
+        log = self.rising
+        await connection.send([log.turn(rng) if rng.random() < 0.2 else log.write(rng, n=rng.choice((1, 5)))])
+
     async def _look(self, connection: Connection, rng: Random) -> None:
         """What a monitoring system does all the time, and during the start."""
         path = rng.choice(("/v0/metrics", "/v0/metrics", "/v0/topics?page_size=1000", "/v0/routers", "/v0/ready"))
@@ -115,6 +122,7 @@ class World:
         await asyncio.sleep(0.003)
 
     def killed(self) -> None:
+        self.rising.killed()
         for queue in self.queues:
             queue.killed()
 
@@ -126,6 +134,9 @@ class World:
             if everything and log is not self.expiring:
                 state = await connection.must("GET", f"/v0/topics/{log.name}?touch=false")
                 require(state["count"] == len(page.rows), f"{log.name}: counts {state['count']}, has {len(page.rows)}")
+        state = await connection.must("GET", f"/v0/topics/{self.rising.name}?touch=false")
+        page = await read(connection, self.rising.name, 0 if everything else self.rising.unchecked)
+        self.rising.check_class(page, state["config"]["durability"])
         if everything:
             await self._wait_until_forwarded(connection)
         for copy in self.copies:
