@@ -110,10 +110,10 @@ class Store:
         self.commits.settle()
         try:
             self.wal.rotate()
+            self.wal.begin_ledger()
         except (OSError, LogFailed) as error:
             log.error("checkpoint_failed", reason=str(error))
             return False
-        self.wal.begin_ledger()
         self._snapshot(self.wal.number, done, clean=clean)
         return True
 

@@ -122,8 +122,9 @@ class Wal:
     def begin_ledger(self, previous: tuple[int, int] = (0, 0)) -> None:
         """Go on in a new ledger file, for what happens from the beginning of the present log file on."""
         if self._file is not None:
+            size_bytes = self._file.size()  # first: if it fails, the ledger stays as it is
             self.ledger.begin(self.number)
-            self.ledger.note_file(self.number, previous=previous, size_bytes=self._file.size())
+            self.ledger.note_file(self.number, previous=previous, size_bytes=size_bytes)
 
     @property
     def broken(self) -> bool:
@@ -179,8 +180,9 @@ class Wal:
         else:
             number = self.number + (2 if self._preparing else 1)  # one that is being prepared is not ours to touch
             file = self._create(number, walfile.Header(number))
+        size_bytes = file.size()
         self._behind.append(self._file)
-        self.ledger.note_file(number, previous=self.position, size_bytes=file.size())
+        self.ledger.note_file(number, previous=self.position, size_bytes=size_bytes)
         self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES
         self._starts.append((self._forgotten + len(self._unsynced), file, self.tail))
         self.stats.rotations_total += 1
