@@ -112,7 +112,10 @@ def _protected(route: "Route", pages: Pages) -> "Route":
         return route
 
     def handle(app: "TopicsApp", call: "Call") -> "Answer":
-        if pages.is_foreign(call.request.headers) and effects(query.parse(call.request.query)):
+        headers = call.request.headers
+        if route.stream and b"sec-fetch-site" not in headers:
+            return handler(app, call)  # an `Accept` that gives a page away is answered with 406 there
+        if pages.is_foreign(headers) and effects(query.parse(call.request.query)):
             raise TopicsError(
                 Code.FORBIDDEN,
                 "this GET changes something, and a page of another site is behind it; see TOPICS_CORS_ORIGINS",
