@@ -21,7 +21,7 @@ from tests.conftest import ServerProcess
 from topics.server import openapi
 from topics.server.table import ROUTES
 
-EXAMPLES = 15
+EXAMPLES, MANY = 15, 250
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -60,16 +60,17 @@ def operations() -> Iterator[Any]:
             yield pytest.param(operation, id=operation.label)
 
 
+@pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", list(operations()))
 def test_any_request_gets_an_answer_that_the_document_promises(
-    server: ServerProcess, operation: Any, mode: GenerationMode
+    server: ServerProcess, operation: Any, mode: GenerationMode, examples: int
 ):
     if mode is GenerationMode.NEGATIVE and not (operation.path_parameters or operation.query or operation.body):
         return  # there is nothing to get wrong
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         deadline=None,
         derandomize=True,
         database=None,
@@ -92,3 +93,5 @@ def _steer(case: schemathesis.Case) -> None:
         case.path_parameters["topic"] = names[len(name) // 2 % len(names)]
     if isinstance(case.body, dict) and isinstance(case.body.get("wait_ms"), int):
         case.body["wait_ms"] = min(case.body["wait_ms"], 1)
+    if isinstance(case.body, dict) and isinstance(case.body.get("claim_jitter_ms"), int):
+        case.body["claim_jitter_ms"] = min(case.body["claim_jitter_ms"], 1)
