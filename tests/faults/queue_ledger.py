@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from tests.faults.ledger import Attempt
+from tests.faults.ledger import Attempt, When
 from tests.queues.harness import waiting
 from topics.engine import queue as verbs
 from topics.engine.commit import Ticket
@@ -42,12 +42,20 @@ class Job:
     lease_id: str = ""
     deadline_ms: int = 0
     deliveries: int = 0
-    acked: Attempt | None = None
+    acks: list[Attempt] = field(default_factory=list)
     in_doubt: int = 0  # requests under way that may change who holds it
+    doubts: list[Attempt] = field(default_factory=list)  # requests that were refused and may have changed it
     dead: bool = False  # seen in the dead-letter topic
+
+    def is_done(self) -> bool:
+        """Whether its ack was answered, or may still be."""
+        return any(ack.status in ("open", "acked") for ack in self.acks)
 
     def held(self, now_ms: int) -> bool:
         return self.node != NOBODY and now_ms <= self.deadline_ms
+
+    def is_in_doubt(self, when: When) -> bool:
+        return self.in_doubt > 0 or any(doubt.may_show(when) for doubt in self.doubts)
 
     def gives_up(self) -> bool:
         return self.deliveries >= MAX_DELIVERIES
@@ -71,7 +79,7 @@ class Queue:
         return f"{self.name}.dead"
 
     def held_by(self, node: str, now_ms: int) -> list[Job]:
-        return [job for job in self.jobs.values() if job.node == node and job.held(now_ms) and job.acked is None]
+        return [job for job in self.jobs.values() if job.node == node and job.held(now_ms) and not job.is_done()]
 
 
 class QueueLedger:
@@ -83,10 +91,11 @@ class QueueLedger:
     def copy(self) -> QueueLedger:
         return copy.deepcopy(self)
 
-    def check(self, server: SimServer, mode: str) -> None:
+    def check(self, server: SimServer, mode: str, *, healed: bool = False, fenced: bool = True) -> None:
+        """Judge a server that came back after a crash of this mode, or with mode "none" one that goes on."""
         for queue in self.queues.values():
             if queue.name in server.engine.topics:  # what is made with an answer is there: see the other ledger
-                _Judge(server, queue, mode).judge()
+                _Judge(server, queue, When(mode, healed, fenced)).judge()
         if mode in ("keep", "lose", "tear"):
             assert server.recovered is not None
             assert server.recovered.damage == [], "nothing was damaged"
@@ -101,9 +110,10 @@ class QueueLedger:
 class _Judge:
     """One queue after a crash."""
 
-    def __init__(self, server: SimServer, queue: Queue, mode: str) -> None:
+    def __init__(self, server: SimServer, queue: Queue, when: When) -> None:
         self.queue = queue
-        self.safe = queue.durability == "fsync" or mode == "keep"
+        self.when = when
+        self.safe = queue.durability == "fsync" or not when.power
         self.topic = server.engine.expire_and_get(queue.name, touch=False)
         self.found = leases_of(self.topic)
         self.now_ms = server.clock.now_ms()
@@ -119,7 +129,7 @@ class _Judge:
         self.figures()
         for job in self.queue.jobs.values():
             self.whereabouts(job)
-            if self.queue.leases_durable:
+            if self.queue.leases_durable or self.when.mode == "none":
                 self.lease(job)
             else:
                 self.no_lease(job)
@@ -137,13 +147,15 @@ class _Judge:
 
     def whereabouts(self, job: Job) -> None:
         if job.payload in self.dead:
-            assert job.gives_up() or job.in_doubt, f"{job.payload} was not delivered too often"
+            assert job.gives_up() or job.is_in_doubt(self.when), f"{job.payload} was not delivered too often"
+        if job.payload in self.seqs or job.payload in self.dead:
+            assert job.written.may_show(self.when), f"{job.payload} was refused and is there"
         if not self.safe or job.written.status != "acked":
             return
         there = job.payload in self.seqs or job.payload in self.dead
-        if job.acked is None:
+        if not any(ack.may_show(self.when) for ack in job.acks):
             assert there, f"{self.queue.name}: {job.payload} is lost"
-        elif job.acked.status == "acked":
+        elif any(ack.status == "acked" for ack in job.acks):
             assert not there, f"{self.queue.name}: {job.payload} was acked and is back"
         assert not job.dead or job.payload in self.dead, f"{job.payload} left the dead letters"
         if job.payload in self.seqs:
@@ -153,9 +165,11 @@ class _Judge:
         """What was told is what is known; a request under way may have been quicker than its answer."""
         seq = self.seqs.get(job.payload)
         held = None if seq is None else self.found.leases.get(seq)
-        if held is not None and not job.in_doubt:
+        in_doubt = job.is_in_doubt(self.when)
+        if held is not None and not in_doubt:
             assert held.lease_id in self.queue.leases, "nobody was told of this lease"
-        if seq is None or job.in_doubt or job.acked is not None or job.written.status != "acked" or not self.safe:
+        acked = any(ack.may_show(self.when) for ack in job.acks)
+        if seq is None or in_doubt or acked or job.written.status != "acked" or not self.safe:
             return
         known = self.found.find(seq)
         assert (0 if known is None else known.deliveries) == job.deliveries
@@ -169,7 +183,8 @@ class _Judge:
         seq = self.seqs.get(job.payload)
         if seq is not None:
             assert self.found.find(seq) is None, "a lease that was not written down"
-            if job.written.status == "acked" and not job.deliveries and not job.in_doubt and self.safe:
+            in_doubt = job.is_in_doubt(self.when)
+            if job.written.status == "acked" and not job.deliveries and not in_doubt and self.safe:
                 assert (seq in self.found.later) == (job.due_ms > self.now_ms)
 
 
@@ -258,8 +273,9 @@ class Shop:
 
     def claim(self, name: str, node: str, n: int = 1, *, lease_ms: int = 1_000) -> None:
         queue = self.ledger.queues[name]
-        with _in_doubt([job for job in queue.jobs.values() if not job.held(self.now_ms)]):
-            rows = _claim(self.server, name, node, max_jobs=n, lease_ms=lease_ms)
+        free = [job for job in queue.jobs.values() if not job.held(self.now_ms)]
+        with _in_doubt(free):
+            rows = self._try_claim(name, node, n, lease_ms, free)
             for row in rows:
                 job = queue.jobs[bytes(row.data).decode()]
                 assert not job.held(self.now_ms), "held by two"
@@ -271,48 +287,74 @@ class Shop:
                 for payload in self.server.data(queue.dead_letter):
                     queue.jobs[payload].dead = True
 
+    def _try_claim(self, name: str, node: str, n: int, lease_ms: int, free: list[Job]) -> list[_Row]:
+        """What a worker gets; nothing if the claim is refused."""
+        broken = self.server.wal.broken
+        attempt = Attempt()
+        try:
+            return _claim(self.server, name, node, max_jobs=n, lease_ms=lease_ms)
+        except TopicsError as error:
+            attempt.failed(error)
+            for job in free:
+                job.doubts.append(attempt)
+            return []
+        except OSError:
+            return []  # before anything was staged: a server answers it with `internal`
+        finally:
+            if broken or self.server.wal.broken:  # a move to the dead letters that is refused is told to nobody
+                for job in free:
+                    if job.gives_up():
+                        job.doubts.append(Attempt())
+
     def ack(self, name: str, node: str, n: int = 1) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
         attempt = Attempt()
         for job in jobs:
-            job.acked = attempt
+            job.acks.append(attempt)
         self._settle(name, jobs, lambda topic, seqs: verbs.ack(self.server.engine, topic, node, seqs, None), attempt)
 
     def nack(self, name: str, node: str, n: int = 1, *, delay_ms: int = 0) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
         due_ms = self.now_ms + delay_ms
-        self._settle(
+        attempt = self._settle(
             name, jobs,
             lambda topic, seqs: verbs.nack(self.server.engine, topic, node, seqs, None, delay_ms=delay_ms),
         )  # fmt: skip
         for job in jobs:
-            job.let_go(due_ms)
+            if attempt.status == "acked":
+                job.let_go(due_ms)
+            else:
+                job.doubts.append(attempt)
 
     def extend(self, name: str, node: str, n: int = 1, *, lease_ms: int = 5_000) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
-        self._settle(
+        attempt = self._settle(
             name, jobs,
             lambda topic, seqs: verbs.extend(self.server.engine, topic, node, seqs, None, lease_ms=lease_ms),
         )  # fmt: skip
         for job in jobs:
-            job.deadline_ms = self.now_ms + lease_ms
+            if attempt.status == "acked":
+                job.deadline_ms = self.now_ms + lease_ms
+            else:
+                job.doubts.append(attempt)
 
     def _settle(
         self, name: str, jobs: list[Job], verb: Callable[[Any, list[int]], Ticket], attempt: Attempt | None = None
-    ) -> None:
-        if not jobs:
-            return
-        topic = verbs.queue_of(self.server.engine, name)
-        with _in_doubt(jobs):
-            seqs = [job.seq for job in jobs]
-            self._follow(attempt or Attempt(), lambda: waiting(lambda: verb(topic, seqs)))
+    ) -> Attempt:
+        attempt = attempt or Attempt()
+        if jobs:
+            topic = verbs.queue_of(self.server.engine, name)
+            with _in_doubt(jobs):
+                seqs = [job.seq for job in jobs]
+                self._follow(attempt, lambda: waiting(lambda: verb(topic, seqs)))
+        return attempt
 
     def _follow(
         self, attempt: Attempt, verb: Callable[[], Ticket], answered: Callable[[Any], None] = lambda result: None
     ) -> None:
         def done(ticket: Ticket) -> None:
             if ticket.error is not None:
-                attempt.status = "refused"
+                attempt.failed(ticket.error)
             else:
                 answered(ticket.result)
                 attempt.status = "acked"

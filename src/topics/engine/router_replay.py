@@ -376,7 +376,14 @@ def trim(state: State, entry: Trim) -> None:
             retention.skip_to(dest, entry.first + entry.lost, entry.reason)
 
 
-apply.replays(Trim)(trim)
+@apply.replays(Trim)
+def _replay_trim(state: State, entry: Trim) -> None:
+    dest = state.by_id.get(entry.topic_id)
+    if dest is not None and entry.first > dest.head + 1 and not _is_ephemeral(dest):
+        # The mark before this entry was damaged: the copies before the loss are made now, if they can be.
+        fill(state, dest, entry.first - 1)
+        retention.skip_to(dest, entry.first, "corrupt")
+    trim(state, entry)
 
 
 def copies(state: State, entry: Copies) -> None:
