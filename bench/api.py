@@ -12,14 +12,15 @@ TIMEOUT_S = 30
 class Api:
     """Our server's HTTP interface on one loopback port."""
 
-    def __init__(self, port: int, key: str | None = None) -> None:
+    def __init__(self, port: int, key: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self.port = port
+        self.timeout_s = timeout_s
         self.headers = {"content-type": "application/json"}
         if key is not None:
             self.headers["authorization"] = f"Bearer {key}"
 
     def raw(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.timeout_s)
         try:
             payload = None if body is None else json.dumps(body).encode()
             connection.request(method, path, payload, self.headers)

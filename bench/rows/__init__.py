@@ -1,7 +1,7 @@
 """The table: every row, in the order they are run and printed. A new row is a new file and one line here."""
 
 from row import Row
-from rows import append, features, growth, live, memory, queue, read, recovery, routers, spark, topics
+from rows import append, cold, features, growth, live, memory, queue, read, recovery, routers, spark, topics
 
 ROWS: tuple[Row, ...] = (
     *append.ROWS,
@@ -13,6 +13,7 @@ ROWS: tuple[Row, ...] = (
     routers.ROW,
     topics.ROW,
     growth.ROW,
+    cold.ROW,
     features.ROW,
     spark.ROW,
 )

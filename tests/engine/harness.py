@@ -14,8 +14,11 @@ from topics.engine.state import Topic
 from topics.model.records import Limits, NewRecord, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.storage import segment as codec
+from topics.storage.cold import Cold, Hold
 from topics.storage.fs import Fs
-from topics.storage.segments import Cold, MemorySegment, SealedSegment, Shelf
+from topics.storage.sealed import SealedSegment
+from topics.storage.segments import MemorySegment
+from topics.storage.shelf import Shelf
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 
@@ -105,11 +108,12 @@ def read(engine: Engine, name: str, **query: Any) -> Reading:
 
 def waiting(act: Callable[[], T]) -> T:
     """Fetches what it needs from the disk until it needs no more, as a server does. A hundred rounds are a livelock."""
+    hold = Hold()
     for _ in range(100):
         try:
             return act()
         except Cold as cold:
-            cold.load()
+            hold.load(cold)
     raise AssertionError("loads again and again what it has already loaded")
 
 

@@ -21,8 +21,9 @@ from topics.errors import Corrupt
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 from topics.storage import entry as log
+from topics.storage.sealed import SealedSegment
 from topics.storage.segment import CHUNK_BYTES, HEADER_BYTES
-from topics.storage.segments import Damaged, SealedSegment
+from topics.storage.segments import Damaged
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
 

@@ -28,6 +28,7 @@ from topics.engine.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ArchiveConfig, ConfigPatch
+from topics.storage.cold import waiting
 from topics.testing.clock import SimClock
 from topics.testing.disk import Crashed, SimDisk
 from topics.testing.harness import SimServer, request
@@ -104,7 +105,7 @@ class Pair:
     def __init__(self, durability: str, seed: int) -> None:
         self.durability = durability
         self.clock = SimClock()
-        self.server = SimServer.start(SimDisk(seed=seed), clock=self.clock)
+        self.server = SimServer.start(SimDisk(seed=seed, cold=seed % 2 == 1), clock=self.clock)
         self.oracle = Oracle(self.clock)
         self.number = 0
         self.deleted: set[str] = set()
@@ -172,7 +173,7 @@ class Pair:
                 match = None if tag is None else TagMatch("Eq", tag)
                 return (
                     lambda: oracle.delete(name, before_seq=before, match=match),
-                    lambda: engine.delete_records(name, before_seq=before, match=match),
+                    lambda: waiting(lambda: engine.delete_records(name, before_seq=before, match=match)),
                 )
             case ("put", name, config):
                 patch = ConfigPatch(**({"durability": self.durability} | config))
@@ -185,7 +186,7 @@ class Pair:
                     lambda: archive.report(engine, name, seq=seq, epoch=epoch),
                 )
             case _:
-                return lambda: oracle.drop(verb[1]), lambda: engine.drop_topic(verb[1])
+                return lambda: oracle.drop(verb[1]), lambda: waiting(lambda: engine.drop_topic(verb[1]))
 
     def end(self, turn: Turn, states: list[tuple[int, Oracle]], answered: int, *, died: bool) -> None:
         if turn.end == "on":
@@ -233,7 +234,7 @@ class Pair:
         return candidates[states.index(shown)]
 
     def in_engine(self, name: str) -> tuple[Any, ...]:
-        topic = self.server.engine.expire_and_get(name, touch=False)
+        topic = waiting(lambda: self.server.engine.expire_and_get(name, touch=False))
         rows, gaps = self.server.walk(name)
         topic = self.server.engine.topic(name)
         window_ms, now = topic.config.idempotency_window_ms, self.clock.now_ms()

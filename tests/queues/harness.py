@@ -16,7 +16,7 @@ from topics.engine.leases import Holder, Leases, leases_of
 from topics.engine.queue import Settled, Want
 from topics.engine.state import Topic
 from topics.model.records import NewRecord, WriteRequest
-from topics.storage.segments import Cold
+from topics.storage.cold import Cold, Hold
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
@@ -28,11 +28,12 @@ QUEUE = "jobs"
 
 def waiting(act: Callable[[], T]) -> T:
     """Fetches from the disk what it asks for, as a server does."""
-    for _ in range(16):
+    hold = Hold()
+    for _ in range(100):
         try:
             return act()
         except Cold as cold:
-            cold.load()
+            hold.load(cold)
     raise AssertionError("loads again and again what it has already loaded")
 
 

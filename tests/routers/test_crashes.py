@@ -51,7 +51,7 @@ class World:
         self.classes = classes
         self.topics = TOPICS[:3] if ring else TOPICS  # so few that most routers close a cycle
         self.sync = DeferredWorker() if faults and seed % 5 else None
-        self.server = SimServer.start(SimDisk(seed=seed), sync_worker=self.sync)
+        self.server = SimServer.start(SimDisk(seed=seed, cold=seed % 2 == 1), sync_worker=self.sync)
         self.faults = faults
         self.written = 0
         self.cycles = ring or seed % 3 == 0

@@ -16,9 +16,10 @@ from topics.server.auth import ANYONE
 from topics.server.budget import MemoryBudget
 from topics.server.handlers import health, topics
 from topics.server.http import Answer, Deferred, Request, Response
+from topics.server.loads import Loads
 from topics.server.routes import Call
 from topics.server.slices import SLICE_NS, TURN_NS, Slices
-from topics.storage.segments import Cold
+from topics.storage.cold import Cold, Need
 from topics.testing.clock import SimClock
 from topics.testing.harness import SimServer
 
@@ -59,7 +60,7 @@ def loop() -> ManualLoop:
 
 @pytest.fixture
 def slices(loop: ManualLoop, clock: SimClock) -> Slices:
-    return Slices(loop, None, clock, MemoryBudget())  # type: ignore[arg-type]
+    return Slices(loop, Loads(loop, None), clock, MemoryBudget())  # type: ignore[arg-type]
 
 
 def answered(deferred: Answer) -> list[Response]:
@@ -126,13 +127,17 @@ def _fails_at_once() -> Generator[Cold | None, None, Answer]:
     yield None
 
 
+def needing(load: Callable[[], object]) -> Cold:
+    return Cold([Need(load, 1, load=load, trim=lambda: None)])
+
+
 def test_what_has_to_be_loaded_is_loaded_before_the_next_step(slices: Slices, loop: ManualLoop) -> None:
     loaded: list[str] = []
 
     def reading() -> Generator[Cold | None, None, Answer]:
-        yield Cold(lambda: loaded.append("one"))
+        yield needing(lambda: loaded.append("one"))
         assert loaded == ["one"]
-        yield Cold(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+        yield needing(lambda: 1 // 0)
         raise AssertionError("goes on though the disk failed")
 
     got = answered(slices.answer(request(), reading()))

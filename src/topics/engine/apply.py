@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine import keys, retention
 from topics.engine.nameindex import NameIndex
+from topics.engine.removal import Chosen
 from topics.engine.state import Remembered, Topic, Totals
 from topics.model.records import TagMatch
 from topics.model.topic import TopicConfig
@@ -19,6 +23,7 @@ from topics.storage.ledger import Ledger
 from topics.storage.segments import MemorySegment, Segment
 
 DELETED = 1
+NOTHING: Mapping[Segment, Chosen] = MappingProxyType({})
 
 
 class SegmentLimits(Struct, frozen=True, kw_only=True):
@@ -219,35 +224,56 @@ def roll(state: State, topic: Topic, *, opened_ms: int) -> MemorySegment:
     return segment
 
 
-def delete(topic: Topic, entry: log.Delete) -> int:
-    """Takes the named records out for good, in silence; how many that were."""
+def delete(topic: Topic, entry: log.Delete, chosen: Mapping[Segment, Chosen] = NOTHING) -> int:
+    """Takes the named records out for good, in silence; how many that were.
+
+    `chosen` has what was found out beforehand. Waits for the disk where it needs columns of other segments.
+    """
     if topic.links is not None:
         topic.links.deleting()
     if topic.config.ttl_ms:
         retention.expire(topic, entry.at_ms)
     before = topic.count
     if entry.seqs is not None:
-        _delete_seqs(topic, entry.seqs)
+        _delete_seqs(topic, entry.seqs, chosen)
     elif entry.op is None:
         _delete_prefix(topic, min(entry.before_seq, topic.head + 1))
     else:
         match = TagMatch("Eq" if entry.op == "Eq" else "Glob", entry.text)
         for segment, low, high in list(topic.spans(topic.earliest, min(entry.before_seq, topic.head + 1))):
-            if segment.live and retention.ready(topic, segment):
+            known = chosen.get(segment)
+            if known is not None and known.fits(segment, high):
+                positions = _delete_chosen(topic, segment, known)
+            elif segment.live and retention.ready(topic, segment):
                 positions = segment.columns.matching(match, low, high)
                 if len(positions):
                     topic.removed(*segment.mark(positions.tolist(), DELETED))
-                    if topic.queue is not None:
-                        topic.queue.left((positions + segment.first).tolist())
+            else:
+                continue
+            if topic.queue is not None:
+                topic.queue.left((positions + segment.first).tolist())
     retention.advance(topic)
     return before - topic.count
 
 
-def count_matching(topic: Topic, before: int, match: TagMatch | None) -> int:
+def _delete_chosen(topic: Topic, segment: Segment, chosen: Chosen) -> npt.NDArray[np.intp]:
+    positions = chosen.positions
+    if len(positions):
+        segment.mark_counted(positions, DELETED, gone=chosen.count, gone_bytes=chosen.size_bytes)
+        topic.removed(chosen.count, chosen.size_bytes)
+    return positions
+
+
+def count_matching(topic: Topic, before: int, match: TagMatch | None, chosen: Mapping[Segment, Chosen]) -> int:
     """How many live records below `before` a delete would take."""
     found = 0
     for segment, low, high in list(topic.spans(topic.earliest, min(before, topic.head + 1))):
-        if segment.live and retention.ready(topic, segment):
+        known = chosen.get(segment)
+        if known is not None and known.fits(segment, high):
+            found += known.count
+        elif match is None and high == segment.count:
+            found += segment.live
+        elif segment.live and retention.ready(topic, segment):
             if match is None:
                 found += segment.live_within(low, high)[0]
                 continue
@@ -276,7 +302,7 @@ def _delete_prefix(topic: Topic, before: int) -> None:
     topic.earliest = max(topic.earliest, before)
 
 
-def _delete_seqs(topic: Topic, seqs: list[int]) -> None:
+def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[Segment, Chosen]) -> None:
     """Seqs one by one, ascending."""
     at = 0
     while at < len(seqs):
@@ -287,7 +313,10 @@ def _delete_seqs(topic: Topic, seqs: list[int]) -> None:
         stop = max(bisect_left(seqs, segment.end, at), at + 1)
         run = [seq - segment.first for seq in seqs[at:stop] if segment.first <= seq < segment.end]
         at = stop
-        if run and retention.ready(topic, segment):  # no run: all of them in the hole before the segment
+        known = chosen.get(segment)
+        if run and known is not None and known.fits(segment, run[-1] + 1, len(run)):
+            _delete_chosen(topic, segment, known)
+        elif run and retention.ready(topic, segment):  # no run: all of them in the hole before the segment
             topic.removed(*segment.mark(run, DELETED))
     if topic.queue is not None:
         topic.queue.left(seqs)

@@ -14,7 +14,8 @@ from topics.engine.state import Topic
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
 from topics.storage.columns import first_of
-from topics.storage.segments import MemorySegment, SealedSegment
+from topics.storage.sealed import SealedSegment
+from topics.storage.segments import MemorySegment
 
 TAIL_MAX_BYTES = 256 << 10
 TAIL_MAX_EVENTS = 4096

@@ -13,11 +13,12 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics import logs
-from topics.engine import apply, ceilings, pick
+from topics.engine import apply, ceilings, pick, removal
 from topics.engine.apply import State
 from topics.engine.commit import Ticket
 from topics.engine.leases import Job, Leases, Terms, leases_of, pack_terms, terms_of
 from topics.engine.read import Query, Reading, expire_and_read
+from topics.engine.removal import Removal
 from topics.engine.state import FIRST_CEILING, Topic
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model import surrogates
@@ -25,6 +26,7 @@ from topics.model.nesting import decode_again
 from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagMatch
 from topics.model.topic import ConfigPatch, configure
 from topics.storage import entry as log
+from topics.storage.cold import Cold
 
 if TYPE_CHECKING:
     from topics.engine.engine import Engine
@@ -104,7 +106,9 @@ def prepare(engine: Engine, topic: Topic) -> None:
             engine._settled(name)
 
 
-def bury(engine: Engine, topic: Topic, jobs: list[Job], rendered: dict[int, pick.Stored], now_ms: int) -> None:
+def bury(
+    engine: Engine, topic: Topic, jobs: list[Job], rendered: dict[int, pick.Stored], leaving: Removal, now_ms: int
+) -> None:
     """Moves jobs that are in no place of the queue any more; those that cannot be moved rest there for a while."""
     queue = leases_of(topic)
     copies = []
@@ -114,10 +118,10 @@ def bury(engine: Engine, topic: Topic, jobs: list[Job], rendered: dict[int, pick
         copies.append(Copy(bytes(row.data), row.tag, row.node, meta, job.priority or 0))
     for job in jobs:
         queue.leaving[job.seq] = job
-    _bury(engine, topic, jobs, copies, now_ms)
+    _bury(engine, topic, jobs, copies, leaving, now_ms)
 
 
-def _bury(engine: Engine, topic: Topic, jobs: list[Job], copies: list[Copy], now_ms: int) -> None:
+def _bury(engine: Engine, topic: Topic, jobs: list[Job], copies: list[Copy], leaving: Removal, now_ms: int) -> None:
     """All of them together; where that is too much, one half after the other."""
     queue = leases_of(topic)
 
@@ -127,12 +131,13 @@ def _bury(engine: Engine, topic: Topic, jobs: list[Job], copies: list[Copy], now
     name = topic.config.dead_letter
     assert name is not None
     try:
-        ticket = _move(engine, topic, name, [job.seq for job in jobs], copies, now_ms, dead=True)
+        move = Moved(topic.topic_id, [job.seq for job in jobs], now_ms, True)
+        ticket = _move(engine, topic, name, move, copies, leaving)
     except TopicsError as error:
         if len(jobs) > 1:
             half = len(jobs) // 2
-            _bury(engine, topic, jobs[:half], copies[:half], now_ms)
-            _bury(engine, topic, jobs[half:], copies[half:], now_ms)
+            _bury(engine, topic, jobs[:half], copies[:half], leaving, now_ms)
+            _bury(engine, topic, jobs[half:], copies[half:], leaving, now_ms)
             return
         queue.dead_letter_error = error.code.wire
         logger.warning(
@@ -219,8 +224,9 @@ def redrive(
         for row in rows
         if row.meta is not UNSET
     ]
-    pick.warm(source, result.seqs)
-    ticket = _move(engine, source, topic.name, result.seqs, copies, now, dead=False, result=result)
+    leaving = removal.by_seq(source, sorted(result.seqs))
+    move = Moved(source.topic_id, result.seqs, now, False)
+    ticket = _move(engine, source, topic.name, move, copies, leaving, result=result)
     if source.queue is not None:
         _undo_also(ticket, _reserve(source.queue, result.seqs, now))
     return ticket
@@ -255,7 +261,12 @@ def _find(
             from_seq=found.upto, limit=limit - len(found.letters), max_bytes=MAX_BATCH_BYTES - size_bytes, match=match,
             projection=Projection(tags=True),
         )  # fmt: skip
-        reading = expire_and_read(source, query, now_ms)
+        try:
+            reading = expire_and_read(source, query, now_ms)
+        except Cold:
+            if not examined:
+                raise
+            break  # what was found goes first; the answer says where to go on
         letters = _letters_of(source, origin, reading)
         found.letters += letters
         size_bytes += sum(len(letter.data) for letter in letters)
@@ -286,7 +297,12 @@ def _find_seqs(
             projection=Projection(tags=True),
             upto=seq,
         )
-        letters = _letters_of(source, origin, expire_and_read(source, query, now_ms))
+        try:
+            reading = expire_and_read(source, query, now_ms)
+        except Cold:
+            pick.rows(source, [seq for seq in seqs if seq > found.upto and source.is_live(seq)])
+            raise
+        letters = _letters_of(source, origin, reading)
         found.letters += letters
         size_bytes += sum(len(letter.data) for letter in letters)
         found.upto = seq
@@ -332,23 +348,25 @@ def _move(
     engine: Engine,
     source: Topic,
     name: str,
-    seqs: list[int],
+    move: Moved,
     copies: list[Copy],
-    now_ms: int,
+    leaving: Removal,
     *,
-    dead: bool,
     result: Any = None,
 ) -> Ticket:
-    """Stages that `seqs` leave `source` and enter the topic `name` as `copies`, or raises why they cannot."""
+    """Stages that the seqs of `move` leave `source` and enter the topic `name` as `copies`, or raises why they cannot.
+
+    `leaving` is what a delete of the seqs has to know beforehand.
+    """
     dest = engine.topics.get(name)
     if dest is None:
-        return _move_creating(engine, source, name, seqs, copies, now_ms, dead=dead, result=result)
-    append = _render(copies, dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
+        return _move_creating(engine, source, name, move, copies, leaving, result=result)
+    now_ms = move.at_ms
+    move.append = append = _render(copies, dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
     engine._check_room(dest.config, dest, append, now_ms)
-    move = Moved(source.topic_id, seqs, now_ms, dead, append)
 
     def take_effect(_: Ticket) -> Any:
-        _leave(source, move)
+        _leave(source, move, leaving)
         engine._land(dest, append)
         return result
 
@@ -364,25 +382,23 @@ def _move_creating(
     engine: Engine,
     source: Topic,
     name: str,
-    seqs: list[int],
+    move: Moved,
     copies: list[Copy],
-    now_ms: int,
+    leaving: Removal,
     *,
-    dead: bool,
     result: Any,
 ) -> Ticket:
     """The same where the other topic has to be made first: its first records come with it."""
     if not source.config.auto_create:
         raise topic_not_found(name)
     config = configure(name, ConfigPatch())
-    append = _render(copies, 0, 1, now_ms)
-    engine._check_room(config, None, append, now_ms)
+    move.append = append = _render(copies, 0, 1, move.at_ms)
+    engine._check_room(config, None, append, move.at_ms)
     create = engine._new_topic(name, config)
     append.topic_id = create.topic_id
-    move = Moved(source.topic_id, seqs, now_ms, dead, append)
 
     def take_effect(_: Ticket) -> Any:
-        _leave(source, move)
+        _leave(source, move, leaving)
         engine._land(apply.create(engine.state, create), append)
         return result
 
@@ -461,8 +477,8 @@ def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Appen
     )  # fmt: skip
 
 
-def _leave(source: Topic, move: Moved) -> None:
-    apply.delete(source, log.Delete(source.topic_id, 0, None, "", move.at_ms, sorted(move.seqs)))
+def _leave(source: Topic, move: Moved, leaving: Removal) -> None:
+    apply.delete(source, log.Delete(source.topic_id, 0, None, "", move.at_ms, sorted(move.seqs)), leaving.chosen)
     if move.dead and source.queue is not None:
         source.queue.dead_lettered += len(move.seqs)
 
@@ -484,6 +500,6 @@ def _replay_moved(state: State, entry: Moved) -> None:
     if entry.append is not None and entry.append.topic_id not in state.by_id:
         return  # damage to the log took the topic that was made for them: they stay where they are
     if (source := state.by_id.get(entry.topic_id)) is not None:
-        _leave(source, entry)
+        _leave(source, entry, removal.nothing())
     if entry.append is not None:
         apply.replay(state, entry.append)

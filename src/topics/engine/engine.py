@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine import apply, ceilings, keys, retention, scheduler
+from topics.engine import apply, ceilings, keys, removal, retention, scheduler
 from topics.engine.append import joined, render
 from topics.engine.backlog import PER_STEP, Backlog, CurrentTopics
 from topics.engine.commit import Commits, Log, NoLog, Ticket
@@ -192,8 +192,13 @@ class Engine:
         return self._stage_change(topic, log.Drop(topic.topic_id), take_effect)
 
     def expire_and_get(self, name: str, *, touch: bool) -> Topic:
-        """Expire the topic's records and leases up to now, then return it; `touch` counts as interest in it."""
+        """Expire the topic's records and leases up to now, then return it; `touch` counts as interest in it.
+
+        Raises `Cold` like a read.
+        """
         topic = self.topic(name)
+        if topic.config.ttl_ms:
+            retention.need_for_expiry(topic, self.clock.now_ms())
         now = self.expire(topic)
         if touch:
             topic.last_read_ts = now
@@ -313,18 +318,17 @@ class Engine:
         if topic is None:
             topic = self.topic(name)
         bound = topic.next_seq if before_seq is None else min(before_seq, topic.next_seq)
-        if match is not None:
-            retention.warm(topic, [segment for segment, _, _ in topic.spans(topic.earliest, bound)])
+        found = removal.below(topic, bound) if match is None else removal.by_tag(topic, match, bound)
         now = self.clock.now_ms()
         if dry_run:
             self.expire(topic)
-            would = apply.count_matching(topic, bound, match)
+            would = apply.count_matching(topic, bound, match, found.chosen)
             return Ticket.of(Deleted(topic, would, topic.earliest, topic.head, topic.count, topic.bytes))
         op, text = (None, "") if match is None else (match.op, match.text)
         entry = log.Delete(topic.topic_id, bound, op, text, now)
 
         def take_effect(_: Ticket) -> Deleted:
-            deleted = apply.delete(topic, entry)
+            deleted = apply.delete(topic, entry, found.chosen)
             return Deleted(topic, deleted, topic.earliest, topic.head, topic.count, topic.bytes)
 
         ticket = Ticket()

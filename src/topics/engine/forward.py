@@ -31,6 +31,7 @@ log; the one that closes a cycle comes behind marks for everything on it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,20 +41,21 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.read import Query, read_runs
 from topics.engine.router_state import Feed, Links, Router, Table
 from topics.engine.state import Topic
 from topics.model import surrogates
 from topics.model.nesting import decode_again
 from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
-from topics.storage.columns import encode_json, runs
+from topics.storage.cold import Cold, Needs
+from topics.storage.columns import Columns, encode_json, runs
 from topics.storage.entry import Append
 from topics.storage.router_entry import Mark
-from topics.storage.segments import Damaged, Segment
+from topics.storage.segments import Damaged, Rendered, Segment
 
 BATCH_RECORDS = 256
 BATCH_BYTES = 1 << 20
+AHEAD_BYTES = 1 << 20  # fetched at once where records are not in memory
 PATH = b"r"  # begins the extras of a record that came through a cycle; the ids of the topics it has passed follow
 
 _encode = msgspec.msgpack.encode
@@ -92,6 +94,16 @@ class Piece(Struct):
         picked: Any = [of(column) for column in (self.seqs, self.rows, self.tags, self.nodes, self.metas, self.extras)]
         seqs, rows, tags, nodes, metas, extras = picked
         return Piece(self.ts, seqs, rows, tags, nodes, metas, extras, None)
+
+
+class Eligible(Struct, gc=False):
+    """What a filter finds in a part of a segment: how many records, their bytes, and the first and last position."""
+
+    live: int  # those that the filter leaves out included
+    count: int
+    size_bytes: int
+    first: int
+    last: int
 
 
 class Gathered(Struct):
@@ -158,8 +170,11 @@ def count_lost(router: Router, upto: int) -> int:
         return 0
     live = 0
     for segment, low, high in list(source.spans(start, upto + 1)):
-        # A segment by itself: what was loaded for one may be unloaded again before the next is counted.
-        if segment.live and retention.ready(source, segment):
+        whole = high == segment.count and segment.first + low <= max(source.earliest, segment.first)
+        if router.config.filter is None and whole:
+            live += segment.live
+        elif segment.live and retention.ready(source, segment):
+            # A segment by itself: what was loaded for one may be unloaded again before the next is counted.
             live += len(eligible(segment, router.config.filter, low, high))
     gone = source.losses.within(start, upto)[0]
     return live + gone
@@ -176,6 +191,27 @@ def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
         upto = max(cursors.values(), default=0)
         others += [(router_id, cursor) for router_id, cursor in cursors.items() if cursor != upto]
     return Mark(links.topic.topic_id, head, upto, others, holds)
+
+
+def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Eligible:
+    """What a filter finds in [low, high) of records that are not older than `from_ts`. Keeps no columns in memory."""
+
+    def look(columns: Columns, marks: bytearray | None) -> Eligible:
+        start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
+        positions = np.arange(start, high)
+        if marks is not None:
+            positions = np.flatnonzero(np.frombuffer(marks, np.uint8)[start:high] == 0) + start
+        live = len(positions)
+        if match is not None:
+            positions = np.intersect1d(positions, columns.matching(match, start, high), assume_unique=True)
+        if not len(positions):
+            return Eligible(live, 0, 0, 0, 0)
+        ends = np.frombuffer(columns.offsets, np.uint32)
+        size_bytes = int((ends[positions + 1].astype(np.int64) - ends[positions]).sum())
+        return Eligible(live, len(positions), size_bytes, int(positions[0]), int(positions[-1]))
+
+    key = None if match is None else (match.op, match.text)
+    return segment.look(("eligible", key, low, high, from_ts), look)
 
 
 def _enough(segment: Segment, low: int, high: int) -> int:
@@ -217,16 +253,31 @@ def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
     """Read from the first of the positions to the last. Where only bytes between them are damaged, leave those zero."""
     start, stop = int(positions[0]), int(positions[-1]) + 1
     try:
-        return bytes(segment.read(start, stop))
+        return bytes(_read_ahead(segment, start, stop))
     except Damaged as damage:
         if damage.concerns(positions):
             raise
     offsets, base = segment.columns.offsets, segment.columns.offsets[start]
-    blob = bytearray(offsets[stop] - base)
-    pieces = runs(positions)
-    for (first, last), part in zip(pieces, read_runs(segment, pieces, Query()), strict=True):
-        blob[offsets[first] - base : offsets[last + 1] - base] = part
+    blob, needs = bytearray(offsets[stop] - base), Needs()
+    for first, last in runs(positions):
+        try:
+            blob[offsets[first] - base : offsets[last + 1] - base] = segment.read(first, last + 1)
+        except Cold as cold:
+            needs.add(cold)
+    needs.check()
     return bytes(blob)
+
+
+def _read_ahead(segment: Segment, start: int, stop: int) -> Rendered:
+    """The records of [start, stop). Where these are not in memory, so will those behind them not be: `Cold` asks for
+    more."""
+    try:
+        return segment.read(start, stop)
+    except Cold:
+        held = segment.read_held(start, stop)
+        if held is not None and held.upto == stop:
+            return held.data
+        raise Cold([segment.need(start, stop, at_least_bytes=AHEAD_BYTES)]) from None
 
 
 def storable(dest: Topic, sizes: Sequence[int]) -> int:
@@ -268,16 +319,10 @@ class Copier:
     def copied(self, piece: Piece) -> None:
         """The piece is in the destination now."""
         count_copies(self._table, self._router, len(piece.seqs), piece.seqs[-1])
-        self.remember(piece)
 
     def part(self, piece: Piece, low: int, high: int, first: int) -> tuple[Append, Piece]:
         """Return the entry of some of a piece's records, with seqs from `first` on."""
         return next(self.entries(Gathered([piece.only(list(range(low, high)))], 0), first))
-
-    def remember(self, piece: Piece) -> None:
-        """Spares the next look at the destination."""
-        if self._router.present is not None and self._router.config.guarantee == "exactly_once":
-            self._router.present[1].update(self._key(seq) for seq in piece.seqs)
 
     # --- which
 
@@ -287,7 +332,7 @@ class Copier:
         chosen = [at for at in kept if self._new_here(piece, at)] if piece.extras is not None else list(kept)
         if self._known and piece.seqs[0] <= self._known:
             present = self._present()
-            chosen = [at for at in chosen if self._key(piece.seqs[at]) not in present]
+            chosen = [at for at in chosen if not present.has(self._key(piece.seqs[at]))]
         if len(chosen) == len(kept):
             return piece
         return piece.only(chosen) if chosen else None
@@ -372,13 +417,12 @@ class Copier:
             return 0
         return self._table.stamps.get(self._feed.dest.topic_id, {}).get(stamp_space(self._router), 0)
 
-    def _present(self) -> set[str]:
-        """Keys that live records of the destination carry: found by a look at all, and anew once one is gone."""
-        dest = self._feed.dest
-        gone = dest.head - dest.count
-        if self._router.present is None or self._router.present[0] != gone:
-            self._router.present = gone, set(_stamps(dest))
-        return self._router.present[1]
+    def _present(self) -> Stamps:
+        """The stamps of the destination, up to its head. Raises `Cold` like a read."""
+        if self._router.present is None:
+            self._router.present = Stamps(self._feed.dest)
+        self._router.present.look_on()
+        return self._router.present
 
 
 def _path(piece: Piece, at: int) -> list[int]:
@@ -387,17 +431,42 @@ def _path(piece: Piece, at: int) -> list[int]:
     return _decode_path(extra[1:])
 
 
-def _stamps(dest: Topic) -> Iterator[str]:
-    for segment, low, high in dest.spans(dest.earliest, dest.head + 1):
+class Stamps:
+    """The stamps in a destination: found by a look at all of its records, which goes on where it stopped last time."""
+
+    def __init__(self, dest: Topic) -> None:
+        self._dest = dest
+        self._upto = 0  # the last seq that was looked at
+        self._found: dict[str, tuple[int, ...]] = {}  # by key: a writer may have put the same one into several records
+
+    def has(self, key: str) -> bool:
+        """Whether a live record carries the key."""
+        return any(map(self._dest.is_live, self._found.get(key, ())))
+
+    def look_on(self) -> None:
+        """Take up what the destination has got since. Raises `Cold`: what was seen by then need not be seen again."""
+        dest = self._dest
+        for segment, low, high in dest.spans(max(self._upto + 1, dest.earliest), dest.head + 1):
+            if segment.live and segment.columns.metas is not None:
+                for at in range(low, high, BATCH_RECORDS):
+                    self._look_at(segment, at, min(at + BATCH_RECORDS, high))
+            self._upto = segment.first + high - 1
+
+    def _look_at(self, segment: Segment, low: int, high: int) -> None:
         columns = segment.columns
-        if not segment.live or columns.metas is None:
-            continue
-        for at in segment.live_positions(low, high).tolist():
-            if size := columns.metas[at]:
-                row = bytes(segment.read(at, at + 1))
-                meta = row[len(row) - 2 - size + 8 : -2]
+        metas = columns.metas
+        assert metas is not None
+        ats = [at for at in segment.live_positions(low, high).tolist() if metas[at]]
+        if ats:
+            base = columns.offsets[ats[0]]
+            block = _read_ahead(segment, ats[0], ats[-1] + 1)
+            for at in ats:
+                row = bytes(block[columns.offsets[at] - base : columns.offsets[at + 1] - base])
+                meta = row[len(row) - 2 - metas[at] + 8 : -2]
                 if b"_topics_router" in meta:
-                    yield from _key_in(meta)
+                    for key in _key_in(meta):
+                        self._found[key] = (*self._found.get(key, ()), segment.first + at)
+        self._upto = segment.first + high - 1
 
 
 def _key_in(meta: bytes) -> Iterator[str]:

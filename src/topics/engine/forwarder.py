@@ -29,8 +29,9 @@ from topics.engine.router_state import Feed, Links, Router
 from topics.engine.state import Topic
 from topics.model.records import TagMatch
 from topics.storage import entry as log
+from topics.storage.cold import Cold, waiting
 from topics.storage.router_entry import Copies, Resume, Trim
-from topics.storage.segments import Cold, Damaged
+from topics.storage.segments import Damaged
 
 if TYPE_CHECKING:
     from topics.engine.engine import Engine
@@ -56,6 +57,7 @@ class Forwarder:
         self._grown: dict[Topic, None] = {}
         self._waiting: dict[Feed, None] = {}  # held, or behind entries that wait for the log
         self._gathered: tuple[Any, Gathered] | None = None
+        self._cold: Feed | None = None  # needed the disk last time: it goes first, while that is in memory
         self._listener = self._source_grew
 
     # --- what the engine tells
@@ -192,6 +194,10 @@ class Forwarder:
         """
         clock = self._engine.clock
         began = clock.monotonic_ns()
+        cold, self._cold = self._cold, None
+        if cold is not None and cold in self._queued:
+            self._due.remove(cold)
+            self._due.appendleft(cold)
         self._collect(clock.now_ms())
         # Bound: `budget_ns`. Without one, a step that leaves its feed due forwards or gives up at least one record.
         while self._due:
@@ -201,6 +207,7 @@ class Forwarder:
                 more = self._step(feed, waits)
             except Cold:
                 self._enqueue(feed)
+                self._cold = feed
                 raise
             if more:
                 self._enqueue(feed)
@@ -210,17 +217,17 @@ class Forwarder:
                 return 0
         return self._next_ms(clock.now_ms())
 
+    def skip_cold(self) -> None:
+        """The disk does not give what a feed needs: the others go first until it is tried again."""
+        self._cold = None
+
     def settle(self) -> None:
         """Forwards everything that can be, waiting for the log and the disk. For tools and tests."""
         for feed in self.table.feeds():
             self._enqueue(feed)
         # Bound: each round forwards what is due until nothing is, or loads a piece that a step needs.
         while True:
-            try:
-                self.run(0, waits=True)
-            except Cold as cold:
-                cold.load()
-                continue
+            waiting(lambda: self.run(0, waits=True))
             self._engine.commits.settle()
             if not self._due and not self._grown:
                 return
@@ -420,7 +427,7 @@ class Forwarder:
     def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
         dest = router.feed.dest
         if self._logs(router.feed):
-            self._log_copies(copier, router, entry, piece, upto)
+            self._log_copies(router, entry, upto)
             return
         apply.append(self._engine.state, dest, entry)
         copier.copied(piece)
@@ -445,14 +452,10 @@ class Forwarder:
             return False
         return feed.cyclic or (not router_replay.derives(feed) and feed.dest.config.durability != "ephemeral")
 
-    def _log_copies(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
+    def _log_copies(self, router: Router, entry: log.Append, upto: int) -> None:
         engine, dest = self._engine, router.feed.dest
         count, size_bytes = len(entry.sizes), len(entry.blob)
         step = Copies.of(router.router_id, upto, entry)
-
-        def act() -> None:
-            router_replay.copies(engine.state, step)
-            copier.remember(piece)
 
         ticket = Ticket(topic=dest, entry=entry, first=entry.first, count=count, size_bytes=size_bytes)
         durability = dest.config.durability
@@ -463,7 +466,7 @@ class Forwarder:
         dest.next_seq = entry.first + count
         dest.staged_count += count
         dest.staged_bytes += size_bytes
-        self._stage_step(ticket, router, upto, act)
+        self._stage_step(ticket, router, upto, lambda: router_replay.copies(engine.state, step))
 
     def _told(self, dest: Topic) -> None:
         if dest.waiters or dest.listeners:

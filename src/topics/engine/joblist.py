@@ -14,6 +14,7 @@ from topics.engine.queue import expire
 from topics.engine.state import Topic
 from topics.model.queue import JobState
 from topics.model.records import MAX_BATCH_BYTES
+from topics.storage.cold import Cold
 from topics.storage.segments import Damaged
 
 _encode_json = msgspec.json.encode
@@ -40,10 +41,18 @@ def expire_and_list(
 def _page(
     topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int
 ) -> tuple[list[bytes], int | None]:
-    seqs = _seqs(topic, queue, state, after, limit + 1)
-    page = seqs[: pick.within_bytes(topic, seqs[:limit], MAX_BATCH_BYTES)]
-    rows = [_row(topic, queue, seq, row) for seq, row in zip(page, pick.rows(topic, page), strict=True)]
-    return rows, page[-1] if len(page) < len(seqs) else None
+    # Bound: every round but the last halves `limit`.
+    while True:
+        seqs = _seqs(topic, queue, state, after, limit + 1)
+        try:
+            page = seqs[: pick.within_bytes(topic, seqs[:limit], MAX_BATCH_BYTES)]
+            rows = [_row(topic, queue, seq, row) for seq, row in zip(page, pick.rows(topic, page), strict=True)]
+        except Cold as cold:
+            if not cold.more or limit == 1:
+                raise
+            limit //= 2  # a shorter page, and the cursor goes on behind it
+        else:
+            return rows, page[-1] if len(page) < len(seqs) else None
 
 
 def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:

@@ -25,11 +25,14 @@ from topics.model.topic import TopicConfig
 from topics.storage import run as runs
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
+from topics.storage.cold import waiting
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.run import Run
-from topics.storage.segments import Cold, MemorySegment, SealedSegment, Segment, Shelf
+from topics.storage.sealed import SealedSegment
+from topics.storage.segments import MemorySegment, Segment
+from topics.storage.shelf import Shelf
 
 SLICE_BYTES = 2 << 20  # nobody else waits for this process
 
@@ -151,12 +154,7 @@ def known_end(topic: Topic) -> int:
 
 
 def _reading(topic: Topic, query: Query, now_ms: int) -> tuple[Topic, Reading]:
-    # Bound: each round loads one more piece of what the read needs.
-    while True:
-        try:
-            return topic, expire_and_read(topic, query, now_ms)
-        except Cold as cold:
-            cold.load()
+    return topic, waiting(lambda: expire_and_read(topic, query, now_ms))
 
 
 def _piece(topic: Topic, segment: Segment, low: int, high: int) -> Sealed | bytes:

@@ -5,18 +5,20 @@ wait, one comes from below the highest, from the priority that has waited longes
 priority in the order in which they became claimable. The work is in proportion to the jobs picked, however many wait.
 
 Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass that finds out that it needs the disk.
+The part of the log that has nothing to hand out stays passed, so each try begins where the last one ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import repeat
 from typing import NamedTuple
 
 from topics.engine.leases import PRIORITIES, Job, leases_of, terms_of
 from topics.engine.state import Topic
+from topics.storage.cold import Cold, Needs
 from topics.storage.columns import Columns, encode_json
-from topics.storage.segments import Cold, Segment
+from topics.storage.segments import Segment
 
 TURNS = 8
 MOVES_MAX = 256  # jobs that one pass may move to the dead-letter topic
@@ -36,7 +38,8 @@ class Pass:
         self._reclaimed: list[Job] = []
         self._taken: set[int] = set()
         self._next_plain: int | None = None  # found in the log, not given to anybody yet
-        self._cursor_was = queue.cursor
+        self._cursor_was = queue.cursor  # or, until a job was found in the log, where that is known to have none before
+        self._found_plain = False
         self._lanes_were: tuple[list[int], int, list[int]] | None = None  # kept only where lanes are in use
         try:
             if queue.reclaim:
@@ -104,10 +107,10 @@ class Pass:
         while len(lane) > 0:
             seq = lane.seqs[lane.at]
             try:
-                if not self._elsewhere(seq) and _is_live(self.topic, seq):
+                if not self._elsewhere(seq) and self.topic.is_live(seq):
                     return seq
             except Cold:
-                warm(self.topic, sorted(lane.seqs[lane.at : lane.at + LANE_AHEAD]))
+                _need_marks(self.topic, lane.seqs[lane.at : lane.at + LANE_AHEAD].tolist())
                 raise
             lane.at += 1
         if priority:
@@ -139,6 +142,9 @@ class Pass:
                 began = seq
                 seq = self._plain_in(segment, index, seq, want, found)
                 examined += seq - began
+                self._found_plain = self._found_plain or bool(found)
+                if not self._found_plain:
+                    self._cursor_was = max(self._cursor_was, seq)
             if seq >= segment.end or not segment.live:
                 seq = max(seq, segment.end)
                 index += 1
@@ -152,9 +158,8 @@ class Pass:
         try:
             marks, extras = segment.marks, segment.columns.extras
         except Cold:
-            raise _load_all(
-                self.topic.segments[index : index + LOAD_AHEAD], lambda one: (one.columns, one.marks)
-            ) from None
+            _need_columns(self.topic.segments[index : index + LOAD_AHEAD])
+            raise
         first, count = segment.first, segment.count
         if not extras and seq > self.queue.check_upto:
             if marks is None:
@@ -185,16 +190,6 @@ class Pass:
         return seq
 
 
-def _is_live(topic: Topic, seq: int) -> bool:
-    if not topic.earliest <= seq <= topic.head:
-        return False
-    segment = topic.segments[topic.index_of(seq)]
-    if seq < segment.first or not segment.live:
-        return False
-    marks = segment.marks
-    return marks is None or not marks[seq - segment.first]
-
-
 def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
     """Ascending seqs of live records as unbroken runs within a segment: segment, first position, one past the last."""
     at = 0
@@ -208,19 +203,31 @@ def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
         at = stop
 
 
-def warm(topic: Topic, seqs: list[int]) -> None:
-    """Raises one `Cold` for everything that a delete of these seqs (ascending, live) would have to wait for."""
-    segments: list[Segment] = []
+def _need_marks(topic: Topic, seqs: list[int]) -> None:
+    """Raises one `Cold` for the marks of all segments that hold one of `seqs`, as far as they are not in memory."""
+    needs = Needs()
     end = topic.earliest
-    for seq in seqs:
+    for seq in sorted(seqs):
         if end <= seq <= topic.head:
-            segments.append(topic.segments[topic.index_of(seq)])
-            end = segments[-1].end
-    try:
-        for segment in segments:
-            segment.columns, segment.marks  # noqa: B018 - loads them
-    except Cold:
-        raise _load_all(segments, lambda one: (one.columns, one.marks)) from None
+            segment = topic.segments[topic.index_of(seq)]
+            end = segment.end
+            try:
+                segment.marks  # noqa: B018 - raises if they are not in memory
+            except Cold as cold:
+                needs.add(cold)
+    needs.check()
+
+
+def _need_columns(segments: list[Segment]) -> None:
+    """Raises one `Cold` for the columns and marks of these segments, as far as they are not in memory."""
+    needs = Needs()
+    for segment in segments:
+        if segment.live and not needs.full:
+            try:
+                segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+            except Cold as cold:
+                needs.add(cold)
+    needs.check()
 
 
 class Stored(NamedTuple):
@@ -243,13 +250,22 @@ class TooMuch(Exception):
 
 
 def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[Stored]:
-    """The records, in order. Raises one `Cold` for all there is to fetch, or `Damaged`, or `TooMuch`."""
+    """The records, in order. Raises one `Cold` for all there is to fetch, or `Damaged`, or `TooMuch`.
+
+    Where the `Cold` says that there is more than one load may ask for, ask for fewer records.
+    """
     found: list[Stored] = []
-    loads: list[Callable[[], None]] = []
+    needs = Needs()
     used_bytes = 0
     for segment, low, high in runs(topic, seqs):
+        if needs.more:
+            break
         try:
             columns = segment.columns
+        except Cold:
+            needs.add(Cold([segment.need(low, high, max_bytes=max_bytes)]))
+            continue
+        try:
             ends = columns.offsets[low : high + 1].tolist()
             base = ends[0]
             used_bytes += ends[-1] - base
@@ -257,14 +273,13 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
                 raise TooMuch
             blob = bytes(segment.read(low, high))
         except Cold as cold:
-            loads.append(cold.load)
+            needs.add(cold)
             continue
         tags = repeat(b"") if columns.tags is None else _tag_fields(columns, columns.tags[low:high].tolist())
         found += [
             Stored(blob[start - base : end - base], tag) for start, end, tag in zip(ends, ends[1:], tags, strict=False)
         ]
-    if loads:
-        raise Cold(lambda: _run(loads))
+    needs.check()
     return found
 
 
@@ -279,29 +294,19 @@ def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
 
 
 def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
-    """How many of the seqs, in their order, fit into `max_bytes`; at least one."""
-    used = 0
+    """How many of the seqs, in their order, fit into `max_bytes`; at least one. Raises `Cold` like `rows`."""
+    used, needs = 0, Needs()
     for n, seq in enumerate(seqs):
         segment = topic.segments[topic.index_of(seq)]
-        offsets, at = segment.columns.offsets, seq - segment.first
-        used += offsets[at + 1] - offsets[at]
-        if used > max_bytes:
-            return max(n, 1)
-    return len(seqs)
-
-
-def _load_all(segments: list[Segment], touch: Callable[[Segment], object]) -> Cold:
-    loads = []
-    for segment in segments:
-        if not segment.live:
-            continue
         try:
-            touch(segment)
+            offsets, at = segment.columns.offsets, seq - segment.first
         except Cold as cold:
-            loads.append(cold.load)
-    return Cold(lambda: _run(loads))
-
-
-def _run(loads: list[Callable[[], None]]) -> None:
-    for load in loads:
-        load()
+            needs.add(cold)
+            if needs.more:
+                break
+            continue
+        used += offsets[at + 1] - offsets[at]
+        if used > max_bytes and not needs.found:
+            return max(n, 1)
+    needs.check()
+    return len(seqs)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from topics.engine import apply, retention
+from topics.engine import apply, removal, retention
 from topics.engine.commit import Ticket
 from topics.engine.engine import Deleted
+from topics.engine.removal import Removal
 from topics.engine.state import Topic
 from topics.errors import Code, TopicsError
 from topics.storage import entry as log
-from topics.storage.segments import Segment
 
 if TYPE_CHECKING:
     from topics.engine.engine import Engine
@@ -25,14 +25,14 @@ def delete_seqs(engine: Engine, name: str, seqs: Sequence[int], *, dry_run: bool
     if len(seqs) > limit:
         raise TopicsError(Code.BATCH_TOO_LARGE, f"{len(seqs)} seqs; a request may name {limit}", detail={"max": limit})
     wanted = sorted(set(seqs))
-    retention.warm(topic, _holding(topic, wanted))
+    found = removal.by_seq(topic, wanted)
     now = engine.clock.now_ms()
     if dry_run:
         if topic.config.ttl_ms:
             retention.expire(topic, now)
-        return Ticket.of(_deleted(topic, count_live(topic, wanted)))
+        return Ticket.of(_deleted(topic, count_live(topic, wanted, found)))
     entry = log.Delete(topic.topic_id, 0, None, "", now, wanted)
-    ticket = Ticket(topic=topic, apply=lambda _: _deleted(topic, apply.delete(topic, entry)))
+    ticket = Ticket(topic=topic, apply=lambda _: _deleted(topic, apply.delete(topic, entry, found.chosen)))
     if engine.logged and topic.config.durability != "ephemeral":
         ticket.frame = log.encode(entry)
         ticket.gated = topic.config.durability == "fsync"
@@ -40,12 +40,15 @@ def delete_seqs(engine: Engine, name: str, seqs: Sequence[int], *, dry_run: bool
     return ticket
 
 
-def count_live(topic: Topic, seqs: list[int]) -> int:
+def count_live(topic: Topic, seqs: list[int], known: Removal) -> int:
     """How many of these, ascending, are live."""
     found = 0
     for segment, low, high in list(topic.spans(topic.earliest, topic.head + 1)):
         mine = seqs[bisect_left(seqs, segment.first + low) : bisect_left(seqs, segment.first + high)]
-        if mine and segment.live and retention.ready(topic, segment):
+        chosen = known.chosen.get(segment)
+        if mine and chosen is not None and chosen.fits(segment, mine[-1] + 1 - segment.first, len(mine)):
+            found += chosen.count
+        elif mine and segment.live and retention.ready(topic, segment):
             marks = segment.marks
             found += len(mine) if marks is None else sum(not marks[seq - segment.first] for seq in mine)
     return found
@@ -53,10 +56,3 @@ def count_live(topic: Topic, seqs: list[int]) -> int:
 
 def _deleted(topic: Topic, deleted: int) -> Deleted:
     return Deleted(topic, deleted, topic.earliest, topic.head, topic.count, topic.bytes)
-
-
-def _holding(topic: Topic, seqs: list[int]) -> Iterator[Segment]:
-    """The segments that at least one of these seqs lies in."""
-    for segment, low, high in topic.spans(topic.earliest, topic.head + 1):
-        if bisect_left(seqs, segment.first + low) < bisect_left(seqs, segment.first + high):
-            yield segment

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from msgspec import Struct
 
-from topics.engine import apply, checkpoint, deadletter, pick, retention
+from topics.engine import apply, checkpoint, deadletter, pick, removal, retention
 from topics.engine.apply import State
 from topics.engine.commit import Ticket
 from topics.engine.leases import Holder, Job, Leases, Saved, leases_of
+from topics.engine.removal import Removal
 from topics.engine.state import Topic
 from topics.model.queue import not_a_queue
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage import entry as log
+from topics.storage.cold import Cold, waiting
 from topics.storage.segments import Damaged
 
 if TYPE_CHECKING:
@@ -93,6 +95,9 @@ class Settled(Struct):
     deadlines: dict[str, int] = {}
 
 
+Taken = tuple[pick.Pass, dict[int, pick.Stored], Removal]  # records by seq, and what it takes to remove the dead jobs
+
+
 def queue_of(engine: Engine, name: str) -> Topic:
     """The topic, which is a queue and not about to change."""
     topic = engine.topics.get(name)
@@ -106,8 +111,9 @@ def queue_of(engine: Engine, name: str) -> Topic:
 
 
 def expire(topic: Topic, now_ms: int) -> Leases:
-    """Expire records and leases up to `now_ms`, then return the queue."""
+    """Expire records and leases up to `now_ms`, then return the queue. Raises `Cold` like a read."""
     if topic.config.ttl_ms:
+        retention.need_for_expiry(topic, now_ms)
         retention.expire(topic, now_ms)
     queue = leases_of(topic)
     queue.expire(now_ms)
@@ -123,9 +129,9 @@ def claim(engine: Engine, topic: Topic, wants: list[Want]) -> tuple[list[Claimed
     topic.last_read_ts = now = engine.clock.now_ms()
     queue = expire(topic, now)
     config = topic.config
-    taken, rendered = _take(topic, min(sum(want.max for want in wants), PASS_MAX_JOBS))
+    taken, rendered, leaving = _take(topic, min(sum(want.max for want in wants), PASS_MAX_JOBS))
     if taken.dead:
-        deadletter.bury(engine, topic, taken.dead, rendered, now)
+        deadletter.bury(engine, topic, taken.dead, rendered, leaving, now)
     shares = divide(taken.jobs, [want.max for want in wants])
     claims, entries = [], []
     for want, jobs in zip(wants, shares, strict=True):
@@ -147,16 +153,19 @@ def claim(engine: Engine, topic: Topic, wants: list[Want]) -> tuple[list[Claimed
     return claims, _stage(engine, topic, entries, lambda _: None, lambda: _free(queue, granted))
 
 
-def _take(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, pick.Stored]]:
-    """Jobs and their records by seq. Where the disk is needed, nothing has happened yet."""
+def _take(topic: Topic, want: int) -> Taken:
+    """Jobs, and what is needed to hand them out. Where the disk is needed, nothing has happened yet."""
     try:
         return _take_fitting(topic, want)
     except Damaged as damage:
         return retention.read_past(topic, damage, lambda: _take_fitting(topic, want))
 
 
-def _take_fitting(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, pick.Stored]]:
-    """Take as many jobs as fit into one answer, and as many dead jobs as fit into one move; at least one of each."""
+def _take_fitting(topic: Topic, want: int) -> Taken:
+    """Take as many jobs as fit into one answer, and as many dead jobs as fit into one move; at least one of each.
+
+    Take fewer where their records are not in memory and one load does not fetch them all.
+    """
     config = topic.config
     bury_after = config.max_deliveries if config.dead_letter is not None else 0
     moves = pick.MOVES_MAX
@@ -167,16 +176,24 @@ def _take_fitting(topic: Topic, want: int) -> tuple[pick.Pass, dict[int, pick.St
             rendered = _rendered(topic, taken.jobs)
             if taken.dead:
                 rendered |= _rendered(topic, taken.dead)
+            leaving = removal.by_seq(topic, sorted(job.seq for job in taken.dead))
         except pick.TooMuch:
-            want = min(want, pick.within_bytes(topic, [job.seq for job in taken.jobs], MAX_BATCH_BYTES) or want)
-            moves = min(moves, pick.within_bytes(topic, [job.seq for job in taken.dead], MAX_BATCH_BYTES) or moves)
+            try:
+                want = min(want, pick.within_bytes(topic, [job.seq for job in taken.jobs], MAX_BATCH_BYTES) or want)
+                moves = min(moves, pick.within_bytes(topic, [job.seq for job in taken.dead], MAX_BATCH_BYTES) or moves)
+            finally:
+                taken.undo()
+        except Cold as cold:
             taken.undo()
+            if not cold.more or want == moves == 1:
+                raise
+            want, moves = max(want // 2, 1), max(moves // 2, 1)
         except BaseException:
             taken.undo()
             raise
         else:
             taken.keep()
-            return taken, rendered
+            return taken, rendered, leaving
 
 
 def _rendered(topic: Topic, jobs: list[Job]) -> dict[int, pick.Stored]:
@@ -235,12 +252,12 @@ def ack(engine: Engine, topic: Topic, node: str, seqs: list[int], lease_ids: lis
     if not jobs:
         return Ticket.of(_settled(topic, 0, skipped))
     done = sorted(job.seq for job in jobs)
-    pick.warm(topic, done)
+    found = removal.by_seq(topic, done)
     queue.take_out(jobs)
     entry = log.Delete(topic.topic_id, 0, None, "", now, done)
 
     def take_effect(_: Ticket) -> Settled:
-        apply.delete(topic, entry)
+        apply.delete(topic, entry, found.chosen)
         return _settled(topic, len(done), skipped)
 
     return _stage(engine, topic, [entry], take_effect, lambda: queue.put_back(jobs))
@@ -261,7 +278,7 @@ def release(engine: Engine, topic: Topic, holder: Holder) -> Ticket:
         engine._settled(topic.name)
     if topic.gone:
         return Ticket.of(None)
-    queue = expire(topic, engine.clock.now_ms())
+    queue = waiting(lambda: expire(topic, engine.clock.now_ms()))  # the connection is gone: it cannot come again
     jobs = [queue.leases[seq] for seq in sorted(holder.held) if seq in queue.leases]
     return _release(engine, topic, jobs, [], due_ms=0, now_ms=engine.clock.now_ms())
 

@@ -3,12 +3,16 @@
 In this order, for every seq from the cursor on: the floor (a tombstone where something was lost below it), TTL,
 deleted, node filter, tag filter, deliver. A skipped seq moves the cursor like a delivered one. Where nothing in the
 range is skipped, the answer is one slice of the stored bytes.
+
+A read that meets records which are not in memory goes on to find out what else it needs, and raises one `Cold` for all
+of it. If evictions have moved the beginning of the answer since that was fetched, so that it would need yet more, it
+ends there: a reader at the front of a topic that loses records all the time is answered, too.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +21,15 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.state import Topic
 from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
+from topics.storage.cold import Cold, Needs
 from topics.storage.columns import render_without, runs
-from topics.storage.segments import Cold, Damaged, Rendered, Segment
+from topics.storage.segments import Damaged, Rendered, Segment
 
 Span = tuple[Segment, int, int]  # first position, position after the last
 
+AHEAD_BYTES = 64 << 10  # fetched at least where a read begins: an eviction may move its beginning until it comes again
+NEAR_BYTES = 4096  # records that are no further apart are read together,
+GROUP_BYTES = 1 << 20  # up to this many bytes of them
 STRETCH = 256  # seqs looked at in one go where some are skipped
 LENT_BYTES = 64 << 10  # a smaller piece is copied: it may be put together with others, which only the kernel may do
 
@@ -64,6 +72,9 @@ class Reading(Struct, gc=False):
     scanned: int
     tombstone: Tombstone | None = None
     spans: list[Span] | None = None  # of each part, where asked for
+    missing: Needs | None = None  # while the read goes on only to find out what it needs: `parts` are not all there
+    at_front: bool = False  # whether it begins where the topic does: evictions move that on
+    moved: bool = False  # whether they have, since its records were fetched
 
     def body(self) -> list[bytes | memoryview]:
         """The parts without the last comma: what stands between the brackets of a JSON array."""
@@ -78,8 +89,12 @@ def expire_and_read(topic: Topic, query: Query, now_ms: int) -> Reading:
     Raises `Cold` where that needs the disk: load, and ask again.
     """
     try:
-        if query.plain and (reading := _read_whole(topic, query)) is not None:
-            return reading
+        if query.plain:
+            try:
+                if (reading := _read_whole(topic, query)) is not None:
+                    return reading
+            except Cold:
+                pass  # the long way finds everything that is needed
         return _read(topic, query, now_ms)
     except Damaged as damage:
         return retention.read_past(topic, damage, lambda: _read(topic, query, now_ms))
@@ -115,10 +130,12 @@ def _read_whole(topic: Topic, query: Query) -> Reading | None:
 
 def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
     if topic.config.ttl_ms:
+        retention.need_for_expiry(topic, now_ms)
         retention.expire(topic, now_ms)
     start, tombstone = _gate(topic, query)
     head = topic.head if query.upto is None else min(topic.head, query.upto)
     reading = Reading([], 0, start - 1, 0, tombstone, [] if query.spans else None)
+    reading.at_front = start > query.from_seq + 1
     if start > head:
         return reading
     stop = min(head + 1, start + query.examine)
@@ -131,15 +148,57 @@ def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
     if start >= segment.first:  # the tail, where most readers are
         _take(segment, start - segment.first, stop - segment.first, query, topic, reading, query.max_bytes)
     else:
-        left = query.max_bytes
-        for segment, low, high in topic.spans(start, stop):
-            left = _take(segment, low, high, query, topic, reading, left)
-            if left <= 0 or reading.count >= query.limit:
-                break
-        else:
-            reading.next_from_seq = stop - 1
+        _take_all(topic, start, stop, query, reading)
+        if reading.missing is not None:
+            reading.missing.check()
     reading.scanned = reading.next_from_seq - start + 1
     return reading
+
+
+def _take_all(topic: Topic, start: int, stop: int, query: Query, reading: Reading) -> None:
+    """Adds what seqs [start, stop) have to give, segment by segment."""
+    left = query.max_bytes
+    for segment, low, high in topic.spans(start, stop):
+        if not segment.live:
+            continue
+        try:
+            left = _take(segment, low, high, query, topic, reading, left)
+        except Cold as cold:
+            if reading.moved:
+                reading.next_from_seq = segment.first + low - 1
+            else:
+                _need_columns(topic, segment.first + low, stop, query, reading, cold)
+            return
+        if left <= 0 or reading.count >= query.limit:
+            return
+    reading.next_from_seq = stop - 1
+
+
+def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Reading, cold: Cold) -> None:
+    """Notes that columns are needed from seq `start` on: of as many segments as the read is sure to look at."""
+    missing = reading.missing = reading.missing or Needs()
+    filtered = query.match is not None or bool(query.nodes)
+    records, left_bytes = query.limit - reading.count, query.max_bytes
+    for segment, low, high in topic.spans(start, stop):
+        if missing.full or (not filtered and (records <= 0 or left_bytes <= 0)):
+            return
+        if not segment.live:
+            continue
+        try:
+            segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+        except Cold as this:
+            if not filtered and segment.live == segment.count:
+                # Nothing in the segment is skipped: its data can come together with its columns.
+                ahead_bytes = 0 if reading.count or missing.found else AHEAD_BYTES
+                upto = min(high, low + records)
+                need = segment.need(low, upto, at_least_bytes=ahead_bytes, max_bytes=left_bytes)
+                missing.add(Cold([need]))
+            else:
+                missing.add(this)
+        records -= min(high - low, segment.live)
+        left_bytes -= segment.live_bytes * (high - low) // segment.count
+    if not missing.found:
+        missing.add(cold)  # another thread has just loaded the columns: the next try finds them
 
 
 def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
@@ -199,12 +258,9 @@ def _take(
         spent = True
     else:
         spent = False
-    blob = _read_piece(segment, low, stop, query)
-    if query.projection is not STORED_FORM and not query.projection.is_stored_form:
-        blob = _project(segment, blob, range(low, stop), query.projection)
-    reading.parts.append(blob)
-    if reading.spans is not None:
-        reading.spans.append((segment, low, stop))
+    upto = _add(segment, [(low, stop - 1)], query, reading)
+    if upto < stop:
+        stop, spent = upto, True
     reading.count += stop - low
     reading.next_from_seq = segment.first + stop - 1
     return 0 if spent else budget_bytes - (offsets[stop] - start_at)
@@ -275,67 +331,114 @@ def _take_some(
         stop_at = int(chosen[-1])
     else:
         stop_at = high - 1
-    chosen = chosen[:fits]
-    for first, last, blob in _slices(segment, chosen, query):
-        if not query.projection.is_stored_form:
-            blob = _project(segment, blob, range(first, last + 1), query.projection)
+    for pieces in _groups(segment, runs(chosen[:fits])):
+        if not _add_group(segment, pieces, query, reading):
+            return 0
+    reading.next_from_seq = segment.first + stop_at
+    return left
+
+
+def _groups(segment: Segment, pieces: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Unbroken runs of records, both ends inclusive, in groups that lie so close together that one read gets all."""
+    offsets = segment.columns.offsets
+    group: list[tuple[int, int]] = []
+    begin = end = 0
+    for piece in pieces:
+        first, last = piece
+        start, stop = offsets[first], offsets[last + 1]
+        if group and (start - end > NEAR_BYTES or stop - begin > GROUP_BYTES):
+            yield group
+            group = []
+        if not group:
+            begin = start
+        group.append(piece)
+        end = stop
+    if group:
+        yield group
+
+
+def _add_group(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading: Reading) -> bool:
+    """Adds the records of a group and counts them. False if the answer ends before it.
+
+    Where only records between them are damaged, the records are read one run at a time.
+    """
+    try:
+        upto = _add(segment, pieces, query, reading)
+    except Damaged as damage:
+        if len(pieces) == 1 or any(damage.concerns(np.arange(first, last + 1)) for first, last in pieces):
+            raise
+        return all(_add_group(segment, [piece], query, reading) for piece in pieces)
+    if upto <= pieces[-1][1]:
+        reading.next_from_seq = segment.first + pieces[0][0] - 1
+        return False
+    reading.count += sum(last + 1 - first for first, last in pieces)
+    return True
+
+
+def _add(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading: Reading) -> int:
+    """Adds the records of a group. The position after the last one: before the group's end if the answer ends there.
+
+    Once something is missing nothing is added: then a group counts as if it was, to find out what else is needed.
+    """
+    low, high = pieces[0][0], pieces[-1][1] + 1
+    missing = reading.missing
+    try:
+        whole = _read_piece(segment, low, high, query) if len(pieces) == 1 else segment.read(low, high)
+    except Cold as cold:
+        if reading.moved:
+            return low
+        held = None if reading.count else _held(segment, pieces, reading)
+        if held is None:
+            return _miss(segment, low, high, reading, cold)
+        whole, high = held
+        if len(pieces) == 1:
+            pieces = [(low, high - 1)]
+    if missing is None:
+        _add_parts(segment, pieces, whole, query, reading)
+    return high
+
+
+def _held(segment: Segment, pieces: list[tuple[int, int]], reading: Reading) -> tuple[Rendered, int] | None:
+    """The first records of an answer, out of what was fetched for a try that may have begun further in front."""
+    low, high = pieces[0][0], pieces[-1][1] + 1
+    held = segment.read_held(low, high)
+    if held is None:
+        return None
+    moved = reading.at_front and held.first != low
+    if held.upto < high and (len(pieces) > 1 or not moved):
+        return None
+    reading.moved = moved
+    return held.data, held.upto
+
+
+def _miss(segment: Segment, low: int, high: int, reading: Reading, cold: Cold) -> int:
+    """Notes that [low, high) is needed."""
+    if reading.missing is None:
+        reading.missing = Needs()
+        if not reading.count:
+            cold = Cold([segment.need(low, high, at_least_bytes=AHEAD_BYTES)])
+    reading.missing.add(cold)
+    return low if reading.missing.more else high
+
+
+def _add_parts(
+    segment: Segment, pieces: list[tuple[int, int]], whole: Rendered, query: Query, reading: Reading
+) -> None:
+    offsets, projection = segment.columns.offsets, query.projection
+    base = offsets[pieces[0][0]]
+    for first, last in pieces:
+        blob = whole if len(pieces) == 1 else bytes(whole[offsets[first] - base : offsets[last + 1] - base])
+        if projection is not STORED_FORM and not projection.is_stored_form:
+            blob = _project(segment, blob, range(first, last + 1), projection)
         reading.parts.append(blob)
         if reading.spans is not None:
             reading.spans.append((segment, first, last + 1))
-    reading.count += len(chosen)
-    reading.next_from_seq = segment.first + stop_at
-    return left
 
 
 def _read_piece(segment: Segment, low: int, high: int, query: Query) -> Rendered:
     if query.lend and segment.columns.offsets[high] - segment.columns.offsets[low] >= LENT_BYTES:
         return segment.lend(low, high)
     return segment.read(low, high)
-
-
-def _slices(segment: Segment, chosen: npt.NDArray[np.intp], query: Query) -> Iterator[tuple[int, int, Rendered]]:
-    """The chosen records as unbroken runs with their bytes: read together where they lie close together."""
-    pieces = runs(chosen)
-    if len(pieces) < 2:
-        for first, last in pieces:
-            yield first, last, _read_piece(segment, first, last + 1, query)
-        return
-    offsets = segment.columns.offsets
-    base = offsets[pieces[0][0]]
-    span_bytes = offsets[pieces[-1][1] + 1] - base
-    wanted_bytes = sum(offsets[last + 1] - offsets[first] for first, last in pieces)
-    near = span_bytes <= 4 * wanted_bytes
-    whole = _read_around(segment, chosen, query) if near else None
-    if whole is None:
-        for (first, last), blob in zip(pieces, read_runs(segment, pieces, query), strict=True):
-            yield first, last, blob
-    else:
-        for first, last in pieces:
-            yield first, last, whole[offsets[first] - base : offsets[last + 1] - base]
-
-
-def _read_around(segment: Segment, chosen: npt.NDArray[np.intp], query: Query) -> Rendered | None:
-    """Read from the first chosen record to the last in one piece. Return None if only records between are damaged."""
-    try:
-        return _read_piece(segment, int(chosen[0]), int(chosen[-1]) + 1, query)
-    except Damaged as damage:
-        if damage.concerns(chosen):
-            raise
-        return None
-
-
-def read_runs(segment: Segment, pieces: list[tuple[int, int]], query: Query) -> list[Rendered]:
-    """Read each run of positions, both ends inclusive, by itself. Raise one `Cold` for all that are not in memory."""
-    found: list[Rendered] = []
-    loads: list[Callable[[], None]] = []
-    for first, last in pieces:
-        try:
-            found.append(_read_piece(segment, first, last + 1, query))
-        except Cold as cold:
-            loads.append(cold.load)
-    if loads:
-        raise Cold(lambda: [load() for load in loads])  # type: ignore[arg-type]
-    return found
 
 
 def _project(segment: Segment, blob: Rendered, positions: range, projection: Projection) -> bytes:

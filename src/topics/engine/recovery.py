@@ -23,8 +23,10 @@ from topics.storage import snapshot as snap
 from topics.storage import walfile
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.frame import Head
+from topics.storage.sealed import SealedSegment
 from topics.storage.segment import Footer
-from topics.storage.segments import MemorySegment, SealedSegment, Shelf
+from topics.storage.segments import MemorySegment
+from topics.storage.shelf import Shelf
 
 log = logs.Log("recovery")
 

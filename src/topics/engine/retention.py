@@ -8,13 +8,15 @@ Everything that shortens a topic from the front ends in `advance`, and everythin
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from topics import logs
 from topics.engine.state import Topic
+from topics.storage.cold import Cold, Needs, waiting
 from topics.storage.columns import runs
-from topics.storage.segments import Cold, Damaged, MemorySegment, SealedSegment, Segment
+from topics.storage.sealed import SealedSegment
+from topics.storage.segments import Damaged, MemorySegment, Segment
 
 log = logs.Log("engine")
 
@@ -35,11 +37,7 @@ def ready(topic: Topic, segment: Segment) -> bool:
 def _load(segment: Segment) -> Damaged | None:
     """Load the segment's columns, waiting for the disk. Return the damage if they cannot be read."""
     try:
-        try:
-            segment.columns, segment.marks  # noqa: B018 - loads them
-        except Cold as cold:
-            cold.load()
-            segment.columns, segment.marks  # noqa: B018
+        waiting(lambda: (segment.columns, segment.marks))
     except Damaged as damage:
         return damage
     return None
@@ -59,6 +57,35 @@ def expire(topic: Topic, now_ms: int) -> None:
     if upto > topic.earliest:
         evict(topic, upto, "ttl")
     refresh_front(topic)
+
+
+def need_for_expiry(topic: Topic, now_ms: int) -> None:
+    """Raises `Cold` for columns that `expire` would have to wait for, so that it need not.
+
+    Where that is more than one load may ask for, what has been loaded so far expires first.
+    """
+    cutoff = now_ms - topic.config.ttl_ms
+    if topic.front_ts >= cutoff or not topic.count or (topic.holds and topic.earliest > topic.archived):
+        return
+    needs, ready_upto = Needs(), [topic.earliest]
+    for segment in topic.segments:
+        reaches = segment.count and segment.max_ts >= cutoff
+        if segment.live and (reaches or _needs_marks(segment)):
+            try:
+                segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+            except Cold as cold:
+                needs.add(cold)
+            except Damaged:
+                pass  # `expire` takes care of it
+        if not needs.found:
+            ready_upto.append(segment.end)
+        if reaches or needs.full:
+            break
+    if needs.found and len(ready_upto) > 2:  # the last one stays, so that the first live record is in memory
+        upto = min(ready_upto[-2], topic.archived + 1) if topic.holds else ready_upto[-2]
+        if upto > topic.earliest:
+            evict(topic, upto, "ttl")
+    needs.check()
 
 
 def expired_before(topic: Topic, cutoff: int) -> int:
@@ -258,11 +285,10 @@ def _first_live(topic: Topic) -> int | None:
         return topic.head + 1
     low = max(topic.earliest - segment.first, 0)
     try:
-        damage = _load(segment)
-        if damage is not None:
-            _remove_damaged(topic, segment, damage)
-            return None
-        return segment.first + segment.first_live(low)
+        return segment.first + waiting(lambda: segment.first_live(low))
+    except Damaged as damage:
+        _remove_damaged(topic, segment, damage)
+        return None
     except OSError as error:  # deleted records at its beginning are passed over later
         log.error("columns_unreadable", topic=topic.name, reason=str(error))
         return segment.first + low
@@ -449,24 +475,3 @@ def _after_bytes(topic: Topic, excess: int) -> int:
             if excess <= 0:
                 return segment.first + int(at) + 1
     return topic.head + 1
-
-
-def warm(topic: Topic, segments: Iterable[Segment]) -> None:
-    """Raises `Cold` for all of these segments that a delete would have to wait for, in one."""
-    if topic.warmed:
-        topic.warmed = False  # once is enough: what was given up again meanwhile is waited for
-        return
-    loads = []
-    for segment in segments:
-        try:
-            segment.columns, segment.marks  # noqa: B018 - loads them
-        except Cold as cold:
-            loads.append(cold.load)
-
-    def load_all() -> None:
-        for load in loads:
-            load()
-        topic.warmed = True
-
-    if loads:
-        raise Cold(load_all)

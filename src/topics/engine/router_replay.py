@@ -25,9 +25,10 @@ from topics.engine.apply import State
 from topics.engine.router_state import Feed, Links, Router, Table
 from topics.engine.state import Topic
 from topics.model.router import RouterConfig
+from topics.storage.cold import waiting
 from topics.storage.entry import Append
 from topics.storage.router_entry import Copies, Mark, Resume, RouterDrop, RouterPut, Trim
-from topics.storage.segments import Cold, Damaged
+from topics.storage.segments import Damaged
 
 BASE_DEPTH = 1000
 DEPTH_PER_ROUTER = 16  # nested calls: 7 on the way down a chain and one on the way up, and as many to spare
@@ -230,15 +231,11 @@ def room(dest: Topic, sizes: Sequence[int]) -> int:
 
 def present(topic: Topic, look: Callable[[], T]) -> T | None:
     """What `look` finds, waiting for the disk where it must; None if that showed some of it to be lost."""
-    # Bound: each round loads one more piece of what `look` reads.
-    while True:
-        try:
-            return look()
-        except Cold as cold:
-            cold.load()
-        except Damaged as damage:
-            retention.lose_range(topic, damage)
-            return None
+    try:
+        return waiting(look)
+    except Damaged as damage:
+        retention.lose_range(topic, damage)
+        return None
 
 
 def loses_copies(state: State) -> bool:

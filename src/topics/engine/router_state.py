@@ -17,6 +17,7 @@ from topics.model.router import RouterConfig
 if TYPE_CHECKING:
     from topics.engine.apply import State
     from topics.engine.commit import Ticket
+    from topics.engine.forward import Stamps
 
 
 class Router:
@@ -32,7 +33,7 @@ class Router:
         self.cursor = cursor
         self.under_way = 0  # where the cursor will be once what is staged has landed
         self.forwarded_total = 0
-        self.present: tuple[int, set[str]] | None = None  # stamps found in the destination, see `forward`
+        self.present: Stamps | None = None  # found in the destination
 
     @property
     def lag(self) -> int:

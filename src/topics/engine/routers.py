@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from topics.engine import apply, retention, router_replay
 from topics.engine.commit import Ticket
-from topics.engine.forward import eligible, mark
+from topics.engine.forward import look_for, mark
 from topics.engine.forwarder import Forwarder
 from topics.engine.router_state import Feed, Router, upstream
 from topics.engine.state import Topic
@@ -20,8 +20,9 @@ from topics.model.records import TagMatch
 from topics.model.router import RouterRequest, check_request, fan_in, router_cycle, router_not_found
 from topics.model.topic import TopicConfig
 from topics.storage import entry as log
+from topics.storage.cold import Cold, Needs
 from topics.storage.router_entry import Mark, RouterDrop, RouterPut
-from topics.storage.segments import Cold, Damaged, Segment
+from topics.storage.segments import Damaged, Segment
 
 
 class PutRouter(Struct):
@@ -161,6 +162,7 @@ class Routers(Forwarder):
     ) -> Preview:
         """Expire the source's records, then count what a filter would forward of them. Raises `Cold` like a read."""
         if source.config.ttl_ms:
+            retention.need_for_expiry(source, self._engine.clock.now_ms())
             retention.expire(source, self._engine.clock.now_ms())
 
         def look() -> Preview:
@@ -173,33 +175,27 @@ class Routers(Forwarder):
 
     def _preview(self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None) -> Preview:
         start = max(from_seq + 1, source.earliest)
-        found = Preview(source, 0, 0, 0, None, None)
-        loads = []
+        found, needs = Preview(source, 0, 0, 0, None, None), Needs()
         for segment, low, high in source.spans(start, source.head + 1):
             if not segment.live or (from_ts is not None and segment.max_ts < from_ts):
                 continue
             try:
                 self._preview_segment(found, segment, low, high, match, from_ts)
             except Cold as cold:
-                loads.append(cold.load)
-        if loads:
-            raise Cold(lambda: [load() for load in loads])  # type: ignore[arg-type]
+                needs.add(cold)
+        needs.check()
         return found
 
     def _preview_segment(
         self, found: Preview, segment: Segment, low: int, high: int, match: TagMatch | None, from_ts: int | None
     ) -> None:
-        if from_ts is not None:
-            times = segment.columns.ts
-            while low < high and times[low] < from_ts:
-                low += 1
-        found.scanned += segment.live_within(low, high)[0]
-        offsets = segment.columns.offsets
-        for at in eligible(segment, match, low, high).tolist():
-            found.matched += 1
-            found.bytes += offsets[at + 1] - offsets[at]
-            found.last = segment.first + at
-            found.first = found.last if found.first is None else found.first
+        part = look_for(segment, match, low, high, from_ts=from_ts)
+        found.scanned += part.live
+        found.matched += part.count
+        found.bytes += part.size_bytes
+        if part.count:
+            found.last = segment.first + part.last
+            found.first = segment.first + part.first if found.first is None else found.first
 
     # --- inside the verbs
 

@@ -89,7 +89,6 @@ class Topic:
         "waiters",
         "waiting",
         "waits_since_ms",
-        "warmed",
         "wire_name",
     )  # fmt: skip
 
@@ -125,7 +124,6 @@ class Topic:
         self.staged_bytes = 0
         self.pending = 0  # entries that wait for the log
         self.waiting = 0  # those of them that take effect only once synced
-        self.warmed = False  # whether its columns were just loaded for a verb that comes again
         self.changing = False  # whether one of them changes the topic itself
         self.waiters: dict[int, Callable[[], None]] = {}  # long polls, called once when the topic grew or is gone
         self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone
@@ -181,6 +179,16 @@ class Topic:
             start, stop = max(low - segment.first, 0), min(high - segment.first, segment.count)
             if start < stop:
                 yield segment, start, stop
+
+    def is_live(self, seq: int) -> bool:
+        """Whether there is a record with this seq. Raises `Cold` like a read."""
+        if not self.earliest <= seq <= self.head:
+            return False
+        segment = self.segments[self.index_of(seq)]
+        if seq < segment.first or not segment.live:
+            return False
+        marks = segment.marks
+        return marks is None or not marks[seq - segment.first]
 
     def removed(self, n: int, size_bytes: int) -> None:
         self.count -= n

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TypeVar
 
-from topics.storage.segments import Cold
+from topics.storage.cold import Cold, Hold
 
 T = TypeVar("T")
 
@@ -19,12 +19,15 @@ Steps = Generator[Cold | None, None, T]
 
 def run_all(steps: Steps[T]) -> T:
     """Run all steps in one go, waiting for the disk: for callers that hold up nobody."""
-    # Bound: the steps of the generator, which its own docstring bounds.
-    while True:
-        try:
+    hold = Hold()
+    try:
+        # Bound: the number of steps.
+        while True:
             cold = next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        if cold is not None:
-            cold.load()
+            if cold is not None:
+                hold.load(cold)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        hold.release()

@@ -25,7 +25,9 @@ from topics.errors import Corrupt
 from topics.storage import segment as codec
 from topics.storage import snapshot as snap
 from topics.storage.datadir import TEMP_SUFFIX, DataDir
-from topics.storage.segments import OPEN_FILES, MemorySegment, SealedSegment, Segment, Shelf
+from topics.storage.sealed import SealedSegment
+from topics.storage.segments import MemorySegment, Segment
+from topics.storage.shelf import OPEN_FILES, Shelf
 from topics.storage.wal import InlineWorker, LogFailed, Wal, Worker
 
 log = logs.Log("store")

@@ -29,7 +29,9 @@ from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import Fs
 from topics.storage.readonly import ReadOnlyFs
-from topics.storage.segments import Damaged, SealedSegment, Shelf
+from topics.storage.sealed import SealedSegment
+from topics.storage.segments import Damaged
+from topics.storage.shelf import Shelf
 
 RESTORE = (
     "if these records matter, restore them from a backup; "

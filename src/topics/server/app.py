@@ -26,6 +26,7 @@ from topics.server.http import Answer, Deferred, Request, Response, body_bytes
 from topics.server.keys import KeyRing
 from topics.server.limits import Limits as ServerLimits
 from topics.server.limits import Release
+from topics.server.loads import Loads, unreadable
 from topics.server.operations import Scope
 from topics.server.pages import Pages, protected
 from topics.server.polled import PolledAnswers
@@ -39,12 +40,11 @@ from topics.server.throttle import Throttle
 from topics.server.upkeep import Upkeep
 from topics.server.watch import Sessions
 from topics.server.writes import LARGE_BYTES
-from topics.storage.segments import Cold
+from topics.storage.cold import Cold
 from topics.storage.stats import WalStats
 
 log = logs.Log("app")
 
-COLD_TRIES = 16
 JSON_TYPE = b"application/json"
 
 
@@ -81,6 +81,7 @@ class TopicsApp:
         self.polls: set[Poll] = set()
         self.draining = False
         self.pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="topics-io")
+        self.loads = Loads(loop, self.pool)
         self.startup = Startup(clock, ROUTES)
         self._recovered = False
         self._direct = False  # see `answer`
@@ -117,7 +118,7 @@ class TopicsApp:
         self.forwarding = Forwarding(self)
         self.throttle = Throttle(self, refuse_ms=settings.pressure_lag_ms)
         self.polled = PolledAnswers()
-        self.slices = Slices(self.loop, self.pool, self.clock, self.budget)
+        self.slices = Slices(self.loop, self.loads, self.clock, self.budget)
         self.hub = Hub(self)
         self.sessions = Sessions(self)
         self.desks = Desks(self)
@@ -144,6 +145,7 @@ class TopicsApp:
             self.engine.flush()
         if self.storage is not None:
             await self.storage.close()
+        self.loads.stop()
         self.pool.shutdown(wait=True)
 
     # --- requests
@@ -207,12 +209,12 @@ class TopicsApp:
     def _decode_and_serve(self, call: Call) -> Steps[Answer]:
         assert call.route.decode_steps is not None
         call.wanted = yield from call.route.decode_steps(call.request.body, self.engine.limits)
-        for _ in range(COLD_TRIES):
+        # Bound: what was loaded is held until these steps end, so every round needs less than the one before.
+        while True:
             try:
                 return self._serve(call)
             except Cold as cold:
                 yield cold
-        raise _unreadable(Cold(lambda: None))
 
     def _handle_early(self, call: Call) -> Answer:
         """A request that arrives before the data is recovered."""
@@ -286,30 +288,18 @@ class TopicsApp:
         return self.loop.call_later(delay_ms / 1000, callback)
 
     def _load_and_retry(self, cold: Cold, call: Call) -> Deferred:
-        """Fetches from the disk on a pool thread, then runs the handler again: it may need yet another part."""
+        """The answer of the handler once what it needs was fetched from the disk."""
         deferred = Deferred()
-        tries = 0
 
-        def load(work: Cold) -> None:
-            loading = self.loop.run_in_executor(self.pool, work.load)
-            loading.add_done_callback(retry)
-
-        def retry(done: asyncio.Future[None]) -> None:
-            nonlocal tries
-            tries += 1
-            if deferred.cancelled:
-                return
+        def again(failure: BaseException | None) -> None:
             try:
-                if (failure := done.exception()) is not None:
-                    raise _unreadable(failure)
+                if failure is not None:
+                    raise unreadable(failure)
                 answer = self._serve(call)
             except TopicsError as error:
                 answer = error_answer(error, call.request)
-            except Cold as again:
-                if tries < COLD_TRIES:
-                    load(again)
-                    return
-                answer = error_answer(_unreadable(again), call.request)
+            except Cold:
+                raise
             except Exception as error:
                 log.failure("handler_failed", error, route=call.route.path)
                 answer = error_answer(TopicsError(Code.INTERNAL, "internal error"), call.request)
@@ -320,18 +310,13 @@ class TopicsApp:
                 assert isinstance(answer, Response)
                 deferred.resolve(answer)
 
-        load(cold)
+        deferred.on_cancel = self.loads.load(cold, again).cancel
         return deferred
 
 
 def reads_only(call: Call) -> bool:
     """Whether the request can be refused after it was handled: an answer that reports an effect must be given."""
     return call.route.scope in (Scope.NONE, Scope.READ)
-
-
-def _unreadable(failure: BaseException) -> TopicsError:
-    log.failure("cannot_read", failure)
-    return TopicsError(Code.INTERNAL, "stored records cannot be read from the disk; the server's log says why")
 
 
 def _check_type(request: Request) -> None:

@@ -17,7 +17,7 @@ from topics.engine.leases import leases_of
 from topics.engine.queue import Claimed, Want
 from topics.engine.state import Topic
 from topics.errors import Code, TopicsError
-from topics.storage.segments import Cold
+from topics.storage.cold import Cold
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
@@ -118,6 +118,26 @@ class Desk:
 
     def _pass(self) -> None:
         self._handle = None
+        try:
+            self._serve()
+        except Cold as cold:
+            self._loading = True
+            self._app.loads.load(cold, self._loaded)
+
+    def _loaded(self, failure: BaseException | None) -> None:
+        self._loading = False
+        if failure is not None:
+            log.failure("cannot_read", failure, topic=self._topic.name)
+            self._refuse(list(self.waiting), TopicsError(Code.INTERNAL, "jobs cannot be read from the disk"))
+        elif self.waiting:
+            try:
+                self._serve()
+            except Cold:
+                self._loading = True
+                raise
+
+    def _serve(self) -> None:
+        """Hands out what there is, to each who waits a share. Raises `Cold` before anything has happened."""
         if self._topic.changing:
             self._app.engine.commits.settle()
         if self._topic.gone:
@@ -131,8 +151,6 @@ class Desk:
             if self._app.pressed:
                 self._app.throttle.check(self._topic.name)
             claims, ticket = verbs.claim(self._app.engine, self._topic, [want for _, want in asking])
-        except Cold as cold:
-            self._load(cold)
         except TopicsError as error:
             self._refuse([claimer for claimer, _ in asking], error)
         else:
@@ -175,15 +193,3 @@ class Desk:
             self._handle.cancel()
             self._handle = None
             self._wake_in(AGAIN_MS)
-
-    def _load(self, cold: Cold) -> None:
-        def loaded(done: asyncio.Future[None]) -> None:
-            self._loading = False
-            if (failure := done.exception()) is not None:
-                log.failure("cannot_read", failure, topic=self._topic.name)
-                self._refuse(list(self.waiting), TopicsError(Code.INTERNAL, "jobs cannot be read from the disk"))
-            elif self.waiting:
-                self._handle = self._app.loop.call_soon(self._pass)
-
-        self._loading = True
-        self._app.loop.run_in_executor(self._app.pool, cold.load).add_done_callback(loaded)

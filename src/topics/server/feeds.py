@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -23,7 +24,7 @@ from topics.engine.scheduler import effective_priority
 from topics.engine.state import Topic
 from topics.model.watch import View
 from topics.server.lanes import Event, Group, Lane, Rendered, Watcher, after_gap, tell_deleted, tombstone_data
-from topics.storage.segments import Cold
+from topics.storage.cold import Cold
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
@@ -36,6 +37,8 @@ SHARED_NODES = 64  # records whose nodes are looked at one by one, to share a re
 RELOAD_MS = 1000  # until a read from the disk that failed is tried again
 FULL_FRAME_BYTES = 16 << 10  # of records, while the memory budget is full
 TOO_OLD = "from_seq_too_old"
+
+Key = tuple[View, int, int | None]  # what is read of a topic: from which seq on, and of which epoch if that matters
 
 
 class Feed:
@@ -60,7 +63,7 @@ class Feed:
         self.lanes: dict[Lane, None] = {}  # all of them
         self.behind: dict[Lane, None] = {}  # those that want a frame of their own; a full one is in neither place
         self.groups: dict[View, Group] = {}
-        self.rendered: dict[tuple[View, int, int | None], Rendered] = {}  # of this turn
+        self.rendered: dict[Key, Rendered] = {}  # of this turn
         self._advised = False
         self._loading = False
         self._syncing = False
@@ -254,7 +257,7 @@ class Feed:
             try:
                 found = self._share(view, from_seq, epoch, now_ms) or self._read(view, from_seq, epoch, now_ms)
             except Cold as cold:
-                self._load(cold)
+                self._load(cold, key)
                 return None
             self.rendered[key] = found
         return found
@@ -300,17 +303,28 @@ class Feed:
         """Return how large a frame may be: small ones while the memory budget is full, because clients may not read."""
         return min(view.max_bytes, FULL_FRAME_BYTES) if self.hub.app.budget.full else view.max_bytes
 
-    def _load(self, cold: Cold) -> None:
+    def _load(self, cold: Cold, key: Key) -> None:
         """Has the disk asked on another thread. One request a feed: its lanes mostly want the same."""
         if not self._loading:
             self._loading = True
-            self.hub.load(cold, self._loaded)
+            self.hub.app.loads.load(cold, partial(self._loaded, key))
 
-    def _loaded(self, failure: BaseException | None) -> None:
+    def _loaded(self, key: Key, failure: BaseException | None) -> None:
         if failure is not None:
             log.failure("cannot_read", failure, topic=self.topic.name)
-            self.hub.app.call_later(RELOAD_MS, lambda: self._loaded(None))
-            return
+            self.hub.app.call_later(RELOAD_MS, self._load_no_more)
+        elif not self.lanes or self.topic.gone:
+            self._load_no_more()
+        else:
+            self._loading = False
+            try:
+                self.rendered[key] = self._read(*key, self.hub.app.clock.now_ms())
+            except Cold:
+                self._loading = True
+                raise
+            self.hub.serve_now(self)
+
+    def _load_no_more(self) -> None:
         self._loading = False
         self.hub.grew(self.topic)
 
@@ -374,9 +388,10 @@ class Hub:
         self.feeds.pop(feed.topic, None)
         feed.topic.waits_since_ms = None
 
-    def load(self, cold: Cold, done: Callable[[BaseException | None], None]) -> None:
-        loading = self.loop.run_in_executor(self.app.pool, cold.load)
-        loading.add_done_callback(lambda future: None if future.cancelled() else done(future.exception()))
+    def serve_now(self, feed: Feed) -> None:
+        """Serves one feed out of turn: what it needs is in memory only for the moment."""
+        self._serve(feed, self.app.clock.now_ms(), self.loop.time() + TURN_S)
+        self.grew(feed.topic)
 
     def poke(self) -> None:
         """The pressure has changed, or time has passed: what was kept waiting may go now."""

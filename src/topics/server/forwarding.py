@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from topics import logs
-from topics.storage.segments import Cold
+from topics.storage.cold import Cold
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
@@ -60,12 +60,33 @@ class Forwarding:
 
     def _turn(self) -> None:
         self._patient = False
+        try:
+            self._forward()
+        except Cold as cold:
+            self._loading = True
+            self._app.loads.load(cold, self._loaded)
+
+    def _loaded(self, failure: BaseException | None) -> None:
+        self._loading = False
+        if failure is not None:
+            log.failure("cannot_read", failure)
+            self._routers.skip_cold()
+            self._timer = None
+            self._come_back(RETRY_MS)
+        elif not self._stopped:
+            try:
+                self._forward()
+            except Cold:
+                self._loading = True
+                raise
+
+    def _forward(self) -> None:
+        """One slice of forwarding, and when to come back for the next. Raises `Cold`."""
         clock, began = self._app.clock, self._app.clock.monotonic_ns()
         try:
             delay_ms = self._routers.run(SLICE_NS)
-        except Cold as cold:
-            self._load(cold)
-            return
+        except Cold:
+            raise
         except Exception as error:
             log.failure("forwarding_failed", error)
             delay_ms = RETRY_MS
@@ -81,17 +102,3 @@ class Forwarding:
         server = self._app.http
         before, self._requests = self._requests, 0 if server is None else server.requests_total
         return self._requests != before
-
-    def _load(self, cold: Cold) -> None:
-        self._loading = True
-        loading = self._app.loop.run_in_executor(self._app.pool, cold.load)
-        loading.add_done_callback(self._loaded)
-
-    def _loaded(self, done: asyncio.Future[None]) -> None:
-        self._loading = False
-        self._timer = None
-        if (failure := done.exception()) is not None:
-            log.failure("cannot_read", failure)
-            self._come_back(RETRY_MS)
-        else:
-            self._come_back(0)

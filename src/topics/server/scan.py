@@ -18,7 +18,8 @@ from topics.errors import Code, TopicsError
 from topics.server import bulk
 from topics.server.budget import STREAMS
 from topics.server.http import Response, Sink, Stream
-from topics.storage.segments import Cold
+from topics.server.loads import Loading
+from topics.storage.cold import Cold
 
 if TYPE_CHECKING:
     from topics.server.app import TopicsApp
@@ -29,7 +30,6 @@ T = TypeVar("T")
 
 PROGRESS_SEQS = 100_000  # looked at and skipped before a reader is told how far that has come
 PRESSED_PAUSE_MS = 5  # between two slices while the server runs late
-COLD_TRIES = 16
 ENCODING_BYTES = 2 * SLICE_BYTES  # a slice, and what it is turned into
 
 
@@ -50,7 +50,7 @@ class ScanStream(Stream):
         self._release = release
         self._sink: Sink | None = None
         self._told_seq = query.from_seq
-        self._tries = 0
+        self._loading: Loading | None = None
         self._full = False
         self._slow: asyncio.TimerHandle | None = None
         self._on_thread = False
@@ -75,6 +75,8 @@ class ScanStream(Stream):
         self._release()  # may be called twice
         self._sink = None
         self._app.polls.discard(self)
+        if self._loading is not None:
+            self._loading.cancel()
         if self._slow is not None:
             self._slow.cancel()
 
@@ -85,13 +87,26 @@ class ScanStream(Stream):
     # --- slices
 
     def _next(self) -> None:
+        try:
+            self._step()
+        except Cold as cold:
+            self._loading = self._app.loads.load(cold, self._loaded)
+
+    def _loaded(self, failure: BaseException | None) -> None:
+        if failure is not None:
+            log.failure("scan_failed", failure, topic=self._topic)
+            self._fail(TopicsError(Code.INTERNAL, "stored records cannot be read; the server's log says why"))
+        else:
+            self._step()
+
+    def _step(self) -> None:
+        """One slice. Raises `Cold` if it needs the disk, and is none the worse for it."""
         if self._sink is None:
             return
         try:
             step = self._scan.step(lambda query: self._app.engine.read(self._topic, query))
-        except Cold as cold:
-            self._fetch(cold)
-            return
+        except Cold:
+            raise
         except TopicsError as error:
             self._fail(error)
             return
@@ -99,7 +114,7 @@ class ScanStream(Stream):
             log.failure("scan_failed", error, topic=self._topic)
             self._fail(TopicsError(Code.INTERNAL, "internal error"))
             return
-        self._tries = 0
+        self._loading = None
         if step.slices or step.tombstone is not None or step.done:
             self._on_pool(lambda: self._encode(step), lambda data: self._encoded(step, data))
         elif step.next_from_seq - self._told_seq >= PROGRESS_SEQS:
@@ -131,14 +146,6 @@ class ScanStream(Stream):
             self._app.call_later(PRESSED_PAUSE_MS, self._next)
         else:
             self._app.loop.call_soon(self._next)
-
-    def _fetch(self, cold: Cold) -> None:
-        self._tries += 1
-        if self._tries > COLD_TRIES:
-            log.error("scan_starved", topic=self._topic)
-            self._fail(TopicsError(Code.INTERNAL, "stored records cannot be read from the disk"))
-            return
-        self._on_pool(cold.load, lambda _: self._next())
 
     def _on_pool(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """`then` on the loop with what came of `work`."""

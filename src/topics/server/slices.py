@@ -5,10 +5,9 @@ All such work together gets `TURN_NS` of a turn of the loop and is done in turns
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, Future
+from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +18,8 @@ from topics.errors import Code, TopicsError
 from topics.server.answer import error_answer
 from topics.server.budget import MemoryBudget
 from topics.server.http import Answer, Deferred, Request, Response, body_bytes
-from topics.storage.segments import Cold
+from topics.server.loads import Loads, unreadable
+from topics.storage.cold import Cold
 
 log = logs.Log("app")
 T = TypeVar("T")
@@ -31,9 +31,9 @@ SLICE_NS = 500_000
 class Slices:
     """The work under way that one slice was not enough for."""
 
-    def __init__(self, loop: AbstractEventLoop, pool: Executor, clock: Clock, budget: MemoryBudget) -> None:
+    def __init__(self, loop: AbstractEventLoop, loads: Loads, clock: Clock, budget: MemoryBudget) -> None:
         self.loop = loop
-        self.pool = pool
+        self.loads = loads
         self.tick_ns = clock.monotonic_ns
         self._budget = budget
         self._waiting: deque[_Sliced[Any]] = deque()  # for their next slice
@@ -117,13 +117,20 @@ class _Sliced(Generic[T]):
         return cold
 
     def go_on(self, cold: Cold | None) -> None:
-        """Wait for the next slice, once what it needs was loaded."""
+        """Wait for the next slice, or for the disk: then that slice comes as soon as this has answered."""
         if cold is None:
             self._slices.wait(self)
         else:
-            self._slices.loop.run_in_executor(self._slices.pool, cold.load).add_done_callback(self._loaded)
+            self._slices.loads.load(cold, self._loaded)
 
     def slice(self, ends_ns: int) -> None:
+        try:
+            self._go(ends_ns)
+        except Cold as cold:
+            self.go_on(cold)
+
+    def _go(self, ends_ns: int) -> None:
+        """Run one slice. Raises `Cold` if a step needs the disk."""
         if self._is_closed():
             return
         try:
@@ -136,18 +143,15 @@ class _Sliced(Generic[T]):
             log.failure("handler_failed", error)
             self._fail(TopicsError(Code.INTERNAL, "internal error"))
         else:
-            self.go_on(cold)
+            if cold is not None:
+                raise cold
+            self.go_on(None)
 
-    def _loaded(self, done: Future[None]) -> None:
-        if self._is_closed():
-            return
-        failure = done.exception()
+    def _loaded(self, failure: BaseException | None) -> None:
         if failure is None:
-            self._slices.wait(self)
-            return
-        log.failure("cannot_read", failure)
-        unreadable = "stored records cannot be read from the disk; the server's log says why"
-        self._fail(TopicsError(Code.INTERNAL, unreadable))
+            self._go(self._slices.tick_ns() + SLICE_NS)
+        elif not self._is_closed():
+            self._fail(unreadable(failure))
 
     def _is_closed(self) -> bool:
         """Whether nobody waits for the result any more: its client has left."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,10 +43,11 @@ from topics.server.budget import MESSAGES, SMALL_BYTES
 from topics.server.http import Response, Upgrade
 from topics.server.lanes import Event, Lane, Rendered, socket_payload
 from topics.server.live import LiveConnection
+from topics.server.loads import Loading, unreadable
 from topics.server.operations import operation_of
 from topics.server.watch import Watched, lanes_of, resolve
 from topics.server.writes import LARGE_BYTES, decode_steps
-from topics.storage.segments import Cold
+from topics.storage.cold import Cold
 
 if TYPE_CHECKING:
     from topics.engine.commit import Ticket
@@ -93,8 +95,8 @@ class WebSocket(LiveConnection, Upgrade):
     """One connection: its subscriptions, and the publishes that wait for the log."""
 
     __slots__ = (
-        "_caller", "_charged_bytes", "_decoding", "_decoding_bytes", "_deflated", "_fragments", "_input", "_message",
-        "_pings", "_unacked", "_unacked_bytes", "_unfed", "_watched", "_ws",
+        "_caller", "_charged_bytes", "_decoding", "_decoding_bytes", "_deflated", "_fragments", "_input", "_loading",
+        "_message", "_pings", "_unacked", "_unacked_bytes", "_unfed", "_watched", "_ws",
     )  # fmt: skip
 
     reports_too_old = False
@@ -122,6 +124,7 @@ class WebSocket(LiveConnection, Upgrade):
         self._decoding_bytes = 0
         self._unacked = self._unacked_bytes = 0
         self._charged_bytes = 0  # for input
+        self._loading: Loading | None = None  # for a command that needs the disk
         self._pings = 0  # sent since the client was last heard
 
     # --- the connection's life
@@ -209,7 +212,7 @@ class WebSocket(LiveConnection, Upgrade):
         """Whether the client does not take its answers, or has as much under way as it may."""
         if self.full or self._unacked >= MAX_UNACKED or self._unacked_bytes > MAX_UNACKED_BYTES:
             return True
-        return self._decoding is not None
+        return self._decoding is not None or self._loading is not None
 
     def _unblock(self) -> None:
         if self._input is Input.BLOCKED and self.open and not self._is_blocked():
@@ -271,6 +274,8 @@ class WebSocket(LiveConnection, Upgrade):
     def ended(self) -> None:
         self._let_go()
         self._drop_input()
+        if self._loading is not None:
+            self._loading.cancel()
         self._watched.discharge()
 
     def fail(self, code: int, message: str) -> None:
@@ -308,14 +313,21 @@ class WebSocket(LiveConnection, Upgrade):
         except TopicsError as error:
             self._refuse(error, _address(text))
         else:
-            self._carry_out(command, size_bytes=len(text))
+            self._begin(command, len(text))
+
+    def _begin(self, command: Command, size_bytes: int) -> None:
+        """Carry out a command. What comes behind it waits if it needs the disk."""
+        try:
+            self._carry_out(command, size_bytes=size_bytes)
+        except Cold as cold:
+            self._loading = self.app.loads.load(cold, partial(self._loaded, command, size_bytes))
 
     def _decode_in_slices(self, text: bytes) -> None:
         """Decode a long message while others are served. What comes behind it waits."""
 
         def finish(command: Command) -> None:
             self._end_decoding()
-            self._carry_out(command, size_bytes=len(text))
+            self._begin(command, len(text))
             self._unblock()
 
         def fail(error: TopicsError) -> None:
@@ -331,6 +343,7 @@ class WebSocket(LiveConnection, Upgrade):
         self._note_input()
 
     def _carry_out(self, command: Command, *, size_bytes: int) -> None:
+        """Answer a command. Raises `Cold` before anything has happened."""
         request_id = command.request_id
         try:
             operation, targets = operation_of(command)
@@ -345,15 +358,20 @@ class WebSocket(LiveConnection, Upgrade):
                 self._answer({"op": "pong"}, request_id)
         except TopicsError as error:
             self._refuse(error, request_id)
-        except Cold as cold:
-            self.app.hub.load(cold, lambda failure: self._loaded(command, size_bytes, failure))
 
     def _loaded(self, command: Command, size_bytes: int, failure: BaseException | None) -> None:
+        if not self.open:
+            return
+        loading, self._loading = self._loading, None
         if failure is not None:
-            log.failure("cannot_read", failure)
-            self._refuse(TopicsError(Code.INTERNAL, "stored records cannot be read"), command.request_id)
-        elif self.open:
-            self._carry_out(command, size_bytes=size_bytes)
+            self._refuse(unreadable(failure), command.request_id)
+        else:
+            try:
+                self._carry_out(command, size_bytes=size_bytes)
+            except Cold:
+                self._loading = loading
+                raise
+        self._unblock()
 
     def _subscribe(self, command: Subscribe) -> None:
         wanted = resolve(self.app, command.watched(), command, self._caller, lenient=command.lenient)

@@ -27,8 +27,8 @@ from topics.engine.recovery import Recovered
 from topics.engine.store import Store
 from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig
+from topics.storage.cold import waiting
 from topics.storage.datadir import DataDir
-from topics.storage.segments import Cold
 from topics.storage.wal import InlineWorker, Wal, Worker
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
@@ -183,7 +183,9 @@ class SimServer:
         return found
 
     def delete(self, name: str, *, before_seq: int | None = None, match: TagMatch | None = None) -> Deleted:
-        found: Deleted = self.done(self.engine.delete_records(name, before_seq=before_seq, match=match))
+        found: Deleted = self.done(
+            waiting(lambda: self.engine.delete_records(name, before_seq=before_seq, match=match))
+        )
         return found
 
     def drop(self, name: str) -> Dropped:
@@ -209,11 +211,7 @@ class SimServer:
     # --- looking
 
     def read(self, name: str, from_seq: int = 0, **query: Any) -> Reading:
-        while True:
-            try:
-                return self.engine.read(name, Query(from_seq=from_seq, limit=1000, **query))[1]
-            except Cold as cold:
-                cold.load()
+        return waiting(lambda: self.engine.read(name, Query(from_seq=from_seq, limit=1000, **query))[1])
 
     def walk(self, name: str) -> tuple[list[bytes], list[tuple[int, int, str]]]:
         """All records and tombstones that a reader meets who starts at the beginning and follows its cursor."""
@@ -248,7 +246,7 @@ class SimServer:
         return {name: self._view(name) for name in sorted(self.engine.topics)}
 
     def _view(self, name: str) -> View:
-        topic = self.engine.expire_and_get(name, touch=False)
+        topic = waiting(lambda: self.engine.expire_and_get(name, touch=False))
         rows, gaps = self.walk(name)
         topic = self.engine.topic(name)
         keys = tuple((key, write.first, write.last, write.at_ms) for key, write in topic.keys.items())

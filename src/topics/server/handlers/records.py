@@ -32,7 +32,9 @@ from topics.server import query as querystring
 from topics.server import throttle
 from topics.server.answer import error_answer, json_answer, performance, when_done
 from topics.server.http import Answer, Deferred, Request, Response, body_bytes
+from topics.server.loads import Loading, unreadable
 from topics.server.writes import LARGE_BYTES, decode_write
+from topics.storage.cold import Cold
 
 if TYPE_CHECKING:
     from topics.engine.commit import Ticket
@@ -201,7 +203,9 @@ def _tombstone(gap: Tombstone) -> str:
 class LongPoll:
     """A diff that found nothing: it waits for the topic to grow, its time to run out, or its client to leave."""
 
-    __slots__ = ("_app", "_cancel_wait", "_deferred", "_name", "_query", "_request", "_scanned", "_timer")
+    __slots__ = (
+        "_app", "_cancel_wait", "_deferred", "_loading", "_name", "_over", "_query", "_request", "_scanned", "_timer",
+    )  # fmt: skip
 
     def __init__(self, app: TopicsApp, name: str, query: Query, request: Request) -> None:
         self._app = app
@@ -209,6 +213,8 @@ class LongPoll:
         self._query = query
         self._request = request
         self._scanned = 0
+        self._loading: Loading | None = None
+        self._over = False  # whether it waits no longer, whatever there is to answer with
 
     def start(self, topic: Topic, reading: Reading, wait_ms: int) -> Deferred:
         self._deferred = Deferred(self._stop, on_hurry=self.end)
@@ -229,23 +235,38 @@ class LongPoll:
 
     def _woken(self) -> None:
         try:
-            topic, reading = self._app.engine.read(self._name, self._query)
-        except TopicsError as error:
-            self._finish(error_answer(error, self._request))
+            self._look()
+        except Cold as cold:
+            self._loading = self._app.loads.load(cold, self._loaded)
+
+    def _loaded(self, failure: BaseException | None) -> None:
+        loading, self._loading = self._loading, None
+        if failure is not None:
+            self._finish(error_answer(unreadable(failure), self._request))
             return
-        if _nothing(topic, reading):
-            self._wait(topic, reading)
-        else:
-            self._finish_with(topic, reading)
+        try:
+            self._look()
+        except Cold:
+            self._loading = loading
+            raise
 
     def _answer(self) -> None:
         self._cancel_wait()
+        self._over = True
+        if self._loading is None:
+            self._woken()
+
+    def _look(self) -> None:
+        """Answers, or goes on waiting if there is nothing new. Raises `Cold`."""
         try:
             topic, reading = self._app.engine.read(self._name, self._query)
         except TopicsError as error:
             self._finish(error_answer(error, self._request))
             return
-        self._finish_with(topic, reading)
+        if _nothing(topic, reading) and not self._over:
+            self._wait(topic, reading)
+        else:
+            self._finish_with(topic, reading)
 
     def _finish_with(self, topic: Topic, reading: Reading) -> None:
         reading.scanned += self._scanned
@@ -265,6 +286,8 @@ class LongPoll:
         self._timer.cancel()
         self._app.polls.discard(self)
         self._cancel_wait()
+        if self._loading is not None:
+            self._loading.cancel()
 
 
 def _staged_delete(app: TopicsApp, name: str, wanted: DeleteRequest) -> Ticket:
