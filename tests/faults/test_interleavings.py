@@ -335,6 +335,23 @@ def test_a_change_that_changes_nothing_is_refused_while_a_refused_one_may_be_in_
     assert server.crash("keep").engine.topics["d"].config.cap_records == 0
 
 
+def test_log_file_that_ends_with_refused_writes_is_not_cut_short() -> None:
+    server, sync = slow()
+    refused = server.engine.append("f", request("1"))
+    server.engine.flush()
+    server.wal.rotate()
+    server.wal.sync(lambda failure: None)  # writes into the ledger how far the file before was written
+    server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
+    server.engine.append("d", request("2"))
+    server.engine.flush()
+    server.engine.commits.settle()
+    assert outcome(refused) == "unknown"
+    sync.run_all()
+    after = server.crash("keep")
+    assert after.recovered is not None
+    assert (after.recovered.damage, after.data("f")) == ([], [])
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_power_loss_while_refused_writes_are_taken_back_damages_nothing(seed: int) -> None:
     server = SimServer.start(SimDisk(seed=seed))

@@ -124,7 +124,7 @@ def _recover(
                 replayed += 1 if defers else _replay(state, item, file, damage)
                 progress((done + item.end) / total)
             resume, end = (file.number, item.end), item.end
-        check.after_file(file, end)
+        check.after_file(file, walfile.after_refused(file.data, end))
         done += walfile.written_end(file.data)
     check.before_file(None)
     numbers = datadir.wal_numbers()

@@ -101,6 +101,14 @@ def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
         at = damage.end
 
 
+def after_refused(data: bytes, at: int) -> int:
+    """Return the offset after the refused frames that stand at `at`; `at` itself where there are none."""
+    view = memoryview(data)
+    while (end := frame.end_of_refused(view, at)) is not None:
+        at = end
+    return at
+
+
 def written_end(data: bytes) -> int:
     """Where the zeros begin that fill the rest of a reserved file, to within a block."""
     at = len(data)
