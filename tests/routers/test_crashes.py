@@ -16,7 +16,6 @@ import pytest
 from msgspec import Raw
 
 from tests.conftest import Counts
-from tests.queues.harness import waiting
 from topics.engine import archive, deadletter
 from topics.engine import queue as verbs
 from topics.engine.commit import Ticket
@@ -26,6 +25,7 @@ from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
+from topics.storage.cold import waiting
 from topics.testing.clock import SimClock
 from topics.testing.disk import MUTATING, SimDisk
 from topics.testing.harness import DeferredWorker, SimServer, View
@@ -83,7 +83,8 @@ class World:
             # Some are larger than what some topics may hold.
             data = Raw(b'"%d%b"' % (self.written, b"x" * rng.choice([0, 0, 0, 0, 60, 300])))
             records.append(NewRecord(data, rng.choice([None, "x", "y"]), rng.choice([None, "n1"])))
-        self.done(self.server.engine.append(self.topic(), WriteRequest(records)))
+        topic = self.topic()
+        self.done(waiting(lambda: self.server.engine.append(topic, WriteRequest(records))))
 
     def done(self, ticket: Ticket) -> None:
         """End the turn. Where the log's thread is slow, the answer comes later."""
@@ -112,7 +113,8 @@ class World:
             "archive": rng.choice([None, None, ArchiveConfig(hold=True)]),
         }
         patch = ConfigPatch(durability=rng.choice(self.classes), **bounds)
-        self.done(self.server.engine.put_topic(self.topic(), patch))
+        topic = self.topic()
+        self.done(waiting(lambda: self.server.engine.put_topic(topic, patch)))
 
     def archive(self) -> None:
         topic = self.server.engine.topic(self.topic())
@@ -169,7 +171,8 @@ class World:
     def delete(self) -> None:
         before = self.rng.choice([None, 2, 5, 9])
         match = None if before else TagMatch("Eq", "x")
-        self.done(self.server.engine.delete_records(self.topic(), before_seq=before, match=match))
+        topic = self.topic()
+        self.done(waiting(lambda: self.server.engine.delete_records(topic, before_seq=before, match=match)))
         # A record that expires before a slow delete lands is lost; a replay, which is not slow, deletes it.
         self.server.engine.commits.settle()
 
@@ -188,7 +191,8 @@ class World:
 
     def drop(self) -> None:
         if self.rng.random() < 0.3:
-            self.done(self.server.engine.drop_topic(self.topic()))
+            topic = self.topic()
+            self.done(waiting(lambda: self.server.engine.drop_topic(topic)))
 
     def topic(self) -> str:
         return self.rng.choice(self.topics)

@@ -102,12 +102,12 @@ class Jobs:
         require(row["lease_id"] not in queue.leases, f"{self.name}: lease {row['lease_id']} was given out twice")
         job = queue.jobs[payload]
         require(job.seq in (0, row["$seq"]), f"{self.name}: {payload[:40]} was {job.seq} and is {row['$seq']}")
-        held = job.held(now_ms()) and job.acked is None
+        held = job.held(now_ms()) and not job.acks
         require(not held, f"{self.name}: {payload[:40]} is held by {job.node} and was given to {node}")
         counted = row["deliveries"] > (job.deliveries if queue.leases_durable else 0)
         require(counted, f"{self.name}: {payload[:40]} was delivered {job.deliveries} times, now {row['deliveries']}")
         queue.leases.add(row["lease_id"])
-        job.written.status, job.acked, job.seq = "acked", None, row["$seq"]
+        job.written.status, job.acks, job.seq = "acked", [], row["$seq"]
         job.node, job.lease_id, job.deadline_ms = node, row["lease_id"], row["deadline"]
         job.deliveries = row["deliveries"]
         self._tally["claims"] += 1
@@ -115,13 +115,13 @@ class Jobs:
     def _ack(self, node: str, jobs: list[Job]) -> Request:
         attempt = Attempt()
         for job in jobs:
-            job.acked = attempt
+            job.acks = [attempt]
 
         def done(answer: Any) -> None:
             skipped = self._skipped(node, jobs, answer)
             for job in jobs:
                 if answer is None or job.seq in skipped:
-                    job.acked = None
+                    job.acks = []
                 else:
                     self._done.add(job.payload)
                     del self.queue.jobs[job.payload]
@@ -207,10 +207,10 @@ class Jobs:
         payload = job.payload
         if payload in seqs:
             require(job.seq in (0, seqs[payload]), f"{self.name}: {payload[:40]} moved from {job.seq}")
-            job.written.status, job.acked, job.seq = "acked", None, seqs[payload]
+            job.written.status, job.acks, job.seq = "acked", [], seqs[payload]
             return
         if payload not in self._dead:
-            excused = job.acked is not None or job.written.status == "open"
+            excused = bool(job.acks) or job.written.status == "open"
             require(excused, f"{self.name}: {payload[:40]} ({job.seq}) was acknowledged and is lost")
             self._done.add(payload)  # acked without an answer, or never written
         del self.queue.jobs[payload]
