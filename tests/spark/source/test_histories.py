@@ -133,10 +133,17 @@ def test_spark_reads_a_copy_of_the_directory_as_a_server_on_it_would(spark: Spar
     assert {topic: seen for topic, seen in held.items() if seen} == {t: seen for t, seen in records.items() if seen}
 
 
+def upto(rows: list[Seen], head: int) -> list[Seen]:
+    """Return the rows up to `head`, gaps cut there: after a kill an ephemeral topic goes on above its ceiling."""
+    cut = [seen if seen.gap_to is None else seen._replace(gap_to=min(seen.gap_to, head)) for seen in rows]
+    return [seen for seen in cut if seen.seq <= head]
+
+
 def test_spark_reads_the_directory_of_a_killed_server_as_the_next_start_would(spark: SparkSession, world: World):
     heads = world.heads()
     world.client.close()
     world.server.kill()
     found = by_spark(load(spark, path=str(world.data), **everything(heads)))
     world.start()
-    assert found == world.by_diff()
+    after = {name: upto(rows, heads[name]) for name, rows in world.by_diff().items()}
+    assert found == {name: rows for name, rows in after.items() if rows}
