@@ -14,8 +14,10 @@ from tests.contract.api import Api, eventually
 from tests.live.events import Events
 from tests.live.inside import Inside
 from tests.security.conftest import Caller, read_reply
-from tests.security.hoarding import MIB, SLACK_BYTES, UNIT_BYTES, WAYS, Connection, Figures, Target, request
+from tests.security.hoard import MIB, UNIT_BYTES, Connection, request
+from tests.security.hoarding import Figures, Target
 from tests.security.test_limits import throttled
+from tests.security.ways import WAYS
 from topics.model.records import NewRecord, WriteRequest
 from topics.server.budget import SMALL_BYTES
 
@@ -23,14 +25,15 @@ Start = Callable[..., Caller]
 SLOW = {"idempotency_keys"}  # fills a budget with keys of half a kilobyte
 
 
-def check(figures: Figures, budget_bytes: int, name: str) -> None:
+def check(target: Target, figures: Figures, name: str) -> None:
+    budget_bytes, slack_bytes = target.budget_bytes, target.slack_bytes
     assert figures.refusals, f"{name}: nothing was refused"
     assert figures.small == [200, 200, 200], f"{name}: small requests must go on"
     assert sum(figures.charged.values()) <= budget_bytes + UNIT_BYTES, f"{name}: {figures.charged}"
     grown = figures.peak - figures.base
-    assert grown < budget_bytes * 5 // 4 + SLACK_BYTES, f"{name}: {grown >> 20} MiB of memory"
+    assert grown < budget_bytes * 5 // 4 + slack_bytes, f"{name}: {grown >> 20} MiB of memory"
     assert figures.left < MIB, f"{name}: {figures.left} bytes are still charged"
-    assert figures.after < figures.base + SLACK_BYTES, f"{name}: {(figures.after - figures.base) >> 20} MiB are kept"
+    assert figures.after < figures.base + slack_bytes, f"{name}: {(figures.after - figures.base) >> 20} MiB are kept"
 
 
 def hold_in_every_way(directory: Path, budget_bytes: int, names: list[str], *, ulimit: str = "") -> None:
@@ -38,8 +41,8 @@ def hold_in_every_way(directory: Path, budget_bytes: int, names: list[str], *, u
     try:
         base = target.memory_bytes("VmRSS")
         for name in names:
-            check(Figures(target, name), budget_bytes, name)
-        assert target.wait_for_memory(base + SLACK_BYTES) < base + SLACK_BYTES
+            check(target, Figures(target, name), name)
+        assert target.wait_for_memory(base + target.slack_bytes) < base + target.slack_bytes
     finally:
         target.server.stop()
 

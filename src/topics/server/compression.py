@@ -2,7 +2,8 @@
 
 import functools
 import zlib
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http import Body
@@ -118,3 +119,31 @@ class Gunzip:
             raise invalid(f"the gzip body has more than {_MAX_MEMBERS} members")
         self._stream = zlib.decompressobj(_GZIP_WINDOW)
         return None
+
+
+class Turns:
+    """Work that only so many may do at a time, the others in the order in which they came.
+
+    Bodies that are unpacked side by side, a slice of each at a time, would all be in memory half done.
+    """
+
+    __slots__ = ("_left", "_waiting")
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._waiting: deque[Callable[[], bool]] = deque()
+
+    def begin(self, work: Callable[[], bool]) -> None:
+        """Call `work` when its turn has come. It returns False if there is nothing to do; else `end` follows."""
+        self._waiting.append(work)
+        self._next()
+
+    def end(self) -> None:
+        self._left += 1
+        self._next()
+
+    def _next(self) -> None:
+        while self._left > 0 and len(self._waiting) > 0:
+            self._left -= 1
+            if not self._waiting.popleft()():
+                self._left += 1

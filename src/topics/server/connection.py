@@ -539,29 +539,50 @@ class Connection(asyncio.Protocol):
             self._take_unpacked(exchange, body)
             return
         exchange.unpacking = True
-        self._in_thread(packing.advance, partial(self._unpacked, exchange, packing))
+        self._server.unpacking.begin(partial(self._begin_unpacking, exchange, packing))
+
+    def _begin_unpacking(self, exchange: Exchange, packing: Gunzip) -> bool:
+        """Unpack a long body now that it is its turn, unless the memory budget is full: it may grow a thousandfold."""
+        budget = self._server.budget
+        if not budget.full or not self.is_open or exchange.dropped:
+            return self._unpack_more(exchange, packing)
+        self._guard(self._server.abandon, exchange.head.request)
+        exchange.answer = error_response(budget.error())
+        exchange.unpacking = False
+        self._take_unpacked(exchange, b"")
+        asyncio.get_running_loop().call_soon(self._wake)  # and not here: the request may still be being parsed
+        return False
 
     def _take_unpacked(self, exchange: Exchange, body: bytes) -> None:
         exchange.head.request.body = body
         self._charges.park(exchange, len(body))
 
+    def _unpack_more(self, exchange: Exchange, packing: Gunzip) -> bool:
+        """Have a thread unpack some of a body; return False if nobody waits for it any more."""
+        if not self.is_open or exchange.dropped:
+            return False
+        self._in_thread(packing.advance, partial(self._unpacked, exchange, packing))
+        return True
+
     def _unpacked(self, exchange: Exchange, packing: Gunzip, done: "asyncio.Future[bytes | None]") -> None:
         """Take what a thread has unpacked, and have it go on if that is not all and the budget has room for it."""
         if done.cancelled() or not self.is_open or exchange.dropped:
+            self._server.unpacking.end()
             return
         error = done.exception()
         body = done.result() if error is None else None
+        if error is None and body is None:
+            self._charges.park(exchange, len(exchange.head.request.body) + packing.size_bytes)
+            self._note_memory()
+            if not self._unpack_more(exchange, packing):
+                self._server.unpacking.end()
+            return
+        self._server.unpacking.end()
         if error is not None:
             self._guard(self._server.abandon, exchange.head.request)
             exchange.answer = failure(exchange.head.request, error)
         elif body is not None:
             self._take_unpacked(exchange, body)
-        else:
-            self._charges.park(exchange, len(exchange.head.request.body) + packing.size_bytes)
-            self._note_memory()
-            if not exchange.dropped:
-                self._in_thread(packing.advance, partial(self._unpacked, exchange, packing))
-            return
         exchange.unpacking = False
         self._wake()
 

@@ -17,6 +17,7 @@ import msgspec
 from topics.server import machine
 from topics.server.answer_heads import AnswerHeads
 from topics.server.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget, budget_bytes_of
+from topics.server.compression import Turns
 from topics.server.connection import Connection
 from topics.server.heads import HeadCache
 from topics.server.http import App, answer_of
@@ -30,6 +31,7 @@ _LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
 _SHORTEST_SWEEP_MS = 5
 _SHED_SHARE = 32  # one in so many connections is shed at a time: looking for idle ones means looking at all of them
 _SHED_AFTER_S = 1.0  # a connection is not idle before that: its first request may be on the way
+_GZIP_THREADS = 2
 _UNBLOCK_S = 0.05  # how often streams are looked at that wait for the memory budget
 _LOOK_AGAIN_S = 0.25  # after there was no idle connection to be found
 CUT_OFF_S = 5  # how long a drain waits for the loop to report the loss of connections that it has aborted
@@ -109,6 +111,7 @@ class HttpServer:
         self.draining = False
         self._closed_requests = 0
         self._pool: ThreadPoolExecutor | None = None
+        self.unpacking = Turns(_GZIP_THREADS)
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
@@ -185,7 +188,7 @@ class HttpServer:
     def pool(self) -> ThreadPoolExecutor:
         """Threads for gzip. Made when first needed: most servers never compress anything."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="topics-gzip")
+            self._pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
         return self._pool
 
     def _sweep(self) -> None:

@@ -23,11 +23,8 @@ from wsproto.frame_protocol import CloseReason
 
 from topics import logs
 from topics.errors import Code, TopicsError, invalid
-from topics.model import surrogates
-from topics.model.records import Limits
 from topics.model.watch import (
     DEFAULT_HEARTBEAT_MS,
-    Addressed,
     Command,
     Ping,
     Publish,
@@ -37,16 +34,16 @@ from topics.model.watch import (
     check_name,
     is_pattern,
 )
-from topics.model.wire import MAX_PLAIN_BODY_BYTES, decode_body
 from topics.server.auth import authorise
 from topics.server.budget import MESSAGES, SMALL_BYTES
+from topics.server.commands import address_of, decode_long, decode_short
 from topics.server.http import Response, Upgrade
 from topics.server.lanes import Event, Lane, Rendered, socket_payload
 from topics.server.live import LiveConnection
 from topics.server.loads import Loading, unreadable
 from topics.server.operations import operation_of
 from topics.server.watch import Watched, lanes_of, resolve
-from topics.server.writes import LARGE_BYTES, decode_steps
+from topics.server.writes import LARGE_BYTES
 from topics.storage.cold import Cold
 
 if TYPE_CHECKING:
@@ -66,9 +63,6 @@ TURN_NS = 2_000_000  # of work on one connection's input, after which the others
 PACKED_PIECE_BYTES = 1 << 10  # of compressed input, which can grow a thousandfold, between two looks at the clock
 MAX_FRAGMENTS = 1 << 16  # of one message: fragments of 1 KiB are enough for the largest
 
-_decode_command = msgspec.json.Decoder(Command)
-_decode_publish = msgspec.json.Decoder(Publish)
-_decode_address = msgspec.json.Decoder(Addressed)
 _encode = msgspec.json.encode
 
 
@@ -309,9 +303,9 @@ class WebSocket(LiveConnection, Upgrade):
             if len(text) > LARGE_BYTES:
                 self._decode_in_slices(text)
                 return
-            command: Command = decode_body(_decode_command, text, surrogates.decode)
+            command: Command = decode_short(text)
         except TopicsError as error:
-            self._refuse(error, _address(text))
+            self._refuse(error, address_of(text))
         else:
             self._begin(command, len(text))
 
@@ -332,10 +326,10 @@ class WebSocket(LiveConnection, Upgrade):
 
         def fail(error: TopicsError) -> None:
             self._end_decoding()
-            self._refuse(error, _address(text))
+            self._refuse(error, address_of(text))
             self._unblock()
 
-        self._decoding, self._decoding_bytes = _decode_steps(text, self.app.engine.limits), len(text)
+        self._decoding, self._decoding_bytes = decode_long(text, self.app.engine.limits), len(text)
         self.app.slices.run(self._decoding, finish, fail)
 
     def _end_decoding(self) -> None:
@@ -501,28 +495,3 @@ class WebSocket(LiveConnection, Upgrade):
     def advise(self, names: list[str], retry_after_ms: int) -> None:
         error = TopicsError(Code.THROTTLED, "watch throttled under CPU pressure", retry_after_ms=retry_after_ms)
         self._refuse(error, None, topics=names)
-
-
-def _decode_steps(text: bytes, limits: Limits) -> Generator[None, None, Command]:
-    """Decode a long message. Only a publish can be longer than the body of a request that is no write."""
-    if len(text) <= MAX_PLAIN_BODY_BYTES and not text.startswith(b'{"op":"publish"'):
-        other: Command = decode_body(_decode_command, text, surrogates.decode)
-        return other
-    try:
-        publish: Publish = yield from decode_steps((_decode_publish,), text, limits)
-    except TopicsError as error:
-        if error.detail is not None and error.detail.get("field") == "op":
-            what = f"a message of more than {MAX_PLAIN_BODY_BYTES} bytes can only be a publish"
-            raise TopicsError(Code.PAYLOAD_TOO_LARGE, what, detail={"max": MAX_PLAIN_BODY_BYTES}) from None
-        raise
-    return publish
-
-
-def _address(text: bytes) -> RequestId:
-    """The `request_id` of a command that could not be understood, if that much can be. Not of a long message."""
-    if len(text) > MAX_PLAIN_BODY_BYTES:
-        return None
-    try:
-        return _decode_address.decode(text).request_id
-    except (msgspec.MsgspecError, RecursionError):
-        return None
