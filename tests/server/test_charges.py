@@ -11,6 +11,7 @@ from tests.server.conftest import Serve
 from tests.server.harness import FakeApp, Harness, request
 from topics.errors import TopicsError
 from topics.server.budget import CONNECTION_BYTES, SMALL_BYTES, MemoryBudget
+from topics.server.compression import Turns
 from topics.server.http import Answer, Deferred, Request, Response
 
 LARGE = 20_000_000  # more than the system's buffers take
@@ -228,3 +229,47 @@ def test_streams_wait_for_the_budget_and_go_on(serve: Serve, app: CountingApp):
             pass
         assert app.events.get(timeout=5)[0] == "drained"
         server.call(lambda: server.http.budget.charge("answers", -8_000_000))
+
+
+def test_a_long_packed_body_is_refused_while_the_budget_is_full(serve: Serve, app: CountingApp):
+    packed = zlib.compress(b"x" * 5_000_000, wbits=31)
+    post = request("/count", "Content-Encoding: gzip", f"Content-Length: {len(packed)}", method="POST") + packed
+    server = serve()
+    server.call(lambda: setattr(server.http, "budget", MemoryBudget(40_000_000)))
+    with server.connect() as client:
+        server.call(lambda: server.http.budget.charge("answers", 40_000_000))
+        client.send(post)
+        answer = client.answer()
+        assert (answer.status, answer.code) == (429, "throttled")
+        assert app.abandoned == 1
+        server.call(lambda: server.http.budget.charge("answers", -40_000_000))
+        client.send(post * 2)
+        assert [client.answer().body for _ in range(2)] == [b"5000000"] * 2
+
+
+def test_turns_run_so_many_at_a_time_and_skip_those_who_left():
+    turns, begun = Turns(2), []
+
+    def work(name: int, stays: bool) -> Callable[[], bool]:
+        return lambda: begun.append(name) or stays  # type: ignore[func-returns-value]
+
+    for name in range(5000):
+        turns.begin(work(name, name in (0, 1, 4998, 4999)))
+    assert begun == [0, 1]
+    turns.end()
+    assert begun == list(range(4999))
+    turns.end()
+    turns.end()
+    assert begun == list(range(5000))
+
+
+def test_a_body_that_came_at_once_is_charged_while_its_answer_waits(server: Harness, app: CountingApp):
+    with server.connect() as client:
+        post = request("/later", method="POST", body=b"x" * 50_000)
+        for _ in range(2):  # the head is known the second time
+            client.send(post)
+            assert app.events.get(timeout=5)[0] == "waiting"
+            eventually(server, lambda: server.http.budget.accounts()["bodies"] >= 50_000, True)
+            server.call(lambda: app.waiting[-1].resolve(Response(200, b"{}")))
+            assert client.answer().status == 200
+            eventually(server, lambda: server.http.budget.accounts()["bodies"], 0)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from topics.errors import Code, TopicsError
 from topics.server import answer_heads
+from topics.server.budget import SMALL_BYTES
 from topics.server.charges import Charges
 from topics.server.compression import INLINE_BYTES, MIN_GZIP_BYTES, Gunzip, compressible, gzip
 from topics.server.exchange import Exchange, failure, log, may_pack
@@ -311,6 +312,9 @@ class Connection(asyncio.Protocol):
             self._ready = False
             self._lone, self._lone_request, self._lone_gzip = answer, request, may_gzip
             answer.then(self._answered)
+            if len(body) > SMALL_BYTES and answer.keeps_request:
+                self._join_queue()  # where its body is charged to the memory budget
+                self._note_memory()
             return
         self._enqueue(Exchange(Head(request, True, may_gzip)), answer)
 

@@ -27,7 +27,6 @@ Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool]  # method, path,
 # Bounds on what strangers can make us remember: 8 MiB of heads, 4 MiB of header blocks. Past them it starts anew.
 MAX_HEADS, MAX_HEAD_BYTES = 16_384, 512
 MAX_BLOCKS, MAX_BLOCK_BYTES = 2048, 2048
-MAX_BODY_BYTES = 64 * 1024  # a head with a larger body is always parsed: its body is charged to the memory budget there
 
 # RFC 9112 section 3.2: a request with two of these has two meanings.
 SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"authorization"))
@@ -178,7 +177,7 @@ class HeadCache:
         raw, blank, body = data.partition(b"\r\n\r\n")
         first, _, block = raw.partition(b"\r\n")
         plain = head.keep_alive and not (head.old or head.chunked or head.packed or head.upgrade)
-        if not plain or not blank or not block or len(block) > MAX_BLOCK_BYTES or len(body) > MAX_BODY_BYTES:
+        if not plain or not blank or not block or len(block) > MAX_BLOCK_BYTES:
             return
         if _LINE.fullmatch(first) is None or block.count(b"\n") != fields - 1 or len(body) != head.content_length:
             return
