@@ -21,7 +21,7 @@ from tests.conftest import ServerProcess
 from topics.server import openapi
 from topics.server.table import ROUTES
 
-EXAMPLES, MANY = 15, 250
+EXAMPLES, MANY = 15, 100
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
