@@ -3,6 +3,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 WORKERS ?= 2
+TEST_TIMEOUT_S ?= 240
 KILLS ?= 1000
 SECONDS ?= 3600
 STATE ?= .kills
@@ -44,14 +45,14 @@ test: $(READY_DEV) ## run every test but the long crash runs
 	@for b in $(CHROMIUM) chromium chromium-browser google-chrome google-chrome-stable none; do \
 		command -v $$b >/dev/null && break; \
 		test $$b != none || echo "no Chromium found: the browser test is skipped (CHROMIUM=/path/to/it helps)"; done
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
 
 check: $(READY_DEV) ## format, lint, types, import contracts, tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
 
 format: $(READY_DEV) ## let ruff rewrite what it can
 	$(VENV)/bin/ruff check --fix .

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from topics.storage.columns import GrowingNames, SortedNames, encode_json
-from topics.storage.run import Run
+from topics.storage.segments.columns import GrowingNames, SortedNames, encode_json
+from topics.storage.segments.run import Run
 
 RECORD, GAP = "record", "gap"
 UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")

@@ -14,9 +14,9 @@ from topics.cli.main import build_parser
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import Corrupt
-from topics.server.budget import MemoryBudget
-from topics.server.http import Answer, Deferred, Request, Response
-from topics.server.protocol import HttpServer
+from topics.server.http.messages import Answer, Deferred, Request, Response
+from topics.server.http.server import HttpServer
+from topics.server.limits.budget import MemoryBudget
 
 
 class PlainApp:

@@ -14,11 +14,11 @@ import pytest
 
 from tests.cli.data_world import World, append, client, contents, everything, serving, started_on, topics
 from tests.conftest import ServerProcess
-from topics.engine.verify import Report, verify
-from topics.storage import segment as codec
+from topics.engine.offline.verify import Report, verify
 from topics.storage import snapshot as snap
 from topics.storage.backup import CopyError, copy
 from topics.storage.fs import File, Lock, RealFs
+from topics.storage.segments import codec
 
 
 @pytest.fixture(scope="module")
@@ -584,7 +584,7 @@ def test_the_operator_s_page_names_metrics_and_settings_that_exist():
     root = Path(__file__).parents[2]
     text = (root / "docs" / "operations.md").read_text() + (root / "docs" / "durability.md").read_text()
     assert set(re.findall(r"TOPICS_[A-Z_]+", text)) <= {row.variable for row in SETTINGS}
-    source = (root / "src" / "topics" / "server" / "metrics.py").read_text()
+    source = (root / "src" / "topics" / "server" / "api" / "metrics.py").read_text()
     for name in set(re.findall(r"`(topics_[a-z_]+)`", text)):
         prefixes = ("", "topics_wal_", "topics_topic_")
         assert any(name.startswith(prefix) and name.removeprefix(prefix) in source for prefix in prefixes), name

@@ -15,8 +15,8 @@ from topics.client.request import End, Tombstone
 from topics.client.sync import Unreachable
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection
-from topics.storage import run as runs
-from topics.storage.run import Run
+from topics.storage.segments import run as runs
+from topics.storage.segments.run import Run
 
 RECORD = {"data": "x" * 500}
 

@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.conftest import ServerProcess
-from topics.server import openapi
-from topics.server.table import ROUTES
+from topics.server.api import openapi
+from topics.server.api.table import ROUTES
 
 EXAMPLES, MANY = 15, 100
 CHECKS = [

@@ -9,8 +9,8 @@ import pytest
 from tests.contract.api import Api
 from topics import __version__
 from topics.model.names import TOPIC_PATTERN
-from topics.server import openapi
-from topics.server.table import ROUTES
+from topics.server.api import openapi
+from topics.server.api.table import ROUTES
 
 
 @pytest.fixture

@@ -6,19 +6,19 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw
 
-from topics.engine.apply import SegmentLimits, State
-from topics.engine.commit import Log, LogFailed, Ticket
 from topics.engine.engine import Engine
-from topics.engine.read import Query, Reading
-from topics.engine.state import Topic
+from topics.engine.read.read import Query, Reading
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import SegmentLimits, State
+from topics.engine.write.commit import Log, LogFailed, Ticket
 from topics.model.records import Limits, NewRecord, WriteRequest
 from topics.model.topic import ConfigPatch
-from topics.storage import segment as codec
-from topics.storage.cold import Cold, Hold
 from topics.storage.fs import Fs
-from topics.storage.sealed import SealedSegment
-from topics.storage.segments import MemorySegment
-from topics.storage.shelf import Shelf
+from topics.storage.segments import codec
+from topics.storage.segments.cold import Cold, Hold
+from topics.storage.segments.sealed import SealedSegment
+from topics.storage.segments.segment import MemorySegment
+from topics.storage.segments.shelf import Shelf
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.harness import SMALL_SEGMENTS, FakeLog, Sealer, open_engine, read, record, waiting, write
-from topics.engine import archive
-from topics.engine.apply import SegmentLimits
-from topics.engine.commit import Ticket
 from topics.engine.engine import Appended, Configured, Deleted, Dropped
-from topics.engine.state import Topic
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import SegmentLimits
+from topics.engine.write import archived
+from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection, TagMatch, WriteRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
@@ -219,7 +219,7 @@ class Pair:
                 return self.engine.drop_topic(name, if_empty=if_empty)
             case Archive(name, seq):
                 topic = self.engine.find(name)
-                return archive.report(self.engine, name, seq=seq, epoch=0 if topic is None else topic.epoch)
+                return archived.report(self.engine, name, seq=seq, epoch=0 if topic is None else topic.epoch)
 
     def seen(self, result: Any) -> Any:
         match result:
@@ -231,7 +231,7 @@ class Pair:
                 return result.created
             case Dropped():
                 return result.deleted
-            case archive.Reported():
+            case archived.Reported():
                 return result.archived
         return result
 
@@ -247,7 +247,8 @@ class Pair:
         assert (name in self.engine.topics) == (name in self.oracle.topics)
         if name not in self.oracle.topics:
             return
-        model, topic = self.oracle.topic(name), self.engine.expire_and_get(name, touch=False)
+        model = self.oracle.topic(name)
+        topic = waiting(lambda: self.engine.expire_and_get(name, touch=False))
         assert topic.config == model.config
         assert (topic.head, topic.count, topic.bytes) == (model.head, model.count, model.bytes)
         assert (topic.earliest, topic.evict_floor) == (model.earliest, model.evict_floor)
@@ -342,7 +343,8 @@ def run(examples: int, test: Callable[..., None], **strategies: st.SearchStrateg
 
 @pytest.mark.parametrize("examples", [200, LONG])
 def test_in_memory_every_history_reads_as_the_model_says(examples, monkeypatch):
-    monkeypatch.setattr("topics.engine.read.STRETCH", 1)  # a filtered read goes through a segment in many small steps
+    # A filtered read then goes through a segment in many small steps.
+    monkeypatch.setattr("topics.engine.read.read.STRETCH", 1)
 
     def play(history: list[Turn], segments: SegmentLimits) -> None:
         pair = Pair(segments=segments)

@@ -14,16 +14,17 @@ import pytest
 
 import topics
 from tests.queues.harness import Workshop, job, seqs
-from topics.engine import apply, retention
-from topics.engine.apply import SegmentLimits
-from topics.engine.router_state import upstream
+from topics.engine import retention
+from topics.engine.routers.graph import upstream
+from topics.engine.state.topics import SegmentLimits
+from topics.engine.write import apply
 from topics.errors import Corrupt
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
-from topics.storage import entry as log
-from topics.storage.sealed import SealedSegment
-from topics.storage.segment import CHUNK_BYTES, HEADER_BYTES
-from topics.storage.segments import Damaged
+from topics.storage.log import entry as log
+from topics.storage.segments.codec import CHUNK_BYTES, HEADER_BYTES
+from topics.storage.segments.sealed import SealedSegment
+from topics.storage.segments.segment import Damaged
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from topics.cli import serve
 from topics.cli.main import build_parser
-from topics.engine import recovery
-from topics.server.storage import Storage
+from topics.engine.durable import recovery
+from topics.server.loop.storage import Storage
 
 recover = recovery.recover
 

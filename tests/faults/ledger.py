@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from topics.engine.archive import report as reported
-from topics.engine.commit import Ticket
 from topics.engine.engine import Appended, Configured
+from topics.engine.write.archived import report as reported
+from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch

@@ -18,10 +18,10 @@ from msgspec import Raw
 
 from tests.faults.ledger import Attempt, When
 from tests.queues.harness import waiting
-from topics.engine import queue as verbs
-from topics.engine.commit import Ticket
-from topics.engine.leases import Leases, leases_of
-from topics.engine.queue import Want
+from topics.engine.queue import verbs
+from topics.engine.queue.verbs import Want
+from topics.engine.state.leases import Leases, leases_of
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, WriteRequest
 from topics.testing.harness import SimServer

@@ -8,9 +8,9 @@ import pytest
 
 from tests.conftest import Counts
 from topics.errors import Corrupt
-from topics.storage import walfile
 from topics.storage.check import examine
 from topics.storage.datadir import DataDirError
+from topics.storage.log import walfile
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer, View
 

@@ -16,10 +16,10 @@ from tests.conftest import ServerProcess
 from tests.contract.api import Api, eventually, now_ms
 from tests.contract.test_metrics import Scrape
 from tests.faults.written import killed
-from topics.engine import queue
-from topics.engine.queue import Want
-from topics.server.routes import Route
-from topics.server.table import ROUTES
+from topics.engine.queue import verbs
+from topics.engine.queue.verbs import Want
+from topics.server.api.route import Route
+from topics.server.api.table import ROUTES
 
 HELD_START = str(Path(__file__).with_name("held_start.py"))
 EARLY = {"/v0/health", "/healthz", "/v0/metrics", "/v0/openapi.json"}  # all that is answered before the end of recovery
@@ -189,14 +189,14 @@ def test_a_scrape_during_replay_keeps_an_extended_lease(tmp_path: Path) -> None:
         engine = writer.engine
         writer.put("q", type="queue", durability="fsync", leases_durable=True)
         writer.append("q", "1")
-        topic = queue.queue_of(engine, "q")
-        [claimed], ticket = queue.claim(engine, topic, [Want(node="w", max=1, lease_ms=5_000)])
+        topic = verbs.queue_of(engine, "q")
+        [claimed], ticket = verbs.claim(engine, topic, [Want(node="w", max=1, lease_ms=5_000)])
         assert ticket is not None
         writer.done(ticket)
         [job] = claimed.jobs
         writer.pad("other", 50)
         writer.clock.advance(ms=4_000)
-        writer.done(queue.extend(engine, topic, "w", [job.seq], None, lease_ms=3_600_000))
+        writer.done(verbs.extend(engine, topic, "w", [job.seq], None, lease_ms=3_600_000))
     with held(tmp_path / "server", tmp_path / "data") as server:
         look_around(server)
         server.go_on()

@@ -23,12 +23,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Counts
-from topics.engine import archive
-from topics.engine.commit import Ticket
+from topics.engine.write import archived
+from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ArchiveConfig, ConfigPatch
-from topics.storage.cold import waiting
+from topics.storage.segments.cold import waiting
 from topics.testing.clock import SimClock
 from topics.testing.disk import Crashed, SimDisk
 from topics.testing.harness import SimServer, request
@@ -183,7 +183,7 @@ class Pair:
                 seq, epoch = (0, 0) if topic is None else (max(topic.head - behind, 0), topic.epoch)
                 return (
                     lambda: oracle.archive(name, seq),
-                    lambda: archive.report(engine, name, seq=seq, epoch=epoch),
+                    lambda: archived.report(engine, name, seq=seq, epoch=epoch),
                 )
             case _:
                 return lambda: oracle.drop(verb[1]), lambda: waiting(lambda: engine.drop_topic(verb[1]))
@@ -294,9 +294,9 @@ def examples(number: int) -> settings:
 def low_ceilings() -> Iterator[None]:
     """Ceilings of a few seqs: they are passed all the time, and a model of one object a seq stays small."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topics.engine.state.FIRST_CEILING", 8)
+        patch.setattr("topics.engine.state.topic.FIRST_CEILING", 8)
         patch.setattr("topics.engine.engine.FIRST_CEILING", 8)
-        patch.setattr("topics.engine.ceilings.MAX_STEP", 32)
+        patch.setattr("topics.engine.write.ceilings.MAX_STEP", 32)
         yield
 
 

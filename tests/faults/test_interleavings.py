@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Counts
 from tests.faults.ledger import Client
-from topics.engine.commit import Ticket
+from topics.engine.write.commit import Ticket
 from topics.errors import Code
 from topics.model.topic import ConfigPatch
 from topics.testing.disk import SimDisk

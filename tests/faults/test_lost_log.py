@@ -10,10 +10,10 @@ import pytest
 
 from tests.conftest import StartServer
 from tests.contract.api import Api
-from topics.engine.verify import verify
+from topics.engine.offline.verify import verify
 from topics.errors import Corrupt
-from topics.storage import walfile
 from topics.storage.fs import RealFs
+from topics.storage.log import walfile
 from topics.testing.disk import SimDisk
 from topics.testing.harness import ROOT, SimServer
 

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from topics.engine.apply import State
-from topics.engine.commit import Ticket
+from topics.engine.durable.store import Store
 from topics.engine.engine import Engine
-from topics.engine.store import Store
+from topics.engine.state.topics import State
+from topics.engine.write.commit import Ticket
 from topics.model.topic import ConfigPatch
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
-from topics.storage.wal import InlineWorker, Wal
+from topics.storage.log.wal import InlineWorker, Wal
 from topics.testing.clock import SimClock
 from topics.testing.harness import request
 

@@ -14,7 +14,7 @@ import uvloop
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.server.app import TopicsApp
-from topics.server.protocol import HttpLimits, HttpServer
+from topics.server.http.server import HttpLimits, HttpServer
 
 T = TypeVar("T")
 WAIT_S = 20

@@ -6,7 +6,7 @@ from typing import Any
 
 from topics.clock import Clock
 from topics.config import Settings
-from topics.engine.apply import State
+from topics.engine.state.topics import State
 from topics.server.app import TopicsApp
 from topics.testing.clock import SimClock
 

@@ -15,9 +15,9 @@ from tests.contract.api import Api, Background, eventually
 from tests.live.events import Events
 from tests.live.inside import Inside
 from tests.live.test_websocket import Socket
-from topics.storage.cold import Cold, Need
 from topics.storage.fs import RealFile
-from topics.storage.sealed import SealedSegment
+from topics.storage.segments.cold import Cold, Need
+from topics.storage.segments.sealed import SealedSegment
 
 WAIT_S = 20
 RECORDS = 400

@@ -2,7 +2,7 @@ import pytest
 
 from tests.live.events import decode_id, encode_id
 from topics.errors import TopicsError
-from topics.server import cursors
+from topics.server.push import cursors
 
 
 def test_an_id_is_base64url_of_the_map_without_padding():

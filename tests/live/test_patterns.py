@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.live.manual import create, manual_app
-from topics.engine.state import Topic
+from topics.engine.state.topic import Topic
 from topics.errors import TopicsError
 from topics.model.watch import TopicOptions, WatchRequest
+from topics.server.access.caller import ANYONE
 from topics.server.app import TopicsApp
-from topics.server.auth import ANYONE
-from topics.server.picking import Picking
-from topics.server.watch import WatchStream
+from topics.server.push.pattern_waiters import Picking
+from topics.server.push.sessions import WatchStream
 
 EVERYTHING = {"*": TopicOptions()}
 

@@ -10,7 +10,7 @@ from websockets.sync.client import connect
 from tests.contract.api import Api, Background
 from tests.live.events import Events, wait_for
 from tests.live.inside import Inside
-from topics.engine.scheduler import SAMPLES, Step
+from topics.engine.pressure import SAMPLES, Step
 
 REFUSE_MS = 200
 STEP_MS = {Step.COALESCE: 15, Step.STRETCH: 40, Step.PAUSE: 100, Step.REFUSE: 450}

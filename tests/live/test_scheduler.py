@@ -2,8 +2,8 @@
 
 import pytest
 
-from topics.engine.scheduler import SAMPLES, Pressure, Step, age_boost, base_priority, effective_priority
-from topics.engine.state import Topic, Totals
+from topics.engine.pressure import SAMPLES, Pressure, Step, age_boost, base_priority, effective_priority
+from topics.engine.state.topic import Topic, Totals
 from topics.errors import TopicsError
 from topics.model.topic import TopicConfig
 

@@ -9,10 +9,11 @@ import pytest
 from tests.live.manual import TickingClock, create, manual_app
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
-from topics.server.auth import ANYONE
-from topics.server.handshake import BoundedDeflate
-from topics.server.http import Response
-from topics.server.websocket import (
+from topics.server.access.caller import ANYONE
+from topics.server.http.messages import Response
+from topics.server.http.write_body import LARGE_BYTES
+from topics.server.push.handshake import BoundedDeflate
+from topics.server.push.websocket import (
     BYTES_A_TURN,
     FRAMES_A_TURN,
     MAX_FRAGMENTS,
@@ -20,7 +21,6 @@ from topics.server.websocket import (
     TURN_NS,
     WebSocket,
 )
-from topics.server.writes import LARGE_BYTES
 from topics.testing.clock import SimClock
 
 CLOSE = 0x88

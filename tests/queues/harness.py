@@ -8,15 +8,14 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw
 
-from topics.engine import deadletter, joblist
-from topics.engine import queue as verbs
-from topics.engine.commit import Ticket
-from topics.engine.deadletter import Redriven
-from topics.engine.leases import Holder, Leases, leases_of
-from topics.engine.queue import Settled, Want
-from topics.engine.state import Topic
+from topics.engine.queue import dead_letters, job_list, verbs
+from topics.engine.queue.dead_letters import Redriven
+from topics.engine.queue.verbs import Settled, Want
+from topics.engine.state.leases import Holder, Leases, leases_of
+from topics.engine.state.topic import Topic
+from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, WriteRequest
-from topics.storage.cold import Cold, Hold
+from topics.storage.segments.cold import Cold, Hold
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
@@ -115,12 +114,12 @@ class Workshop:
             "limit": 1000,
             "dry_run": False,
         } | wanted
-        done: Redriven = self.done(waiting(lambda: deadletter.redrive(self.server.engine, self._queue(), **asked)))
+        done: Redriven = self.done(waiting(lambda: dead_letters.redrive(self.server.engine, self._queue(), **asked)))
         return done
 
     def jobs(self, state: Any = None, after: int = 0, limit: int = 100) -> tuple[list[Any], int | None]:
         rows, more = waiting(
-            lambda: joblist.expire_and_list(
+            lambda: job_list.expire_and_list(
                 self._queue(), state=state, after=after, limit=limit, now_ms=self.clock.now_ms()
             )
         )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, seqs
-from topics.engine import queue as verbs
-from topics.engine.queue import Want
+from topics.engine.queue import verbs
+from topics.engine.queue.verbs import Want
 from topics.errors import TopicsError
 from topics.model.records import TagMatch
 

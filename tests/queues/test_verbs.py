@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, seqs
-from topics.engine import queue as verbs
-from topics.engine.commit import Ticket
-from topics.engine.leases import Holder, Job
-from topics.engine.queue import Want, divide
+from topics.engine.queue import verbs
+from topics.engine.queue.verbs import Want, divide
+from topics.engine.state.leases import Holder, Job
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import TagMatch, WriteRequest
-from topics.storage.wal import LogFailed
+from topics.storage.log.wal import LogFailed
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
 

@@ -14,9 +14,9 @@ import pytest
 
 from tests.queues.harness import waiting
 from tests.routers.test_crashes import Film, check_unchanged, looks, restarted, settle
-from topics.engine import queue as verbs
-from topics.engine.leases import leases_of
-from topics.engine.queue import Want
+from topics.engine.queue import verbs
+from topics.engine.queue.verbs import Want
+from topics.engine.state.leases import leases_of
 from topics.errors import TopicsError
 from topics.model.router import RouterRequest
 from topics.testing.clock import SimClock

@@ -16,16 +16,16 @@ import pytest
 from msgspec import Raw
 
 from tests.conftest import Counts
-from topics.engine import archive, deadletter
-from topics.engine import queue as verbs
-from topics.engine.commit import Ticket
-from topics.engine.leases import leases_of
-from topics.engine.queue import Want
+from topics.engine.queue import dead_letters, verbs
+from topics.engine.queue.verbs import Want
+from topics.engine.state.leases import leases_of
+from topics.engine.write import archived
+from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
-from topics.storage.cold import waiting
+from topics.storage.segments.cold import waiting
 from topics.testing.clock import SimClock
 from topics.testing.disk import MUTATING, SimDisk
 from topics.testing.harness import DeferredWorker, SimServer, View
@@ -119,7 +119,7 @@ class World:
     def archive(self) -> None:
         topic = self.server.engine.topic(self.topic())
         seq = max(topic.head - self.rng.choice([0, 0, 2]), 0)
-        self.done(archive.report(self.server.engine, topic.name, seq=seq, epoch=topic.epoch))
+        self.done(archived.report(self.server.engine, topic.name, seq=seq, epoch=topic.epoch))
 
     def claim(self) -> None:
         """Jobs of the queue, if there is one, go to a worker; those delivered too often go to the dead letters."""
@@ -144,7 +144,7 @@ class World:
         topic = verbs.queue_of(engine, "a")
         self.done(
             waiting(
-                lambda: deadletter.redrive(
+                lambda: dead_letters.redrive(
                     engine, topic, dead_letter=None, match=None, seqs=None, from_seq=0, limit=2, dry_run=False
                 )
             )

@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from topics.engine import deadletter
-from topics.engine import queue as verbs
-from topics.engine.apply import SegmentLimits
-from topics.engine.queue import Want
-from topics.engine.read import Query
+from topics.engine.queue import dead_letters, verbs
+from topics.engine.queue.verbs import Want
+from topics.engine.read.read import Query
+from topics.engine.state.topics import SegmentLimits
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
@@ -487,7 +486,7 @@ def test_job_sent_back_before_a_router_of_the_dead_letters_came_to_it_is_not_cop
     route(server, "dead", "copy", from_seq=0)
     queue = verbs.queue_of(engine, "q")
     server.done(
-        deadletter.redrive(engine, queue, dead_letter=None, match=None, seqs=[1], from_seq=0, limit=9, dry_run=False)
+        dead_letters.redrive(engine, queue, dead_letter=None, match=None, seqs=[1], from_seq=0, limit=9, dry_run=False)
     )
     forward(server)
     assert (server.data("dead"), server.data("copy")) == (["2"], ["2"])

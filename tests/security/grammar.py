@@ -16,8 +16,8 @@ from urllib.parse import quote
 import msgspec
 
 from topics.model.watch import Command
-from topics.server.routes import Route
-from topics.server.table import ROUTES
+from topics.server.api.route import Route
+from topics.server.api.table import ROUTES
 
 NAMES = (
     "in.plain", "in.queue", "in.dead", "in.new", "out.plain", "out.queue", "in.*", "*", "", ".", "..", "in.\u0000",

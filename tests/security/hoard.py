@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from topics.server.budget import CONNECTION_BYTES
+from topics.server.limits.budget import CONNECTION_BYTES
 
 MIB = 1 << 20
 WAIT_S = 60

@@ -12,8 +12,8 @@ from tests.security.test_matrix import SOCKET, STREAM
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.server.app import TopicsApp
-from topics.server.connection import Connection
-from topics.server.protocol import HttpLimits, HttpServer
+from topics.server.http.connection import Connection
+from topics.server.http.server import HttpLimits, HttpServer
 
 ENDS = 100_000
 WAIT_S = 10
@@ -158,7 +158,7 @@ async def settled(world: World) -> dict[str, int]:
 
 
 def test_every_bad_end_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch):
-    import topics.server.query as query
+    import topics.server.http.query_string as query
 
     parse_flag = query.flag
 
@@ -168,7 +168,7 @@ def test_every_bad_end_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch):
         return parse_flag(found, name, default=default)
 
     monkeypatch.setattr(query, "flag", flag)
-    monkeypatch.setattr("topics.server.exchange.log.failure", lambda *_, **__: None)
+    monkeypatch.setattr("topics.server.http.exchange.log.failure", lambda *_, **__: None)
 
     async def scenario(world: World) -> None:
         before = world.counts()

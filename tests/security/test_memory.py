@@ -19,7 +19,7 @@ from tests.security.hoarding import Figures, Target
 from tests.security.test_limits import throttled
 from tests.security.ways import WAYS
 from topics.model.records import NewRecord, WriteRequest
-from topics.server.budget import SMALL_BYTES
+from topics.server.limits.budget import SMALL_BYTES
 
 Start = Callable[..., Caller]
 SLOW = {"idempotency_keys"}  # fills a budget with keys of half a kilobyte

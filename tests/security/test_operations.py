@@ -23,9 +23,9 @@ from topics.model.queue import RedriveRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import Command
-from topics.server import auth, operations
-from topics.server.operations import COMMANDS, OPERATIONS, Operation, Scope
-from topics.server.table import ROUTES
+from topics.server.access import caller, operations
+from topics.server.access.operations import COMMANDS, OPERATIONS, Operation, Scope
+from topics.server.api.table import ROUTES
 
 WAIT_S = 20
 
@@ -308,21 +308,21 @@ def test_a_cursor_does_not_bring_topics_beyond_the_prefix_into_a_session(world: 
 def test_names_are_those_of_the_state_that_the_handler_will_find():
     """A change under way takes effect before the handler looks: it must not get past the check in between."""
     engine = open_engine(log=FakeLog())
-    limited = auth.Caller("k", auth.ALL, ("in.",))
+    limited = caller.Caller("k", caller.ALL, ("in.",))
     made = engine.put_topic("in.q", ConfigPatch(type="queue", dead_letter="in.dead"))
     engine.commits.settle()
     made.value()
-    auth.authorise(engine, limited, operations.REDRIVE, "in.q", wanted=RedriveRequest())
+    caller.authorise(engine, limited, operations.REDRIVE, "in.q", wanted=RedriveRequest())
 
     engine.put_topic("in.q", ConfigPatch(dead_letter="out.dead"))
     assert engine.topics["in.q"].config.dead_letter == "in.dead", "the change is still under way"
     with pytest.raises(TopicsError, match="may not touch"):
-        auth.authorise(engine, limited, operations.REDRIVE, "in.q", wanted=RedriveRequest())
+        caller.authorise(engine, limited, operations.REDRIVE, "in.q", wanted=RedriveRequest())
 
 
 def test_turning_dead_letters_on_counts_and_turning_them_off_does_not():
     engine = open_engine()
-    limited = auth.Caller("k", auth.ALL, ("in.",))
+    limited = caller.Caller("k", caller.ALL, ("in.",))
     engine.put_topic("in.q", ConfigPatch(type="queue", dead_letter="out.dead"))
     engine.flush()
     for patch, allowed in (
@@ -335,9 +335,9 @@ def test_turning_dead_letters_on_counts_and_turning_them_off_does_not():
         assert _allows(engine, limited, operations.CONFIGURE_TOPIC, "in.q", patch) == allowed, patch
 
 
-def _allows(engine: Engine, caller: auth.Caller, operation: Operation, target: str, wanted: Any) -> bool:
+def _allows(engine: Engine, caller: caller.Caller, operation: Operation, target: str, wanted: Any) -> bool:
     try:
-        auth.authorise(engine, caller, operation, target, wanted=wanted)
+        caller.authorise(engine, caller, operation, target, wanted=wanted)
     except TopicsError:
         return False
     return True
@@ -348,6 +348,6 @@ def test_a_caller_without_a_prefix_costs_no_look_at_names():
         raise AssertionError("looked")
 
     operation = Operation(name="x", names={"x": look})
-    free = auth.Caller("k")
+    free = caller.Caller("k")
     free.operations |= {operation}
-    auth.authorise(open_engine(), free, operation, "out.t", wanted=RouterRequest(source="a", dest="b"))
+    caller.authorise(open_engine(), free, operation, "out.t", wanted=RouterRequest(source="a", dest="b"))

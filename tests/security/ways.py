@@ -27,7 +27,7 @@ from tests.security.hoard import (
     request,
     send,
 )
-from topics.server.budget import CONNECTION_BYTES
+from topics.server.limits.budget import CONNECTION_BYTES
 
 KEYS_AT_ONCE, KEY = 500, b"k" * 230
 PIPELINED = 64  # requests of one connection that the server begins before it has answered the first

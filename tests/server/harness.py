@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from topics.server.connection import TURN_NS
-from topics.server.http import Answer, App, Deferred, Request, Response, Sink, Stream, Upgrade
-from topics.server.protocol import HttpLimits, HttpServer
+from topics.server.http.connection import TURN_NS
+from topics.server.http.messages import Answer, App, Deferred, Request, Response, Sink, Stream, Upgrade
+from topics.server.http.server import HttpLimits, HttpServer
 
 T = TypeVar("T")
 WAIT_S = 10

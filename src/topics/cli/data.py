@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from topics.clock import SystemClock
 
 if TYPE_CHECKING:
-    from topics.engine.verify import Report
+    from topics.engine.offline.verify import Report
     from topics.storage.backup import Copied
 
 EXIT_CLEAN, EXIT_DAMAGED, EXIT_USAGE = 0, 1, 2
@@ -84,7 +84,7 @@ def _fail(text: str, status: int) -> int:
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    from topics.engine.verify import verify
+    from topics.engine.offline.verify import verify
     from topics.storage.fs import RealFs
 
     began = time.monotonic()

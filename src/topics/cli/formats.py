@@ -9,8 +9,10 @@ from types import ModuleType
 
 import msgspec
 
-from topics.engine.verify import learn_all_kinds
-from topics.storage import columns, datadir, entry, frame, ledger, segment, snapshot, walfile
+from topics.engine.offline.verify import learn_all_kinds
+from topics.storage import datadir, snapshot
+from topics.storage.log import entry, frame, ledger, walfile
+from topics.storage.segments import codec, columns
 
 INTRODUCTION = """\
 # File formats
@@ -25,7 +27,7 @@ field that is not there yet for its default.
 SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("The data directory", datadir),
     ("Records", columns),
-    ("Segments", segment),
+    ("Segments", codec),
     ("Snapshots", snapshot),
     ("Log files", walfile),
     ("Log frames", frame),

@@ -16,7 +16,7 @@ from msgspec import Raw
 from topics.client import pieces, request
 from topics.client.request import Call
 from topics.errors import Code, Corrupt, TopicsError
-from topics.storage.run import Run
+from topics.storage.segments.run import Run
 
 Answer = TypeVar("Answer")
 

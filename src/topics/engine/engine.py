@@ -13,22 +13,25 @@ from msgspec import Struct
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine import apply, ceilings, keys, removal, retention, scheduler
-from topics.engine.append import joined, render
-from topics.engine.backlog import PER_STEP, Backlog, CurrentTopics
-from topics.engine.commit import Commits, Log, NoLog, Ticket
-from topics.engine.read import Query, Reading, expire_and_read
-from topics.engine.room import check_possible
-from topics.engine.routers import Routers
-from topics.engine.saving import Saver, when_saved
-from topics.engine.state import FIRST_CEILING, Topic
+from topics.engine import pressure, retention
+from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
+from topics.engine.read.read import Query, Reading, expire_and_read
+from topics.engine.routers.verbs import Routers
+from topics.engine.state import idempotency
+from topics.engine.state.job_terms import only_for_queues
+from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.state.topics import State
 from topics.engine.steps import Steps
-from topics.engine.terms import only_for_queues
+from topics.engine.write import apply, ceilings, removal
+from topics.engine.write.class_change import Saver, when_saved
+from topics.engine.write.commit import Commits, Log, NoLog, Ticket
+from topics.engine.write.render import joined, render
+from topics.engine.write.room import check_possible
 from topics.errors import Code, TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
 from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, Limits, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
-from topics.storage import entry as log
+from topics.storage.log import entry as log
 
 NO_PATCH = ConfigPatch()
 events = logs.Log("engine")
@@ -79,11 +82,11 @@ class Engine:
         limits: Limits | None = None,
         log: Log | None = None,
         schedule: Callable[[Callable[[], None]], object] = lambda flush: None,
-        state: apply.State | None = None,
+        state: State | None = None,
     ) -> None:
         self.clock = clock
         self.limits = limits or Limits()
-        self.state = state or apply.State(max_keys=self.limits.max_idempotency_keys)
+        self.state = state or State(max_keys=self.limits.max_idempotency_keys)
         self.topics: Mapping[str, Topic] = self.state.by_name
         self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, join=_join)
         self.logged = log is not None
@@ -230,7 +233,7 @@ class Engine:
 
     def effective_priority(self, topic: Topic) -> int:
         """What the scheduler goes by right now."""
-        return scheduler.effective_priority(topic, self.clock.now_ms())
+        return pressure.effective_priority(topic, self.clock.now_ms())
 
     # --- records
 
@@ -249,7 +252,7 @@ class Engine:
         if key is not None:
             if topic is not None and (twin := self._seen(topic, key, now)) is not None:
                 return twin
-            self.admit_key(keys.size_bytes(key))
+            self.admit_key(idempotency.size_bytes(key))
         if topic is None:
             return self._append_creating(name, request, now)
         ts = topic.last_ts

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from topics import logs
-from topics.engine.state import Topic
-from topics.storage.cold import Cold, Needs, waiting
-from topics.storage.columns import runs
-from topics.storage.sealed import SealedSegment
-from topics.storage.segments import Damaged, MemorySegment, Segment
+from topics.engine.state.topic import Topic
+from topics.storage.segments.cold import Cold, Needs, waiting
+from topics.storage.segments.columns import runs
+from topics.storage.segments.sealed import SealedSegment
+from topics.storage.segments.segment import Damaged, MemorySegment, Segment
 
 log = logs.Log("engine")
 

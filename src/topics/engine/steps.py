@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TypeVar
 
-from topics.storage.cold import Cold, Hold
+from topics.storage.segments.cold import Cold, Hold
 
 T = TypeVar("T")
 

@@ -10,38 +10,38 @@ from typing import Protocol
 from topics import logs
 from topics.clock import Clock
 from topics.config import Settings
-from topics.engine.apply import SegmentLimits, State
 from topics.engine.engine import Engine
+from topics.engine.state.topics import SegmentLimits, State
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.model.records import Limits
-from topics.server.answer import error_answer
-from topics.server.auth import ANYONE, Caller
-from topics.server.budget import SMALL_BYTES, MemoryBudget, budget_bytes_of
-from topics.server.desk import Desks
-from topics.server.feeds import Hub
-from topics.server.forwarding import Forwarding
-from topics.server.guard import Guard
-from topics.server.http import Answer, Deferred, Request, Response, body_bytes
-from topics.server.keys import KeyRing
-from topics.server.limits import Limits as ServerLimits
-from topics.server.limits import Release
-from topics.server.loads import Loads, unreadable
-from topics.server.operations import Scope
-from topics.server.pages import Pages, protected
-from topics.server.polled import PolledAnswers
-from topics.server.protocol import HttpServer
-from topics.server.routes import Call, Router
-from topics.server.slices import Slices
+from topics.server.access.caller import ANYONE, Caller
+from topics.server.access.keyring import KeyRing
+from topics.server.access.operations import Scope
+from topics.server.access.quotas import Limits as ServerLimits
+from topics.server.access.quotas import Release
+from topics.server.api.guard import Guard
+from topics.server.api.route import Call, Router
+from topics.server.api.table import ROUTES
+from topics.server.http.browser_origin import Pages, protected
+from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.http.server import HttpServer
+from topics.server.http.write_body import LARGE_BYTES
+from topics.server.limits.budget import SMALL_BYTES, MemoryBudget, budget_bytes_of
+from topics.server.loop.answer import error_answer
+from topics.server.loop.forwarding import Forwarding
+from topics.server.loop.loads import Loads, unreadable
+from topics.server.loop.poll_cache import PolledAnswers
+from topics.server.loop.slices import Slices
+from topics.server.loop.storage import Storage
+from topics.server.loop.throttle import Throttle
+from topics.server.loop.upkeep import Upkeep
+from topics.server.push.dispatcher import Hub
+from topics.server.push.job_waiters import Desks
+from topics.server.push.sessions import Sessions
 from topics.server.startup import Startup
-from topics.server.storage import Storage
-from topics.server.table import ROUTES
-from topics.server.throttle import Throttle
-from topics.server.upkeep import Upkeep
-from topics.server.watch import Sessions
-from topics.server.writes import LARGE_BYTES
-from topics.storage.cold import Cold
-from topics.storage.stats import WalStats
+from topics.storage.log.stats import WalStats
+from topics.storage.segments.cold import Cold
 
 log = logs.Log("app")
 

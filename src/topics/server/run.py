@@ -21,11 +21,11 @@ from topics import __version__, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
-from topics.server import machine
-from topics.server.budget import MemoryBudget
-from topics.server.cors import CorsApp
-from topics.server.http import App
-from topics.server.protocol import HttpLimits, HttpServer
+from topics.server.http.cors import CorsApp
+from topics.server.http.messages import App
+from topics.server.http.server import HttpLimits, HttpServer
+from topics.server.limits import machine
+from topics.server.limits.budget import MemoryBudget
 from topics.storage.datadir import DataDirError
 
 log = logs.Log("server")

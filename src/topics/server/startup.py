@@ -8,8 +8,8 @@ from topics.clock import Clock
 from topics.errors import Code, TopicsError
 
 if TYPE_CHECKING:
-    from topics.server.protocol import HttpServer
-    from topics.server.routes import Route
+    from topics.server.api.route import Route
+    from topics.server.http.server import HttpServer
 
 RETRY_AFTER_MS = 1000
 

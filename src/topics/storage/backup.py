@@ -31,13 +31,13 @@ import numpy as np
 from msgspec import Struct
 
 from topics.errors import Corrupt
-from topics.storage import segment as codec
 from topics.storage import snapshot as snap
-from topics.storage import walfile
 from topics.storage.check import examine
 from topics.storage.datadir import TEMP_SUFFIX, UNFINISHED, DataDir
 from topics.storage.fs import File, Fs
+from topics.storage.log import walfile
 from topics.storage.readonly import ReadOnlyFs
+from topics.storage.segments import codec
 
 COPIED_BOOT_ID = "copied"
 MAX_TRIES = 20

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from topics.errors import Corrupt
-from topics.storage import segment as codec
-from topics.storage.columns import Columns, runs
+from topics.storage.segments import codec
+from topics.storage.segments.columns import Columns, runs
 
 PIECE_BYTES = 16 * codec.CHUNK_BYTES
 

@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from topics.engine.apply import SegmentLimits, State
-from topics.engine.commit import Ticket
+from topics.engine.durable.recovery import Recovered
+from topics.engine.durable.store import Store
 from topics.engine.engine import Appended, Configured, Deleted, Dropped, Engine
-from topics.engine.read import Query, Reading
-from topics.engine.recovery import Recovered
-from topics.engine.store import Store
+from topics.engine.read.read import Query, Reading
+from topics.engine.state.topics import SegmentLimits, State
+from topics.engine.write.commit import Ticket
 from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig
-from topics.storage.cold import waiting
 from topics.storage.datadir import DataDir
-from topics.storage.wal import InlineWorker, Wal, Worker
+from topics.storage.log.wal import InlineWorker, Wal, Worker
+from topics.storage.segments.cold import waiting
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 from topics.testing.inode import CrashMode

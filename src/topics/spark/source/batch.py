@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from topics.engine.offline import Excerpt
+from topics.engine.offline.directory import Excerpt
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source import plan
 from topics.spark.source.catalog import Catalog, catalog_of

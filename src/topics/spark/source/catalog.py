@@ -9,10 +9,10 @@ from msgspec import structs
 
 from topics.client import Client
 from topics.clock import SystemClock
-from topics.engine import offline
-from topics.engine.offline import Excerpt
-from topics.engine.read import Query
-from topics.engine.state import Topic
+from topics.engine.offline import directory
+from topics.engine.offline.directory import Excerpt
+from topics.engine.read.read import Query
+from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 from topics.lake import Lake, Life, heal
 from topics.spark.options import Connection, ReadOptions
@@ -177,7 +177,7 @@ class Files:
     def __init__(self, options: ReadOptions, path: str) -> None:
         self._options = options
         self._path = path
-        self._directory = offline.Directory(RealFs(), path, cold_dir=options.cold_path, now_ms=SystemClock().now_ms())
+        self._directory = directory.Directory(RealFs(), path, cold_dir=options.cold_path, now_ms=SystemClock().now_ms())
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +196,7 @@ class Files:
     def _place(self, topic: Topic) -> Place:
         return Place(
             server=self._path, topic=topic.name, epoch=topic.epoch, earliest=topic.earliest, head=topic.head,
-            count=topic.count, size_bytes=topic.bytes, latest=offline.known_end(topic),
+            count=topic.count, size_bytes=topic.bytes, latest=directory.known_end(topic),
         )  # fmt: skip
 
     def seq_at(self, place: Place, ts_ms: int) -> int:

@@ -12,9 +12,9 @@ import pyarrow as pa
 from msgspec import Struct
 
 from topics.client import request
-from topics.engine import offline
-from topics.engine.offline import Excerpt
-from topics.engine.read import Query
+from topics.engine.offline import directory
+from topics.engine.offline.directory import Excerpt
+from topics.engine.read.read import Query
 from topics.errors import Code, TopicsError
 from topics.lake import Gap as ArchivedGap
 from topics.lake import Lake
@@ -26,7 +26,7 @@ from topics.spark.source.plan import Span
 from topics.spark.source.record_batches import Batches
 from topics.spark.source.schema import Shape, shape_of
 from topics.storage.fs import RealFs
-from topics.storage.run import Run
+from topics.storage.segments.run import Run
 
 HINTS = {
     OTHER_LAKE: "the server was told that a lake has them, and this one has not: it is another lake, an older copy, or "
@@ -190,7 +190,7 @@ def _scan(span: Span, how: How) -> Iterator[Run | request.Tombstone | int]:
 
 def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
     query = Query(from_seq=span.start - 1, epoch=span.epoch, nodes=frozenset(how.nodes) or None, match=how.tag)
-    yield from offline.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
+    yield from directory.scan(RealFs(), excerpt, query, upto_seq=span.stop - 1)
     yield span.stop
 
 

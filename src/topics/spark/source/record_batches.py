@@ -10,7 +10,7 @@ import pyarrow as pa
 from topics.arrow import GAP, RECORD, Cells, cells
 from topics.model import surrogates
 from topics.spark.source.schema import HEADERS, Shape
-from topics.storage.run import Run
+from topics.storage.segments.run import Run
 
 LOG_APPEND_TIME = 1  # what Kafka calls a timestamp that the log gave
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from topics.clock import SystemClock
-from topics.engine import offline
+from topics.engine.offline import directory
 from topics.lake import Lake
 from topics.model.records import TagMatch
 from topics.spark.options import READ as KNOWN_OPTIONS
@@ -63,8 +63,8 @@ def names_of(options: Mapping[str, str]) -> set[str]:
     found: set[str] = set()
     if (path := options.get("path")) is not None:
         cold = options.get("coldPath")
-        with offline.Directory(RealFs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as directory:
-            return set(directory.topics)
+        with directory.Directory(RealFs(), path, cold_dir=cold, now_ms=SystemClock().now_ms()) as opened:
+            return set(opened.topics)
     if (lake := options.get("lake")) is not None:
         found |= {*Lake(lake).snapshot().topics(), LEDGER}
     if options.get("lakeOnly") != "true":

@@ -1,0 +1,128 @@
+"""Records of `memory` topics that a start finds in the log: replayed after the server is ready, not before.
+
+The class promises nothing across a restart, so its records must not hold up those that were promised. During recovery
+they are set aside. Once the server serves, they are replayed a few at a time; a topic that is asked for earlier is
+replayed to its end first. The engine finds topics only through `CurrentTopics` until nothing waits any more, so no verb
+meets a topic of which a part is missing. The old log stays until then: it is the only place that has these records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from topics import logs
+from topics.engine import retention
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
+from topics.engine.write import apply
+from topics.errors import Corrupt
+from topics.storage.log import entry as entries
+from topics.storage.log import frame
+
+log = logs.Log("recovery")
+
+PER_STEP = 64  # entries replayed in one go while requests are served
+
+
+class Backlog:
+    """Appends that wait to be replayed, by topic id in the order of the log.
+
+    They are kept as bytes: a hundred thousand objects would cost the garbage collector more than their replay.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, deque[bytes]] = {}
+        self._heads: dict[int, int] = {}  # the last seq that waits
+
+    def __contains__(self, topic: Topic) -> bool:
+        return topic.topic_id in self._waiting
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def defer(self, state: State, found: frame.Frame, data: bytes) -> bool:
+        """Set the entry in a frame aside if it may wait. Otherwise replay what it may depend on, and return False.
+
+        `data` is the whole frame.
+        """
+        kind, topic_id, first, count = found.head
+        topic = state.by_id.get(topic_id)
+        if kind != entries.APPEND:
+            if entries.CEILING < kind < entries.ARCHIVED:  # of routers or queues: it may name any topic
+                self.replay_all(state)
+            elif topic is not None:
+                self.replay(state, topic)
+            return False
+        if topic is None or not _may_wait(topic):
+            return False
+        head = self._heads.get(topic_id, topic.head)
+        if first > head + 1:  # seqs are missing, which recovery has to report
+            self.replay(state, topic)
+            return False
+        if first > head:  # otherwise the log repeats an entry, as it does after a failed sync
+            self._waiting.setdefault(topic_id, deque()).append(data)
+            self._heads[topic_id] = first + count - 1
+        return True
+
+    def replay(self, state: State, topic: Topic) -> None:
+        """Replay everything that waits for this topic."""
+        self._heads.pop(topic.topic_id, None)
+        for data in self._waiting.pop(topic.topic_id, ()):
+            _replay(state, topic, data)
+
+    def replay_all(self, state: State) -> None:
+        for topic_id in list(self._waiting):
+            if (topic := state.by_id.get(topic_id)) is not None:
+                self.replay(state, topic)
+        self._waiting, self._heads = {}, {}  # of topics that recovery has dropped: their end was in a lost log file
+
+    def replay_some(self, state: State, limit: int) -> None:
+        """Replay at most `limit` entries of the topic that has waited longest."""
+        topic_id, waiting = next(iter(self._waiting.items()))
+        for _ in range(min(limit, len(waiting))):
+            _replay(state, state.by_id[topic_id], waiting.popleft())
+        if not waiting:
+            del self._waiting[topic_id], self._heads[topic_id]
+
+
+def _replay(state: State, topic: Topic, data: bytes) -> None:
+    whole = frame.decode(memoryview(data), 0)
+    assert whole is not None, "the frame was whole when it was set aside"
+    found = whole[0]
+    try:
+        apply.replay(state, entries.decode(found, path="", at=0))
+    except Corrupt as error:  # its checksum holds, so another version of this program wrote it
+        last = found.head.first + found.head.count - 1
+        log.error("entry_unreadable", topic=topic.name, first_seq=found.head.first, last_seq=last, reason=error.what)
+        retention.skip_to(topic, last + 1, "corrupt")
+
+
+def _may_wait(topic: Topic) -> bool:
+    return topic.config.durability == "memory" and topic.config.type == "log" and topic.links is None
+
+
+class CurrentTopics(Mapping[str, Topic]):
+    """All topics by name, each replayed to its end before it is returned. Names alone replay nothing."""
+
+    def __init__(self, state: State, backlog: Backlog) -> None:
+        self._state = state
+        self._backlog = backlog
+
+    def __getitem__(self, name: str) -> Topic:
+        topic = self._state.by_name[name]
+        if topic in self._backlog:
+            self._backlog.replay(self._state, topic)
+        return topic
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state.by_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._state.by_name
+
+    def __len__(self) -> int:
+        return len(self._state.by_name)

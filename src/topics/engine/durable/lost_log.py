@@ -1,0 +1,142 @@
+"""Log files that are cut short, missing, or older than they should be: found by the ledger, and reported.
+
+What stood in the missing part is unknown, and so is whose it was. Every topic that has nothing behind that part goes on
+above its ceiling, and the seqs between count as lost (`corrupt`), so that none is given out twice. A topic that only
+the missing part knew comes back empty under its name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from topics import logs
+from topics.engine import retention
+from topics.engine.state.topics import State
+from topics.engine.write import apply
+from topics.storage.datadir import DataDir
+from topics.storage.log import entry as entries
+from topics.storage.log import ledger
+from topics.storage.log.frame import Head
+
+if TYPE_CHECKING:
+    from topics.engine.durable.recovery import LogFile
+
+log = logs.Log("recovery")
+
+
+class Lost(NamedTuple):
+    """Seqs of a topic that may have been in a part of the log that is not there."""
+
+    path: str
+    offset: int
+    topic: str
+    first: int
+    last: int
+
+
+class Check:
+    """Compares a log with its ledger while the log is replayed."""
+
+    def __init__(
+        self, datadir: DataDir, state: State, files: list[LogFile], since: int, *, clean: bool, damage: list[str]
+    ) -> None:
+        self._dir = datadir
+        self._state = state
+        self._damage = damage
+        self._account = ledger.read(datadir, since)
+        for path, at in self._account.damage:
+            damage.append(f"{path} at byte {at}: the ledger is damaged here; nothing is lost while the log is whole")
+            log.warning("ledger_damaged", file=path, offset=at)
+        self._expected = _adjusted(self._account.files, files)
+        self._clean = clean and set(self._expected) <= {since}  # nothing was written after the last snapshot
+        if self._clean:
+            self._expected = {}
+        self._missing = sorted(set(self._expected) - {file.number for file in files})
+        self._known = set(state.by_id)  # topics that the snapshot or the log has told of
+        self._appended: set[int] = set()  # topics whose next seq the log tells behind the last missing part
+        self.lost: list[Lost] = []
+        self._place: tuple[str, int] | None = None  # where the last missing part begins
+
+    @property
+    def last_number(self) -> int:
+        """The highest number that a log file ever had, as far as is known."""
+        return self._account.last_number
+
+    @property
+    def failed(self) -> bool:
+        return self._place is not None
+
+    def before_file(self, number: int | None) -> None:
+        """Report the files that should have come before this one; all that are left without a number."""
+        while self._missing and (number is None or self._missing[0] < number):
+            self._lose(self._dir.wal_path(self._missing.pop(0)), 0, "the log file is missing")
+
+    def entry(self, head: Head) -> None:
+        """An entry of the log is about to take effect."""
+        if head.kind == entries.CREATE:
+            self._known.add(head.topic_id)
+        elif head.kind == entries.APPEND:
+            self._appended.add(head.topic_id)
+
+    def after_file(self, file: LogFile, end: int) -> None:
+        """Report what the file lacks. Its last entry ended at `end`."""
+        expected = self._expected.get(file.number)
+        if expected is None:
+            return
+        size_bytes = self._dir.fs.size(file.path)
+        if end < expected.end:
+            self._lose(file.path, end, f"the log file ends here, and was written to byte {expected.end} at least")
+        elif size_bytes < expected.size_bytes:
+            what = f"the log file is cut short: {size_bytes} of {expected.size_bytes} bytes"
+            if expected.left:  # and everything that it held is there
+                self._damage.append(f"{file.path} at byte {size_bytes}: {what}; nothing is lost")
+                log.warning("log_cut_short", file=file.path, bytes=size_bytes, expected_bytes=expected.size_bytes)
+            else:
+                self._lose(file.path, end, what)
+
+    def end(self) -> None:
+        """The log is at its end: no topic gives out a seq again that it may have given out in a missing part."""
+        state, account = self._state, self._account
+        state.next_topic_id = max([state.next_topic_id, *(topic_id + 1 for topic_id in account.topics)])
+        state.last_epoch = max([state.last_epoch, *(known.epoch for known in account.topics.values())])
+        for topic in list(state.by_id.values()):
+            known = account.topics.get(topic.topic_id)
+            if known is not None and known.epoch == topic.epoch and not self._clean:
+                topic.ceiling = topic.ceiling_staged = max(topic.ceiling, known.ceiling)
+                if self.failed and known.config != topic.config:
+                    apply.configure(state, topic, entries.Configure(topic.topic_id, known.config, topic.last_ts))
+            if self._place is None or topic.topic_id in self._appended or topic.config.durability == "ephemeral":
+                continue
+            first = topic.head + 1
+            retention.skip_to(topic, topic.ceiling + 1, "corrupt")
+            if topic.head >= first:
+                self.lost.append(Lost(*self._place, topic.name, first, topic.head))
+                log.error("seqs_lost", topic=topic.name, first_seq=first, last_seq=topic.head, file=self._place[0])
+
+    def _lose(self, path: str, offset: int, what: str) -> None:
+        self._place = path, offset
+        self._damage.append(f"{path} at byte {offset}: {what}")
+        log.error("log_incomplete", file=path, offset=offset, what=what)
+        self._appended.clear()
+        state, account = self._state, self._account
+        for topic_id in account.gone:
+            if (topic := state.by_id.get(topic_id)) is not None:
+                apply.drop(state, topic)
+        for known in account.topics.values():
+            if known.topic_id not in self._known and known.topic_id not in state.by_id:
+                self._known.add(known.topic_id)
+                if known.name not in state.by_name:
+                    apply.create(state, entries.Create(known.topic_id, known.name, known.epoch, known.config, 0))
+
+
+def _adjusted(expected: dict[int, ledger.Expected], files: list[LogFile]) -> dict[int, ledger.Expected]:
+    """What the ledger expects, without what a log file declares void: the ledger may not have heard of that."""
+    kept = dict(expected)
+    for file in files:
+        number, offset = file.resume
+        if number:
+            for other in [other for other in kept if number < other < file.number]:
+                del kept[other]
+            if (before := kept.get(number)) is not None:
+                before.end, before.left = min(before.end, offset), True
+    return kept

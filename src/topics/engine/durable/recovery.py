@@ -1,0 +1,383 @@
+"""From a data directory to a running state: the snapshot, then the log behind it through the same `apply` as live
+writes.
+
+What cannot be read is never passed over in silence: it is logged with file and offset, and where the seqs are known the
+topic's readers get a tombstone for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from topics import logs
+from topics.engine import retention
+from topics.engine.durable import lost_log
+from topics.engine.durable.deferred_replay import Backlog
+from topics.engine.queue import verbs
+from topics.engine.routers import replay
+from topics.engine.state import snapshot_parts
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
+from topics.engine.write import apply, archived
+from topics.errors import Corrupt
+from topics.storage import snapshot as snap
+from topics.storage.datadir import DataDir, DataDirError
+from topics.storage.log import entry as entries
+from topics.storage.log import walfile
+from topics.storage.log.frame import Head
+from topics.storage.segments.codec import Footer
+from topics.storage.segments.sealed import SealedSegment
+from topics.storage.segments.segment import MemorySegment
+from topics.storage.segments.shelf import Shelf
+
+log = logs.Log("recovery")
+
+Progress = Callable[[float], None]
+REPLAYED_ELSEWHERE = (archived, verbs)  # entries of theirs are read back here: the modules that know how must be loaded
+
+
+class Recovered(NamedTuple):
+    """Where the log goes on, and what there was to tell."""
+
+    snapshot_number: int
+    resume: tuple[int, int]  # file number and offset at which the good part of the log ends
+    next_number: int
+    entries: int
+    damage: list[str]
+    cut: list[str]  # unfinished writes at the end of the log
+    settled: bool  # the snapshot says all of it: a start that goes on from here needs no new one
+    backlog: Backlog  # records of `memory` topics, to be taken up once the server serves
+    lost: list[lost_log.Lost]  # seqs that may have been in a part of the log that is not there
+
+
+class LogFile(NamedTuple):
+    number: int
+    path: str
+    data: bytes  # as far as it is valid
+    resume: tuple[int, int] = (0, 0)  # file number and offset at which the log before it ends, if it says so
+    last: bool = False  # nothing was written into a later one: a write cut short at its end is the log's own end
+
+
+def recover(
+    datadir: DataDir,
+    state: State,
+    shelf: Shelf,
+    *,
+    cold_dir: str | None,
+    progress: Progress,
+    defer_memory: bool = False,
+) -> Recovered:
+    """Fills `state`. Blocks; meant for a thread of its own. Raises `Corrupt` only where nothing can be known at all.
+
+    With `defer_memory` the records of `memory` topics are left in the backlog, for a server that wants to be ready
+    first.
+    """
+    with replay.recovering(state) as routers:
+        return _recover(datadir, state, shelf, routers, cold_dir=cold_dir, progress=progress, defer_memory=defer_memory)
+
+
+def _recover(
+    datadir: DataDir,
+    state: State,
+    shelf: Shelf,
+    routers: replay.Recovering,
+    *,
+    cold_dir: str | None,
+    progress: Progress,
+    defer_memory: bool,
+) -> Recovered:
+    damage: list[str] = []
+    backlog = Backlog()
+    number, snapshot = load_snapshot(datadir, damage)
+    if snapshot is not None:
+        state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
+        for topic in snapshot.topics:
+            restore_topic(datadir, state, shelf, topic, cold_dir, damage)
+        state.names.rebuild(state.by_name)
+        snapshot_parts.load_state(state, snapshot.extra)
+    since = 0 if snapshot is None else snapshot.wal_number
+    replayed = 0
+    files = log_files(datadir, since, damage)
+    resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
+    cut: list[str] = []
+    total = sum(walfile.written_end(file.data) for file in files) or 1  # files are reserved in full: most is zeros
+    done = 0
+    check = lost_log.Check(datadir, state, files, since, clean=snapshot is not None and snapshot.clean, damage=damage)
+    for file in files:
+        check.before_file(file.number)
+        if damage:
+            backlog.replay_all(state)  # its entries come before those that follow now
+        end = walfile.HEADER_BYTES
+        for item in walfile.scan(file.data):
+            if damage and backlog:
+                backlog.replay_all(state)  # from here on nothing waits: the next entry may drop a topic that does
+            if isinstance(item, walfile.Damage):
+                torn = item.torn and file.last
+                if torn:
+                    size = item.end - item.at
+                    cut.append(f"{file.path} at byte {item.at}: {size} bytes of an unfinished write")
+                    log.warning("torn_tail_cut", file=file.path, offset=item.at, bytes=size)
+                    break
+                backlog.replay_all(state)  # what is missing now depends on where each topic ends
+                _note_damage(state, file, item, damage)
+            else:
+                check.entry(item.frame.head)
+                defers = defer_memory and not damage and backlog.defer(state, item.frame, file.data[item.at : item.end])
+                replayed += 1 if defers else _replay(state, item, file, damage)
+                progress((done + item.end) / total)
+            resume, end = (file.number, item.end), item.end
+        check.after_file(file, walfile.after_refused(file.data, end))
+        done += walfile.written_end(file.data)
+    check.before_file(None)
+    numbers = datadir.wal_numbers()
+    next_number = max([*numbers, since, check.last_number]) + 1
+    clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
+    clean = clean and not damage
+    boot_id = datadir.fs.boot_id()
+    same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
+    restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
+    after_power_loss = not clean and not same_boot and restored is None and (snapshot is not None or bool(files))
+    # Where a topic that is logged comes to skip seqs, a snapshot must say so before anything is logged behind them.
+    skips = bool(damage or after_power_loss or state.risen or replay.loses_copies(state))
+    if skips or restored is not None or not defer_memory:
+        backlog.replay_all(state)
+    check.end()
+    if restored is not None:
+        _begin_new_lives(state, msgspec.msgpack.decode(restored, type=int))
+    routers.catch_up()
+    found_ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
+    _close_gaps(state, backlog, after_power_loss=after_power_loss, restored=restored is not None)
+    routers.end()
+    skipped = found_ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
+    _make_durable(datadir, files)
+    progress(1.0)
+    if replayed or damage:
+        log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
+    settled = same_boot and not replayed and not damage and not cut and not skipped
+    return Recovered(number, resume, next_number, replayed, damage, cut, settled, backlog, check.lost)
+
+
+def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
+    """The newest snapshot that can be read. None of several readable is worse than none at all: that raises."""
+    numbers = datadir.snapshot_numbers()
+    for number in reversed(numbers):
+        path = datadir.snapshot_path(number)
+        data = read_whole(datadir, path)
+        try:
+            snapshot = snap.decode(data, path=path)
+        except Corrupt as error:
+            damage.append(str(error))
+            log.error("snapshot_damaged", file=path, reason=error.what)
+            continue
+        if bad := snap.damaged_copies(data):
+            damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
+            log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
+        return number, snapshot
+    log_numbers = datadir.wal_numbers()
+    began_later = log_numbers[:1] > [1]
+    began_later = began_later or datadir.ledger_numbers()[:1] > [1]
+    if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
+        # Without it this would be taken for an empty directory, and what is in it for rubbish.
+        raise Corrupt(datadir.snapshots_dir, 0, "the snapshot is missing; restore the data directory from a backup")
+    if numbers:
+        raise Corrupt(
+            datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup"
+        )
+    return 0, None
+
+
+def restore_topic(
+    datadir: DataDir, state: State, shelf: Shelf, found: snap.TopicSnapshot, cold_dir: str | None, damage: list[str]
+) -> Topic:
+    sealed = []
+    _check_cold(datadir, found, cold_dir)
+    for ref in found.segments:
+        segment = SealedSegment(
+            shelf,
+            segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None),
+            Footer(*ref.footer),
+            live=ref.live,
+            live_bytes=ref.live_bytes,
+            pending=snap.unpack_marks(ref.pending),
+        )
+        segment.cold = ref.cold
+        sealed.append(segment)
+    tail: MemorySegment | None = None
+    failed: Exception | None = None
+    if found.tail is not None:
+        path = datadir.tails_path(found.tail.tails)
+        try:
+            data = read_part(datadir, path, found.tail.offset, found.tail.size)
+            harmless: list[str] = []
+            tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
+            for what in harmless:
+                damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
+                log.warning("tail_flawed", file=path, offset=found.tail.offset, topic=found.name, what=what)
+        except (Corrupt, FileNotFoundError) as error:  # any other error of the disk may pass, and nothing is lost by it
+            failed = error
+            damage.append(f"{path}: the last records of topic {found.name} cannot be read: {error}")
+    topic = snapshot_parts.restore(state, found, sealed=sealed, tail=tail)
+    if failed is not None and found.tail is not None:
+        _lose_tail(topic, found, found.tail)
+    return topic
+
+
+def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | None) -> None:
+    """Records in a folder that is not there at the moment are not lost: better not to start than to say so."""
+    ref = next((ref for ref in found.segments if ref.cold), None)
+    if ref is None:
+        return
+    if cold_dir is None:
+        raise DataDirError(f"topic {found.name} has segments in a cold folder; set TOPICS_COLD_DIR to where they are")
+    path = segment_path(datadir, found.topic_id, ref.first, cold_dir)
+    if not datadir.fs.exists(path):
+        raise DataDirError(f"a cold segment of topic {found.name} is missing: {path}; is its disk mounted?")
+
+
+def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | None) -> str:
+    hot = datadir.segment_path(topic_id, first)
+    return hot if cold_dir is None else cold_dir + hot[len(datadir.segments_dir) :]
+
+
+def log_files(datadir: DataDir, since: int, damage: list[str]) -> list[LogFile]:
+    """The log files from number `since` on, each cut where a later one says that it ends."""
+    files: list[LogFile] = []
+    for number in datadir.wal_numbers():
+        if number < since:
+            continue
+        path = datadir.wal_path(number)
+        data = read_whole(datadir, path)
+        try:
+            header = walfile.decode_header(data, path=path)
+        except Corrupt as error:  # without its header it still holds its frames
+            damage.append(str(error))
+            log.error("log_header_damaged", file=path)
+            header = walfile.Header(number)
+        else:
+            if bad := walfile.damaged_headers(data):
+                damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
+                log.warning("log_header_copy_damaged", file=path, offset=bad[0])
+        if header.resume_number:
+            files = [_cut(file, header) for file in files if file.number <= header.resume_number]
+        files.append(LogFile(number, path, data, (header.resume_number, header.resume_offset)))
+    for at in range(len(files) - 1, -1, -1):
+        files[at] = files[at]._replace(last=True)
+        if walfile.written_end(files[at].data) > walfile.HEADER_BYTES:
+            break
+    return files
+
+
+def read_whole(datadir: DataDir, path: str) -> bytes:
+    return read_part(datadir, path, 0, datadir.fs.size(path))
+
+
+def read_part(datadir: DataDir, path: str, at: int, size: int) -> bytes:
+    file = datadir.fs.open(path)
+    try:
+        return file.pread(size, at)
+    finally:
+        file.close()
+
+
+def _cut(file: LogFile, header: walfile.Header) -> LogFile:
+    if file.number != header.resume_number:
+        return file
+    return file._replace(data=file.data[: header.resume_offset])
+
+
+def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str]) -> int:
+    try:
+        entry = entries.decode(item.frame, path=file.path, at=item.at)
+    except Corrupt as error:
+        damage.append(str(error))
+        log.error("entry_unreadable", file=file.path, offset=item.at, reason=error.what)
+        _lose_head(state, item.frame.head, item.end - item.at)
+        return 0
+    if isinstance(entry, entries.Append):
+        _note_gap(state, entry, item, file, damage)
+    apply.replay(state, entry)
+    return 1
+
+
+def _note_gap(state: State, entry: entries.Append, item: walfile.Found, file: LogFile, damage: list[str]) -> None:
+    """Seqs missing before an entry, though every entry in the log can be read: a part of it was never written."""
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None or entry.first <= topic.head + 1:
+        return
+    first, last = topic.head + 1, entry.first - 1
+    damage.append(f"{file.path} at byte {item.at}: before this, topic {topic.name}, seqs {first} to {last} are missing")
+    log.error("seqs_missing", file=file.path, offset=item.at, topic=topic.name, first_seq=first, last_seq=last)
+
+
+def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list[str]) -> None:
+    size = item.end - item.at
+    seqs = ""
+    if item.head is not None:
+        topic = state.by_id.get(item.head.topic_id)
+        if topic is not None and item.head.kind == entries.APPEND:
+            seqs = f"; topic {topic.name}, seqs {item.head.first} to {item.head.first + item.head.count - 1}"
+        _lose_head(state, item.head, size)
+    damage.append(f"{file.path} at byte {item.at}: {size} damaged bytes{seqs}")
+    log.error("log_damaged", file=file.path, offset=item.at, bytes=size, lost=seqs.removeprefix("; "))
+
+
+def _lose_head(state: State, head: Head, size: int) -> None:
+    """The entry under this head is gone. What it held of a topic is known; what else it may have said is not.
+
+    Seqs before it that are missing too went with it. No more of them than the damage has bytes: the head may be damaged
+    as well.
+    """
+    topic = state.by_id.get(head.topic_id)
+    if topic is not None and head.kind == entries.APPEND and head.first > topic.head:
+        if head.first + head.count - 1 - topic.head <= size:
+            retention.skip_to(topic, head.first + head.count, "corrupt")
+
+
+def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> None:
+    """Everything behind the sealed segments is lost."""
+    sealed_end = max([ref.first + ref.count for ref in found.segments], default=1)
+    first = max(sealed_end, topic.earliest)
+    topic.removed(tail.live, tail.live_bytes)
+    if topic.queue is not None:
+        topic.queue.left_range(first, topic.head + 1)
+    if tail.live:
+        topic.losses.add(first, topic.head, "corrupt")
+    log.error("tail_damaged", topic=topic.name, first_seq=first, last_seq=topic.head)
+    retention.advance(topic)
+
+
+def _begin_new_lives(state: State, restored_ms: int) -> None:
+    """A backup brought back is another history from here on: readers of the old one must be able to tell."""
+    for topic in state.by_name.values():
+        state.last_epoch = max(restored_ms, state.last_epoch + 1)
+        topic.begin_life(state.last_epoch)
+
+
+def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, restored: bool) -> None:
+    """Never give out a seq again that may have been acknowledged; report those that are not there as lost.
+
+    A restored directory is another history with epochs of its own: its seqs go on behind the last known one.
+    """
+    for topic in state.by_name.values():
+        durability = topic.config.durability
+        if durability == "ephemeral":
+            retention.lose_all(topic, "restart")
+        # A change that was refused may be in the log after a power loss, and the topic have gone on in memory.
+        unlogged = durability == "ephemeral" or topic.topic_id in state.risen
+        if (unlogged and not restored) or (after_power_loss and durability != "fsync"):
+            backlog.replay(state, topic)
+            retention.skip_to(topic, topic.ceiling + 1, "restart")
+        archived.recovered(topic)
+
+
+def _make_durable(datadir: DataDir, files: list[LogFile]) -> None:
+    """What was replayed may have been in the page cache alone; from here on it counts as safe."""
+    for found in files:
+        file = datadir.fs.open(found.path, write=True)
+        try:
+            file.datasync()
+        finally:
+            file.close()

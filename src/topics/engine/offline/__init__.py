@@ -1,0 +1,1 @@
+"""A data directory without a server: opened for reading, verified, and accounted for."""

@@ -1,0 +1,135 @@
+"""Where every seq of a topic has gone, and whether what its segments say agrees with what the topic says of itself."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from msgspec import Struct
+
+from topics.engine import retention
+from topics.engine.state.losses import Losses
+from topics.engine.state.topic import Topic
+
+Span = tuple[int, int]  # seqs, both ends inclusive
+
+
+class Account(Struct, kw_only=True):
+    """Every seq from 1 to the head is in one of `live`, `deleted` and `lost`."""
+
+    topic: str
+    topic_id: int
+    durability: str
+    head_seq: int
+    earliest_seq: int
+    live: int
+    bytes: int
+    deleted: int
+    lost: dict[str, int]  # by reason
+
+
+class Covered(Struct):
+    """What the segments say about the seqs from `earliest` on."""
+
+    live: list[Span] = []
+    lost: list[Span] = []  # within a segment
+    holes: list[Span] = []  # between segments
+    live_records: int = 0
+    deleted_records: int = 0
+    lost_records: int = 0
+
+
+def account(topic: Topic) -> tuple[Account, list[str]]:
+    """The account, and everything that does not add up. Reads the columns of every segment."""
+    covered = look_at_segments(topic)
+    losses = topic.losses
+    lost: dict[str, int] = {}
+    for first, last, reason in losses.runs:
+        lost[reason] = lost.get(reason, 0) + last - first + 1
+    # A flag byte that went bad puts its record out of reach without anybody having counted it as lost.
+    silent = covered.lost_records - sum(_lost_in(losses, span) for span in covered.lost)
+    if silent:
+        lost["corrupt"] = lost.get("corrupt", 0) + silent
+    deleted_in_front = topic.earliest - 1 - _lost_in(losses, (1, topic.earliest - 1))
+    found = Account(
+        topic=topic.name,
+        topic_id=topic.topic_id,
+        durability=topic.config.durability,
+        head_seq=topic.head,
+        earliest_seq=topic.earliest,
+        live=covered.live_records,
+        bytes=topic.bytes,
+        deleted=covered.deleted_records + deleted_in_front,
+        lost=lost,
+    )
+    return found, [*_wrong_ranges(topic, covered), *_wrong_marks(topic, covered), *_wrong_sums(topic, found, silent)]
+
+
+def look_at_segments(topic: Topic) -> Covered:
+    covered = Covered()
+    at = topic.earliest
+    for segment in list(topic.segments):
+        low = max(topic.earliest - segment.first, 0)
+        if low >= segment.count or not retention.ready(topic, segment):
+            continue
+        if segment.first > at:
+            covered.holes.append((at, segment.first - 1))
+        at = segment.end
+        marks = np.frombuffer(segment.marks or bytes(segment.count), np.uint8)[low:]
+        live, deleted, lost = np.bincount(marks, minlength=3)[:3].tolist()
+        covered.live_records += live
+        covered.deleted_records += deleted
+        covered.lost_records += lost
+        covered.live += _spans(marks == 0, segment.first + low)
+        covered.lost += _spans(marks == retention.LOST, segment.first + low)
+    if at <= topic.head:
+        covered.holes.append((at, topic.head))
+    return covered
+
+
+def _wrong_ranges(topic: Topic, covered: Covered) -> list[str]:
+    wrong = []
+    for low, high in covered.holes:
+        if missing := high - low + 1 - _lost_in(topic.losses, (low, high)):
+            wrong.append(f"{missing} of seqs {low} to {high} are in no segment and not counted as lost")
+    for low, high in covered.live:
+        if _lost_in(topic.losses, (low, high)):
+            wrong.append(f"seqs {low} to {high} are live, and some of them are counted as lost")
+    runs = topic.losses.runs
+    if any(before[1] >= after[0] for before, after in pairwise(runs)):
+        wrong.append("ranges of lost seqs overlap")
+    if any(not 0 < first <= last <= topic.head for first, last, _ in runs):
+        wrong.append("a range of lost seqs reaches past the head")
+    return wrong
+
+
+def _wrong_marks(topic: Topic, covered: Covered) -> list[str]:
+    floor, earliest, head = topic.evict_floor, topic.earliest, topic.head
+    if not 1 <= floor <= earliest <= head + 1:
+        return [f"watermarks out of order: floor {floor}, earliest {earliest}, head {head}"]
+    wrong = []
+    if any(floor <= last < earliest for _, last, _ in topic.losses.runs):
+        wrong.append(f"something below seq {earliest} was lost, and the floor {floor} does not tell of it")
+    first_live = covered.live[0][0] if covered.live else head + 1
+    if first_live != earliest and not covered.lost:
+        wrong.append(f"the first live seq is {first_live}, and {earliest} is said to be")
+    return wrong
+
+
+def _wrong_sums(topic: Topic, found: Account, silent: int) -> list[str]:
+    wrong = []
+    if found.live + silent != topic.count:
+        wrong.append(f"{topic.count} records are counted as live, and {found.live} are")
+    total = found.live + found.deleted + sum(found.lost.values())
+    if total != topic.head or found.deleted < 0:
+        wrong.append(f"live, deleted and lost seqs come to {total}, and the head is {topic.head}")
+    return wrong
+
+
+def _lost_in(losses: Losses, span: Span) -> int:
+    return losses.within(*span)[0]
+
+
+def _spans(hit: np.ndarray[tuple[int], np.dtype[np.bool_]], first: int) -> list[Span]:
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], hit.view(np.int8), [0]))))
+    return [(first + int(a), first + int(b) - 1) for a, b in zip(edges[::2], edges[1::2], strict=True)]

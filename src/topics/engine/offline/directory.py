@@ -1,0 +1,189 @@
+"""Topics of a data directory or a backup, read without a server and without changing anything.
+
+One process opens the directory as a server would, through the same `recovery`, and knows then what a start would make
+of it. Others that read parts of it are given an `Excerpt`: the files of a range, what those files do not know yet, and
+the watermarks of the topic. From that the same `Topic` arises again, and the same `read` answers from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from msgspec import Struct, structs
+
+from topics.engine import retention
+from topics.engine.durable.recovery import recover
+from topics.engine.offline.verify import learn_all_kinds
+from topics.engine.read.read import Query, Reading, Tombstone, expire_and_read
+from topics.engine.read.scan import Scan
+from topics.engine.state.losses import Losses
+from topics.engine.state.topic import Topic, Totals
+from topics.engine.state.topics import State
+from topics.model.topic import TopicConfig
+from topics.storage import snapshot as snap
+from topics.storage.datadir import DataDir
+from topics.storage.fs import Fs
+from topics.storage.readonly import ReadOnlyFs
+from topics.storage.segments import codec
+from topics.storage.segments import run as runs
+from topics.storage.segments.cold import waiting
+from topics.storage.segments.run import Run
+from topics.storage.segments.sealed import SealedSegment
+from topics.storage.segments.segment import MemorySegment, Segment
+from topics.storage.segments.shelf import Shelf
+
+SLICE_BYTES = 2 << 20  # nobody else waits for this process
+
+
+class Sealed(Struct, array_like=True):
+    """A segment file: what the snapshot and the log know of it, and marks that the file may lack."""
+
+    path: str
+    footer: list[int]
+    live: int
+    live_bytes: int
+    pending: bytes
+
+
+class Excerpt(Struct, kw_only=True):
+    """Enough of a topic to read a range of it elsewhere. `pieces` are files, or the bytes of what no file has yet."""
+
+    root: str
+    name: str
+    topic_id: int
+    epoch: int
+    config: TopicConfig
+    head: int
+    earliest: int
+    evict_floor: int
+    lost_ts: int
+    losses: list[tuple[int, int, str]]
+    pieces: list[Sealed | bytes]
+    now_ms: int
+
+    @property
+    def carried_bytes(self) -> int:
+        """What travels with it."""
+        return sum(len(piece) for piece in self.pieces if isinstance(piece, bytes))
+
+
+class Directory:
+    """A data directory while it is looked at. A server cannot open it meanwhile, nor this one while a server has it."""
+
+    def __init__(self, fs: Fs, root: str, *, cold_dir: str | None = None, now_ms: int) -> None:
+        learn_all_kinds()
+        self.now_ms = now_ms
+        self._dir = DataDir(ReadOnlyFs(fs), root)
+        self._dir.inspect()
+        try:
+            self._dir.check_format()
+            state = State()
+            recover(self._dir, state, Shelf(self._dir.fs), cold_dir=cold_dir, progress=lambda share: None)
+        except BaseException:
+            self._dir.close()
+            raise
+        self.topics = state.by_name
+        for topic in self.topics.values():
+            if topic.config.ttl_ms:
+                retention.expire(topic, now_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._dir.close()
+
+    def read(self, name: str, query: Query) -> Reading:
+        """What `diff` would answer at this moment."""
+        topic = self.topics[name]
+        return _reading(topic, query, self.now_ms)[1]
+
+    def excerpt(self, name: str, start: int, stop: int) -> Excerpt:
+        """Seqs [start, stop) of a topic."""
+        topic = self.topics[name]
+        return Excerpt(
+            root=self._dir.root,
+            name=topic.name,
+            topic_id=topic.topic_id,
+            epoch=topic.epoch,
+            config=structs.replace(topic.config, ttl_ms=0),  # what has expired by now is gone already
+            head=topic.head,
+            earliest=topic.earliest,
+            evict_floor=topic.evict_floor,
+            lost_ts=topic.lost_ts,
+            losses=[row for row in topic.losses.runs if row[1] >= start],
+            pieces=[_piece(topic, *span) for span in topic.spans(start, stop)],
+            now_ms=self.now_ms,
+        )
+
+
+def scan(fs: Fs, excerpt: Excerpt, query: Query, *, upto_seq: int) -> Iterator[Run | Tombstone]:
+    """The range in bulk: runs of records, and losses where they happened. Raises `DataDirError` if a server has it."""
+    datadir = DataDir(ReadOnlyFs(fs), excerpt.root)
+    datadir.inspect()
+    try:
+        topic = _topic(datadir, excerpt)
+        bulk = Scan(query, upto_seq=upto_seq, slice_bytes=SLICE_BYTES)
+        # Bound: each step moves the cursor of the scan, or is its last.
+        while True:
+            step = bulk.step(lambda asked: _reading(topic, asked, excerpt.now_ms))
+            if step.tombstone is not None:
+                yield step.tombstone
+            for piece in step.slices:
+                yield piece.run()
+            if step.done:
+                return
+    finally:
+        datadir.close()
+
+
+def known_end(topic: Topic) -> int:
+    """One past the last seq that this directory knows anything of.
+
+    A server that starts on a copy sets seqs aside that the original may have given out since, and tells them as lost to
+    whoever asks; nobody has asked for them who reads all that a backup holds.
+    """
+    runs_ = topic.losses.runs
+    if runs_ and runs_[-1][1] == topic.head and runs_[-1][2] == "restart":
+        return runs_[-1][0]
+    return topic.head + 1
+
+
+def _reading(topic: Topic, query: Query, now_ms: int) -> tuple[Topic, Reading]:
+    return topic, waiting(lambda: expire_and_read(topic, query, now_ms))
+
+
+def _piece(topic: Topic, segment: Segment, low: int, high: int) -> Sealed | bytes:
+    if isinstance(segment, SealedSegment):
+        pending = snap.pack_marks(segment.marks_if_known, segment.unsaved)
+        return Sealed(segment.path, list(segment.footer), segment.live, segment.live_bytes, pending)
+    assert isinstance(segment, MemorySegment)
+    cut = runs.Slice.of(segment.columns, [(low, high)], [segment.read(low, high)]).run()
+    marks = segment.marks
+    cut.marks = None if marks is None else bytes(marks[low:high])
+    return b"".join(runs.encode(cut, topic_id=topic.topic_id, epoch=topic.epoch))
+
+
+def _topic(datadir: DataDir, excerpt: Excerpt) -> Topic:
+    topic = Topic(excerpt.name, topic_id=excerpt.topic_id, epoch=excerpt.epoch, config=excerpt.config, totals=Totals())
+    topic.head, topic.next_seq = excerpt.head, excerpt.head + 1
+    topic.earliest, topic.evict_floor, topic.lost_ts = excerpt.earliest, excerpt.evict_floor, excerpt.lost_ts
+    topic.losses = Losses(list(excerpt.losses))
+    shelf = Shelf(datadir.fs)
+    for piece in excerpt.pieces:
+        if isinstance(piece, bytes):
+            segment: Segment = MemorySegment.from_bytes(piece, path=excerpt.root, opened_ms=0)
+        else:
+            segment = SealedSegment(
+                shelf, piece.path, codec.Footer(*piece.footer), live=piece.live, live_bytes=piece.live_bytes,
+                pending=snap.unpack_marks(piece.pending),
+            )  # fmt: skip
+        topic.segments.append(segment)
+        topic.count += segment.live
+        topic.bytes += segment.live_bytes
+    topic.segments.append(MemorySegment(excerpt.head + 1))
+    return topic

@@ -1,0 +1,421 @@
+"""Checks a whole data directory without a server: every checksum, every invariant, and where every seq has gone.
+
+Nothing in the directory is changed. What a start would make of it is found out by doing just that, through the same
+`recovery.recover` a server uses, on a file system that refuses every change; what reading all of it would lose after
+that is applied with the same functions that a server's readers end in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import posixpath
+from collections.abc import Callable
+
+import numpy as np
+from msgspec import Struct
+
+from topics import engine
+from topics.engine import retention
+from topics.engine.durable import recovery
+from topics.engine.offline.account import Account, account
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
+from topics.errors import Corrupt
+from topics.storage import snapshot as snap
+from topics.storage.check import Examined, Problem, examine
+from topics.storage.datadir import DataDir, DataDirError
+from topics.storage.fs import Fs
+from topics.storage.log import entry as entries
+from topics.storage.log import walfile
+from topics.storage.readonly import ReadOnlyFs
+from topics.storage.segments import codec
+from topics.storage.segments.sealed import SealedSegment
+from topics.storage.segments.segment import Damaged
+from topics.storage.segments.shelf import Shelf
+
+RESTORE = (
+    "if these records matter, restore them from a backup; "
+    "a server started as it is serves the rest and tells readers of the gap"
+)
+RESTORE_ALL = "restore the directory from a backup"
+FALLS_BACK = "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
+HARMLESS = "nothing is lost as long as the rest is whole: see to the disk, and take a backup to another one"
+NEXT_SNAPSHOT = "nothing is lost: the other copy is whole, and the next checkpoint of a running server leaves it behind"
+UNKNOWN_END = "restore from a backup if records are missing: where the log before this file ends is unknown"
+REPORT = "the files contradict each other: keep a copy of the directory, report this, and restore from a backup"
+
+Progress = Callable[[int, int], None]  # bytes read, bytes in all
+
+
+class Finding(Struct, kw_only=True):
+    """Something damaged: where, which records it costs (none without seqs), and what to do."""
+
+    file: str
+    offset: int
+    what: str
+    next: str
+    topic: str | None = None
+    first_seq: int | None = None
+    last_seq: int | None = None
+
+
+class Report(Struct, kw_only=True):
+    """What was found. `notes` are worth knowing and no damage."""
+
+    directory: str
+    clean: bool = True
+    snapshot: int | None = None
+    files: int = 0
+    bytes: int = 0
+    log_files: int = 0
+    log_entries: int = 0
+    damage: list[Finding] = []
+    notes: list[str] = []
+    topics: list[Account] = []
+
+
+def verify(fs: Fs, root: str, *, cold_dir: str | None = None, progress: Progress = lambda done, total: None) -> Report:
+    """Blocks. Raises `DataDirError` if the directory is not there, not ours, or held by a server."""
+    learn_all_kinds()
+    datadir = DataDir(ReadOnlyFs(fs), root)
+    datadir.inspect()
+    try:
+        return _Verifier(datadir, cold_dir, progress).run()
+    finally:
+        datadir.close()
+
+
+def learn_all_kinds() -> None:
+    """Import the whole engine, as a server does: its modules make their kinds of log entry known when imported."""
+    for found in pkgutil.iter_modules(engine.__path__, "topics.engine."):
+        importlib.import_module(found.name)
+
+
+class _Verifier:
+    def __init__(self, datadir: DataDir, cold_dir: str | None, progress: Progress) -> None:
+        self.dir = datadir
+        self.fs = datadir.fs
+        self.cold_dir = cold_dir
+        self.report = Report(directory=datadir.root)
+        self._progress = progress
+        self._done = self._total = 0
+        self._names: dict[int, str] = {}
+        self._named: set[str] = set()  # files that the snapshot or the log stands on
+        self._problems: dict[tuple[int, int], list[Problem]] = {}  # of sealed segments, by topic and first seq
+
+    def run(self) -> Report:
+        report = self.report
+        try:
+            self.dir.check_format()
+        except DataDirError as error:
+            self._found(posixpath.join(self.dir.root, "FORMAT"), 0, str(error), RESTORE_ALL)
+        if self._has_subdirs():
+            self._measure()
+            number, snapshot = self._snapshots()
+            if snapshot is not None:
+                report.snapshot = number
+                for topic in snapshot.topics:
+                    self._topic(topic)
+            if snapshot is not None or number == 0:
+                self._log(0 if snapshot is None else snapshot.wal_number)
+                self._replay()
+            self._left_over()
+        report.clean = not report.damage
+        self._progress(self._total, self._total)
+        return report
+
+    # --- what is there
+
+    def _has_subdirs(self) -> bool:
+        missing = [
+            p for p in (self.dir.wal_dir, self.dir.segments_dir, self.dir.snapshots_dir) if not self.fs.exists(p)
+        ]
+        for path in missing:
+            self._found(path, 0, "the folder is missing", RESTORE_ALL)
+        return not missing
+
+    def _measure(self) -> None:
+        paths = list(self._all_files())
+        self.report.files = len(paths)
+        self._total = self.report.bytes = sum(self.fs.size(path) for path in paths)
+
+    def _all_files(self) -> list[str]:
+        found = [self.dir.wal_path(number) for number in self.dir.wal_numbers()]
+        found += [self.dir.snapshot_path(number) for number in self.dir.snapshot_numbers()]
+        found += [self.dir.tails_path(number) for number in self.dir.tails_numbers()]
+        found += [self.dir.ledger_path(number) for number in self.dir.ledger_numbers()]
+        for topic_id in self.dir.topic_ids():
+            found += [self.dir.segment_path(topic_id, first) for first in self.dir.segment_seqs(topic_id)]
+        return found
+
+    def _left_over(self) -> None:
+        """Files that nothing stands on: normal after a crash, swept or ignored by a server."""
+        for path in self._all_files():
+            if path in self._named:
+                continue
+            text = f"{path}: nothing refers to this file; a server does not read it"
+            if path.endswith(".seg"):
+                examined = self._examine_file(path, None)
+                if examined is not None and examined.problems:
+                    text += f" (damaged: {examined.problems[0].what})"
+            self.report.notes.append(text)
+        folders = [self.dir.root, self.dir.wal_dir, self.dir.snapshots_dir, self.dir.segments_dir]
+        known = {"LOCK", "FORMAT", "wal", "segments", "snapshots", "ledger", "lost+found"}
+        numbered = {posixpath.basename(path) for path in self._all_files()} | {str(n) for n in self.dir.topic_ids()}
+        for folder in [*folders, *(self.dir.topic_dir(topic_id) for topic_id in self.dir.topic_ids())]:
+            for name in self.fs.listdir(folder):
+                if name not in numbered and not (folder == self.dir.root and name in known):
+                    self.report.notes.append(
+                        f"{posixpath.join(folder, name)}: not a file of ours, or an unfinished one"
+                    )
+
+    # --- the snapshot
+
+    def _snapshots(self) -> tuple[int, snap.Snapshot | None]:
+        """The newest that can be read, and its number; None and the highest number if none can, 0 if there is none."""
+        numbers = self.dir.snapshot_numbers()
+        for number in reversed(numbers):
+            path = self.dir.snapshot_path(number)
+            self._named.add(path)
+            data = recovery.read_whole(self.dir, path)
+            self._step(len(data))
+            try:
+                snapshot = snap.decode(data, path=path)
+            except Corrupt as error:
+                older = (
+                    "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
+                )
+                self._found(path, error.offset, error.what, older)
+                continue
+            for at in snap.damaged_copies(data):
+                self._found(path, at, "one copy of the snapshot is damaged", NEXT_SNAPSHOT)
+            return number, snapshot
+        return max(numbers, default=0), None
+
+    def _topic(self, found: snap.TopicSnapshot) -> None:
+        """One topic as the snapshot tells it, compared with its files."""
+        self._names[found.topic_id] = found.name
+        for ref in found.segments:
+            self._sealed(found, ref)
+        if found.tail is not None:
+            self._tail(found, found.tail)
+        path = self.dir.snapshot_path(self.report.snapshot or 0)
+        live = sum(ref.live for ref in found.segments) + (found.tail.live if found.tail else 0)
+        live_bytes = sum(ref.live_bytes for ref in found.segments) + (found.tail.live_bytes if found.tail else 0)
+        if (live, live_bytes) != (found.count, found.bytes):
+            what = f"the topic has {found.count} records of {found.bytes} bytes, its segments {live} of {live_bytes}"
+            self._found(path, 0, what, REPORT, topic=found.name)
+        for before, after in zip(found.segments, found.segments[1:], strict=False):
+            if before.first + before.count > after.first:
+                what = f"the segments at seqs {before.first} and {after.first} overlap"
+                self._found(path, 0, what, REPORT, topic=found.name)
+        if not 1 <= found.evict_floor <= found.earliest <= found.head + 1:
+            what = f"watermarks out of order: floor {found.evict_floor}, earliest {found.earliest}, head {found.head}"
+            self._found(path, 0, what, REPORT, topic=found.name)
+
+    def _sealed(self, found: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
+        path = recovery.segment_path(self.dir, found.topic_id, ref.first, self.cold_dir if ref.cold else None)
+        self._named.add(path)
+        if ref.cold and self.cold_dir is None:
+            self.report.notes.append(f"{path}: in the cold folder, and not checked; name that folder with --cold-dir")
+            return
+        footer = codec.Footer(*ref.footer)
+        examined = self._examine_file(path, footer)
+        if examined is None:
+            problem = Problem(0, "the file is missing", 0, ref.count, whole=True)
+            examined = Examined(footer, None, b"", [problem])
+        if (footer.topic_id, footer.first, footer.count) != (found.topic_id, ref.first, ref.count):
+            self._found(path, 0, "the snapshot's own entries about this segment differ", REPORT, topic=found.name)
+        self._problems[found.topic_id, ref.first] = examined.problems
+        for problem in examined.problems:
+            first, last = max(ref.first + problem.low, found.earliest), ref.first + problem.high - 1
+            self._damaged_seqs(path, problem.offset, problem.what, found.name, first, last)
+        if examined.columns is not None and len(examined.flags) == ref.count and not examined.problems:
+            marks = codec.decode_flags(examined.flags) or bytearray(ref.count)
+            for at, mark in snap.unpack_marks(ref.pending):
+                marks[at] = mark
+            live, live_bytes = _live(marks, examined, found.earliest)
+            if (live, live_bytes) != (ref.live, ref.live_bytes):
+                said = f"the snapshot counts {ref.live} live records of {ref.live_bytes} bytes here"
+                what = f"{said}, the file has {live} of {live_bytes}"
+                self._found(path, footer.flags_at, what, REPORT, topic=found.name)
+
+    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef) -> None:
+        path = self.dir.tails_path(ref.tails)
+        self._named.add(path)
+        first = max([one.first + one.count for one in found.segments] + [found.earliest])
+        try:
+            file = self.fs.open(path)
+        except FileNotFoundError:
+            self._damaged_seqs(path, 0, "the file is missing", found.name, first, found.head)
+            return
+        try:
+            examined = examine(
+                lambda size, at: file.pread(max(min(size, ref.size - at), 0), ref.offset + at),
+                ref.size,
+                path=path,
+                taken=lambda at, data: self._step(len(data)),
+            )
+        finally:
+            file.close()
+        for problem in examined.problems:
+            costs = problem.whole or problem.low < problem.high
+            flags_only = examined.footer is not None and problem.offset >= examined.footer.flags_at
+            low, high = first, found.head
+            if flags_only and examined.footer is not None:
+                low, high = examined.footer.first + problem.low, examined.footer.first + problem.high - 1
+            elif not costs:
+                low, high = 1, 0
+            self._damaged_seqs(path, ref.offset + problem.offset, problem.what, found.name, low, high)
+        if (
+            not examined.problems
+            and examined.footer is not None
+            and examined.footer.first + examined.footer.count != found.head + 1
+        ):
+            self._found(path, ref.offset, "the last records do not end at the topic's head", REPORT, topic=found.name)
+
+    def _examine_file(self, path: str, known: codec.Footer | None) -> Examined | None:
+        """None if there is no such file."""
+        try:
+            file = self.fs.open(path)
+        except FileNotFoundError:
+            return None
+        try:
+            return examine(
+                file.pread, file.size(), path=path, known=known, taken=lambda at, data: self._step(len(data))
+            )
+        finally:
+            file.close()
+
+    # --- the log
+
+    def _log(self, since: int) -> None:
+        files = recovery.log_files(self.dir, since, [])
+        self._named.update(self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since)
+        self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= since)
+        self.report.log_files = len(files)
+        for file in files:
+            self._log_header(file)
+            for item in walfile.scan(file.data):
+                if isinstance(item, walfile.Damage):
+                    self._log_damage(file, item, torn=item.torn and file.last)
+                else:
+                    self._log_entry(file, item)
+            self._step(self.fs.size(file.path))
+
+    def _log_header(self, file: recovery.LogFile) -> None:
+        damaged = walfile.damaged_headers(file.data)
+        try:
+            header = walfile.decode_header(file.data, path=file.path)
+        except Corrupt as error:
+            self._found(file.path, error.offset, error.what, UNKNOWN_END)
+            return
+        if damaged:
+            self._found(file.path, damaged[0], "one copy of the header is damaged", NEXT_SNAPSHOT)
+        if header.number != file.number:
+            self._found(file.path, 0, f"the header says log file {header.number}", RESTORE_ALL)
+
+    def _log_damage(self, file: recovery.LogFile, item: walfile.Damage, *, torn: bool) -> None:
+        size = item.end - item.at
+        if torn:
+            self.report.notes.append(
+                f"{file.path} at byte {item.at}: {size} bytes of an unfinished write end the log; a start cuts them off"
+            )
+            return
+        head = item.head
+        name = None if head is None else self._names.get(head.topic_id)
+        if head is not None and name is not None and head.kind == entries.APPEND:
+            what = f"{size} damaged bytes in the log"
+            self._damaged_seqs(file.path, item.at, what, name, head.first, head.first + head.count - 1)
+        else:
+            known = "" if name is None else f"; a change of topic {name}"
+            next_step = f"{RESTORE}, if the damage can be told at all"
+            self._found(file.path, item.at, f"{size} damaged bytes in the log{known}", next_step, topic=name)
+
+    def _log_entry(self, file: recovery.LogFile, item: walfile.Found) -> None:
+        head = item.frame.head
+        try:
+            entry = entries.decode(item.frame, path=file.path, at=item.at)
+        except Corrupt as error:
+            name = self._names.get(head.topic_id, str(head.topic_id))
+            self._damaged_seqs(file.path, item.at, error.what, name, head.first, head.first + head.count - 1)
+            return
+        self.report.log_entries += 1
+        if isinstance(entry, entries.Create):
+            self._names[entry.topic_id] = entry.name
+
+    # --- what a start makes of it
+
+    def _replay(self) -> None:
+        state, shelf = State(), Shelf(self.fs, columns_bytes=64 << 20)
+        try:
+            found = recovery.recover(self.dir, state, shelf, cold_dir=self.cold_dir, progress=lambda share: None)
+        except Exception as error:  # whatever it is, a start would meet it too
+            what = f"a start would fail: {error or type(error).__name__}"
+            self._found(self.dir.root, 0, what, RESTORE_ALL)
+            return
+        for lost in found.lost:
+            what = "may have been in the part of the log that is not there"
+            self._damaged_seqs(lost.path, lost.offset, what, lost.topic, lost.first, lost.last)
+        told = {finding.file for finding in self.report.damage}
+        for text in found.damage:
+            if not any(text.startswith(path) for path in told):
+                self._found(text.partition(" at byte ")[0], 0, text, RESTORE)
+        for name in sorted(state.by_name):
+            topic = state.by_name[name]
+            self._lose_what_is_damaged(topic)
+            self._account(topic)
+
+    def _lose_what_is_damaged(self, topic: Topic) -> None:
+        for segment in list(topic.segments):
+            if not isinstance(segment, SealedSegment):
+                continue
+            for problem in self._problems.get((topic.topic_id, segment.first), ()):
+                if problem.low < problem.high and segment in topic.segments and retention.ready(topic, segment):
+                    cause = Corrupt(segment.path, problem.offset, problem.what)
+                    retention.lose_range(topic, Damaged(segment, problem.low, problem.high, cause, whole=problem.whole))
+
+    def _account(self, topic: Topic) -> None:
+        found, wrong = account(topic)
+        self.report.topics.append(found)
+        path = self.dir.snapshot_path(self.report.snapshot or 0)
+        for what in wrong:
+            self._found(path, 0, what, REPORT, topic=topic.name)
+        if topic.losses.runs and topic.losses.runs[-1][1:] == (topic.head, "restart"):
+            first, last, _ = topic.losses.runs[-1]
+            self.report.notes.append(
+                f"topic {topic.name}: a start counts seqs {first} to {last} as lost (restart): "
+                "they may have been given out, and are not here"
+            )
+
+    # --- telling
+
+    def _damaged_seqs(self, path: str, offset: int, what: str, topic: str, first: int, last: int) -> None:
+        if first > last:
+            self._found(path, offset, what, HARMLESS, topic=topic)
+        else:
+            self._found(path, offset, what, RESTORE, topic=topic, first_seq=first, last_seq=last)
+
+    def _found(
+        self, file: str, offset: int, what: str, next_step: str, *,
+        topic: str | None = None, first_seq: int | None = None, last_seq: int | None = None,
+    ) -> None:  # fmt: skip
+        self.report.damage.append(
+            Finding(
+                file=file, offset=offset, what=what, next=next_step, topic=topic, first_seq=first_seq, last_seq=last_seq
+            )
+        )
+
+    def _step(self, size_bytes: int) -> None:
+        self._done += size_bytes
+        self._progress(min(self._done, self._total), self._total)
+
+
+def _live(marks: bytearray, examined: Examined, earliest: int) -> tuple[int, int]:
+    """Live records from `earliest` on, and their bytes."""
+    assert examined.columns is not None
+    hit = np.frombuffer(marks, np.uint8) == 0
+    hit[: max(earliest - examined.columns.first, 0)] = False
+    sizes = np.diff(np.frombuffer(examined.columns.offsets, np.uint32).astype(np.int64))
+    return int(hit.sum()), int(sizes[hit].sum())

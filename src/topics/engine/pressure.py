@@ -1,0 +1,130 @@
+"""Who is served first when there is too much to do, and what is asked to wait. Pure: it is told the time and the lag.
+
+Pressure is how late the event loop runs: the time between the moment a timer was due and the moment it ran. Each step
+of the ladder gives up latency to keep the data flowing; no step gives up data.
+
+    CALM      nothing is held back, nothing is sorted: the state that must cost nothing
+    COALESCE  pushes are gathered for a few ms, so that fewer and larger frames go out
+    STRETCH   commits are gathered for a few ms, so that fewer and larger writes go to the log
+    PAUSE     topics below priority zero are not pushed to watchers until their age has lifted them
+    REFUSE    writes and reads are answered with 429, those of the least wanted topics first
+
+A hiccup is no pressure: a step is reached only when several samples in a row agree, and left when they agree again on
+half of its threshold, so that a server at the edge of a step does not flutter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+
+from topics.engine.state.topic import Topic
+from topics.errors import Code, TopicsError
+
+AUTO_PRIORITY = 500
+PRIORITY_HALF_LIFE_MS = 30_000
+PRIORITY_FORGOTTEN_MS = 300_000
+AGE_BOOST_PER_S = 100
+MAX_AGE_BOOST = 1000
+
+SAMPLE_MS = 100
+SAMPLES = 4  # that must agree
+GATHER_MS = (0, 4, 8, 16, 32)  # how long pushes wait for company, by step
+COMMIT_WINDOW_MS = (0, 0, 2, 4, 8)  # and commits
+MIN_RETRY_MS, MAX_RETRY_MS = 500, 5_000
+
+
+def base_priority(topic: Topic, now_ms: int) -> int:
+    """Manual, or 500 halved every 30 s since the topic was last read and 0 after 5 minutes."""
+    config = topic.config
+    if config.priority is not None:
+        return config.priority
+    if not config.auto_priority or topic.last_read_ts is None:
+        return 0
+    idle_ms = max(now_ms - topic.last_read_ts, 0)
+    if idle_ms >= PRIORITY_FORGOTTEN_MS:
+        return 0
+    return int(AUTO_PRIORITY * 0.5 ** (idle_ms / PRIORITY_HALF_LIFE_MS))
+
+
+def age_boost(waited_ms: int) -> int:
+    """What waiting is worth: it lifts the lowest topic over zero in ten seconds, so nobody starves."""
+    return min(max(waited_ms, 0) * AGE_BOOST_PER_S // 1000, MAX_AGE_BOOST)
+
+
+def effective_priority(topic: Topic, now_ms: int) -> int:
+    """What decides the order under pressure: the base, and the age of what waits to be pushed."""
+    base = base_priority(topic, now_ms)
+    return base if topic.waits_since_ms is None else base + age_boost(now_ms - topic.waits_since_ms)
+
+
+class Step(IntEnum):
+    """How hard the server is pressed."""
+
+    CALM = 0
+    COALESCE = 1
+    STRETCH = 2
+    PAUSE = 3
+    REFUSE = 4
+
+
+class Pressure:
+    """The ladder. `refuse_ms` is the lag of its last step, 0 for a server that never refuses or holds back anything."""
+
+    __slots__ = ("_recent", "_thresholds", "lag_ms", "step")
+
+    def __init__(self, refuse_ms: int) -> None:
+        self._thresholds = tuple(refuse_ms * part for part in (0.0, 0.05, 0.15, 0.4, 1.0))
+        self._recent: deque[float] = deque(maxlen=SAMPLES)
+        self.lag_ms = 0.0  # what the last samples have in common
+        self.step = Step.CALM
+
+    def sample(self, lag_ms: float) -> bool:
+        """Takes up a measurement; whether the step changed."""
+        self._recent.append(lag_ms)
+        if len(self._recent) < SAMPLES or not self._thresholds[-1]:
+            return False
+        self.lag_ms = min(self._recent)
+        step = self._climbed()
+        if step < self.step:
+            step = max(step, min(self.step, self._left(max(self._recent))))
+        changed, self.step = step != self.step, step
+        return changed
+
+    def _climbed(self) -> Step:
+        """The highest step whose threshold every sample has passed."""
+        return max(step for step in Step if self.lag_ms >= self._thresholds[step])
+
+    def _left(self, worst_ms: float) -> Step:
+        """The highest step that some sample still holds on to."""
+        return max(step for step in Step if worst_ms >= self._thresholds[step] / 2)
+
+    @property
+    def gather_ms(self) -> int:
+        return GATHER_MS[self.step]
+
+    @property
+    def commit_window_ms(self) -> int:
+        return COMMIT_WINDOW_MS[self.step]
+
+    def pauses(self, topic: Topic, now_ms: int) -> bool:
+        """Whether what waits to be pushed from this topic waits on."""
+        return self.step >= Step.PAUSE and effective_priority(topic, now_ms) < 0
+
+    def check(self, topic: Topic | None, now_ms: int) -> None:
+        """`throttled` for a request to a topic that must wait. Up to twice the threshold, wanted topics pass."""
+        if self.step < Step.REFUSE:
+            return
+        priority = 0 if topic is None else base_priority(topic, now_ms)
+        if priority >= AUTO_PRIORITY and self.lag_ms < 2 * self._thresholds[Step.REFUSE]:
+            return
+        raise TopicsError(
+            Code.THROTTLED,
+            f"the server is {self.lag_ms:.0f} ms behind; try again later",
+            retry_after_ms=self.retry_after_ms(priority),
+        )
+
+    def retry_after_ms(self, priority: int) -> int:
+        """Long enough for the lag to go down; the less wanted a topic, the longer."""
+        patience = 1 + max(AUTO_PRIORITY - priority, 0) / 1000
+        return int(min(max(self.lag_ms * 4 * patience, MIN_RETRY_MS), MAX_RETRY_MS))

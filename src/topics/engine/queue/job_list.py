@@ -1,0 +1,96 @@
+"""Jobs for people to look at: a page of those in one state, or of all, in the order of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import nsmallest
+from itertools import chain, islice
+
+import msgspec
+
+from topics.engine import retention
+from topics.engine.queue import pick
+from topics.engine.queue.verbs import expire
+from topics.engine.state.leases import Job, Leases, terms_of
+from topics.engine.state.topic import Topic
+from topics.model.queue import JobState
+from topics.model.records import MAX_BATCH_BYTES
+from topics.storage.segments.cold import Cold
+from topics.storage.segments.segment import Damaged
+
+_encode_json = msgspec.json.encode
+
+
+def expire_and_list(
+    topic: Topic, *, state: JobState | None, after: int, limit: int, now_ms: int
+) -> tuple[list[bytes], int | None]:
+    """Expire up to `now_ms`, then return rendered jobs behind `after`, and the seq to go on behind if there are more.
+
+    Raises `Cold` like any read.
+    """
+    queue = expire(topic, now_ms)
+
+    def page() -> tuple[list[bytes], int | None]:
+        return _page(topic, queue, state, after, limit)
+
+    try:
+        return page()
+    except Damaged as damage:
+        return retention.read_past(topic, damage, page)
+
+
+def _page(
+    topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int
+) -> tuple[list[bytes], int | None]:
+    # Bound: every round but the last halves `limit`.
+    while True:
+        seqs = _seqs(topic, queue, state, after, limit + 1)
+        try:
+            page = seqs[: pick.within_bytes(topic, seqs[:limit], MAX_BATCH_BYTES)]
+            rows = [_row(topic, queue, seq, row) for seq, row in zip(page, pick.rows(topic, page), strict=True)]
+        except Cold as cold:
+            if not cold.more or limit == 1:
+                raise
+            limit //= 2  # a shorter page, and the cursor goes on behind it
+        else:
+            return rows, page[-1] if len(page) < len(seqs) else None
+
+
+def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:
+    if state == "in_flight":
+        return nsmallest(limit, (seq for seq in chain(queue.leases, queue.leaving) if seq > after))
+    if state == "delayed":
+        return nsmallest(limit, (seq for seq in chain(queue.resting, queue.later) if seq > after))
+    return list(islice(_from_log(topic, queue, state, after), limit))
+
+
+def _from_log(topic: Topic, queue: Leases, state: JobState | None, after: int) -> Iterable[int]:
+    for segment, low, high in topic.spans(max(after + 1, topic.earliest), topic.head + 1):
+        if segment.live:
+            for at in segment.live_positions(low, high).tolist():
+                if state is None or state_of(queue, segment.first + at) == state:
+                    yield segment.first + at
+
+
+def state_of(queue: Leases, seq: int) -> JobState:
+    if seq in queue.leases or seq in queue.leaving:
+        return "in_flight"
+    return "delayed" if seq in queue.resting or seq in queue.later else "ready"
+
+
+def _row(topic: Topic, queue: Leases, seq: int, stored: pick.Stored) -> bytes:
+    segment = topic.segments[topic.index_of(seq)]
+    extra = segment.columns.extras.get(seq - segment.first)
+    terms = None if extra is None else terms_of(extra)
+    job = queue.find(seq) or Job(seq)
+    state = state_of(queue, seq)
+    shown = b'"state":"%b","deliveries":%d,"priority":%d,' % (
+        state.encode(), job.deliveries, 0 if terms is None else terms.priority,
+    )  # fmt: skip
+    if state == "delayed":
+        shown += b'"deliver_at":%d,' % (job.due_ms or (0 if terms is None else terms.due_ms))
+    elif state == "in_flight":
+        shown += b'"node":%b,"lease_id":"%b","deadline":%d,' % (
+            _encode_json(job.node), job.lease_id.encode(), job.deadline_ms,
+        )  # fmt: skip
+    return stored.with_fields(seq, shown)

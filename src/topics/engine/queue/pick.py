@@ -1,0 +1,312 @@
+"""Which jobs go out next, and what a worker gets to see of them.
+
+Reclaimed jobs first. Then jobs by priority, highest first, but of any `TURNS` jobs that go out while several priorities
+wait, one comes from below the highest, from the priority that has waited longest: so even the lowest moves. Within a
+priority in the order in which they became claimable. The work is in proportion to the jobs picked, however many wait.
+
+Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass that finds out that it needs the disk.
+The part of the log that has nothing to hand out stays passed, so each try begins where the last one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import NamedTuple
+
+from topics.engine.state.leases import PRIORITIES, Job, leases_of, terms_of
+from topics.engine.state.topic import Topic
+from topics.storage.segments.cold import Cold, Needs
+from topics.storage.segments.columns import Columns, encode_json
+from topics.storage.segments.segment import Segment
+
+TURNS = 8
+MOVES_MAX = 256  # jobs that one pass may move to the dead-letter topic
+EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would hold up everybody else
+LANE_AHEAD = 256  # seqs of a lane whose segments are fetched together
+LOAD_AHEAD = 8  # segments that are fetched together where the cursor comes to one that is not in memory
+
+
+class Pass:
+    """One look for up to `want` jobs, and for up to `moves` others that were delivered too often."""
+
+    def __init__(self, topic: Topic, want: int, *, bury_after: int, moves: int = MOVES_MAX) -> None:
+        self.topic = topic
+        self.queue = queue = leases_of(topic)
+        self.jobs: list[Job] = []
+        self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
+        self._reclaimed: list[Job] = []
+        self._taken: set[int] = set()
+        self._next_plain: int | None = None  # found in the log, not given to anybody yet
+        self._cursor_was = queue.cursor  # or, until a job was found in the log, where that is known to have none before
+        self._found_plain = False
+        self._lanes_were: tuple[list[int], int, list[int]] | None = None  # kept only where lanes are in use
+        try:
+            if queue.reclaim:
+                self._take_reclaimed(want, bury_after, moves)
+            if any(queue.lanes):
+                self._lanes_were = [lane.at for lane in queue.lanes], queue.turn, list(queue.served)
+                self._take_by_priority(want)
+            elif len(self.jobs) < want:
+                self.jobs += [Job(seq) for seq in self._plain(want - len(self.jobs))]
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        queue = self.queue
+        queue.cursor = self._cursor_was
+        if self._lanes_were is not None:
+            ats, queue.turn, queue.served = self._lanes_were
+            for lane, at in zip(queue.lanes, ats, strict=True):
+                lane.at = at
+        for job in reversed(self._reclaimed):
+            queue.reclaim[job.seq] = job
+            queue.reclaim.move_to_end(job.seq, last=False)
+
+    def keep(self) -> None:
+        """The jobs are the caller's."""
+        if self._lanes_were is not None:
+            for lane in self.queue.lanes:
+                lane.trim()
+
+    def _elsewhere(self, seq: int) -> bool:
+        """Whether a job that the log or a lane comes to has a place of its own, or had one until this pass took it."""
+        return seq in self._taken or self.queue.touched(seq)
+
+    def _take_reclaimed(self, want: int, bury_after: int, moves: int) -> None:
+        reclaim = self.queue.reclaim
+        while reclaim and len(self.jobs) < want and len(self.dead) < moves:
+            _, job = reclaim.popitem(last=False)
+            self._reclaimed.append(job)
+            self._taken.add(job.seq)
+            if bury_after and job.deliveries >= bury_after:
+                self.dead.append(job)
+            else:
+                self.jobs.append(job)
+
+    def _take_by_priority(self, want: int) -> None:
+        queue, jobs = self.queue, self.jobs
+        while len(jobs) < want:
+            waiting = [priority for priority in range(PRIORITIES - 1, -1, -1) if self._front(priority) is not None]
+            if not waiting:
+                break
+            chosen = waiting[0]
+            if len(waiting) > 1:
+                queue.turn += 1
+                if queue.turn % TURNS == 0:
+                    chosen = min(waiting[1:], key=queue.served.__getitem__)
+            queue.served[chosen] = queue.turn
+            jobs.append(self._take(chosen))
+        if self._next_plain is not None:
+            queue.cursor = self._next_plain
+
+    def _front(self, priority: int) -> int | None:
+        """The seq that is next at this priority; drops those that are gone or were handed out on another way."""
+        lane = self.queue.lanes[priority]
+        while len(lane) > 0:
+            seq = lane.seqs[lane.at]
+            try:
+                if not self._elsewhere(seq) and self.topic.is_live(seq):
+                    return seq
+            except Cold:
+                _need_marks(self.topic, lane.seqs[lane.at : lane.at + LANE_AHEAD].tolist())
+                raise
+            lane.at += 1
+        if priority:
+            return None
+        if self._next_plain is None:
+            self._next_plain = next(iter(self._plain(1)), None)
+        return self._next_plain
+
+    def _take(self, priority: int) -> Job:
+        lane = self.queue.lanes[priority]
+        if len(lane):
+            lane.at += 1
+            return Job(lane.seqs[lane.at - 1], priority)
+        assert self._next_plain is not None
+        seq, self._next_plain = self._next_plain, None
+        return Job(seq)
+
+    def _plain(self, want: int) -> list[int]:
+        """Jobs from the log itself, in its order; the cursor ends behind the last one."""
+        topic, queue = self.topic, self.queue
+        found: list[int] = []
+        seq = max(queue.cursor, topic.earliest)
+        segments, index, head = topic.segments, topic.index_of(seq), topic.head
+        examined = 0
+        while seq <= head and len(found) < want and (examined < EXAMINE_MAX or not (self.jobs or found)):
+            segment = segments[index]
+            seq = max(seq, segment.first)
+            if segment.live and seq < segment.end:
+                began = seq
+                seq = self._plain_in(segment, index, seq, want, found)
+                examined += seq - began
+                self._found_plain = self._found_plain or bool(found)
+                if not self._found_plain:
+                    self._cursor_was = max(self._cursor_was, seq)
+            if seq >= segment.end or not segment.live:
+                seq = max(seq, segment.end)
+                index += 1
+                if index == len(segments):
+                    break
+        queue.cursor = seq
+        return found
+
+    def _plain_in(self, segment: Segment, index: int, seq: int, want: int, found: list[int]) -> int:
+        """Adds what one segment has to give from `seq` on; where to go on."""
+        try:
+            marks, extras = segment.marks, segment.columns.extras
+        except Cold:
+            _need_columns(self.topic.segments[index : index + LOAD_AHEAD])
+            raise
+        first, count = segment.first, segment.count
+        if not extras and seq > self.queue.check_upto:
+            if marks is None:
+                stop = min(first + count, seq + want - len(found))
+                found.extend(range(seq, stop))
+                return stop
+            at = seq - first
+            while len(found) < want:
+                at = marks.find(0, at, count)
+                if at < 0:
+                    return first + count
+                found.append(first + at)
+                at += 1
+            return first + at
+        return self._plain_among(segment, seq, want, found)
+
+    def _plain_among(self, segment: Segment, seq: int, want: int, found: list[int]) -> int:
+        """The same where some jobs are special: those have a place of their own."""
+        marks, extras, check_upto = segment.marks, segment.columns.extras, self.queue.check_upto
+        first, end = segment.first, min(segment.end, seq + EXAMINE_MAX)
+        while seq < end and len(found) < want:
+            at = seq - first
+            dead = marks is not None and marks[at]
+            special = at in extras and terms_of(extras[at]) is not None
+            if not dead and not special and not (seq <= check_upto and self._elsewhere(seq)):
+                found.append(seq)
+            seq += 1
+        return seq
+
+
+def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
+    """Ascending seqs of live records as unbroken runs within a segment: segment, first position, one past the last."""
+    at = 0
+    while at < len(seqs):
+        seq = seqs[at]
+        segment = topic.segments[topic.index_of(seq)]
+        first, stop, upto = segment.first, at + 1, min(len(seqs), at + segment.end - seq)
+        while stop < upto and seqs[stop] - seq == stop - at:
+            stop += 1
+        yield segment, seq - first, seq - first + stop - at
+        at = stop
+
+
+def _need_marks(topic: Topic, seqs: list[int]) -> None:
+    """Raises one `Cold` for the marks of all segments that hold one of `seqs`, as far as they are not in memory."""
+    needs = Needs()
+    end = topic.earliest
+    for seq in sorted(seqs):
+        if end <= seq <= topic.head:
+            segment = topic.segments[topic.index_of(seq)]
+            end = segment.end
+            try:
+                segment.marks  # noqa: B018 - raises if they are not in memory
+            except Cold as cold:
+                needs.add(cold)
+    needs.check()
+
+
+def _need_columns(segments: list[Segment]) -> None:
+    """Raises one `Cold` for the columns and marks of these segments, as far as they are not in memory."""
+    needs = Needs()
+    for segment in segments:
+        if segment.live and not needs.full:
+            try:
+                segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+            except Cold as cold:
+                needs.add(cold)
+    needs.check()
+
+
+class Stored(NamedTuple):
+    """A record as it is kept, and what has to be said of its tag, which is kept beside it."""
+
+    row: bytes  # {"$seq":7,"$ts":…},
+    tag: bytes  # `"$tag":"x",`, or nothing
+
+    def whole(self) -> bytes:
+        """The record as a JSON object."""
+        return b"{%b%b" % (self.tag, self.row[1:-1])
+
+    def with_fields(self, seq: int, fields: bytes) -> bytes:
+        """The record as a JSON object with more fields behind its seq."""
+        return b'{"$seq":%d,%b%b%b' % (seq, fields, self.tag, self.row[9 + len(str(seq)) : -1])
+
+
+class TooMuch(Exception):
+    """The records together pass the bytes that one answer may have."""
+
+
+def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[Stored]:
+    """The records, in order. Raises one `Cold` for all there is to fetch, or `Damaged`, or `TooMuch`.
+
+    Where the `Cold` says that there is more than one load may ask for, ask for fewer records.
+    """
+    found: list[Stored] = []
+    needs = Needs()
+    used_bytes = 0
+    for segment, low, high in runs(topic, seqs):
+        if needs.more:
+            break
+        try:
+            columns = segment.columns
+        except Cold:
+            needs.add(Cold([segment.need(low, high, max_bytes=max_bytes)]))
+            continue
+        try:
+            ends = columns.offsets[low : high + 1].tolist()
+            base = ends[0]
+            used_bytes += ends[-1] - base
+            if max_bytes is not None and used_bytes > max_bytes and len(seqs) > 1:
+                raise TooMuch
+            blob = bytes(segment.read(low, high))
+        except Cold as cold:
+            needs.add(cold)
+            continue
+        tags = repeat(b"") if columns.tags is None else _tag_fields(columns, columns.tags[low:high].tolist())
+        found += [
+            Stored(blob[start - base : end - base], tag) for start, end, tag in zip(ends, ends[1:], tags, strict=False)
+        ]
+    needs.check()
+    return found
+
+
+def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
+    """What `Stored.tag` holds for each of them. Jobs beside each other often have the same."""
+    known = {0: b""}
+    for tag_id in tag_ids:
+        field = known.get(tag_id)
+        if field is None:
+            field = known[tag_id] = b'"$tag":%b,' % encode_json(columns.tag_names.name_of(tag_id))
+        yield field
+
+
+def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
+    """How many of the seqs, in their order, fit into `max_bytes`; at least one. Raises `Cold` like `rows`."""
+    used, needs = 0, Needs()
+    for n, seq in enumerate(seqs):
+        segment = topic.segments[topic.index_of(seq)]
+        try:
+            offsets, at = segment.columns.offsets, seq - segment.first
+        except Cold as cold:
+            needs.add(cold)
+            if needs.more:
+                break
+            continue
+        used += offsets[at + 1] - offsets[at]
+        if used > max_bytes and not needs.found:
+            return max(n, 1)
+    needs.check()
+    return len(seqs)

@@ -1,0 +1,455 @@
+"""The one way records are read: `diff`, streams and bulk readers all come through here.
+
+In this order, for every seq from the cursor on: the floor (a tombstone where something was lost below it), TTL,
+deleted, node filter, tag filter, deliver. A skipped seq moves the cursor like a delivered one. Where nothing in the
+range is skipped, the answer is one slice of the stored bytes.
+
+A read that meets records which are not in memory goes on to find out what else it needs, and raises one `Cold` for all
+of it. If evictions have moved the beginning of the answer since that was fetched, so that it would need yet more, it
+ends there: a reader at the front of a topic that loses records all the time is answered, too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from topics.engine import retention
+from topics.engine.state.topic import Topic
+from topics.model.records import DEFAULT_BATCH_BYTES, MAX_EXAMINED, STORED_FORM, Projection, TagMatch
+from topics.storage.segments.cold import Cold, Needs
+from topics.storage.segments.columns import render_without, runs
+from topics.storage.segments.segment import Damaged, Rendered, Segment
+
+Span = tuple[Segment, int, int]  # first position, position after the last
+
+AHEAD_BYTES = 64 << 10  # fetched at least where a read begins: an eviction may move its beginning until it comes again
+NEAR_BYTES = 4096  # records that are no further apart are read together,
+GROUP_BYTES = 1 << 20  # up to this many bytes of them
+STRETCH = 256  # seqs looked at in one go where some are skipped
+LENT_BYTES = 64 << 10  # a smaller piece is copied: it may be put together with others, which only the kernel may do
+
+
+class Query(Struct, kw_only=True, gc=False):
+    """What a reader wants: already checked and clamped."""
+
+    from_seq: int = 0
+    limit: int = 256
+    max_bytes: int = DEFAULT_BATCH_BYTES
+    nodes: frozenset[str] | None = None
+    match: TagMatch | None = None
+    projection: Projection = STORED_FORM
+    from_ts: int | None = None
+    epoch: int | None = None
+    upto: int | None = None  # highest seq this reader may see; None for the head
+    examine: int = MAX_EXAMINED
+    plain: bool = False  # whether it asks for nothing but a cursor, a limit and a byte budget
+    lend: bool = False  # whether what is found goes to a socket as it is: large pieces are lent then (`Segment.lend`)
+    spans: bool = False  # whether to tell where each part comes from, for a reader that goes on with the columns
+
+
+class Tombstone(Struct, gc=False):
+    """A range the reader wanted and nobody has any more."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+class Reading(Struct, gc=False):
+    """What came of it. `parts` are rendered records, each with a comma behind it."""
+
+    parts: list[Rendered]
+    count: int
+    next_from_seq: int
+    scanned: int
+    tombstone: Tombstone | None = None
+    spans: list[Span] | None = None  # of each part, where asked for
+    missing: Needs | None = None  # while the read goes on only to find out what it needs: `parts` are not all there
+    at_front: bool = False  # whether it begins where the topic does: evictions move that on
+    moved: bool = False  # whether they have, since its records were fetched
+
+    def body(self) -> list[bytes | memoryview]:
+        """The parts without the last comma: what stands between the brackets of a JSON array."""
+        if not self.parts:
+            return []
+        return [*self.parts[:-1], memoryview(self.parts[-1])[:-1]]
+
+
+def expire_and_read(topic: Topic, query: Query, now_ms: int) -> Reading:
+    """Expire the topic's records up to `now_ms`, then return everything `query` may have of it.
+
+    Raises `Cold` where that needs the disk: load, and ask again.
+    """
+    try:
+        if query.plain:
+            try:
+                if (reading := _read_whole(topic, query)) is not None:
+                    return reading
+            except Cold:
+                pass  # the long way finds everything that is needed
+        return _read(topic, query, now_ms)
+    except Damaged as damage:
+        return retention.read_past(topic, damage, lambda: _read(topic, query, now_ms))
+
+
+def _read_whole(topic: Topic, query: Query) -> Reading | None:
+    """What `_read` says in the case nearly all readers are in: within one segment, where nothing can be missing.
+
+    None where it might be.
+    """
+    from_seq, segment, is_open = query.from_seq, topic.segments[-1], True
+    if from_seq + 1 < topic.earliest or from_seq > topic.head or topic.config.ttl_ms or topic.has_holes:
+        return None
+    if from_seq + 1 < segment.first:
+        segment, is_open = topic.segments[topic.index_of(from_seq + 1)], False
+    low, count = from_seq + 1 - segment.first, segment.count
+    if low < 0 or segment.marks is not None:
+        return None
+    stop = low + query.limit
+    if stop > count:
+        if not is_open:
+            return None
+        stop = count
+    if low == stop:
+        return Reading([], 0, from_seq, 0)
+    offsets = segment.columns.offsets
+    size = offsets[stop] - offsets[low]
+    if size > query.max_bytes:
+        return None
+    piece = segment.lend(low, stop) if query.lend and size >= LENT_BYTES else segment.read(low, stop)
+    return Reading([piece], stop - low, from_seq + stop - low, stop - low)
+
+
+def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
+    if topic.config.ttl_ms:
+        retention.need_for_expiry(topic, now_ms)
+        retention.expire(topic, now_ms)
+    start, tombstone = _gate(topic, query)
+    head = topic.head if query.upto is None else min(topic.head, query.upto)
+    reading = Reading([], 0, start - 1, 0, tombstone, [] if query.spans else None)
+    reading.at_front = start > query.from_seq + 1
+    if start > head:
+        return reading
+    stop = min(head + 1, start + query.examine)
+    if topic.has_holes:
+        if topic.losses.covering(start) is not None:  # a tombstone an answer: this one is for the next
+            return reading
+        if (hole := topic.losses.next_from(start)) is not None:
+            stop = min(stop, hole)
+    segment = topic.segments[-1]
+    if start >= segment.first:  # the tail, where most readers are
+        _take(segment, start - segment.first, stop - segment.first, query, topic, reading, query.max_bytes)
+    else:
+        _take_all(topic, start, stop, query, reading)
+        if reading.missing is not None:
+            reading.missing.check()
+    reading.scanned = reading.next_from_seq - start + 1
+    return reading
+
+
+def _take_all(topic: Topic, start: int, stop: int, query: Query, reading: Reading) -> None:
+    """Adds what seqs [start, stop) have to give, segment by segment."""
+    left = query.max_bytes
+    for segment, low, high in topic.spans(start, stop):
+        if not segment.live:
+            continue
+        try:
+            left = _take(segment, low, high, query, topic, reading, left)
+        except Cold as cold:
+            if reading.moved:
+                reading.next_from_seq = segment.first + low - 1
+            else:
+                _need_columns(topic, segment.first + low, stop, query, reading, cold)
+            return
+        if left <= 0 or reading.count >= query.limit:
+            return
+    reading.next_from_seq = stop - 1
+
+
+def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Reading, cold: Cold) -> None:
+    """Notes that columns are needed from seq `start` on: of as many segments as the read is sure to look at."""
+    missing = reading.missing = reading.missing or Needs()
+    filtered = query.match is not None or bool(query.nodes)
+    records, left_bytes = query.limit - reading.count, query.max_bytes
+    for segment, low, high in topic.spans(start, stop):
+        if missing.full or (not filtered and (records <= 0 or left_bytes <= 0)):
+            return
+        if not segment.live:
+            continue
+        try:
+            segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
+        except Cold as this:
+            if not filtered and segment.live == segment.count:
+                # Nothing in the segment is skipped: its data can come together with its columns.
+                ahead_bytes = 0 if reading.count or missing.found else AHEAD_BYTES
+                upto = min(high, low + records)
+                need = segment.need(low, upto, at_least_bytes=ahead_bytes, max_bytes=left_bytes)
+                missing.add(Cold([need]))
+            else:
+                missing.add(this)
+        records -= min(high - low, segment.live)
+        left_bytes -= segment.live_bytes * (high - low) // segment.count
+    if not missing.found:
+        missing.add(cold)  # another thread has just loaded the columns: the next try finds them
+
+
+def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
+    """Where reading starts, and what the reader has to be told first."""
+    from_seq, earliest, head = query.from_seq, topic.earliest, topic.head
+    start = from_seq + 1
+    if from_seq > head or (query.epoch is not None and query.epoch != topic.epoch):
+        if query.from_ts is not None:
+            start = max(earliest, _first_at(topic, query.from_ts))
+        else:
+            start = earliest
+        missed = topic.count + topic.losses.within(1, head)[0]
+        return start, Tombstone(1, head, "recreated", missed, earliest, head)
+    if query.from_ts is not None and query.from_ts > topic.lost_ts:
+        start = max(start, _first_at(topic, query.from_ts))
+    if start < topic.evict_floor:
+        missed, reason = topic.losses.within(start, earliest - 1)
+        tombstone = Tombstone(start, earliest - 1, reason, missed, earliest, head)
+        start = earliest
+        if query.from_ts is not None:
+            start = max(start, _first_at(topic, query.from_ts))
+        return start, tombstone
+    start = max(start, earliest)
+    if topic.has_holes and (run := topic.losses.covering(start)) is not None:
+        _, last, reason = run
+        return last + 1, Tombstone(start, last, reason, last - start + 1, earliest, head)
+    return start, None
+
+
+def _first_at(topic: Topic, from_ts: int) -> int:
+    """The seq of the first retained record committed at or after `from_ts`; head + 1 if there is none."""
+    for segment in topic.segments:
+        if segment.count and segment.max_ts >= from_ts:
+            return segment.first + bisect_left(segment.columns.ts, from_ts)
+    return topic.head + 1
+
+
+def _take(
+    segment: Segment, low: int, high: int, query: Query, topic: Topic, reading: Reading, budget_bytes: int
+) -> int:
+    """Adds what [low, high) of one segment has to give; the byte budget that is left, 0 when it is spent."""
+    stop = min(high, low + query.limit - reading.count)
+    if query.nodes or query.match is not None or segment.marks is not None:
+        nodes = query.nodes if topic.config.dedupe_node else None
+        if not _unbroken(segment, low, stop, nodes, query.match):
+            return _take_filtered(segment, low, high, query, nodes, reading, budget_bytes)
+    offsets = segment.columns.offsets
+    start_at = offsets[low]
+    if offsets[stop] - start_at > budget_bytes:
+        # Stops before the record that would pass the budget, but never before the first of the answer.
+        stop = bisect_right(offsets, start_at + budget_bytes, low, stop) - 1
+        if stop <= low:
+            if reading.count:
+                reading.next_from_seq = segment.first + low - 1
+                return 0
+            stop = low + 1
+        spent = True
+    else:
+        spent = False
+    upto = _add(segment, [(low, stop - 1)], query, reading)
+    if upto < stop:
+        stop, spent = upto, True
+    reading.count += stop - low
+    reading.next_from_seq = segment.first + stop - 1
+    return 0 if spent else budget_bytes - (offsets[stop] - start_at)
+
+
+def _unbroken(segment: Segment, low: int, high: int, nodes: frozenset[str] | None, match: TagMatch | None) -> bool:
+    """Whether nothing in [low, high) is skipped, as far as that is cheap to know."""
+    if match is not None:
+        return False
+    if segment.marks is not None and segment.marks.count(0, low, high) != high - low:
+        return False
+    return not nodes or not len(segment.columns.from_nodes(nodes, low, high))
+
+
+def _take_filtered(
+    segment: Segment,
+    low: int,
+    high: int,
+    query: Query,
+    nodes: frozenset[str] | None,
+    reading: Reading,
+    budget_bytes: int,
+) -> int:
+    """Like `_take` where some of the range is skipped, a stretch at a time so that a small read looks at little."""
+    at = low
+    while at < high and budget_bytes > 0 and reading.count < query.limit:
+        stop = min(high, at + max(2 * (query.limit - reading.count), STRETCH))
+        kept = _kept(segment, at, stop, nodes, query.match)
+        budget_bytes = _take_some(segment, kept, stop, query, reading, budget_bytes)
+        at = reading.next_from_seq + 1 - segment.first
+    return budget_bytes
+
+
+def _kept(
+    segment: Segment, low: int, high: int, nodes: frozenset[str] | None, match: TagMatch | None
+) -> npt.NDArray[np.intp]:
+    """Positions in [low, high) that are live and that no filter drops."""
+    columns = segment.columns
+    keep = np.ones(high - low, np.bool_)
+    if segment.marks is not None:
+        keep &= np.frombuffer(segment.marks, np.uint8)[low:high] == 0
+    if nodes:
+        keep[columns.from_nodes(nodes, low, high) - low] = False
+    if match is not None:
+        hit = np.zeros(high - low, np.bool_)
+        hit[columns.matching(match, low, high) - low] = True
+        keep &= hit
+    return np.flatnonzero(keep) + low
+
+
+def _take_some(
+    segment: Segment, kept: npt.NDArray[np.intp], high: int, query: Query, reading: Reading, budget_bytes: int
+) -> int:
+    """Like `_take` where some of the range is skipped: the kept positions as few slices."""
+    want = query.limit - reading.count
+    chosen = kept[:want]
+    offsets = np.frombuffer(segment.columns.offsets, np.uint32)
+    used_bytes = np.cumsum(offsets[chosen + 1].astype(np.int64) - offsets[chosen])
+    fits = int(np.searchsorted(used_bytes, budget_bytes, "right"))
+    if not fits and not reading.count:
+        fits = 1  # never less than one record an answer
+    left = budget_bytes - (int(used_bytes[fits - 1]) if fits and len(chosen) else 0)
+    if fits < len(chosen):
+        # Everything up to the record that did not fit has been looked at, unless nothing at all is left to spend.
+        stop_at = int(chosen[fits]) - 1 if left > 0 else int(chosen[fits - 1])
+        left = 0
+    elif len(chosen) == want or left <= 0:
+        stop_at = int(chosen[-1])
+    else:
+        stop_at = high - 1
+    for pieces in _groups(segment, runs(chosen[:fits])):
+        if not _add_group(segment, pieces, query, reading):
+            return 0
+    reading.next_from_seq = segment.first + stop_at
+    return left
+
+
+def _groups(segment: Segment, pieces: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Unbroken runs of records, both ends inclusive, in groups that lie so close together that one read gets all."""
+    offsets = segment.columns.offsets
+    group: list[tuple[int, int]] = []
+    begin = end = 0
+    for piece in pieces:
+        first, last = piece
+        start, stop = offsets[first], offsets[last + 1]
+        if group and (start - end > NEAR_BYTES or stop - begin > GROUP_BYTES):
+            yield group
+            group = []
+        if not group:
+            begin = start
+        group.append(piece)
+        end = stop
+    if group:
+        yield group
+
+
+def _add_group(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading: Reading) -> bool:
+    """Adds the records of a group and counts them. False if the answer ends before it.
+
+    Where only records between them are damaged, the records are read one run at a time.
+    """
+    try:
+        upto = _add(segment, pieces, query, reading)
+    except Damaged as damage:
+        if len(pieces) == 1 or any(damage.concerns(np.arange(first, last + 1)) for first, last in pieces):
+            raise
+        return all(_add_group(segment, [piece], query, reading) for piece in pieces)
+    if upto <= pieces[-1][1]:
+        reading.next_from_seq = segment.first + pieces[0][0] - 1
+        return False
+    reading.count += sum(last + 1 - first for first, last in pieces)
+    return True
+
+
+def _add(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading: Reading) -> int:
+    """Adds the records of a group. The position after the last one: before the group's end if the answer ends there.
+
+    Once something is missing nothing is added: then a group counts as if it was, to find out what else is needed.
+    """
+    low, high = pieces[0][0], pieces[-1][1] + 1
+    missing = reading.missing
+    try:
+        whole = _read_piece(segment, low, high, query) if len(pieces) == 1 else segment.read(low, high)
+    except Cold as cold:
+        if reading.moved:
+            return low
+        held = None if reading.count else _held(segment, pieces, reading)
+        if held is None:
+            return _miss(segment, low, high, reading, cold)
+        whole, high = held
+        if len(pieces) == 1:
+            pieces = [(low, high - 1)]
+    if missing is None:
+        _add_parts(segment, pieces, whole, query, reading)
+    return high
+
+
+def _held(segment: Segment, pieces: list[tuple[int, int]], reading: Reading) -> tuple[Rendered, int] | None:
+    """The first records of an answer, out of what was fetched for a try that may have begun further in front."""
+    low, high = pieces[0][0], pieces[-1][1] + 1
+    held = segment.read_held(low, high)
+    if held is None:
+        return None
+    moved = reading.at_front and held.first != low
+    if held.upto < high and (len(pieces) > 1 or not moved):
+        return None
+    reading.moved = moved
+    return held.data, held.upto
+
+
+def _miss(segment: Segment, low: int, high: int, reading: Reading, cold: Cold) -> int:
+    """Notes that [low, high) is needed."""
+    if reading.missing is None:
+        reading.missing = Needs()
+        if not reading.count:
+            cold = Cold([segment.need(low, high, at_least_bytes=AHEAD_BYTES)])
+    reading.missing.add(cold)
+    return low if reading.missing.more else high
+
+
+def _add_parts(
+    segment: Segment, pieces: list[tuple[int, int]], whole: Rendered, query: Query, reading: Reading
+) -> None:
+    offsets, projection = segment.columns.offsets, query.projection
+    base = offsets[pieces[0][0]]
+    for first, last in pieces:
+        blob = whole if len(pieces) == 1 else bytes(whole[offsets[first] - base : offsets[last + 1] - base])
+        if projection is not STORED_FORM and not projection.is_stored_form:
+            blob = _project(segment, blob, range(first, last + 1), projection)
+        reading.parts.append(blob)
+        if reading.spans is not None:
+            reading.spans.append((segment, first, last + 1))
+
+
+def _read_piece(segment: Segment, low: int, high: int, query: Query) -> Rendered:
+    if query.lend and segment.columns.offsets[high] - segment.columns.offsets[low] >= LENT_BYTES:
+        return segment.lend(low, high)
+    return segment.read(low, high)
+
+
+def _project(segment: Segment, blob: Rendered, positions: range, projection: Projection) -> bytes:
+    """The same records in another form, one by one."""
+    columns = segment.columns
+    offsets = columns.offsets
+    base = offsets[positions.start]
+    return b"".join(
+        render_without(
+            blob[offsets[at] - base : offsets[at + 1] - base], columns, at,
+            tags=projection.tags, meta=projection.meta, data=projection.data,
+        )
+        for at in positions
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""A bulk read: a range of a topic in slices of a few hundred kilobytes, through the same `read` as everything else.
+
+Nothing is held between two slices but a cursor, so a slow reader costs no memory and a topic may change meanwhile: what
+is lost before its slice comes up is told by a tombstone, as it would be to somebody who pages with `diff`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from topics.engine.read.read import Query, Reading, Tombstone
+from topics.engine.state.topic import Topic
+from topics.storage.segments.run import Slice
+from topics.storage.segments.segment import Rendered
+
+SLICE_BYTES = 384 << 10
+NO_LIMIT = 1 << 62
+NEAR = 64  # seqs: what is skipped between two parts of one run at most
+
+Read = Callable[[Query], tuple[Topic, Reading]]
+
+
+class Step(Struct, eq=False):
+    """One slice. The tombstone, if any, lies before the records."""
+
+    topic: Topic
+    tombstone: Tombstone | None
+    slices: list[Slice]
+    next_from_seq: int
+    done: bool  # the range has come to its end
+
+
+class Scan:
+    """A cursor over (from_seq, upto_seq] of a topic, or up to the head as it was met first."""
+
+    def __init__(self, query: Query, *, upto_seq: int | None, slice_bytes: int = SLICE_BYTES) -> None:
+        query.limit, query.max_bytes, query.spans = NO_LIMIT, slice_bytes, True
+        query.upto = upto_seq
+        self.query = query
+        self._upto_seq = upto_seq
+        self._begun = False
+
+    def step(self, read: Read) -> Step:
+        """The next slice. What `read` raises, `Cold` above all, leaves everything as it was: ask again."""
+        query = self.query
+        topic, reading = read(query)
+        gap = reading.tombstone
+        if not self._begun or (gap is not None and gap.reason == "recreated"):  # a new life has an end of its own
+            query.upto = topic.head if self._upto_seq is None else min(topic.head, self._upto_seq)
+            self._begun = True
+        assert query.upto is not None
+        query.epoch, query.from_ts, query.from_seq = topic.epoch, None, reading.next_from_seq
+        return Step(topic, gap, slices_of(reading), reading.next_from_seq, reading.next_from_seq >= query.upto)
+
+
+def slices_of(reading: Reading) -> list[Slice]:
+    """What was read, with the columns that go with it. Parts that lie close together in one segment become one."""
+    assert reading.spans is not None, "the query asked for spans"
+    found: list[Slice] = []
+    spans: list[tuple[int, int]] = []
+    parts: list[Rendered] = []
+    current = None
+    for (segment, low, high), part in zip(reading.spans, reading.parts, strict=True):
+        if spans and (segment is not current or low - spans[-1][1] > NEAR):
+            assert current is not None
+            found.append(Slice.of(current.columns, spans, parts))
+            spans, parts = [], []
+        current = segment
+        if spans and spans[-1][1] == low:
+            spans[-1] = (spans[-1][0], high)
+        else:
+            spans.append((low, high))
+        parts.append(part)
+    if spans:
+        assert current is not None
+        found.append(Slice.of(current.columns, spans, parts))
+    return found

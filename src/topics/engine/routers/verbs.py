@@ -1,0 +1,267 @@
+"""The verbs of routers. What they set going is in `forwarder`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from msgspec import Struct
+
+from topics.engine import retention
+from topics.engine.routers import replay
+from topics.engine.routers.copy import look_for, mark
+from topics.engine.routers.forwarder import Forwarder
+from topics.engine.routers.graph import Feed, Router, upstream
+from topics.engine.state.topic import Topic
+from topics.engine.write import apply
+from topics.engine.write.commit import Ticket
+from topics.errors import Code, TopicsError, topic_not_found
+from topics.model.names import check_router
+from topics.model.records import TagMatch
+from topics.model.router import RouterRequest, check_request, fan_in, router_cycle, router_not_found
+from topics.model.topic import TopicConfig
+from topics.storage.log import entry as log
+from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
+from topics.storage.segments.cold import Cold, Needs
+from topics.storage.segments.segment import Damaged, Segment
+
+
+class PutRouter(Struct):
+    router: Router
+    created: bool
+
+
+class DroppedRouter(Struct):
+    name: str
+    deleted: bool
+
+
+class Preview(Struct):
+    source: Topic
+    matched: int
+    bytes: int
+    scanned: int
+    first: int | None
+    last: int | None
+
+
+class Routers(Forwarder):
+    """The routers of one engine."""
+
+    # --- verbs
+
+    def put(self, name: str, request: RouterRequest) -> Ticket:
+        """Creates or changes a router, and the topics it needs. Ends with `PutRouter`."""
+        config = check_request(name, request)
+        engine, table = self._engine, self.table
+        engine.commits.settle()
+        router = table.by_name.get(name)
+        limit = engine.limits.max_routers
+        if router is None and limit and len(table.by_name) >= limit:
+            raise _too_many("max_routers", limit)
+        source, dest = engine.topics.get(request.source), engine.topics.get(request.dest)
+        self._check_shape(router, request, source, dest)
+        if dest is None and not request.create_dest:
+            raise topic_not_found(request.dest)
+        if router is not None and router.feed.source is source and router.feed.dest is dest and router.config == config:
+            return Ticket.of(PutRouter(router, False))
+        creates = self._new_topics(
+            name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None
+        )
+        ids = {create.name: create.topic_id for create in creates}
+        moves = router is None or router.feed.source is not source or router.feed.dest is not dest
+        entry = RouterPut(
+            ids.get(request.source) or source.topic_id,  # type: ignore[union-attr]
+            table.next_id if router is None or moves else router.router_id,
+            name,
+            ids.get(request.dest) or dest.topic_id,  # type: ignore[union-attr]
+            config,
+            self._start(source, request) if router is None or moves else router.cursor,
+            engine.clock.now_ms(),
+        )
+        touched = {topic for topic in (source, dest) if topic is not None}
+        if router is not None:
+            touched |= {router.feed.source, router.feed.dest}
+        if source is not None:
+            touched |= set(upstream(source))
+        ticket = self._stage(
+            [*creates, *self._marks(touched), entry], lambda _: self._put_applied(creates, entry, router is None)
+        )
+        engine.commits.settle()
+        return ticket
+
+    def drop(self, name: str) -> Ticket:
+        """Ends with `DroppedRouter`; a router that is not there is no error."""
+        check_router(name)
+        self._engine.commits.settle()
+        router = self.table.by_name.get(name)
+        if router is None:
+            return Ticket.of(DroppedRouter(name, False))
+        entry = RouterDrop(router.feed.source.topic_id, router.router_id)
+
+        def take_effect(_: Ticket) -> DroppedRouter:
+            replay.drop_router(self._engine.state, entry)
+            return DroppedRouter(name, True)
+
+        touched = {router.feed.dest, *upstream(router.feed.source)}
+        ticket = self._stage([*self._marks(touched), entry], take_effect)
+        self._engine.commits.settle()
+        return ticket
+
+    def get(self, name: str) -> Router:
+        router = self.table.by_name.get(name)
+        if router is None:
+            check_router(name)
+            raise router_not_found(name)
+        return router
+
+    def page(
+        self,
+        *,
+        prefix: str,
+        source: str | None,
+        dest: str | None,
+        after: str,
+        limit: int,
+        prefixes: tuple[str, ...],
+        allowed: Callable[[Router], bool],
+    ) -> tuple[list[Router], bool]:
+        """Return routers by name behind `after`, and whether there are more: of those that `prefixes` cover and
+        `allowed` accepts.
+
+        Looks at the routers of the page, and at those that a filter leaves out: at most `max_routers`.
+        """
+        found = islice(
+            (
+                router
+                for router in self._candidates(source, dest, prefix=prefix, after=after, prefixes=prefixes)
+                if (source is None or router.feed.source.name == source)
+                and (dest is None or router.feed.dest.name == dest)
+                and allowed(router)
+            ),
+            limit + 1,
+        )
+        page = list(found)
+        return page[:limit], len(page) > limit
+
+    def _candidates(
+        self, source: str | None, dest: str | None, *, prefix: str, after: str, prefixes: tuple[str, ...]
+    ) -> Iterator[Router]:
+        """Routers by name that may be on a page: those around one topic where one is asked for."""
+        around = dest if source is None else source
+        if around is None:
+            for name in self.table.names.visible(prefixes, prefix=prefix, after=after):
+                yield self.table.by_name[name]
+        elif (topic := self._engine.topics.get(around)) is not None:
+            for router in self.table.around(topic):
+                name = router.name
+                if name > after and name.startswith(prefix) and (not prefixes or name.startswith(prefixes)):
+                    yield router
+
+    def expire_and_preview(
+        self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None
+    ) -> Preview:
+        """Expire the source's records, then count what a filter would forward of them. Raises `Cold` like a read."""
+        if source.config.ttl_ms:
+            retention.need_for_expiry(source, self._engine.clock.now_ms())
+            retention.expire(source, self._engine.clock.now_ms())
+
+        def look() -> Preview:
+            return self._preview(source, match, from_seq=from_seq, from_ts=from_ts)
+
+        try:
+            return look()
+        except Damaged as damage:
+            return retention.read_past(source, damage, look)
+
+    def _preview(self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None) -> Preview:
+        start = max(from_seq + 1, source.earliest)
+        found, needs = Preview(source, 0, 0, 0, None, None), Needs()
+        for segment, low, high in source.spans(start, source.head + 1):
+            if not segment.live or (from_ts is not None and segment.max_ts < from_ts):
+                continue
+            try:
+                self._preview_segment(found, segment, low, high, match, from_ts)
+            except Cold as cold:
+                needs.add(cold)
+        needs.check()
+        return found
+
+    def _preview_segment(
+        self, found: Preview, segment: Segment, low: int, high: int, match: TagMatch | None, from_ts: int | None
+    ) -> None:
+        part = look_for(segment, match, low, high, from_ts=from_ts)
+        found.scanned += part.live
+        found.matched += part.count
+        found.bytes += part.size_bytes
+        if part.count:
+            found.last = segment.first + part.last
+            found.first = segment.first + part.first if found.first is None else found.first
+
+    # --- inside the verbs
+
+    def _check_shape(
+        self, router: Router | None, request: RouterRequest, source: Topic | None, dest: Topic | None
+    ) -> None:
+        """One source a destination, and no way back unless asked for."""
+        if dest is not None and dest.links is not None and dest.links.fed is not None:
+            feed: Feed = dest.links.fed
+            if feed.source is not source and feed.routers != [router]:
+                raise fan_in(dest.name, feed.source.name)
+        if source is not None and not request.allow_cycle:
+            line = upstream(source, without=router)
+            if dest in line:
+                line = line[: line.index(dest) + 1]
+                raise router_cycle([source.name, *(topic.name for topic in reversed(line))])
+
+    def _new_topics(self, names: Iterable[str]) -> list[log.Create]:
+        engine = self._engine
+        wanted = list(names)
+        limit = engine.limits.max_topics
+        if wanted and limit and len(engine.topics) + len(wanted) > limit:
+            raise _too_many("max_topics", limit)
+        return [engine._new_topic(name, TopicConfig()) for name in wanted]
+
+    def _start(self, source: Topic | None, request: RouterRequest) -> int:
+        """The cursor of a new router. What the source has lost before is nothing that it could miss."""
+        if source is None:
+            return 0
+        if source.config.ttl_ms:
+            retention.expire(source, self._engine.clock.now_ms())
+        if request.from_ts is not None:
+            return max(retention.expired_before(source, request.from_ts), source.earliest) - 1
+        if request.from_seq is not None:
+            return min(max(request.from_seq, source.earliest - 1), source.head)
+        return source.head
+
+    def _put_applied(self, creates: list[log.Create], entry: RouterPut, created: bool) -> PutRouter:
+        engine = self._engine
+        for create in creates:
+            engine.commits.creating.pop(create.name, None)
+            apply.create(engine.state, create)
+        router = replay.put_router(engine.state, entry)
+        assert router is not None
+        self.follow(router.feed.source)
+        self._enqueue(router.feed)
+        return PutRouter(router, created)
+
+    def _stage(self, entries: list[Any], take_effect: Callable[[Ticket], Any]) -> Ticket:
+        ticket = Ticket()
+        ticket.apply = take_effect
+        if self._engine.logged:
+            ticket.frame = b"".join(map(log.encode, entries))
+            ticket.gated = True
+        self._engine.commits.stage(ticket)
+        return ticket
+
+    def _marks(self, topics: set[Topic]) -> list[Mark]:
+        linked = sorted((topic for topic in topics if topic.links is not None), key=lambda topic: topic.topic_id)
+        return [mark(topic.links, head=topic.head, out=True, holds=False) for topic in linked]
+
+
+def _too_many(name: str, limit: int) -> TopicsError:
+    return TopicsError(
+        Code.THROTTLED, f"the server holds as much as {name} allows ({limit})", detail={"limit": name, "max": limit},
+        retry_after_ms=1000,
+    )  # fmt: skip

@@ -1,0 +1,43 @@
+"""What a producer may ask for a job: priority, and not before a certain time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topics.engine.state.leases import Terms, pack_terms
+from topics.errors import TopicsError, invalid
+from topics.model.queue import MAX_DELIVER_AT
+from topics.model.records import NewRecord
+
+
+def job_terms(records: Sequence[NewRecord], ts: int) -> dict[int, bytes] | None:
+    """What has to be remembered of each job, by position. Empty where nothing has, None where nobody asked."""
+    asked = [
+        at
+        for at, record in enumerate(records)
+        if record.priority is not None or record.delay_ms is not None or record.deliver_at is not None
+    ]
+    if not asked:
+        return None
+    found = {}
+    for at in asked:
+        terms = Terms(records[at].priority or 0, _due_ms(records[at], at, ts))
+        if terms.priority or terms.due_ms > ts:
+            found[at] = pack_terms(terms)
+    return found
+
+
+def _due_ms(record: NewRecord, at: int, ts: int) -> int:
+    if record.delay_ms is not None and record.deliver_at is not None:
+        raise invalid("a job takes delay_ms or deliver_at, not both", field=f"records[{at}].deliver_at")
+    if record.delay_ms is not None:
+        due_ms, field = ts + record.delay_ms, "delay_ms"
+    else:
+        due_ms, field = record.deliver_at or 0, "deliver_at"
+    if due_ms > MAX_DELIVER_AT:
+        raise invalid(f"{field} is too far away", field=f"records[{at}].{field}")
+    return due_ms
+
+
+def only_for_queues() -> TopicsError:
+    return invalid("priority, delay_ms and deliver_at are for jobs: the topic is a log", field="records")

@@ -1,0 +1,425 @@
+"""Which jobs of a queue are out, and which may go out next: everything about jobs but the jobs themselves.
+
+The jobs are the topic's records. A job that nobody has claimed yet costs nothing here: a cursor walks over the log. An
+object exists only for a job that was handed out (`Job`), and a number or two for one that waits for its time or has a
+priority. In which of these places a live job is, is its state:
+
+    leases     held by a worker until its deadline
+    leaving    taken out by an ack or a nack whose entry is on its way to the log
+    reclaim    was out, may go out again: served first, the one that waited longest before the others
+    resting    was out and may go out again, but not before its time
+    later      never went out, not before its time
+    lanes      never went out; has a priority, or had to wait for its time (a seq may stay that is elsewhere or gone)
+    the log    all others, from `cursor` on
+
+Nothing here reads a clock or a file. Expiry is lazy: `expire` is told the time before anything is decided or counted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from topics.engine.state.topic import Topic
+
+PRIORITIES = 10
+STALE_MAX = 4096  # outdated marks that a heap may hold beyond its use before it is built anew
+
+
+class Terms(Struct, array_like=True, frozen=True, gc=False):
+    """What a producer asked for a job: how urgent it is, and not to hand it out before `due_ms` (0: at once)."""
+
+    priority: int = 0
+    due_ms: int = 0
+
+
+class Extra(Struct, frozen=True, omit_defaults=True, gc=False):
+    """What the engine keeps of a record and no reader sees; other parts of the engine have keys of their own in it."""
+
+    q: Terms | None = None
+
+
+_encode_extra = msgspec.msgpack.Encoder().encode
+_decode_extra = msgspec.msgpack.Decoder(Extra).decode
+
+
+def pack_terms(terms: Terms) -> bytes:
+    return _encode_extra(Extra(terms))
+
+
+def terms_of(extra: bytes) -> Terms | None:
+    """The queue's part of what is kept of a record, if it has one."""
+    try:
+        return _decode_extra(extra).q
+    except msgspec.MsgspecError:
+        return None
+
+
+class Holder:
+    """A connection that jobs are pushed to: which ones it holds, and whom to tell when that changes."""
+
+    __slots__ = ("changed", "held")
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self.held: set[int] = set()
+        self.changed = changed
+
+
+class Job:
+    """A job that was handed out at least once. The lease fields count only while it is in `leases` or `leaving`."""
+
+    __slots__ = ("deadline_ms", "deliveries", "due_ms", "holder", "lease", "node", "priority", "seq")
+
+    def __init__(self, seq: int, priority: int | None = None, deliveries: int = 0) -> None:
+        self.seq = seq
+        self.priority = priority  # None for a job that came from the log itself
+        self.deliveries = deliveries
+        self.lease = 0
+        self.node = ""
+        self.deadline_ms = 0
+        self.due_ms = 0
+        self.holder: Holder | None = None
+
+    @property
+    def lease_id(self) -> str:
+        return f"lease_{self.lease:x}"
+
+
+class Lane:
+    """Seqs in the order in which they may go out; taken from the front."""
+
+    __slots__ = ("at", "seqs")
+
+    def __init__(self, seqs: Iterable[int] = ()) -> None:
+        self.seqs = array("Q", seqs)
+        self.at = 0
+
+    def __len__(self) -> int:
+        return len(self.seqs) - self.at
+
+    def trim(self) -> None:
+        """Lets go of what was taken, seldom enough to cost nothing."""
+        if self.at == len(self.seqs) or (self.at > 1024 and self.at * 2 > len(self.seqs)):
+            del self.seqs[: self.at]
+            self.at = 0
+
+
+class Leases:
+    """The state of one queue beside its log."""
+
+    __slots__ = (
+        "_due", "_expiry", "_expiry_jobs", "_serial", "check_upto", "cursor", "dead_letter_error", "dead_lettered",
+        "freed", "lanes", "last_lease", "later", "leases", "leaving", "reclaim", "resting", "served", "topic", "turn",
+    )  # fmt: skip
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.leases: dict[int, Job] = {}
+        self.leaving: dict[int, Job] = {}
+        self.reclaim: OrderedDict[int, Job] = OrderedDict()
+        self.resting: dict[int, Job] = {}
+        self.later: dict[int, int] = {}  # seq → due_ms * 16 + priority
+        self.lanes = [Lane() for _ in range(PRIORITIES)]
+        self.cursor = 0  # below it, the log itself has no job left to hand out
+        self.check_upto = 0  # up to here, the cursor may meet jobs that are already in one of the places above
+        self.turn = 0  # jobs handed out while more than one lane had some
+        self.served = [0] * PRIORITIES  # the turn at which each lane was served last
+        self.last_lease = 0
+        self.dead_lettered = 0
+        self.dead_letter_error: str | None = None  # why jobs could not be moved away when that was last tried
+        self.freed: Callable[[], None] | None = None  # told when jobs became claimable other than by being written
+        self._expiry: list[tuple[int, int, list[Job]]] = []  # heap: deadline, serial, the jobs that got it together
+        self._expiry_jobs = 0
+        self._due: list[tuple[int, int]] = []  # heap: due_ms, seq
+        self._serial = 0
+
+    # --- counting
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.leases) + len(self.leaving)
+
+    @property
+    def delayed(self) -> int:
+        return len(self.resting) + len(self.later)
+
+    @property
+    def ready(self) -> int:
+        """Claimable now: every live job that is neither out nor waiting for its time."""
+        return self.topic.count - self.in_flight - self.delayed
+
+    # --- time
+
+    def expire(self, now_ms: int) -> None:
+        """Return jobs whose lease has ended to the queue, and admit jobs whose time has come."""
+        expiry = self._expiry
+        while expiry and expiry[0][0] < now_ms:
+            deadline_ms, _, jobs = heappop(expiry)
+            self._expiry_jobs -= len(jobs)
+            for job in jobs:
+                if job.deadline_ms == deadline_ms and self.leases.get(job.seq) is job:
+                    del self.leases[job.seq]
+                    self._let_go(job)
+                    self.reclaim[job.seq] = job
+        due = self._due
+        while due and due[0][0] <= now_ms:
+            due_ms, seq = heappop(due)
+            job_or_none = self.resting.get(seq)
+            if job_or_none is not None:
+                if job_or_none.due_ms == due_ms:
+                    self.reclaim[seq] = self.resting.pop(seq)
+            elif self.later.get(seq, -1) >> 4 == due_ms:
+                self.lanes[self.later.pop(seq) & 15].seqs.append(seq)
+
+    def next_ms(self) -> int | None:
+        """When `expire` will next have something to do, if ever."""
+        # Bound: each round removes one entry of the heap.
+        while self._expiry and not any(
+            job.deadline_ms == self._expiry[0][0] and self.leases.get(job.seq) is job for job in self._expiry[0][2]
+        ):
+            self._expiry_jobs -= len(heappop(self._expiry)[2])
+        # Bound: each round removes one entry of the heap.
+        while self._due and not self._is_due(*self._due[0]):
+            heappop(self._due)
+        times = [self._expiry[0][0] + 1] if self._expiry else []
+        if self._due:
+            times.append(self._due[0][0])
+        return min(times, default=None)
+
+    def _is_due(self, due_ms: int, seq: int) -> bool:
+        job = self.resting.get(seq)
+        return job.due_ms == due_ms if job is not None else self.later.get(seq, -1) >> 4 == due_ms
+
+    # --- records come and go
+
+    def arrived(self, first: int, ts: int, extras: dict[int, bytes]) -> None:
+        """Records from `first` on were written; `extras` has those about which there is something to remember."""
+        for at, extra in extras.items():
+            terms = terms_of(extra)
+            if terms is None:
+                continue
+            if terms.due_ms > ts:
+                self.wait_until(first + at, terms)
+            else:
+                self.lanes[terms.priority].seqs.append(first + at)
+
+    def wait_until(self, seq: int, terms: Terms) -> None:
+        """A job that nobody had yet becomes claimable at its time."""
+        self.later[seq] = terms.due_ms << 4 | terms.priority
+        heappush(self._due, (terms.due_ms, seq))
+
+    def left(self, seqs: Iterable[int]) -> None:
+        """These records are gone for good, whatever became of them."""
+        for seq in seqs:
+            if (job := self.leases.pop(seq, None)) is not None:
+                self._let_go(job)
+            elif (job := self.leaving.pop(seq, None)) is not None:
+                self._let_go(job)
+            else:
+                self.reclaim.pop(seq, None)
+                self.resting.pop(seq, None)
+                self.later.pop(seq, None)
+
+    def left_range(self, low: int, high: int) -> None:
+        """The same for all of [low, high): in as many steps as there are records or jobs, whichever are fewer."""
+        places: list[Mapping[int, object]] = [self.leases, self.leaving, self.reclaim, self.resting, self.later]
+        touched = sum(map(len, places))
+        if high - low > touched:
+            self.left([seq for place in places for seq in place if low <= seq < high])
+        elif touched:
+            self.left(range(low, high))
+
+    # --- leases
+
+    def grant(
+        self, jobs: list[Job], node: str, first_lease: int, deadline_ms: int, holder: Holder | None = None
+    ) -> None:
+        """Hands the jobs to a worker: one more delivery each."""
+        leases = self.leases
+        for lease, job in enumerate(jobs, first_lease):
+            job.node, job.lease, job.deadline_ms, job.holder = node, lease, deadline_ms, holder
+            job.deliveries += 1
+            leases[job.seq] = job
+        self.last_lease = max(self.last_lease, first_lease + len(jobs) - 1)
+        if holder is not None:
+            holder.held.update(job.seq for job in jobs)
+        self._expire_at(deadline_ms, jobs)
+
+    def take_back(self, jobs: Iterable[Job]) -> None:
+        """As if they had never been handed out: what was to be told of it could not be written."""
+        for job in jobs:
+            if self.leases.get(job.seq) is job:
+                del self.leases[job.seq]
+                self._let_go(job)
+                job.deliveries -= 1
+                self.reclaim[job.seq] = job
+
+    def extend(self, jobs: Iterable[Job], deadline_ms: int) -> None:
+        extended = []
+        for job in jobs:
+            job.deadline_ms = deadline_ms
+            extended.append(job)
+        self._expire_at(deadline_ms, extended)
+
+    def take_out(self, jobs: Iterable[Job]) -> None:
+        """Held jobs: nobody else can do anything with them until their fate is in the log."""
+        for job in jobs:
+            del self.leases[job.seq]
+            self.leaving[job.seq] = job
+
+    def put_back(self, jobs: Iterable[Job]) -> None:
+        """The log refused: the leases are as they were."""
+        again: dict[int, list[Job]] = {}
+        for job in jobs:
+            if self.leaving.pop(job.seq, None) is not None:
+                self.leases[job.seq] = job
+                again.setdefault(job.deadline_ms, []).append(job)
+        for deadline_ms, group in again.items():
+            self._expire_at(deadline_ms, group)
+
+    def release(self, jobs: Iterable[Job], *, due_ms: int, now_ms: int) -> None:
+        """Back to the queue, at once or at `due_ms`."""
+        for job in jobs:
+            if self.leases.pop(job.seq, None) is None and self.leaving.pop(job.seq, None) is None:
+                continue  # gone meanwhile
+            self._let_go(job)
+            if due_ms > now_ms:
+                job.due_ms = due_ms
+                self.resting[job.seq] = job
+                heappush(self._due, (due_ms, job.seq))
+            else:
+                self.reclaim[job.seq] = job
+        self._shrink_due()
+
+    def touched(self, seq: int) -> bool:
+        """Whether the job is in a place of its own, so that the log and the lanes must not hand it out."""
+        return (
+            seq in self.leases or seq in self.reclaim or seq in self.resting or seq in self.later or seq in self.leaving
+        )
+
+    def find(self, seq: int) -> Job | None:
+        """The job, if it was ever handed out."""
+        for place in (self.leases, self.leaving, self.reclaim, self.resting):
+            if (job := place.get(seq)) is not None:
+                return job
+        return None
+
+    def next_lease(self, now_ms: int) -> int:
+        """A number no lease of this queue had before, also before a restart that forgot them."""
+        return max(self.last_lease + 1, now_ms << 16)
+
+    # --- inside
+
+    def _let_go(self, job: Job) -> None:
+        holder, job.holder = job.holder, None
+        if holder is not None:
+            holder.held.discard(job.seq)
+            holder.changed()
+
+    def _expire_at(self, deadline_ms: int, jobs: list[Job]) -> None:
+        if not jobs:
+            return
+        self._serial += 1
+        heappush(self._expiry, (deadline_ms, self._serial, jobs))
+        self._expiry_jobs += len(jobs)
+        if self._expiry_jobs > 2 * len(self.leases) + STALE_MAX:
+            by_deadline: dict[int, list[Job]] = {}
+            for job in self.leases.values():
+                by_deadline.setdefault(job.deadline_ms, []).append(job)
+            self._expiry = [(at, -1, group) for at, group in by_deadline.items()]
+            heapify(self._expiry)
+            self._expiry_jobs = len(self.leases)
+
+    def _shrink_due(self) -> None:
+        if len(self._due) > 2 * self.delayed + STALE_MAX:
+            self._due = [(job.due_ms, seq) for seq, job in self.resting.items()]
+            self._due += [(packed >> 4, seq) for seq, packed in self.later.items()]
+            heapify(self._due)
+
+    # --- snapshots
+
+    def save(self, *, durable: bool, kept: bool) -> Saved:
+        """`durable`: with leases and delivery counts; `kept`: whether the records outlive the process at all."""
+        saved = Saved(self.dead_lettered, self.last_lease)
+        if not kept:
+            return saved
+        lanes: list[list[int]] = [lane.seqs[lane.at :].tolist() for lane in self.lanes]
+        out = [job for place in (self.leases, self.leaving, self.reclaim, self.resting) for job in place.values()]
+        if durable:
+            saved.out = [self._saved_job(job) for job in out]
+        else:
+            for job in out:
+                if job.priority is not None:
+                    lanes[job.priority].append(job.seq)
+        saved.lanes = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in lanes]
+        saved.later = array("Q", [part for pair in self.later.items() for part in pair]).tobytes()
+        return saved
+
+    def _saved_job(self, job: Job) -> SavedJob:
+        held = job.seq in self.leases or job.seq in self.leaving
+        due_ms = job.due_ms if job.seq in self.resting else 0
+        return SavedJob(
+            job.seq, job.priority, job.deliveries, due_ms, job.lease if held else 0, job.node, job.deadline_ms
+        )
+
+    def load(self, saved: Saved) -> None:
+        self.dead_lettered, self.last_lease = saved.dead_lettered, saved.last_lease
+        for lane, packed in zip(self.lanes, saved.lanes, strict=False):
+            lane.seqs.frombytes(packed)
+        pairs = array("Q")
+        pairs.frombytes(saved.later)
+        self.later = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        self._due = [(packed >> 4, seq) for seq, packed in self.later.items()]
+        for one in saved.out:
+            self._load_job(one)
+        heapify(self._due)
+
+    def _load_job(self, one: SavedJob) -> None:
+        job = Job(one.seq, one.priority, one.deliveries)
+        self.check_upto = max(self.check_upto, one.seq)
+        if one.lease:
+            job.lease, job.node, job.deadline_ms = one.lease, one.node, one.deadline_ms
+            self.leases[one.seq] = job
+            self._expire_at(one.deadline_ms, [job])
+        elif one.due_ms:
+            job.due_ms = one.due_ms
+            self.resting[one.seq] = job
+            self._due.append((one.due_ms, one.seq))
+        else:
+            self.reclaim[one.seq] = job
+
+
+def leases_of(topic: Topic) -> Leases:
+    """For callers that know that the topic is a queue."""
+    queue = topic.queue
+    assert queue is not None
+    return queue
+
+
+class SavedJob(Struct, array_like=True):
+    """One job that is out, or was."""
+
+    seq: int
+    priority: int | None
+    deliveries: int
+    due_ms: int
+    lease: int
+    node: str
+    deadline_ms: int
+
+
+class Saved(Struct, array_like=True):
+    """What a snapshot keeps of a queue. Lanes are packed u64 seqs, `later` packed pairs of u64."""
+
+    dead_lettered: int = 0
+    last_lease: int = 0
+    lanes: list[bytes] = []
+    later: bytes = b""
+    out: list[SavedJob] = []

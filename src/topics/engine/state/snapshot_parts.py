@@ -1,0 +1,208 @@
+"""Topics to a snapshot and back: what of their state a restart must find again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from topics.engine.state import idempotency
+from topics.engine.state.losses import Losses
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
+from topics.storage import snapshot as snap
+from topics.storage.segments import codec
+from topics.storage.segments.columns import first_of
+from topics.storage.segments.sealed import SealedSegment
+from topics.storage.segments.segment import MemorySegment
+
+TAIL_MAX_BYTES = 256 << 10
+TAIL_MAX_EVENTS = 4096
+
+
+Look = tuple[int, int, int, int, int]
+
+
+class Frozen(msgspec.Struct, gc=False):
+    """A memory segment as it was when the snapshot was taken: it may grow or lose records meanwhile.
+
+    What still grows is not copied, only measured: that would hold up everybody where there are many topics. Whoever
+    encodes it cuts off what came later.
+    """
+
+    segment: MemorySegment
+    growing: bool
+    count: int
+    rendered_bytes: int
+    tag_names: int
+    node_names: int
+    marks: bytes | None
+    live: int
+    live_bytes: int
+
+    def encode(self, topic_id: int, epoch: int) -> list[bytes]:
+        """The segment's file. On any thread."""
+        if not self.growing:
+            whole = self.segment
+            return codec.encode(whole.columns, whole.rendered, self.marks, topic_id=topic_id, epoch=epoch)
+        columns = first_of(self.segment.columns, self.count, tag_names=self.tag_names, node_names=self.node_names)
+        rendered = self.segment.rendered[: self.rendered_bytes]
+        return codec.encode(columns, rendered, self.marks, topic_id=topic_id, epoch=epoch)
+
+
+class Part(NamedTuple):
+    """What a part of the engine wants to find again of a topic, under a name of its own. None saves nothing."""
+
+    name: str
+    save: Callable[[State, Topic], Any]
+    load: Callable[[State, Topic, msgspec.Raw], None]
+
+
+class StatePart(NamedTuple):
+    """The same for what belongs to no single topic; loaded after all topics."""
+
+    name: str
+    save: Callable[[State], Any]
+    load: Callable[[State, msgspec.Raw], None]
+
+
+TOPIC_PARTS: list[Part] = []
+STATE_PARTS: list[StatePart] = []
+
+
+def save_state(state: State) -> dict[str, msgspec.Raw]:
+    return {
+        name: msgspec.Raw(msgspec.msgpack.encode(value))
+        for name, save, _ in STATE_PARTS
+        if (value := save(state)) is not None
+    }
+
+
+def load_state(state: State, extra: dict[str, msgspec.Raw]) -> None:
+    for part in STATE_PARTS:
+        if part.name in extra:
+            part.load(state, extra[part.name])
+
+
+class Captured(msgspec.Struct, gc=False):
+    """One topic at the point of the snapshot. `sealing` and `tail` still have to be written."""
+
+    snapshot: snap.TopicSnapshot
+    sealing: list[tuple[Frozen, int]]  # with the index at which the finished ref belongs among the segments
+    tail: Frozen | None
+    looks: Look  # of the open segment: a tail that still looks like this need not be written again
+
+
+def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | None) -> Captured:
+    """Everything about the topic right now. `known_tail` is the tail of the last snapshot and how it looked then."""
+    kept = topic.config.durability != "ephemeral"
+    open_segment = topic.open
+    if kept and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES):
+        state.roll(topic, opened_ms=open_segment.opened_ms)
+        open_segment = topic.open
+    refs: list[snap.SegmentRef] = []
+    sealing: list[tuple[Frozen, int]] = []
+    for segment in topic.segments[:-1] if kept else ():
+        if isinstance(segment, SealedSegment):
+            refs.append(_ref(segment))
+        elif isinstance(segment, MemorySegment):
+            sealing.append((freeze(segment), len(refs)))
+            refs.append(snap.SegmentRef(segment.first, segment.count, segment.live, segment.live_bytes, []))
+    tail, tail_ref = None, None
+    if kept and open_segment.count:
+        if known_tail is not None and known_tail[1] == look(open_segment):
+            tail_ref = known_tail[0]
+        else:
+            tail = freeze(open_segment, growing=True)
+    snapshot = snap.TopicSnapshot(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        epoch=topic.epoch,
+        config=topic.config,
+        head=topic.head,
+        earliest=topic.earliest,
+        evict_floor=topic.evict_floor,
+        lost_ts=topic.lost_ts,
+        last_ts=topic.last_ts,
+        last_write_ts=topic.last_write_ts,
+        ceiling=topic.ceiling_staged,  # the log file that raises it may go once this is in place
+        count=topic.count if kept else 0,
+        bytes=topic.bytes if kept else 0,
+        losses=tuple(topic.losses.runs),
+        keys=tuple([(key, write.first, write.last, write.at_ms) for key, write in topic.keys.items()])
+        if topic.keys
+        else (),
+        segments=tuple(refs),
+        tail=tail_ref,
+        extra={
+            name: msgspec.Raw(msgspec.msgpack.encode(value))
+            for name, save, _ in TOPIC_PARTS
+            if (value := save(state, topic)) is not None
+        },
+    )
+    return Captured(snapshot, sealing, tail, look(open_segment))
+
+
+def end_ephemeral(state: State) -> None:
+    """Lower the ceilings of ephemeral topics to their heads, for the last snapshot of an orderly stop.
+
+    The next start then gives out no seq twice and skips none. Any write after this raises the ceiling in the log.
+    """
+    for topic in state.by_id.values():
+        if topic.config.durability == "ephemeral":
+            topic.ceiling = topic.ceiling_staged = topic.head
+
+
+def look(segment: MemorySegment) -> Look:
+    """Differs whenever the segment's contents do."""
+    return segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms
+
+
+def restore(
+    state: State, snapshot: snap.TopicSnapshot, *, sealed: list[SealedSegment], tail: MemorySegment | None
+) -> Topic:
+    """The topic as it was captured. A tail that could not be read back is given as None: it is lost, and said to be.
+
+    The caller rebuilds `state.names` once all topics are back.
+    """
+    topic = Topic(
+        snapshot.name, topic_id=snapshot.topic_id, epoch=snapshot.epoch, config=snapshot.config, totals=state.totals
+    )
+    topic.head, topic.next_seq = snapshot.head, snapshot.head + 1
+    topic.earliest, topic.evict_floor = snapshot.earliest, snapshot.evict_floor
+    topic.losses = Losses([(low, high, reason) for low, high, reason in snapshot.losses])
+    topic.lost_ts, topic.last_ts = snapshot.lost_ts, snapshot.last_ts
+    topic.last_write_ts = snapshot.last_write_ts
+    topic.ceiling = topic.ceiling_staged = snapshot.ceiling
+    topic.count, topic.bytes = snapshot.count, snapshot.bytes
+    idempotency.restore(state, topic, snapshot.keys)
+    topic.segments = [*sealed]
+    if tail is not None and snapshot.tail is not None:
+        tail.live, tail.live_bytes = snapshot.tail.live, snapshot.tail.live_bytes
+        topic.segments.append(tail)
+    else:
+        opened_ms = 0 if snapshot.tail is None else snapshot.tail.opened_ms
+        topic.segments.append(MemorySegment(topic.head + 1, opened_ms=opened_ms))
+    state.add(topic, index=False)
+    state.totals.records += topic.count
+    state.totals.bytes += topic.bytes
+    for part in TOPIC_PARTS:
+        if part.name in snapshot.extra:
+            part.load(state, topic, snapshot.extra[part.name])
+    return topic
+
+
+def _ref(segment: SealedSegment) -> snap.SegmentRef:
+    pending = snap.pack_marks(segment.marks_if_known, segment.unsaved)
+    return snap.SegmentRef(
+        segment.first, segment.count, segment.live, segment.live_bytes, list(segment.footer), segment.cold, pending
+    )
+
+
+def freeze(segment: MemorySegment, *, growing: bool = False) -> Frozen:
+    columns, marks = segment.columns, segment.marks
+    return Frozen(
+        segment, growing, segment.count, len(segment.rendered), len(columns.tag_names), len(columns.node_names),
+        None if marks is None else bytes(marks), segment.live, segment.live_bytes,
+    )  # fmt: skip

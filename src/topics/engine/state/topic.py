@@ -1,0 +1,197 @@
+"""What the engine knows of its topics. Only `apply` and `retention` change it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
+
+from msgspec import Struct
+
+from topics.engine.state.leases import Leases
+from topics.engine.state.losses import Losses
+from topics.model.topic import TopicConfig
+from topics.storage.segments.segment import MemorySegment, Segment
+
+FIRST_CEILING = 4096  # goes without saying: a topic's creation implies it
+
+_first_of = attrgetter("first")
+
+
+class Remembered(Struct, frozen=True, array_like=True, gc=False):
+    """A write that carried an idempotency key: the seqs it got, and when it may be forgotten."""
+
+    first: int
+    last: int
+    at_ms: int
+
+
+class Totals:
+    """Sums over all topics, kept as they change so that a quota costs one comparison."""
+
+    __slots__ = ("bytes", "key_bytes", "records")
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.bytes = 0
+        self.key_bytes = 0  # memory of remembered idempotency keys
+
+
+class Topic:
+    """One topic, one life of its name.
+
+    Every seq from 1 to `head` is live, deleted, or in `losses`. Below `earliest` nothing is live. `evict_floor` is one
+    past the last involuntary loss below `earliest`; a loss above it is a hole in the middle.
+    """
+
+    __slots__ = (
+        "archived",
+        "bytes",
+        "ceiling",
+        "ceiling_staged",
+        "ceiling_step",
+        "changing",
+        "config",
+        "count",
+        "diff_start",
+        "earliest",
+        "epoch",
+        "evict_floor",
+        "evicted_unarchived",
+        "front_ts",
+        "gone",
+        "head",
+        "key_bytes",
+        "keys",
+        "last_read_ts",
+        "last_ts",
+        "last_write_ts",
+        "leader",
+        "links",
+        "listeners",
+        "losses",
+        "lost_ts",
+        "name",
+        "needs_snapshot",
+        "next_seq",
+        "pending",
+        "queue",
+        "segments",
+        "staged_bytes",
+        "staged_count",
+        "staged_keys",
+        "synced",
+        "topic_id",
+        "totals",
+        "trimmed",
+        "waiters",
+        "waiting",
+        "waits_since_ms",
+        "wire_name",
+    )  # fmt: skip
+
+    def __init__(self, name: str, *, topic_id: int, epoch: int, config: TopicConfig, totals: Totals) -> None:
+        self.name = name
+        self.wire_name = name.encode()  # the charset needs no escaping in JSON
+        self.topic_id = topic_id
+        self.begin_life(epoch)
+        self.config = config
+        self.totals = totals
+        self.segments: list[Segment] = []  # in seq order; the last one is open
+        self.head = 0  # highest published seq
+        self.next_seq = 1  # what the next write gets: ahead of head + 1 while writes wait for the log
+        self.earliest = 1
+        self.evict_floor = 1
+        self.losses = Losses()
+        self.lost_ts = 0  # commit time of the last record lost at the front
+        self.count = 0
+        self.bytes = 0
+        self.last_ts = 0
+        self.front_ts = 0  # at most the commit time of the first live record
+        # No seq above the ceiling is acknowledged before a higher one is durable, so none is ever handed out twice.
+        self.ceiling = self.ceiling_staged = FIRST_CEILING
+        self.ceiling_step = FIRST_CEILING
+        self.synced = 0  # highest seq known to be on the platter
+        self.last_write_ts: int | None = None
+        self.last_read_ts: int | None = None
+        self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `keys` changes it
+        self.key_bytes = 0
+        self.staged_keys: dict[str, Any] = {}  # key → the ticket under way
+        self.leader: Any = None  # the ticket of this turn that a plain append may follow
+        self.staged_count = 0
+        self.staged_bytes = 0
+        self.pending = 0  # entries that wait for the log
+        self.waiting = 0  # those of them that take effect only once synced
+        self.changing = False  # whether one of them changes the topic itself
+        self.waiters: dict[int, Callable[[], None]] = {}  # long polls, called once when the topic grew or is gone
+        self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone
+        self.evicted_unarchived = 0  # records that a cap took before they were archived, while the topic held them
+        self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
+        # The number of a change that made the class promise more than the log has; 0 once a snapshot has the rest.
+        self.needs_snapshot = 0
+        self.gone = False  # dropped: whoever still holds it must let go
+        self.links: Any = None  # the routers around the topic, see `router_state`
+        self.queue = Leases(self) if config.type == "queue" else None
+
+    def begin_life(self, epoch: int) -> None:
+        """A new topic, or one that was restored, which is another history from here on."""
+        self.epoch = epoch
+        self.diff_start = f'{{"topic":"{self.name}","epoch":{epoch},"records":['.encode()  # of every answer to a diff
+        self.archived = 0  # highest seq up to which an archive was reported to have everything
+        self.trimmed = 0  # highest seq up to which that archive has deleted the records, or is just about to
+
+    @property
+    def open(self) -> MemorySegment:
+        """The segment that takes the next record."""
+        last = self.segments[-1]
+        assert isinstance(last, MemorySegment)
+        return last
+
+    @property
+    def holds(self) -> bool:
+        """Whether what is not archived yet is kept from expiring."""
+        archive = self.config.archive
+        return archive is not None and archive.hold
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether something was lost above `evict_floor`."""
+        runs = self.losses.runs
+        return bool(runs) and runs[-1][1] >= self.evict_floor
+
+    def index_of(self, seq: int) -> int:
+        """Which segment holds `seq`, or the nearest one behind it."""
+        segments = self.segments
+        if segments and seq >= segments[-1].first:
+            return len(segments) - 1
+        at = bisect_right(segments, seq, key=_first_of) - 1
+        return at + 1 if at < 0 or seq >= segments[at].end else at
+
+    def spans(self, low: int, high: int) -> Iterator[tuple[Segment, int, int]]:
+        """The parts of segments that hold seqs [low, high): segment, first position, position after the last."""
+        if low >= high:
+            return
+        for segment in self.segments[self.index_of(low) :]:
+            if segment.first >= high:
+                return
+            start, stop = max(low - segment.first, 0), min(high - segment.first, segment.count)
+            if start < stop:
+                yield segment, start, stop
+
+    def is_live(self, seq: int) -> bool:
+        """Whether there is a record with this seq. Raises `Cold` like a read."""
+        if not self.earliest <= seq <= self.head:
+            return False
+        segment = self.segments[self.index_of(seq)]
+        if seq < segment.first or not segment.live:
+            return False
+        marks = segment.marks
+        return marks is None or not marks[seq - segment.first]
+
+    def removed(self, n: int, size_bytes: int) -> None:
+        self.count -= n
+        self.bytes -= size_bytes
+        self.totals.records -= n
+        self.totals.bytes -= size_bytes

@@ -1,0 +1,79 @@
+"""All topics of a server: by name, by id, and the sums over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from topics.engine.state.name_index import NameIndex
+from topics.engine.state.topic import Topic, Totals
+from topics.model.topic import TopicConfig
+from topics.storage.log.ledger import Ledger
+from topics.storage.segments.segment import MemorySegment, Segment
+
+
+class SegmentLimits(Struct, frozen=True, kw_only=True):
+    """When the open segment of a topic is closed and a new one begun."""
+
+    max_events: int = 65_536
+    max_bytes: int = 64 << 20
+    max_age_ms: int = 3_600_000
+
+
+class State:
+    """All topics by name and by id, and the sums over them. `add` and `remove` keep these in step.
+
+    Maps and sums are raw: after a start, records of `memory` topics may still wait to be replayed. Verbs find topics
+    through `Engine.topics`, which replays them first; only what recovers, applies or stores state looks here.
+    """
+
+    def __init__(self, *, segments: SegmentLimits | None = None, max_keys: int = 1_000_000) -> None:
+        self.by_name: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.names = NameIndex()  # of `by_name`
+        self.queues: dict[int, Topic] = {}  # those of `by_id` that are queues
+        self.by_class: dict[str, int] = {}  # how many topics have each durability
+        self.totals = Totals()
+        self.next_topic_id = 1
+        self.last_epoch = 0
+        self.segment_limits = segments or SegmentLimits()
+        self.max_keys = max_keys
+        self.keyed: dict[Topic, None] = {}  # topics that remember idempotency keys, in the order of `idempotency.sweep`
+        self.created: list[Callable[[Topic], None]] = []  # told of every topic that comes into being
+        self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
+        self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
+        self.routers: Any = None  # see `router_replay.table_of`
+        self.ledger: Ledger | None = None  # of a running server: told of topics and their ceilings
+        self.risen: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
+        self.rises = 0  # how often the class of a topic came to promise more than the log has, see `promises_more`
+
+    def add(self, topic: Topic, *, index: bool = True) -> None:
+        """Take up a topic. Without `index` the caller rebuilds `names` once it has added all."""
+        if index and topic.name not in self.by_name:
+            self.names.add(topic.name)
+        self.by_name[topic.name] = topic
+        self.by_id[topic.topic_id] = topic
+        if topic.queue is not None:
+            self.queues[topic.topic_id] = topic
+        self.count_class(topic.config, 1)
+
+    def remove(self, topic: Topic) -> None:
+        del self.by_id[topic.topic_id]
+        if self.by_name.get(topic.name) is topic:
+            del self.by_name[topic.name]
+            self.names.remove(topic.name)
+        self.queues.pop(topic.topic_id, None)
+        self.count_class(topic.config, -1)
+
+    def count_class(self, config: TopicConfig, delta: int) -> None:
+        self.by_class[config.durability] = self.by_class.get(config.durability, 0) + delta
+
+    def roll(self, topic: Topic, *, opened_ms: int) -> MemorySegment:
+        """Close the open segment of the topic and begin the next."""
+        closed = topic.open
+        segment = MemorySegment(closed.end, opened_ms=opened_ms)
+        topic.segments.append(segment)
+        self.rolled(topic, closed)
+        return segment

@@ -1,0 +1,331 @@
+"""Entries change state here and nowhere else: a live write and a replayed one take the same way."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from topics.engine import retention
+from topics.engine.state import idempotency
+from topics.engine.state.topic import Remembered, Topic
+from topics.engine.state.topics import State
+from topics.engine.write.removal import Chosen
+from topics.model.records import TagMatch
+from topics.model.topic import TopicConfig
+from topics.storage.log import entry as log
+from topics.storage.segments.columns import extend, extend_plain
+from topics.storage.segments.segment import MemorySegment, Segment
+
+DELETED = 1
+NOTHING: Mapping[Segment, Chosen] = MappingProxyType({})
+
+
+def create(state: State, entry: log.Create) -> Topic:
+    topic = Topic(entry.name, topic_id=entry.topic_id, epoch=entry.epoch, config=entry.config, totals=state.totals)
+    topic.segments.append(MemorySegment(1, opened_ms=entry.at_ms))
+    state.add(topic)
+    state.next_topic_id = max(state.next_topic_id, entry.topic_id + 1)
+    state.last_epoch = max(state.last_epoch, entry.epoch)
+    note(state, topic)
+    for tell in state.created:
+        tell(topic)
+    return topic
+
+
+def note(state: State, topic: Topic) -> None:
+    """Tell the ledger what it has to know of the topic."""
+    if state.ledger is not None:
+        state.ledger.note_topic(topic.topic_id, topic.name, topic.epoch, topic.config, topic.ceiling_staged)
+
+
+def configure(state: State, topic: Topic, entry: log.Configure) -> None:
+    """What the old configuration had already let go stays gone; what the new one does not keep goes now."""
+    config, at_ms = entry.config, entry.at_ms
+    if topic.config.ttl_ms:
+        retention.expire(topic, at_ms)
+    state.count_class(topic.config, -1)
+    state.count_class(config, 1)
+    if config.durability == "ephemeral":
+        topic.needs_snapshot = 0
+    elif entry.head is not None and promises_more(topic.config, config):
+        state.rises += 1
+        topic.needs_snapshot = state.rises
+    topic.config = config
+    topic.front_ts = 0
+    if config.ttl_ms:
+        retention.expire(topic, at_ms)
+    retention.enforce_caps(topic)
+    note(state, topic)
+
+
+def promises_more(old: TopicConfig, new: TopicConfig) -> bool:
+    """Whether a restart must find more under the new configuration than was logged under the old one.
+
+    A change between `memory`, `disk` and `fsync` is none: they log the same, and the change is synced with all before.
+    """
+    return old.durability == "ephemeral" or (new.type == "queue" and new.leases_durable > old.leases_durable)
+
+
+def drop(state: State, topic: Topic) -> None:
+    if state.ledger is not None:
+        state.ledger.note_gone(topic.topic_id)
+    if state.routers is not None:
+        state.routers.drop_topic(topic)
+    topic.removed(topic.count, topic.bytes)
+    state.remove(topic)
+    for segment in topic.segments:
+        state.dropped(topic, segment)
+    topic.segments = []
+    topic.queue = None
+    idempotency.forget_all(state, topic)
+    topic.gone = True
+
+
+def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
+    """What `append` does with one plain record in the middle of a segment, where no cap or TTL asks for more."""
+    segment, config, limits = topic.segments[-1], topic.config, state.segment_limits
+    count, ts, blob = segment.count, entry.ts, entry.blob
+    size_bytes = len(blob)
+    if (
+        not 0 < count < limits.max_events
+        or segment.columns.offsets[-1] + size_bytes > limits.max_bytes
+        or ts - segment.opened_ms > limits.max_age_ms  # type: ignore[attr-defined]
+        or config.ttl_ms
+        or config.cap_records
+        or config.cap_bytes
+        or not extend_plain(segment.columns, ts, size_bytes, entry.tags)
+    ):
+        append(state, topic, entry)
+        return
+    assert entry.first == topic.head + 1, f"{topic.name}: entry begins at {entry.first}, head is {topic.head}"
+    segment.grew(blob, 1, ts)  # type: ignore[attr-defined]
+    topic.head = entry.first
+    topic.count += 1
+    topic.bytes += size_bytes
+    totals = topic.totals
+    totals.records += 1
+    totals.bytes += size_bytes
+    topic.last_ts = topic.last_write_ts = ts
+
+
+def append(state: State, topic: Topic, entry: log.Append) -> None:
+    """Takes up records that begin at the topic's next seq."""
+    first, sizes, ts, blob = entry.first, entry.sizes, entry.ts, entry.blob
+    n, size_bytes = len(sizes), len(blob)
+    assert first == topic.head + 1, f"{topic.name}: entry begins at {first}, head is {topic.head}"
+    segment = topic.segments[-1]
+    limits = state.segment_limits
+    if segment.count and (
+        segment.count >= limits.max_events
+        or segment.count + n > limits.max_events * 2
+        or segment.columns.offsets[-1] + size_bytes > limits.max_bytes
+        or ts - segment.opened_ms > limits.max_age_ms  # type: ignore[attr-defined]
+    ):
+        segment = state.roll(topic, opened_ms=ts)
+    assert isinstance(segment, MemorySegment)
+    if not segment.count:
+        segment.opened_ms = ts
+    columns = segment.columns
+    if entry.extras:
+        columns.extras.update({segment.count + at: extra for at, extra in entry.extras.items()})
+        if topic.queue is not None:
+            topic.queue.arrived(first, ts, entry.extras)
+    extend(columns, ts, sizes, entry.tags, entry.nodes, entry.metas)
+    segment.grew(blob, n, ts)
+    topic.head = head = topic.head + n
+    if topic.next_seq <= head:  # in a replay: a live write has moved it already
+        topic.next_seq = head + 1
+    topic.count += n
+    topic.bytes += size_bytes
+    totals = topic.totals
+    totals.records += n
+    totals.bytes += size_bytes
+    topic.last_ts = topic.last_write_ts = ts
+    if entry.key is not None:
+        idempotency.remember(state, topic, entry.key, Remembered(first, topic.head, ts))
+    config = topic.config
+    if config.ttl_ms:
+        retention.expire(topic, ts)
+    if (config.cap_records and topic.count > config.cap_records) or (
+        config.cap_bytes and topic.bytes > config.cap_bytes
+    ):
+        retention.enforce_caps(topic)
+
+
+def delete(topic: Topic, entry: log.Delete, chosen: Mapping[Segment, Chosen] = NOTHING) -> int:
+    """Takes the named records out for good, in silence; how many that were.
+
+    `chosen` has what was found out beforehand. Waits for the disk where it needs columns of other segments.
+    """
+    if topic.links is not None:
+        topic.links.deleting()
+    if topic.config.ttl_ms:
+        retention.expire(topic, entry.at_ms)
+    before = topic.count
+    if entry.seqs is not None:
+        _delete_seqs(topic, entry.seqs, chosen)
+    elif entry.op is None:
+        _delete_prefix(topic, min(entry.before_seq, topic.head + 1))
+    else:
+        match = TagMatch("Eq" if entry.op == "Eq" else "Glob", entry.text)
+        for segment, low, high in list(topic.spans(topic.earliest, min(entry.before_seq, topic.head + 1))):
+            known = chosen.get(segment)
+            if known is not None and known.fits(segment, high):
+                positions = _delete_chosen(topic, segment, known)
+            elif segment.live and retention.ready(topic, segment):
+                positions = segment.columns.matching(match, low, high)
+                if len(positions):
+                    topic.removed(*segment.mark(positions.tolist(), DELETED))
+            else:
+                continue
+            if topic.queue is not None:
+                topic.queue.left((positions + segment.first).tolist())
+    retention.advance(topic)
+    return before - topic.count
+
+
+def _delete_chosen(topic: Topic, segment: Segment, chosen: Chosen) -> npt.NDArray[np.intp]:
+    positions = chosen.positions
+    if len(positions):
+        segment.mark_counted(positions, DELETED, gone=chosen.count, gone_bytes=chosen.size_bytes)
+        topic.removed(chosen.count, chosen.size_bytes)
+    return positions
+
+
+def count_matching(topic: Topic, before: int, match: TagMatch | None, chosen: Mapping[Segment, Chosen]) -> int:
+    """How many live records below `before` a delete would take."""
+    found = 0
+    for segment, low, high in list(topic.spans(topic.earliest, min(before, topic.head + 1))):
+        known = chosen.get(segment)
+        if known is not None and known.fits(segment, high):
+            found += known.count
+        elif match is None and high == segment.count:
+            found += segment.live
+        elif segment.live and retention.ready(topic, segment):
+            if match is None:
+                found += segment.live_within(low, high)[0]
+                continue
+            positions = segment.columns.matching(match, low, high)
+            marks = segment.marks
+            found += len(positions) if marks is None else sum(not marks[at] for at in positions)
+    return found
+
+
+def _delete_prefix(topic: Topic, before: int) -> None:
+    """Whole segments go by their sums; only the one that `before` cuts is looked into."""
+    for segment, low, high in list(topic.spans(topic.earliest, before)):
+        if not segment.live:
+            continue
+        if high == segment.count:
+            n, size_bytes = segment.live, segment.live_bytes
+        elif retention.ready(topic, segment):
+            n, size_bytes = segment.live_within(low, high)
+        else:
+            continue
+        segment.live -= n
+        segment.live_bytes -= size_bytes
+        topic.removed(n, size_bytes)
+    if topic.queue is not None:
+        topic.queue.left_range(topic.earliest, before)
+    topic.earliest = max(topic.earliest, before)
+
+
+def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[Segment, Chosen]) -> None:
+    """Seqs one by one, ascending."""
+    at = 0
+    while at < len(seqs):
+        if seqs[at] < topic.earliest or seqs[at] > topic.head:
+            at += 1
+            continue
+        segment = topic.segments[topic.index_of(seqs[at])]
+        stop = max(bisect_left(seqs, segment.end, at), at + 1)
+        run = [seq - segment.first for seq in seqs[at:stop] if segment.first <= seq < segment.end]
+        at = stop
+        known = chosen.get(segment)
+        if run and known is not None and known.fits(segment, run[-1] + 1, len(run)):
+            _delete_chosen(topic, segment, known)
+        elif run and retention.ready(topic, segment):  # no run: all of them in the hole before the segment
+            topic.removed(*segment.mark(run, DELETED))
+    if topic.queue is not None:
+        topic.queue.left(seqs)
+
+
+Replay = Callable[[State, Any], None]
+_REPLAY: dict[type, Replay] = {}
+
+
+def replays(kind: type) -> Callable[[Replay], Replay]:
+    """Says how a kind of entry takes effect when it is read back from the log."""
+
+    def register(take_effect: Replay) -> Replay:
+        _REPLAY[kind] = take_effect
+        return take_effect
+
+    return register
+
+
+def replay(state: State, entry: log.Entry) -> None:
+    """One entry of the log, whatever its kind."""
+    _REPLAY[type(entry)](state, entry)
+    if state.routers is not None and type(entry).kind != state.routers.MARK:
+        state.routers.pinned = None  # a mark speaks of the one entry behind it
+
+
+@replays(log.Create)
+def _replay_create(state: State, entry: log.Create) -> None:
+    if entry.topic_id not in state.by_id:
+        create(state, entry)
+
+
+@replays(log.Append)
+def _replay_append(state: State, entry: log.Append) -> None:
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None:
+        return  # of a topic that is gone
+    if entry.first > topic.head + 1:
+        if topic.links is not None:
+            state.routers.fill(topic, entry.first - 1)
+        retention.skip_to(topic, entry.first, "corrupt")
+    if entry.first == topic.head + 1:
+        special = (entry.nodes, entry.metas, entry.key, entry.extras)
+        if len(entry.sizes) == 1 and special == (None, None, None, None):
+            append_plain(state, topic, entry)  # takes half the time, and most entries are of this kind
+            topic.next_seq = topic.head + 1
+        else:
+            append(state, topic, entry)
+
+
+@replays(log.Delete)
+def _replay_delete(state: State, entry: log.Delete) -> None:
+    if (topic := state.by_id.get(entry.topic_id)) is not None:
+        delete(topic, entry)
+
+
+@replays(log.Configure)
+def _replay_configure(state: State, entry: log.Configure) -> None:
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None:
+        return
+    if entry.head is not None and topic.config.durability == "ephemeral" != entry.config.durability:
+        # What the topic had was in memory alone. The snapshot that has it comes later, and is not here.
+        retention.lose_all(topic, "restart")
+        retention.skip_to(topic, entry.head + 1, "restart")
+        state.risen.add(topic.topic_id)
+    configure(state, topic, entry)
+
+
+@replays(log.Drop)
+def _replay_drop(state: State, entry: log.Drop) -> None:
+    if (topic := state.by_id.get(entry.topic_id)) is not None:
+        drop(state, topic)
+
+
+@replays(log.Ceiling)
+def _replay_ceiling(state: State, entry: log.Ceiling) -> None:
+    if (topic := state.by_id.get(entry.topic_id)) is not None:
+        topic.ceiling = topic.ceiling_staged = max(topic.ceiling, entry.ceiling)

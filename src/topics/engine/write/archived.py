@@ -1,0 +1,130 @@
+"""What an archive has of a topic: somebody who copies records elsewhere reports how far that is safe.
+
+The engine keeps the highest seq that was reported, in the log and in snapshots, and does nothing else with it unless
+the topic holds for its archive (`archive: {"hold": true}`). Then retention goes by it: see `retention.expire`,
+`retention.enforce_caps` and `retention.spare`. An archive that deletes from the topic what it has says so beforehand
+(`trimmed`): a delete leaves no trace, and readers of topic and archive together must know which of the seqs that are
+missing they have to look for there. Nothing is lost at the moment of the report itself; time and caps find
+more that they may take when they look next, so a replay ends where the live server was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from topics.engine import retention
+from topics.engine.state import snapshot_parts
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
+from topics.engine.write import apply
+from topics.engine.write.commit import Ticket
+from topics.errors import Code, TopicsError, invalid
+from topics.storage.log import entry as log
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
+
+
+@log.known
+class Archived(Struct, array_like=True):
+    """An archive has all records up to `seq`, and deletes those up to `trimmed` because it has them."""
+
+    kind: ClassVar[int] = log.ARCHIVED
+    topic_id: int
+    seq: int
+    trimmed: int = 0  # not in frames of earlier versions
+
+
+class Reported(Struct):
+    """What the topic knows after a report; `moved` tells whether that is more than before."""
+
+    topic: Topic
+    archived: int
+    head: int
+    moved: bool
+
+
+class Standing(Struct):
+    """How a topic stands to its archive."""
+
+    unarchived: int  # live records that it does not have yet
+    overdue: int  # those of them that have outlived their TTL
+    evicted: int  # records that a cap took before they were archived
+
+
+def report(engine: Engine, name: str, *, seq: int, epoch: int, trimmed: int = 0) -> Ticket:
+    """An archive has everything up to `seq`, or more, and is about to delete what there is up to `trimmed`.
+
+    Neither ever moves back. Ends with `Reported`.
+    """
+    topic = engine.topic(name)
+    check_epoch(topic, epoch)
+    if seq > topic.head:
+        raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
+    if trimmed > seq:
+        raise invalid(f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived", field="trimmed_seq")
+    if seq <= topic.archived and trimmed <= topic.trimmed:
+        return Ticket.of(Reported(topic, topic.archived, topic.head, False))
+    entry = Archived(topic.topic_id, seq, trimmed)
+
+    def take_effect(_: Ticket) -> Reported:
+        moved = seq > topic.archived or trimmed > topic.trimmed
+        archived(engine.state, entry)
+        return Reported(topic, topic.archived, topic.head, moved)
+
+    ticket = Ticket(topic=topic, apply=take_effect, entry=entry)
+    if engine.logged and topic.config.durability != "ephemeral":
+        ticket.frame = log.encode(entry)
+        ticket.gated = topic.config.durability == "fsync"
+    engine.commits.stage(ticket)
+    return ticket
+
+
+def check_epoch(topic: Topic, epoch: int) -> None:
+    """Refuses what was meant for another life of the topic's name."""
+    if epoch != topic.epoch:
+        raise TopicsError(
+            Code.EPOCH_MISMATCH,
+            f'topic "{topic.name}" is not the one that was meant: its epoch is {topic.epoch}, not {epoch}',
+            detail={"topic": topic.name, "epoch": topic.epoch},
+        )
+
+
+@apply.replays(Archived)
+def archived(state: State, entry: Archived) -> None:
+    """Takes effect, live and replayed."""
+    topic = state.by_id.get(entry.topic_id)
+    if topic is not None:
+        topic.archived = max(topic.archived, entry.seq)
+        topic.trimmed = max(topic.trimmed, entry.trimmed)
+
+
+def standing(topic: Topic, now_ms: int) -> Standing | None:
+    """None for a topic that has nothing to do with an archive."""
+    if not topic.archived and topic.config.archive is None:
+        return None
+    unarchived = retention.live_between(topic, topic.archived + 1, topic.head + 1)[0]
+    return Standing(unarchived, retention.overdue(topic, now_ms), topic.evicted_unarchived)
+
+
+def recovered(topic: Topic) -> None:
+    """After damage the log may know of an archive that has more than is left: new seqs are not archived by that."""
+    topic.archived = min(topic.archived, topic.head)
+    topic.trimmed = min(topic.trimmed, topic.head)
+
+
+def _save(state: State, topic: Topic) -> tuple[int, int, int] | None:
+    if not (topic.archived or topic.evicted_unarchived):
+        return None
+    return topic.archived, topic.evicted_unarchived, topic.trimmed
+
+
+def _load(state: State, topic: Topic, raw: msgspec.Raw) -> None:
+    topic.archived, topic.evicted_unarchived, *trimmed = msgspec.msgpack.decode(raw, type=list[int])
+    topic.trimmed = trimmed[0] if trimmed else 0  # earlier versions did not keep it
+
+
+snapshot_parts.TOPIC_PARTS.append(snapshot_parts.Part("archive", _save, _load))

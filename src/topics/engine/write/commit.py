@@ -1,0 +1,386 @@
+"""Group commit: what the verbs of one turn decided goes to the log with one write, and takes effect once it is there.
+
+A verb stages an entry and gets a ticket. At the end of the turn `flush` writes all staged frames. Most entries take
+effect right then; an entry of an `fsync` topic waits until the log is synced, so that nothing is ever visible that
+could be refused afterwards. Entries that come behind it in the same topic wait for it, too, but not for a sync of their
+own. What the log does not take is refused as a whole, in order, and leaves no trace.
+
+Single records that come to one topic side by side in one turn are one entry: the first leads, the others follow it into
+the log and into the topic, for a fraction of the price.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from topics import logs
+from topics.engine.state.topic import Topic
+from topics.errors import Code, TopicsError
+from topics.storage.log.wal import LogFailed
+
+log = logs.Log("engine")
+
+
+class Log(Protocol):
+    """Where frames go. All calls and callbacks happen on the thread that owns the engine."""
+
+    # Set by `Commits`: whether frames were written of which it is not known yet whether they count. While that is so,
+    # the log must not repeat them in another place.
+    undecided: Callable[[], bool]
+
+    @property
+    def broken(self) -> bool:
+        """Whether it takes nothing now, and what it was given last may or may not be in it."""
+        return False
+
+    def write(self, frames: list[bytes]) -> None:
+        """All frames, in order, to the operating system; or `LogFailed` and none of them."""
+
+    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
+        """Makes everything written so far durable, then calls `done`."""
+
+    def sync_now(self) -> None:
+        """The same, waiting for it; raises `LogFailed`."""
+
+    def after_sync(self, done: Callable[[], None]) -> None:
+        """Calls `done` once everything written so far has become durable in the course of things."""
+
+    def durable(self, frames: list[bytes]) -> int:
+        """Return how many of these frames, in the order in which they were written, are known to be durable."""
+        return 0
+
+    def void(self, frames: list[bytes]) -> None:
+        """These frames were written, but the sync after them failed: they must never take effect."""
+
+
+class NoLog:
+    """For a server without a data directory: memory is all there is."""
+
+    broken = False
+    undecided: Callable[[], bool]
+
+    def write(self, frames: list[bytes]) -> None:
+        pass
+
+    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
+        done(None)
+
+    def sync_now(self) -> None:
+        pass
+
+    def after_sync(self, done: Callable[[], None]) -> None:
+        done()
+
+    def durable(self, frames: list[bytes]) -> int:
+        return 0
+
+    def void(self, frames: list[bytes]) -> None:
+        pass
+
+
+class Ticket(Struct, eq=False):
+    """One verb under way: ends with a `result` or an `error`, then calls whoever asked to be told."""
+
+    topic: Topic | None = None
+    frame: bytes | None = None  # None where nothing is logged
+    apply: Callable[[Ticket], Any] | None = None
+    entry: Any = None  # for `apply`
+    first: int = 0  # of an append: its seqs, to give them back if it is refused
+    count: int = 0
+    size_bytes: int = 0
+    plain: bool = False  # of an append: one record, nothing to it but a tag
+    followers: list[Ticket] | None = None  # plain appends right behind this one, which become part of its entry
+    gated: bool = False  # whether it takes effect only once synced
+    behind: bool = False  # whether it takes effect only after one that is gated
+    undo: Callable[[], object] | None = None
+    done: bool = False
+    result: Any = None
+    error: TopicsError | None = None
+    then: Callable[[Ticket], None] | None = None
+    wal_ns: int = 0
+    sync_ns: int = 0
+
+    @classmethod
+    def of(cls, result: Any) -> Ticket:
+        """One that needed no commit."""
+        return cls(result=result, done=True)
+
+    def on_done(self, then: Callable[[Ticket], None]) -> None:
+        """Tells `then` too: whoever asked before is told first."""
+        if self.done:
+            then(self)
+        elif (told := self.then) is None:
+            self.then = then
+        else:
+
+            def tell_both(ticket: Ticket) -> None:
+                told(ticket)
+                then(ticket)
+
+            self.then = tell_both
+
+    def settle(self, result: Any, error: TopicsError | None = None) -> None:
+        self.result = result
+        self.error = error
+        self.done = True
+        if self.then is not None:
+            self.then(self)
+
+    def value(self) -> Any:
+        """The result, for callers that know it is there; raises the error."""
+        assert self.done, "the ticket is still under way"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Commits:
+    """The tickets of this turn, and those that wait for a sync."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        schedule: Callable[[Callable[[], None]], object],
+        tick_ns: Callable[[], int],
+        join: Callable[[Ticket, list[Ticket]], None],
+    ) -> None:
+        """`join` makes the entry and the frame of a ticket those of its followers, too."""
+        self._join = join
+        self.schedule = schedule
+        self.tick_ns = tick_ns
+        self.creating: dict[str, Ticket] = {}  # names that a staged entry brings into being
+        self.turn_ms = 0  # the time of all writes of this turn; 0 before the first
+        self.pending_bytes = 0  # of records that were accepted, for any topic, and have not taken effect yet
+        self._staged: list[Ticket] = []
+        self._written: list[Ticket] = []  # in the log, waiting for the next sync to begin, or behind one that does
+        self._syncing: list[Ticket] = []  # waiting for the sync under way
+        self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
+        self._sync_began_ns = 0
+        self._generation = 0
+        # How many turns the next sync waits after one has ended, where somebody already waits for it. Whoever was just
+        # answered writes again meanwhile and shares it: with 32 writers a sync is for 26 of them instead of 16.
+        self.gather_turns = 0
+        self._gathering = 0  # of these turns, those left
+        self.attach(log)
+
+    def attach(self, log: Log) -> None:
+        """Write to this log from now on."""
+        self.log = log
+        log.undecided = lambda: bool(self._written or self._syncing)
+
+    def stage(self, ticket: Ticket) -> None:
+        """Takes the ticket into this turn. A plain append may lead others until something else comes to its topic."""
+        topic = ticket.topic
+        if topic is not None and topic.links is not None:
+            topic.links.staging(ticket)
+        if not self._staged:
+            self.schedule(self.flush)
+        self._staged.append(ticket)
+        self.pending_bytes += ticket.size_bytes
+        if topic is not None:
+            topic.leader = ticket if ticket.plain and topic.links is None else None
+            topic.pending += 1
+            if ticket.gated:
+                topic.waiting += 1
+            elif topic.waiting:
+                ticket.behind = True
+
+    def flush(self) -> None:
+        """Writes what is staged, and lets it take effect unless it waits for a sync."""
+        batch = self._staged
+        if not batch:
+            return
+        self._staged = []
+        self.turn_ms = 0
+        frames = []
+        for ticket in batch:
+            if ticket.topic is not None:
+                ticket.topic.leader = None  # whoever comes from here on, even while others are refused, is too late
+            if ticket.followers is not None:
+                self._join(ticket, ticket.followers)
+            if ticket.frame is not None:
+                frames.append(ticket.frame)
+        began = self.tick_ns()
+        if frames:
+            try:
+                self.log.write(frames)
+            except LogFailed as failure:
+                # What is kept in memory alone needs no log, unless its seqs follow those of a ticket that does.
+                needs_log = [ticket for ticket in batch if ticket.frame is not None or ticket.gated or ticket.behind]
+                self.refuse(needs_log, failure)
+                batch = [ticket for ticket in batch if not ticket.done]
+        took = self.tick_ns() - began
+        for ticket in batch:
+            topic = ticket.topic
+            ticket.wal_ns = took
+            if ticket.gated or (ticket.behind and topic is not None and topic.waiting):
+                self._written.append(ticket)
+            else:
+                self._landing.append(ticket)
+        self._land()
+        if not self._gathering:
+            self._gather()
+
+    def settle(self) -> None:
+        """All that is staged or waiting takes effect or is refused before this returns. May wait for the disk."""
+        self._land()
+        self.flush()
+        if self._syncing or self._written:
+            waiting = self._syncing + self._written
+            self._syncing, self._written = [], []
+            self._generation += 1
+            began = self.tick_ns()
+            try:
+                self.log.sync_now()
+            except LogFailed as failure:
+                self._sync_failed(waiting, failure)
+            else:
+                self._synced(waiting, self.tick_ns() - began)
+
+    def refuse(self, tickets: list[Ticket], failure: LogFailed, *, behind: Sequence[Ticket] = ()) -> None:
+        """None of these happened. A topic's next seq goes back to the first that was not used.
+
+        Those `behind` the tickets that the log failed with were never given to it.
+        """
+        error, later = _refusal(failure), _refusal(LogFailed(str(failure)))
+        refused = [*((ticket, error) for ticket in tickets), *((ticket, later) for ticket in behind)]
+        for ticket, _ in reversed(refused):
+            self._leave(ticket)
+            if ticket.topic is not None:
+                ticket.topic.leader = None
+            if ticket.topic is not None and ticket.first:
+                ticket.topic.next_seq = ticket.first
+            if ticket.undo is not None:
+                ticket.undo()
+        for ticket, error in refused:
+            ticket.settle(None, error)
+            for follower in ticket.followers or ():
+                follower.settle(None, error)
+
+    def _gather(self) -> None:
+        """Begins the next sync if there is need of one, once there are no more turns to wait."""
+        if self._syncing or not self._written:
+            self._gathering = 0
+        elif self._gathering:
+            self.schedule(self._gather_on)
+        else:
+            self._begin_sync()
+
+    def _gather_on(self) -> None:
+        if self._gathering:
+            self._gathering -= 1
+            self._gather()
+
+    def _begin_sync(self) -> None:
+        self._syncing, self._written = self._written, []
+        self._generation += 1
+        generation = self._generation
+        self._sync_began_ns = self.tick_ns()
+        self.log.sync(lambda failure: self._sync_ended(generation, failure))
+
+    def _sync_ended(self, generation: int, failure: LogFailed | None) -> None:
+        if generation != self._generation:
+            return  # `settle` was quicker
+        waiting, self._syncing = self._syncing, []
+        if failure is None:
+            self._synced(waiting, self.tick_ns() - self._sync_began_ns)
+            self._gathering = self.gather_turns
+            self._gather()
+        else:
+            waiting += self._written
+            self._written = []
+            self._sync_failed(waiting, failure)
+
+    def _synced(self, waiting: list[Ticket], took_ns: int) -> None:
+        for ticket in waiting:
+            # Writes of the other classes wait for a ceiling once in a while; they promise no sync, and report none.
+            if ticket.topic is None or ticket.topic.config.durability == "fsync":
+                ticket.sync_ns = took_ns
+        self._landing.extend(waiting)
+        self._release()
+        self._land()
+
+    def _release(self) -> None:
+        """What only came behind the tickets that are about to take effect follows them."""
+        held: list[Ticket] = []
+        blocked: set[Topic | None] = set()
+        for ticket in self._written:
+            if ticket.gated:
+                blocked.add(ticket.topic)
+            if ticket.topic in blocked:
+                held.append(ticket)
+            else:
+                self._landing.append(ticket)
+        self._written = held
+
+    def _sync_failed(self, waiting: list[Ticket], failure: LogFailed) -> None:
+        """What waited for the sync is refused; what is staged, whose seqs may come after, with it.
+
+        Another sync than the one that a ticket waited for may have made its frame durable: then it counts.
+        """
+        durable = self.log.durable([ticket.frame for ticket in waiting if ticket.frame is not None])
+        upto = 0
+        while upto < len(waiting) and (waiting[upto].frame is None or durable):
+            durable -= waiting[upto].frame is not None
+            upto += 1
+        self._landing.extend(waiting[:upto])
+        waiting = waiting[upto:]
+        staged, self._staged = self._staged, []
+        self.turn_ms = 0
+        self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
+        self.refuse(waiting, LogFailed(str(failure), written=True), behind=staged)
+        self._land()
+
+    def _land(self) -> None:
+        """In order, even where the one who is told of a ticket at once stages or settles more."""
+        landing = self._landing
+        # Bound: the tickets that are ready. What their owners stage meanwhile lands here only if they also sync it.
+        while landing:
+            ticket = landing.popleft()
+            followers = ticket.followers
+            self._leave(ticket)
+            try:
+                if ticket.apply is not None:
+                    ticket.result = ticket.apply(ticket)
+            except Exception as broken:  # an invariant, say: it must not take the rest of the batch with it
+                log.failure("entry_not_applied", broken, topic="" if ticket.topic is None else ticket.topic.name)
+                ticket.error = TopicsError(Code.INTERNAL, "internal error")
+            ticket.done = True
+            if ticket.then is not None:
+                ticket.then(ticket)
+            if followers is None:
+                continue
+            error, wal_ns, sync_ns = ticket.error, ticket.wal_ns, ticket.sync_ns
+            for follower in followers:
+                follower.error, follower.wal_ns, follower.sync_ns = error, wal_ns, sync_ns
+                follower.done = True
+                if follower.then is not None:
+                    follower.then(follower)
+
+    def _leave(self, ticket: Ticket) -> None:
+        self.pending_bytes -= ticket.size_bytes
+        topic = ticket.topic
+        if topic is not None:
+            topic.pending -= 1
+            topic.waiting -= ticket.gated
+            topic.staged_count -= ticket.count
+            topic.staged_bytes -= ticket.size_bytes
+
+
+def _refusal(failure: LogFailed) -> TopicsError:
+    """Return the error for a write that the log did not take, which says whether the write could come back."""
+    message, outcome = f"nothing can be written: {failure}", "refused"
+    if failure.written:
+        message += (
+            "; the write has no effect, but could come back if the machine loses power before the log works again: "
+            "send it again with the same idempotency_key"
+        )
+        outcome = "unknown"
+    return TopicsError(
+        Code.READ_ONLY, message, detail={"reason": str(failure), "outcome": outcome}, retry_after_ms=1000
+    )

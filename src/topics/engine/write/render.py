@@ -1,0 +1,196 @@
+"""From a write request to a log entry: every check a record has to pass, and the form it keeps for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import add
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from topics.engine.state.job_terms import job_terms
+from topics.errors import Code, TopicsError, invalid
+from topics.model import surrogates
+from topics.model.records import (
+    MAX_META_KEYS,
+    Limits,
+    NewRecord,
+    PlainRecord,
+    PlainWriteRequest,
+    WriteRequest,
+    record_too_large,
+    too_long,
+)
+from topics.storage.log.entry import Append
+
+LF, CR = b"\n\r"  # as numbers: looking for a byte takes a tenth of the time of looking for a string of one
+_encode_json = msgspec.json.encode
+
+
+def render(request: WriteRequest, topic_id: int, first: int, ts: int, limits: Limits) -> Append:
+    """The records of a request with their seqs and commit time, or the error of the first that cannot be."""
+    records = request.records
+    n = len(records)
+    if n == 1:  # most writes are; what follows does the same for any number, at twice the cost for one
+        record = records[0]
+        tag = record.tag
+        if (
+            request.node is None
+            and (tag is None or len(tag) * 4 <= limits.max_tag_bytes)
+            and (type(request) is PlainWriteRequest or _is_plain(record))
+        ):
+            row = b"".join((b'{"$seq":%d,"$ts":%d,"data":' % (first, ts), record.data, b"},"))
+            if LF not in row and CR not in row and len(row) <= limits.max_record_bytes:
+                tags = None if tag is None else (tag,)
+                key = request.idempotency_key
+                return Append(topic_id, first, ts, (len(row),), row, tags, None, None, key, None, key is None)
+    return _render_batch(request, n, topic_id, first, ts, limits)
+
+
+def _is_plain(record: NewRecord) -> bool:
+    return (
+        record.node is None
+        and record.meta is UNSET
+        and record.priority is None
+        and record.delay_ms is None
+        and record.deliver_at is None
+    )
+
+
+def joined(entries: list[Append]) -> Append:
+    """Plain entries of one time, with seqs that follow each other, as one."""
+    first = entries[0]
+    sizes = [entry.sizes[0] for entry in entries]
+    tags = [None if entry.tags is None else entry.tags[0] for entry in entries]
+    blob = b"".join([entry.blob for entry in entries])
+    return Append(first.topic_id, first.first, first.ts, sizes, blob, None if tags.count(None) == len(tags) else tags)
+
+
+def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: int, limits: Limits) -> Append:
+    records = request.records
+    if not 1 <= n <= limits.max_batch_records:
+        raise _bad_count(n, limits)
+    plain = type(request) is PlainWriteRequest
+    tags = [record.tag for record in records]
+    _check_lengths("tag", tags, limits.max_tag_bytes)
+    nodes = _nodes(request, n, limits)
+    meta_sizes, seqs = None, b""
+    if plain or (isinstance(nodes, str | None) and not any(record.meta is not UNSET for record in records)):
+        blob, sizes, seqs = _render_alike([record.data for record in records], nodes, first, ts)  # type: ignore[arg-type]
+    else:
+        assert not isinstance(request, PlainWriteRequest)
+        rows, meta_sizes = _render_each(records, nodes, first, ts, limits)
+        blob, sizes = b"".join(rows), list(map(len, rows))
+    if LF in blob or CR in blob:
+        return _render_batch(_on_one_line(request), n, topic_id, first, ts, limits)
+    if len(blob) > limits.max_record_bytes and max(sizes) > limits.max_record_bytes:
+        check_sizes(records, limits)
+    kept_tags = None if tags[0] is None and tags.count(None) == n else tags
+    extras = None if plain else job_terms(records, ts)
+    key = request.idempotency_key
+    return Append(topic_id, first, ts, sizes, blob, kept_tags, nodes, meta_sizes, key, extras, seqs=seqs)
+
+
+def _render_alike(datas: list[Raw], node: str | None, first: int, ts: int) -> tuple[bytes, list[int], bytes]:
+    """Records that differ in seq and data alone, their sizes, and their seqs as text.
+
+    What stands between two of them is the same but for the seq, so all of it is made in one go: in two thirds of the
+    time that formatting one record after the other takes.
+    """
+    start = b'{"$seq":'
+    middle = b',"$ts":%d%b,"data":' % (ts, b"" if node is None else b',"$node":%b' % _encode_json(node))
+    seqs = _encode_json(list(range(first, first + len(datas))))[1:-1]
+    heads = b"".join((start, seqs.replace(b",", b"%b\n},%b" % (middle, start)), middle)).split(b"\n")
+    rows = list(map(add, heads, datas))  # each begins with the end of the one before it
+    sizes = list(map(len, rows))
+    sizes[0] += 2
+    rows.append(b"},")
+    return b"".join(rows), sizes, seqs
+
+
+def _render_each(
+    records: Sequence[NewRecord], nodes: list[str | None] | str | None, first: int, ts: int, limits: Limits
+) -> tuple[list[bytes], list[int] | None]:
+    rows, meta_sizes, any_meta = [], [], False
+    for at, record in enumerate(records):
+        node = nodes if nodes is None or isinstance(nodes, str) else nodes[at]
+        shown = b"" if node is None else b',"$node":%b' % _encode_json(node)
+        meta = b""
+        if record.meta is not UNSET:
+            checked = _check_meta(record.meta, at, limits)
+            if checked is not None:
+                meta = b',"meta":%b' % checked
+                any_meta = True
+        rows.append(b'{"$seq":%d,"$ts":%d%b,"data":%b%b},' % (first + at, ts, shown, record.data, meta))
+        meta_sizes.append(len(meta))
+    return rows, meta_sizes if any_meta else None
+
+
+def _nodes(request: WriteRequest, n: int, limits: Limits) -> list[str | None] | str | None:
+    """One name where all records come from one node, a list where they do not."""
+    if request.node is not None:
+        _check_lengths("node", [request.node], limits.max_node_bytes)
+    if type(request) is PlainWriteRequest:
+        return request.node
+    nodes: list[str | None] = [record.node for record in request.records]
+    if nodes.count(None) == n:
+        return request.node
+    _check_lengths("node", nodes, limits.max_node_bytes)
+    return [request.node if node is None else node for node in nodes]
+
+
+def _check_lengths(field: str, values: Sequence[str | None], limit_bytes: int) -> None:
+    for value in set(values):
+        if value is not None and len(value) * 4 > limit_bytes and len(value.encode()) > limit_bytes:
+            raise too_long(field, len(value.encode()), limit_bytes)
+
+
+def _check_meta(meta: Raw, at: int, limits: Limits) -> bytes | None:
+    field = f"records[{at}].meta"
+    text = bytes(meta)
+    if text == b"null":
+        return None
+    if text[:1] != b"{":
+        raise invalid(f"{field} must be an object", field=field)
+    if len(text) > limits.max_meta_bytes:
+        raise too_long(field, len(text), limits.max_meta_bytes)
+    # An object has no more members than colons, nor than pairs of quotes, so that most need not be decoded.
+    many = text.count(b'"') > 2 * MAX_META_KEYS and text.count(b":") > MAX_META_KEYS
+    if many and (keys := surrogates.count_members(text)) > MAX_META_KEYS:
+        raise invalid(f"{field} has {keys} keys; the limit is {MAX_META_KEYS}", field=field)
+    return text
+
+
+def check_sizes(records: Sequence[NewRecord | PlainRecord], limits: Limits) -> None:
+    """Raise `record_too_large` if a record has more data and meta than it may."""
+    for at, record in enumerate(records):
+        meta = getattr(record, "meta", UNSET)  # which a plain record has not
+        size_bytes = len(memoryview(record.data)) + (0 if meta is UNSET else len(memoryview(meta)))
+        if size_bytes > limits.max_record_bytes:
+            raise record_too_large(at, size_bytes, limits)
+
+
+def _bad_count(n: int, limits: Limits) -> TopicsError:
+    if not n:
+        return invalid("records must not be empty", field="records")
+    return TopicsError(
+        Code.BATCH_TOO_LARGE,
+        f"a write takes at most {limits.max_batch_records} records, not {n}",
+        detail={"records": n, "max": limits.max_batch_records},
+    )
+
+
+def _on_one_line(request: WriteRequest) -> WriteRequest:
+    """The same request with raw line breaks (legal only between tokens) turned into spaces.
+
+    A stored record is one line, because that is how streams and line-oriented readers carry it.
+    """
+    for record in request.records:
+        record.data = _flat(record.data)
+        if type(record) is NewRecord and not isinstance(record.meta, UnsetType):
+            record.meta = _flat(record.meta)
+    return request
+
+
+def _flat(raw: Raw) -> Raw:
+    return Raw(bytes(raw).replace(b"\n", b" ").replace(b"\r", b" "))

@@ -1,0 +1,78 @@
+"""Who calls, and what they may do. `authorise` decides for every transport, by the table in `operations.py`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from topics.errors import Code, TopicsError
+from topics.server.access.operations import OPERATIONS, Operation, Scope
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
+
+ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
+
+
+class Caller:
+    """One API key's rights, or everybody's where no keys are in use."""
+
+    __slots__ = ("counted", "inflight", "name", "operations", "prefixes", "scopes", "streams")
+
+    def __init__(
+        self, name: str, scopes: Scope = ALL, prefixes: tuple[str, ...] = (), *, counted: bool = False
+    ) -> None:
+        self.name = name  # for counters and logs: never the secret
+        self.scopes = scopes
+        self.prefixes = prefixes  # of topic and router names; none means any name
+        self.counted = counted  # a key: what it holds open is counted and capped
+        self.streams = 0  # open event streams and WebSockets
+        self.inflight = 0  # requests that are being answered
+        # Those whose scopes it has. Testing flags for every request takes ten times longer than a look into this set.
+        self.operations = frozenset(operation for operation in OPERATIONS if operation.scope in scopes)
+
+    def may_use(self, name: str) -> bool:
+        return not self.prefixes or name.startswith(self.prefixes)
+
+    def end_request(self) -> None:
+        assert self.inflight > 0, "a request ended twice"
+        self.inflight -= 1
+
+
+ANYONE = Caller("")
+
+
+def admit(caller: Caller, operation: Operation, *targets: str) -> None:
+    """Raise `forbidden` unless the key has the scopes of the operation and may use its targets.
+
+    This is what can be decided before the body of a request is there; `authorise` decides the rest.
+    """
+    if operation not in caller.operations:
+        raise TopicsError(
+            Code.FORBIDDEN, "the key lacks a scope that this needs", detail={"scope": _words(operation.scope)}
+        )
+    if caller.prefixes:
+        for name in targets:
+            _check_name(caller, name)
+
+
+def authorise(engine: Engine, caller: Caller, operation: Operation, *targets: str, wanted: Any = None) -> None:
+    """Raise `forbidden` unless the caller may carry out the operation as `wanted` (the decoded request) asks for it.
+
+    May raise what looking up the names in the state raises: `router_not_found`.
+    """
+    admit(caller, operation, *targets)
+    if caller.prefixes:
+        target = targets[0] if targets else ""
+        for names_in in operation.names.values():
+            for name in names_in(engine, target, wanted):
+                if isinstance(name, str):
+                    _check_name(caller, name)
+
+
+def _check_name(caller: Caller, name: str) -> None:
+    if not caller.may_use(name):
+        raise TopicsError(Code.FORBIDDEN, "the key may not touch this name", detail={"name": name})
+
+
+def _words(scope: Scope) -> list[str]:
+    return [one.name.lower() for one in Scope if one in scope and one.name]

@@ -1,0 +1,197 @@
+"""The operations: everything a client can ask for, and what a key needs for it. One table for all transports. Pure.
+
+A row of the route table and a WebSocket command each refer to an operation here, and `auth.authorise` decides by it.
+An operation states:
+
+    scope    scopes that the key must have, all of them
+    names    names beside the target (the topic or router in the path, the topic of a command) that the key's prefixes
+             must cover, by the place that they come from: a field of the request, or the state of the server
+    effects  whether a GET changes anything, by its query string; `pages.py` keeps pages of other sites from it
+
+The names are looked up in the state with everything that is under way in effect, as the handler will find it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import Flag, auto
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from topics.model.queue import RedriveRequest
+from topics.model.records import WriteRequest
+from topics.model.router import PreviewRequest, RouterRequest
+from topics.model.topic import ConfigPatch
+from topics.model.watch import Command, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
+from topics.server.http import query_string
+
+if TYPE_CHECKING:
+    from topics.engine.engine import Engine
+    from topics.engine.routers.graph import Router
+
+
+class Scope(Flag):
+    """What a key must be allowed to do; several mean all of them."""
+
+    NONE = 0
+    READ = auto()
+    WRITE = auto()
+    DELETE = auto()
+    ADMIN = auto()
+
+
+NamesIn = Callable[["Engine", str, Any], Iterable[str | UnsetType | None]]
+Effects = Callable[[Mapping[str, str]], bool]
+
+
+def no_effects(_: Mapping[str, str]) -> bool:
+    return False
+
+
+def _always(_: Mapping[str, str]) -> bool:
+    return True
+
+
+class Operation(Struct, frozen=True, kw_only=True, eq=False):
+    """One row."""
+
+    name: str
+    scope: Scope = Scope.NONE
+    names: Mapping[str, NamesIn] = {}  # by place; called with the engine, the target and the decoded request
+    effects: Effects = no_effects
+
+
+OPERATIONS: list[Operation] = []
+
+
+def _row(
+    name: str, scope: Scope = Scope.NONE, *, names: Mapping[str, NamesIn] | None = None, effects: Effects = no_effects
+) -> Operation:
+    OPERATIONS.append(Operation(name=name, scope=scope, names=names or {}, effects=effects))
+    return OPERATIONS[-1]
+
+
+# --- where names come from
+
+
+def _dead_letter(engine: Engine, target: str, patch: ConfigPatch) -> Iterable[str | UnsetType | None]:
+    """A queue writes to its dead-letter topic on behalf of the key that made it do so.
+
+    That key set `dead_letter`, or turned dead letters on (`max_deliveries`) where another key had set it.
+    """
+    if patch.dead_letter is UNSET and patch.max_deliveries:
+        topic = engine.find(target)
+        return () if topic is None else (topic.config.dead_letter,)
+    return (patch.dead_letter,)
+
+
+def _inline_dead_letter(_: Engine, __: str, write: WriteRequest | Publish) -> Iterable[str | UnsetType | None]:
+    """An inline configuration counts only for a topic that the write creates."""
+    return () if write.config is None else (write.config.dead_letter,)
+
+
+def _emptied(engine: Engine, target: str, wanted: RedriveRequest) -> Iterable[str | None]:
+    if wanted.dead_letter is not None:
+        return (wanted.dead_letter,)
+    topic = engine.find(target)
+    return () if topic is None else (topic.config.dead_letter,)
+
+
+def _watched(_: Engine, __: str, wanted: WatchRequest | Subscribe) -> Iterable[str]:
+    """A pattern must lie within a prefix: its literal part counts as the name."""
+    return [name[:-1] if is_pattern(name) else name for name in wanted.watched()]
+
+
+def _router_ends(router: Router) -> tuple[str, str]:
+    return router.feed.source.name, router.feed.dest.name
+
+
+def _joined(engine: Engine, target: str, _: Any) -> Iterable[str]:
+    """A router shows the names of its topics: who may not use them may not see it, whatever its own name."""
+    return _router_ends(engine.routers.get(target))
+
+
+def _previewed(engine: Engine, target: str, wanted: PreviewRequest) -> Iterable[str]:
+    return _joined(engine, target, wanted) if wanted.source is None else (wanted.source,)
+
+
+def _source(_: Engine, __: str, wanted: RouterRequest) -> Iterable[str]:
+    return (wanted.source,)
+
+
+def _dest(_: Engine, __: str, wanted: RouterRequest) -> Iterable[str]:
+    return (wanted.dest,)
+
+
+def router_names(router: Router) -> tuple[str, ...]:
+    """All names that a key must be allowed to use to see the router in a list."""
+    return (router.name, *_router_ends(router))
+
+
+def _touches(*, default: bool) -> Effects:
+    return lambda found: query_string.flag(found, "touch", default=default)
+
+
+# --- the rows
+
+CONFIGURE_TOPIC = _row("configure topic", Scope.ADMIN, names={"dead_letter": _dead_letter})
+READ_STATE = _row("read state", Scope.READ, effects=_touches(default=True))
+LIST_TOPICS = _row("list topics", Scope.READ, effects=_touches(default=False))
+DROP_TOPIC = _row("drop topic", Scope.DELETE)
+APPEND = _row("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter})
+# The contract asks for more over a WebSocket (section 7) than over HTTP (section 0.2), where `write` is enough.
+PUBLISH_CONFIGURED = _row(
+    "publish with config", Scope.WRITE | Scope.ADMIN, names={"config.dead_letter": _inline_dead_letter}
+)
+DIFF = _row("diff", Scope.READ)
+SCAN = _row("scan", Scope.READ)
+DELETE_RECORDS = _row("delete records", Scope.DELETE)
+REPORT_ARCHIVED = _row("report archived", Scope.WRITE)
+
+WATCH = _row("watch", Scope.READ, names={"topics": _watched})
+# The session was authorised when it was made, and `Sessions.find` gives it to the key that made it and to no other.
+OPEN_SESSION = _row("open session", effects=_always)
+# Every command is authorised by itself. `check_origin` keeps pages of other sites out.
+CONNECT_SOCKET = _row("connect socket")
+UNSUBSCRIBE = _row("unsubscribe")
+PING = _row("ping")
+
+CLAIM = _row("claim", Scope.READ | Scope.WRITE)
+WORK = _row("work", Scope.READ | Scope.WRITE, effects=_always)
+ACK = _row("ack", Scope.WRITE)
+NACK = _row("nack", Scope.WRITE)
+EXTEND = _row("extend", Scope.WRITE)
+LIST_JOBS = _row("list jobs", Scope.READ)
+REDRIVE = _row("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _emptied})
+
+PUT_ROUTER = _row("put router", Scope.ADMIN, names={"source": _source, "dest": _dest})
+READ_ROUTER = _row("read router", Scope.READ, names={"source and dest of the router": _joined})
+LIST_ROUTERS = _row("list routers", Scope.READ)
+DROP_ROUTER = _row("drop router", Scope.DELETE)
+PREVIEW_ROUTER = _row("preview router", Scope.READ, names={"source, or those of the router": _previewed})
+
+PROBE = _row("probe")
+READ_METRICS = _row("read metrics", Scope.READ)
+READ_DOCUMENT = _row("read document")
+
+
+# --- WebSocket commands
+
+
+def _publish(command: Publish) -> Operation:
+    return APPEND if command.config is None else PUBLISH_CONFIGURED
+
+
+COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
+    Publish: _publish,
+    Subscribe: lambda _: WATCH,
+    Unsubscribe: lambda _: UNSUBSCRIBE,
+    Ping: lambda _: PING,
+}
+
+
+def operation_of(command: Command) -> tuple[Operation, tuple[str, ...]]:
+    """Return the operation that a command asks for, and its targets."""
+    targets = (command.topic,) if isinstance(command, Publish) else ()
+    return COMMANDS[type(command)](command), targets

@@ -1,0 +1,45 @@
+"""What archives report, and what a topic says of itself in return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.engine.write import archived
+from topics.model.wire import ArchivedAnswer, ArchivedRequest, ArchiveStanding, check_u64, decode_body
+from topics.server.http.messages import Answer
+from topics.server.loop.answer import json_answer, performance, when_done
+
+if TYPE_CHECKING:
+    from topics.engine.state.topic import Topic
+    from topics.engine.write.commit import Ticket
+    from topics.server.api.route import Call
+    from topics.server.app import TopicsApp
+    from topics.server.http.messages import Request, Response
+
+_decode = msgspec.json.Decoder(ArchivedRequest)
+
+
+def report(app: TopicsApp, call: Call) -> Answer:
+    body: ArchivedRequest = decode_body(_decode, call.request.body)
+    seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
+    trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: archived.Reported = ticket.result
+        return json_answer(
+            200,
+            ArchivedAnswer(
+                done.topic.name, done.topic.epoch, done.archived, done.head, done.moved, performance(request, ticket)
+            ),
+        )
+
+    ticket = archived.report(app.engine, call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
+    return when_done(ticket, call.request, encode)
+
+
+def standing(app: TopicsApp, topic: Topic) -> ArchiveStanding | None:
+    """For the state of the topic; None where no archive is concerned."""
+    found = archived.standing(topic, app.clock.now_ms())
+    return None if found is None else ArchiveStanding(found.unarchived, found.overdue, found.evicted)

@@ -1,0 +1,272 @@
+"""What the server measures, as rows: Prometheus text and JSON are two ways to print them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps
+from topics.engine.write import archived
+from topics.server.access.operations import router_names
+from topics.server.http.messages import Request
+from topics.server.loop.answer import elapsed_ms
+from topics.storage.log.stats import WalStats
+
+if TYPE_CHECKING:
+    from topics.engine.routers.graph import Router
+    from topics.server.app import TopicsApp
+    from topics.server.startup import Startup
+
+# Suffix of the name, a label and its text (both empty for none), value. No dictionary: there are thousands of these,
+# and every container that lives for some time makes the garbage collector's pauses longer.
+Sample = tuple[str, str, str, float]
+
+TOPICS_A_STEP = 2000
+CLASSES = ("ephemeral", "memory", "disk", "fsync")
+
+
+class Metric(Struct):
+    name: str
+    kind: str  # gauge, counter, histogram
+    help: str
+    samples: list[Sample]
+
+
+def collect(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
+    """Measure everything; of topics by name only those that `prefixes` cover, or all if there are none.
+
+    Expires first the leases of all queues, and the records of the topics that are named. A creation or an end of a
+    topic that is still on its way to the log is not waited for: the answer shows the topics that are there now.
+
+    In steps: queues and archives are looked for among all topics. A step is a metric, or `TOPICS_A_STEP` topics.
+    """
+    yield from app.engine.replay_in_steps()
+    leases = yield from _leases(app)
+    archived = yield from _archived(app, prefixes)
+    parts = (
+        _totals(app, leases),
+        _process(app.startup, ready=app.is_ready(), progress=1.0),
+        _wal(app.wal_stats(), read_only=app.read_only() is not None),
+        _topics(app, prefixes),
+        _archives(app, archived),
+        _routers(app, prefixes),
+    )
+    rows = []
+    for row in chain.from_iterable(parts):
+        rows.append(row)
+        yield None
+    return rows
+
+
+def _leases(app: TopicsApp) -> Steps[int]:
+    """Count the jobs that workers hold."""
+    count = 0
+    for some in _batches(app.engine.state.queues.values()):
+        for topic in some:
+            if topic.queue is not None:
+                app.engine.expire(topic)
+                count += topic.queue.in_flight
+        yield None
+    return count
+
+
+def _archived(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
+    """Find the topics that an archive has to do with, by name."""
+    found: list[Topic] = []
+    for some in _batches(app.engine.topics.values()):
+        found += [topic for topic in some if topic.archived or topic.config.archive is not None]
+        yield None
+    seen = [topic for topic in found if not prefixes or topic.name.startswith(prefixes)]
+    return sorted(seen, key=lambda topic: topic.name)[: _most(app)]
+
+
+def _most(app: TopicsApp) -> int:
+    """Return how many topics are named: none while the memory budget is full, so that the answer can be given."""
+    return 0 if app.budget.full else app.settings.metrics_max_topics
+
+
+def _batches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
+    """The topics that there are now, some at a time; what becomes of them meanwhile is for the caller to see."""
+    now = list(topics)
+    for at in range(0, len(now), TOPICS_A_STEP):
+        yield now[at : at + TOPICS_A_STEP]
+
+
+def collect_while_recovering(startup: Startup) -> list[Metric]:
+    """What the process can say of itself. Of topics it says nothing: those that are there so far are incomplete."""
+    return [*_process(startup, ready=False, progress=startup.progress), *_wal(WalStats(), read_only=False)]
+
+
+def _totals(app: TopicsApp, leases: int) -> Iterator[Metric]:
+    state = app.engine.state
+    yield _gauge("topics_topics", "Topics.", len(app.engine.topics))
+    yield Metric(
+        "topics_topics_by_class", "gauge", "Topics by durability class.",
+        [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
+    )  # fmt: skip
+    yield _gauge("topics_routers", "Routers.", app.routers_count())
+    yield _gauge("topics_records_live", "Records that readers can still get.", state.totals.records)
+    yield _gauge("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
+    yield _gauge("topics_queue_topics", "Topics of type queue.", len(state.queues))
+    yield _gauge("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
+    yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", app.stream_count())
+    yield _gauge("topics_watch_sessions", "Watch sessions.", app.session_count())
+    yield _gauge("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
+                 app.budget.limit_bytes)  # fmt: skip
+    yield Metric(
+        "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
+        [("", "account", account, size) for account, size in app.budget.accounts().items()],
+    )  # fmt: skip
+
+
+def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metric]:
+    http = startup.http
+    yield _gauge("topics_ready", "1 while the server serves.", int(ready))
+    yield _gauge("topics_recovery_progress", "How much of the log has been replayed, 0 to 1.", progress)
+    yield _gauge("topics_uptime_ms", "Milliseconds since the process started.", startup.uptime_ms())
+    if http is not None:
+        yield _gauge("topics_http_connections", "Open connections.", http.open_connections)
+        yield _gauge("topics_http_connections_max", "Connections that may be open; 0 is no limit.",
+                     http.limits.max_connections)  # fmt: skip
+        yield _counter("topics_http_connections_shed_total", "Idle connections closed to make room.",
+                       http.shed_total)  # fmt: skip
+        yield _counter("topics_http_connections_refused_total", "Connections refused for want of room.",
+                       http.refused_total)  # fmt: skip
+        yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", "", "", http.requests_total)])
+
+
+def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
+    for name, help in (
+        ("frames_total", "Entries written to the log."),
+        ("batches_total", "Writes to the log; one carries every entry of a turn."),
+        ("fsyncs_total", "Syncs of the log."),
+        ("bytes_written_total", "Bytes written to the log."),
+        ("rotations_total", "Log files begun after the first."),
+        ("submit_full_total", "Entries that the log refused."),
+    ):
+        yield Metric(f"topics_wal_{name}", "counter", help, [("", "", "", getattr(wal, name))])
+    yield _gauge("topics_wal_queue_depth", "Entries written and not synced yet.", wal.queue_depth)
+    yield _gauge("topics_wal_queue_depth_peak", "Most entries that ever waited for a sync.", wal.queue_depth_peak)
+    yield _gauge("topics_wal_read_only", "1 while the log cannot be written.", int(read_only))
+    buckets: list[Sample] = []
+    running = 0
+    for bound, n in zip([*wal.BOUNDS_US, None], wal.fsync_buckets, strict=True):
+        running += n
+        buckets.append(("_bucket", "le", "+Inf" if bound is None else str(bound), running))
+    yield Metric(
+        "topics_wal_fsync_latency_us", "histogram", "Microseconds a sync of the log took.",
+        [*buckets, ("_sum", "", "", wal.fsync_sum_us), ("_count", "", "", running)],
+    )  # fmt: skip
+
+
+def _topics(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+    engine, limit = app.engine, _most(app)
+    names = list(islice(engine.state.names.visible(prefixes), limit + 1))
+    shown = [engine.topics[name] for name in names[:limit]]
+    for topic in shown:
+        engine.expire(topic)
+    columns: list[tuple[str, str, Callable[[Topic], int]]] = [
+        ("head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
+        ("earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
+        ("records_live", "Live records per topic.", lambda topic: topic.count),
+        ("bytes_live", "Bytes of the live records per topic.", lambda topic: topic.bytes),
+    ]
+    for name, help, value in columns:
+        samples: list[Sample] = [("", "topic", topic.name, value(topic)) for topic in shown]
+        yield Metric(f"topics_topic_{name}", "gauge", help, samples)
+    for name, help in (("queue_ready", "Claimable jobs per queue."), ("queue_in_flight", "Leased jobs per queue.")):
+        field = name.removeprefix("queue_")
+        yield Metric(
+            f"topics_topic_{name}", "gauge", help,
+            # Asked for each metric: a topic may be dropped between two steps.
+            [("", "topic", topic.name, getattr(topic.queue, field)) for topic in shown if topic.queue is not None],
+        )  # fmt: skip
+    yield _gauge(
+        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(names) > limit)
+    )
+
+
+def _archives(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
+    """Of topics that an archive has to do with."""
+    now_ms = app.clock.now_ms()
+    shown = [topic for topic in topics if not topic.gone]
+    standings = [(topic, archived.standing(topic, now_ms)) for topic in shown]
+    for part, name, kind, help in (
+        ("unarchived", "topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet."),
+        ("overdue", "topics_topic_archive_overdue", "gauge",
+         "Records past their TTL that are there only because the topic holds them."),
+        ("evicted", "topics_topic_archive_evicted_total", "counter",
+         "Records that a cap evicted before they were archived, though the topic holds."),
+    ):  # fmt: skip
+        samples: list[Sample] = [
+            ("", "topic", topic.name, getattr(standing, part)) for topic, standing in standings if standing
+        ]
+        yield Metric(name, kind, help, samples)
+    yield Metric(
+        "topics_topic_archived_seq", "gauge", "Seq up to which an archive was reported to have everything.",
+        [("", "topic", topic.name, topic.archived) for topic in shown],
+    )  # fmt: skip
+
+
+def _routers(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+    """Routers whose names, and those of their topics, the prefixes cover."""
+    table = app.engine.routers.table
+    named = (table.by_name[name] for name in table.names.visible(prefixes))
+    seen = (router for router in named if not prefixes or all(one.startswith(prefixes) for one in router_names(router)))
+    shown = list(islice(seen, _most(app)))
+    columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
+        ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
+        ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
+        ("lag", "gauge", "Records of the source that a router has not looked at yet.", lambda router: router.lag),
+        ("held", "gauge", "1 while it waits for its destination.", lambda router: int(bool(router.feed.last_error))),
+    ]  # fmt: skip
+    for name, kind, help, value in columns:
+        samples: list[Sample] = [("", "router", router.name, value(router)) for router in shown]
+        yield Metric(f"topics_router_{name}", kind, help, samples)
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return Metric(name, "gauge", help, [("", "", "", value)])
+
+
+def _counter(name: str, help: str, value: float) -> Metric:
+    return Metric(name, "counter", help, [("", "", "", value)])
+
+
+def as_text(rows: Iterable[Metric]) -> Steps[bytes]:
+    """Print Prometheus text exposition, a metric a step.
+
+    Topic names need no escaping: their charset has no quote, backslash or line break.
+    """
+    lines = []
+    for row in rows:
+        yield None
+        lines.append(f"# HELP {row.name} {row.help}")
+        lines.append(f"# TYPE {row.name} {row.kind}")
+        for suffix, label, text, value in row.samples:
+            labels = f'{{{label}="{text}"}}' if label else ""
+            lines.append(f"{row.name}{suffix}{labels} {value}")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def as_json(rows: Iterable[Metric], request: Request) -> bytes:
+    """One key a metric: a number, or an object by label, or a histogram's parts."""
+    answer: dict[str, object] = {}
+    for row in rows:
+        if row.kind == "histogram":
+            answer[row.name] = {
+                "buckets": {text: value for suffix, _, text, value in row.samples if suffix == "_bucket"},
+                "sum": row.samples[-2][3],
+                "count": row.samples[-1][3],
+            }
+        elif row.samples and not row.samples[0][1]:
+            answer[row.name] = row.samples[0][3]
+        else:
+            answer[row.name] = {text: value for _, _, text, value in row.samples}
+    answer["performance"] = {"server_total_ms": elapsed_ms(request)}
+    return msgspec.json.encode(answer)

@@ -1,0 +1,305 @@
+"""Queues: claim, ack, nack, extend, the stream of jobs, redrive, and a list for people."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import UNSET
+
+from topics.engine.queue import dead_letters, job_list, verbs
+from topics.engine.queue.dead_letters import Redriven
+from topics.engine.queue.verbs import Claimed, Settled, Want, queue_of
+from topics.engine.state.leases import leases_of
+from topics.errors import TopicsError, invalid, topic_not_found
+from topics.model.names import check_topic
+from topics.model.queue import (
+    JOB_STATES,
+    MAX_DELAY_MS,
+    MAX_REDRIVE,
+    AckRequest,
+    ClaimRequest,
+    ExtendAnswer,
+    ExtendRequest,
+    JobState,
+    NackRequest,
+    RedriveAnswer,
+    RedriveRequest,
+    check_held,
+    check_worker,
+    lease_ms_or,
+)
+from topics.model.records import MAX_WAIT_MS, parse_match
+from topics.model.topic import LEASE_MS_RANGE, clamp
+from topics.model.wire import check_u64, decode_body
+from topics.server.http import query_string
+from topics.server.http.messages import Answer, Deferred, Request, Response
+from topics.server.loop.answer import error_answer, json_answer, performance, when_done
+from topics.server.push.job_stream import WorkStream
+from topics.server.push.sse import check_accept
+
+if TYPE_CHECKING:
+    from topics.engine.state.topic import Topic
+    from topics.engine.write.commit import Ticket
+    from topics.server.api.route import Call
+    from topics.server.app import TopicsApp
+
+_decode_claim = msgspec.json.Decoder(ClaimRequest)
+_decode_ack = msgspec.json.Decoder(AckRequest)
+_decode_nack = msgspec.json.Decoder(NackRequest)
+_decode_extend = msgspec.json.Decoder(ExtendRequest)
+_decode_redrive = msgspec.json.Decoder(RedriveRequest)
+_encode = msgspec.json.encode
+_now_ns = time.perf_counter_ns
+
+
+# --- claim
+
+
+def claim(app: TopicsApp, call: Call) -> Answer:
+    wanted: ClaimRequest = decode_body(_decode_claim, call.request.body)
+    limits = app.engine.limits
+    check_worker(wanted.node, limits)
+    for field in ("max", "lease_ms", "wait_ms"):
+        check_u64(getattr(wanted, field) or 0, field)
+    topic = queue_of(app.engine, call.params["topic"])
+    if app.pressed:
+        app.throttle.check(topic.name)
+    if app.budget.full:
+        raise app.budget.error()
+    want = Want(
+        node=wanted.node,
+        max=clamp(wanted.max, 1, limits.max_claim),
+        lease_ms=lease_ms_or(topic.config.lease_ms, wanted.lease_ms),
+    )
+    wait_ms = 0 if app.draining else min(wanted.wait_ms, MAX_WAIT_MS)
+    if topic.config.claim_jitter_ms and not app.draining:
+        return WaitingClaim(app, topic, want, call.request).start(wait_ms)
+    [claimed], ticket = verbs.claim(app.engine, topic, [want])
+    if wait_ms and not claimed.rows:
+        return WaitingClaim(app, topic, want, call.request).start(wait_ms)
+    if ticket is None:
+        return _claimed(claimed, call.request, b"")
+    return when_done(ticket, call.request, lambda done, request: _claimed(claimed, request, _written(done)))
+
+
+def _claimed(claimed: Claimed, request: Request, written: bytes) -> Response:
+    body = (
+        b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,%b"throttle_wait_ms":0.0}}'
+        % (
+            claimed.topic.wire_name, b",".join(claimed.rows), len(claimed.rows), claimed.ready,
+            (_now_ns() - request.started_ns) / 1e6, written,
+        )
+    )  # fmt: skip
+    return Response(200, body)
+
+
+def _written(ticket: Ticket) -> bytes:
+    return b'"wal_append_ms":%.3f,"fsync_ms":%.3f,' % (ticket.wal_ns / 1e6, ticket.sync_ns / 1e6)
+
+
+class WaitingClaim:
+    """A claim that waits: for the others of its cohort, or for a job to come."""
+
+    def __init__(self, app: TopicsApp, topic: Topic, want: Want, request: Request) -> None:
+        self._app = app
+        self._topic = topic
+        self._want = want
+        self._request = request
+        self._deferred = Deferred(self._leave, on_hurry=self.end)
+        self._timer: Any = None
+        self._patient = False
+
+    def start(self, wait_ms: int) -> Deferred:
+        self._patient = wait_ms > 0
+        if self._patient:
+            self._timer = self._app.call_later(wait_ms, self.end)
+        self._app.polls.add(self)
+        self._desk = self._app.desks.join(self._topic, self)
+        return self._deferred
+
+    def end(self) -> None:
+        """Its time is over, or the server's: the answer is what there is, which is nothing."""
+        self._leave()
+        self._answer(_claimed(Claimed(self._topic, [], [], self._ready()), self._request, b""))
+
+    # --- at the desk
+
+    def want(self) -> Want | None:
+        return None if self._app.budget.full else self._want
+
+    def got(self, claimed: Claimed, ticket: Ticket | None) -> bool:
+        if not claimed.rows and self._patient:
+            return True
+        if ticket is None or not claimed.rows:
+            self._answer(_claimed(claimed, self._request, b""))
+        else:
+            ticket.on_done(lambda done: self._finish(claimed, done))
+        return False
+
+    def refused(self, error: TopicsError) -> bool:
+        self._answer(error_answer(error, self._request))
+        return False
+
+    def gone(self) -> None:
+        self._answer(error_answer(topic_not_found(self._topic.name), self._request))
+
+    # --- inside
+
+    def _finish(self, claimed: Claimed, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            self._answer(error_answer(ticket.error, self._request))
+        else:
+            self._answer(_claimed(claimed, self._request, _written(ticket)))
+
+    def _ready(self) -> int:
+        return 0 if self._topic.queue is None else self._topic.queue.ready
+
+    def _answer(self, response: Response) -> None:
+        self._forget()
+        self._deferred.resolve(response)
+
+    def _leave(self) -> None:
+        self._forget()
+        self._desk.leave(self)
+
+    def _forget(self) -> None:
+        self._app.polls.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+# --- what becomes of jobs
+
+
+def ack(app: TopicsApp, call: Call) -> Answer:
+    wanted: AckRequest = decode_body(_decode_ack, call.request.body)
+    check_held(wanted.node, wanted.seqs, wanted.lease_ids, app.engine.limits)
+    topic = queue_of(app.engine, call.params["topic"])
+    return when_done(verbs.ack(app.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _acked)
+
+
+def _acked(ticket: Ticket, request: Request) -> Response:
+    return _settled(b"acked", ticket, request)
+
+
+def nack(app: TopicsApp, call: Call) -> Answer:
+    wanted: NackRequest = decode_body(_decode_nack, call.request.body)
+    check_held(wanted.node, wanted.seqs, wanted.lease_ids, app.engine.limits)
+    delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
+    topic = queue_of(app.engine, call.params["topic"])
+    ticket = verbs.nack(app.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
+    return when_done(ticket, call.request, _nacked)
+
+
+def _nacked(ticket: Ticket, request: Request) -> Response:
+    return _settled(b"nacked", ticket, request)
+
+
+def _settled(what: bytes, ticket: Ticket, request: Request) -> Response:
+    done: Settled = ticket.result
+    body = (
+        b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
+        % (
+            done.topic.wire_name, what, done.done, _encode(done.skipped), done.ready, done.in_flight,
+            (_now_ns() - request.started_ns) / 1e6, ticket.wal_ns / 1e6, ticket.sync_ns / 1e6,
+        )
+    )  # fmt: skip
+    return Response(200, body)
+
+
+def extend(app: TopicsApp, call: Call) -> Answer:
+    wanted: ExtendRequest = decode_body(_decode_extend, call.request.body)
+    check_held(wanted.node, wanted.seqs, wanted.lease_ids, app.engine.limits)
+    lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
+    topic = queue_of(app.engine, call.params["topic"])
+    ticket = verbs.extend(app.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: Settled = ticket.result
+        answer = ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, performance(request, ticket))
+        return json_answer(200, answer)
+
+    return when_done(ticket, call.request, encode)
+
+
+# --- the stream
+
+
+def work(app: TopicsApp, call: Call) -> Answer:
+    check_accept(call.request)
+    found = query_string.parse(call.request.query)
+    if "node" not in found:
+        raise invalid("node is required", field="node")
+    limits = app.engine.limits
+    node = check_worker(found["node"], limits)
+    most = clamp(query_string.number(found, "max", default=1), 1, limits.max_claim)
+    lease_ms = None
+    if "lease_ms" in found:
+        lease_ms = clamp(query_string.number(found, "lease_ms", default=0), *LEASE_MS_RANGE)
+    topic = queue_of(app.engine, call.params["topic"])
+    if app.pressed:
+        app.throttle.check(topic.name)
+    return WorkStream(app, topic, node=node, max=most, lease_ms=lease_ms, release=app.open_stream(call.caller))
+
+
+# --- for people
+
+
+def jobs(app: TopicsApp, call: Call) -> Answer:
+    found = query_string.parse(call.request.query)
+    topic = queue_of(app.engine, call.params["topic"])
+    after, limit = query_string.cursor_after(found), query_string.page_size(found)
+    if after and not (after.isascii() and after.isdigit() and len(after) <= 20):
+        raise invalid("cursor is not one this server gave out", field="cursor")
+    rows, more = job_list.expire_and_list(
+        topic, state=_state(found.get("state")), after=int(after or 0), limit=limit, now_ms=app.clock.now_ms()
+    )
+    queue = leases_of(topic)
+    cursor = b"" if more is None else b',"next_cursor":"%b"' % query_string.cursor(str(more)).encode()
+    body = b'{"topic":"%b","jobs":[%b],"ready":%d,"in_flight":%d,"delayed":%d%b,"performance":%b}' % (
+        topic.wire_name, b",".join(rows), queue.ready, queue.in_flight, queue.delayed, cursor,
+        _encode(performance(call.request)),
+    )  # fmt: skip
+    return Response(200, body)
+
+
+def _state(given: str | None) -> JobState | None:
+    if given is None:
+        return None
+    for state in JOB_STATES:
+        if given == state:
+            return state
+    raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
+
+
+def decode_redrive(body: bytes) -> RedriveRequest:
+    wanted: RedriveRequest = decode_body(_decode_redrive, body)
+    return wanted
+
+
+def redrive(app: TopicsApp, call: Call) -> Answer:
+    wanted: RedriveRequest = call.body()
+    if wanted.dead_letter is not None:
+        check_topic(wanted.dead_letter, field="dead_letter")
+    for field in ("from_seq", "limit"):
+        check_u64(getattr(wanted, field), field)
+    if wanted.seqs is not None and len(wanted.seqs) > MAX_REDRIVE:
+        raise invalid(f"seqs may name at most {MAX_REDRIVE} records", field="seqs")
+    match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
+    topic = queue_of(app.engine, call.params["topic"])
+    ticket = dead_letters.redrive(
+        app.engine, topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
+        limit=clamp(wanted.limit, 1, MAX_REDRIVE), dry_run=wanted.dry_run,
+    )  # fmt: skip
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: Redriven = ticket.result
+        answer = RedriveAnswer(
+            topic.name, done.dead_letter, len(done.seqs), done.seqs, wanted.dry_run, done.next_from_seq, done.caught_up,
+            performance(request, ticket),
+        )  # fmt: skip
+        return json_answer(200, answer)
+
+    return when_done(ticket, call.request, encode)

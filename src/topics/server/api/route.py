@@ -1,0 +1,155 @@
+"""The one table of routes: dispatch, permissions and the OpenAPI document all read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+from msgspec import Struct
+
+from topics.engine.steps import Steps
+from topics.errors import Code, TopicsError, invalid
+from topics.model.records import Limits
+from topics.server.access.operations import Operation, Scope
+from topics.server.http.messages import Answer, Request
+
+if TYPE_CHECKING:
+    from topics.server.app import TopicsApp
+    from topics.server.startup import Startup
+
+
+# Paths that are remembered. The longest that names a topic is 255 characters, three bytes each if percent-encoded.
+KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
+
+
+class Parameter(Struct, frozen=True):
+    """A query parameter, for the document and for its reader."""
+
+    name: str
+    type: type
+    help: str
+    default: Any = None
+    required: bool = False
+
+
+class Route(Struct, frozen=True, kw_only=True, eq=False):
+    """One row."""
+
+    method: str
+    path: str  # `{topic}` stands for one percent-decoded part
+    handler: Callable[[TopicsApp, Call], Answer]
+    summary: str
+    operation: Operation  # what this asks for, and what a key needs for it
+    body: Any = None  # request type, None where a body means nothing
+    decode: Callable[[bytes], Any] | None = None  # the body as the operation looks at it, where that has names in it
+    decode_steps: Callable[[bytes, Limits], Steps[Any]] | None = None  # the same for one larger than `LARGE_BYTES`
+    answers: dict[int, Any] = {}  # status → type of the answer
+    errors: tuple[Code, ...] = ()
+    query: tuple[Parameter, ...] = ()
+    # The answer before the data is recovered, made without an engine; None refuses the request with `not_ready`.
+    while_recovering: Callable[[Startup, Call], Answer] | None = None
+    probe: bool = False  # answered without a key unless the operator says otherwise
+    stream: bool = False  # counts as a long-lived connection
+    query_token: bool = False  # takes its key as `?token=` too, for browsers that cannot send a header there
+
+    @property
+    def scope(self) -> Scope:
+        return self.operation.scope
+
+
+class Call(Struct, gc=False):
+    """A request that has found its route."""
+
+    request: Request
+    route: Route
+    params: dict[str, str]  # shared between calls to the same path
+    caller: Any = None  # an `auth.Caller`, never None once the app has admitted the call
+    typed: bool = False  # whether the content type has been looked at
+    wanted: Any = None  # the decoded body, where it had to be authorised
+
+    def body(self) -> Any:
+        """Return the decoded body of a route with `decode`."""
+        if self.wanted is not None:
+            return self.wanted
+        assert self.route.decode is not None
+        return self.route.decode(self.request.body)
+
+
+class _Node:
+    __slots__ = ("children", "name", "param", "routes")
+
+    def __init__(self) -> None:
+        self.children: dict[bytes, _Node] = {}
+        self.param: _Node | None = None
+        self.name = ""
+        self.routes: dict[str, Route] = {}
+
+
+class Router:
+    """Finds the row for a method and a path."""
+
+    def __init__(self, routes: list[Route]) -> None:
+        self.routes = routes
+        self._root = _Node()
+        self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # paths seen lately
+        for route in routes:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        node = self._root
+        for part in route.path.split("/")[1:]:
+            if part.startswith("{"):
+                if node.param is None:
+                    node.param = _Node()
+                    node.param.name = part[1:-1]
+                assert node.param.name == part[1:-1], f"two names for one part: {route.path}"
+                node = node.param
+            else:
+                node = node.children.setdefault(part.encode(), _Node())
+        assert route.method not in node.routes, f"two rows for {route.method} {route.path}"
+        node.routes[route.method] = route
+
+    def find(self, request: Request) -> Call:
+        """404 for an unknown path, 405 for a known one with another method."""
+        known = self.known.get(request.path)
+        if known is not None and (route := known[0].get(request.method)) is not None:
+            return Call(request, route, known[1])
+        node, params = self._root, {}
+        for part in request.path.split(b"/")[1:]:
+            child = node.children.get(part)
+            if child is None:
+                child = node.param
+                if child is None or not part:
+                    raise TopicsError(Code.NOT_FOUND, "there is nothing at this path; see /v0/openapi.json")
+                params[child.name] = _decode(part)
+            node = child
+        routes = node.routes
+        method = request.method
+        route = routes.get(method)
+        if route is None:
+            if method == "HEAD" and "GET" in routes:
+                route = routes["GET"]
+            else:
+                raise _wrong_method(method, routes)
+        if len(request.path) <= KNOWN_PATH_BYTES:
+            if len(self.known) >= KNOWN_PATHS:
+                self.known.clear()
+            self.known[request.path] = routes, params
+        return Call(request, route, params)
+
+
+def _decode(part: bytes) -> str:
+    try:
+        return (unquote_to_bytes(part) if b"%" in part else part).decode()
+    except UnicodeDecodeError:
+        raise invalid("a part of the path is not UTF-8") from None
+
+
+def _wrong_method(method: str, routes: dict[str, Route]) -> TopicsError:
+    if not routes:
+        return TopicsError(Code.NOT_FOUND, "there is nothing at this path; see /v0/openapi.json")
+    allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
+    return TopicsError(
+        Code.METHOD_NOT_ALLOWED, f"{method[:32]} is not one of {', '.join(allowed)}", detail={"allow": allowed}
+    )

@@ -1,0 +1,172 @@
+"""Routers: create and configure, look, list, drop, and try a filter out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from topics.engine.routers.verbs import DroppedRouter, PutRouter
+from topics.errors import Code, TopicsError
+from topics.model.names import check_router, check_topic
+from topics.model.router import (
+    PreviewAnswer,
+    PreviewRequest,
+    RouterAnswer,
+    RouterDropped,
+    RouterList,
+    RouterPutAnswer,
+    RouterRequest,
+    RouterSummary,
+    fan_in,
+    parse_filter,
+    router_cycle,
+)
+from topics.model.wire import check_u64, decode_body
+from topics.server.access.operations import router_names
+from topics.server.http import query_string
+from topics.server.http.messages import Answer
+from topics.server.loop.answer import json_answer, performance, when_done
+
+if TYPE_CHECKING:
+    from topics.engine.routers.graph import Router
+    from topics.engine.write.commit import Ticket
+    from topics.server.access.caller import Caller
+    from topics.server.api.route import Call
+    from topics.server.app import TopicsApp
+    from topics.server.http.messages import Request, Response
+
+_decode_router = msgspec.json.Decoder(RouterRequest)
+_decode_preview = msgspec.json.Decoder(PreviewRequest)
+
+HIDDEN = "…"  # stands for a name that a key's prefixes rule out
+
+
+def decode_router(body: bytes) -> RouterRequest:
+    request: RouterRequest = decode_body(_decode_router, body)
+    return request
+
+
+def put_router(app: TopicsApp, call: Call) -> Answer:
+    request: RouterRequest = call.body()
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: PutRouter = ticket.result
+        answer = RouterPutAnswer(**_fields(done.router), created=done.created, performance=performance(request, ticket))
+        return json_answer(201 if done.created else 200, answer)
+
+    try:
+        ticket = app.engine.routers.put(call.params["router"], request)
+    except TopicsError as error:
+        raise _told_to(call.caller, error) from None
+    return when_done(ticket, call.request, encode)
+
+
+def _told_to(caller: Caller, error: TopicsError) -> TopicsError:
+    """The same error without the names of topics that the caller may not know of."""
+
+    def shown(name: str) -> str:
+        return name if caller.may_use(name) else HIDDEN
+
+    detail = error.detail or {}
+    if error.code is Code.ROUTER_CYCLE:
+        return router_cycle([shown(name) for name in detail["cycle"]])
+    if detail.get("reason") == "router_dest_fan_in":
+        return fan_in(detail["dest"], shown(detail["source"]))
+    return error
+
+
+def get_router(app: TopicsApp, call: Call) -> Answer:
+    router = app.engine.routers.get(call.params["router"])
+    return json_answer(200, RouterAnswer(**_fields(router), performance=performance(call.request)))
+
+
+def list_routers(app: TopicsApp, call: Call) -> Answer:
+    found = query_string.parse(call.request.query)
+    page, more = app.engine.routers.page(
+        prefix=found.get("prefix", ""),
+        source=found.get("source"),
+        dest=found.get("dest"),
+        after=query_string.cursor_after(found),
+        limit=query_string.page_size(found),
+        prefixes=call.caller.prefixes,
+        allowed=lambda router: all(map(call.caller.may_use, router_names(router))),
+    )
+    summaries = [_summary(router) for router in page]
+    next_cursor = query_string.cursor(page[-1].name) if more else None
+    return json_answer(200, RouterList(summaries, performance(call.request), next_cursor))
+
+
+def drop_router(app: TopicsApp, call: Call) -> Answer:
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: DroppedRouter = ticket.result
+        return json_answer(200, RouterDropped(done.name, done.deleted, performance(request, ticket)))
+
+    return when_done(app.engine.routers.drop(call.params["router"]), call.request, encode)
+
+
+def decode_preview(body: bytes) -> PreviewRequest:
+    wanted: PreviewRequest = decode_body(_decode_preview, body)
+    return wanted
+
+
+def preview(app: TopicsApp, call: Call) -> Answer:
+    """Of a router as it is, with another filter, or (where `source` is given) of one that does not exist yet."""
+    wanted: PreviewRequest = call.body()
+    name = check_router(call.params["router"])
+    match = parse_filter(wanted.filter)
+    if wanted.source is None:
+        router = app.engine.routers.get(name)
+        source = router.feed.source
+        match = match or router.config.filter
+    else:
+        check_topic(wanted.source, field="source")
+        source = app.engine.topic(wanted.source)
+    from_seq = check_u64(wanted.from_seq, "from_seq")
+    from_ts = None if wanted.from_ts is None else check_u64(wanted.from_ts, "from_ts")
+    found = app.engine.routers.expire_and_preview(source, match, from_seq=from_seq, from_ts=from_ts)
+    answer = PreviewAnswer(
+        router=name,
+        source=source.name,
+        filter=None if match is None else match.wire(),
+        from_seq=from_seq,
+        matched=found.matched,
+        bytes=found.bytes,
+        scanned=found.scanned,
+        first_seq=found.first,
+        last_seq=found.last,
+        head_seq=source.head,
+        performance=performance(call.request),
+    )
+    return json_answer(200, answer)
+
+
+def _fields(router: Router) -> dict[str, Any]:
+    config, feed = router.config, router.feed
+    return {
+        "router": router.name,
+        "source": feed.source.name,
+        "dest": feed.dest.name,
+        "preserve_node": config.preserve_node,
+        "preserve_tag": config.preserve_tag,
+        "filter": None if config.filter is None else config.filter.wire(),
+        "allow_cycle": config.allow_cycle,
+        "guarantee": config.guarantee,
+        "forwarded_total": router.forwarded_total,
+        "cursor": router.cursor,
+        "lag": router.lag,
+        "last_error": feed.last_error,
+    }
+
+
+def _summary(router: Router) -> RouterSummary:
+    return RouterSummary(
+        router=router.name,
+        source=router.feed.source.name,
+        dest=router.feed.dest.name,
+        guarantee=router.config.guarantee,
+        forwarded_total=router.forwarded_total,
+        cursor=router.cursor,
+        lag=router.lag,
+        last_error=router.feed.last_error,
+    )

@@ -1,0 +1,41 @@
+"""Bulk reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.engine.read.read import Query
+from topics.model.records import Projection, ScanRequest, node_set, parse_match
+from topics.model.wire import check_u64, decode_body
+from topics.server.http.messages import Answer
+from topics.server.push import scan_formats
+from topics.server.push.scan_stream import ScanStream
+
+if TYPE_CHECKING:
+    from topics.server.api.route import Call
+    from topics.server.app import TopicsApp
+
+_decode_scan = msgspec.json.Decoder(ScanRequest)
+
+
+def scan(app: TopicsApp, call: Call) -> Answer:
+    wanted: ScanRequest = decode_body(_decode_scan, call.request.body)
+    name = call.params["topic"]
+    query = _query(wanted)
+    form = scan_formats.form_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
+    app.check_ready()
+    if app.pressed:
+        app.throttle.check(name)
+    app.engine.topic(name)  # 404 while there is still a status to say it with
+    return ScanStream(app, name, query, form, upto_seq=wanted.upto_seq, release=app.open_stream(call.caller))
+
+
+def _query(wanted: ScanRequest) -> Query:
+    for field in ("from_seq", "upto_seq", "from_ts", "epoch"):
+        if (value := getattr(wanted, field)) is not None:
+            check_u64(value, field)
+    nodes = node_set(wanted.node)
+    match = None if wanted.filter is None else parse_match(wanted.filter, field="filter")
+    return Query(from_seq=wanted.from_seq, nodes=nodes, match=match, from_ts=wanted.from_ts, epoch=wanted.epoch)

@@ -1,0 +1,119 @@
+"""Topics: create and configure, look, list, drop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.engine.engine import Configured, Dropped
+from topics.model.topic import ConfigPatch
+from topics.model.wire import QueueCounts, TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
+from topics.server.api import archives
+from topics.server.http import query_string
+from topics.server.http.messages import Answer
+from topics.server.loop.answer import json_answer, performance, when_done
+
+if TYPE_CHECKING:
+    from topics.engine.state.topic import Topic
+    from topics.engine.steps import Steps
+    from topics.engine.write.commit import Ticket
+    from topics.server.api.route import Call
+    from topics.server.app import TopicsApp
+    from topics.server.http.messages import Request, Response
+
+_decode_config = msgspec.json.Decoder(ConfigPatch)
+
+
+def decode_config(body: bytes) -> ConfigPatch:
+    patch: ConfigPatch = decode_body(_decode_config, body)
+    return patch
+
+
+def put_topic(app: TopicsApp, call: Call) -> Answer:
+    patch = call.body()
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: Configured = ticket.result
+        topic = done.topic
+        answer = TopicPut(topic.name, done.created, topic.epoch, topic.config, performance(request, ticket))
+        return json_answer(201 if done.created else 200, answer)
+
+    return when_done(app.engine.put_topic(call.params["topic"], patch), call.request, encode)
+
+
+def get_topic(app: TopicsApp, call: Call) -> Answer:
+    found = query_string.parse(call.request.query)
+    topic = app.engine.expire_and_get(call.params["topic"], touch=query_string.flag(found, "touch", default=True))
+    answer = TopicState(
+        topic=topic.name,
+        type=topic.config.type,
+        epoch=topic.epoch,
+        head_seq=topic.head,
+        earliest_seq=topic.earliest,
+        next_seq=topic.head + 1,
+        count=topic.count,
+        bytes=topic.bytes,
+        config=topic.config,
+        effective_priority=app.engine.effective_priority(topic),
+        last_write_ts=topic.last_write_ts,
+        last_read_ts=topic.last_read_ts,
+        performance=performance(call.request),
+        queue=_queue_counts(topic),
+        archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
+        trimmed_seq=topic.trimmed or None,
+        archive=archives.standing(app, topic),
+    )
+    return json_answer(200, answer)
+
+
+def _queue_counts(topic: Topic) -> QueueCounts | None:
+    queue = topic.queue
+    if queue is None:
+        return None
+    return QueueCounts(queue.ready, queue.in_flight, queue.dead_lettered, queue.delayed, queue.dead_letter_error)
+
+
+def list_topics(app: TopicsApp, call: Call) -> Answer:
+    """In slices: right after a start, records of many topics may have to be replayed first."""
+    return app.slices.answer(call.request, _listed(app, call))
+
+
+def _listed(app: TopicsApp, call: Call) -> Steps[Answer]:
+    yield from app.engine.replay_in_steps()
+    found = query_string.parse(call.request.query)
+    touch = query_string.flag(found, "touch", default=False)
+    page, more = app.engine.expire_and_list(
+        prefix=found.get("prefix", ""),
+        after=query_string.cursor_after(found),
+        limit=query_string.page_size(found),
+        prefixes=call.caller.prefixes,
+        touch=touch,
+    )
+    summaries = [
+        TopicSummary(
+            topic=topic.name,
+            type=topic.config.type,
+            epoch=topic.epoch,
+            head_seq=topic.head,
+            earliest_seq=topic.earliest,
+            count=topic.count,
+            bytes=topic.bytes,
+            durable=topic.config.durable,
+            effective_priority=app.engine.effective_priority(topic),
+        )
+        for topic in page
+    ]
+    next_cursor = query_string.cursor(page[-1].name) if more else None
+    return json_answer(200, TopicList(summaries, performance(call.request), next_cursor))
+
+
+def drop_topic(app: TopicsApp, call: Call) -> Answer:
+    if_empty = query_string.flag(query_string.parse(call.request.query), "if_empty", default=False)
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: Dropped = ticket.result
+        shown = [router for router in done.routers_removed if call.caller.may_use(router)]
+        return json_answer(200, TopicDropped(done.name, done.deleted, shown, performance(request, ticket)))
+
+    return when_done(app.engine.drop_topic(call.params["topic"], if_empty=if_empty), call.request, encode)

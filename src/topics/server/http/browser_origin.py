@@ -1,0 +1,140 @@
+"""Pages in a browser that reach for a server without keys. Pure.
+
+Such a server trusts whoever can connect, and a browser on the same machine connects on behalf of any page it shows. A
+few header fields that a page cannot forge tell its requests apart:
+
+    Host            the name that the page's address had. One that is not ours belongs to a page whose own name was made
+                    to point here (DNS rebinding), for which the browser sees no foreign origin at all.
+    Origin          the page behind a request to another site. The browser keeps the answer from it, but the request has
+                    been carried out by then, and a WebSocket is not even kept from it.
+    Sec-Fetch-Site  where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
+                    GETs with effects (`operations.py`). `same-site` is refused like `cross-site`: it means another
+                    origin on this host, a development server on localhost for instance, and origins are what is
+                    trusted here. Browsers send the field to loopback addresses and over TLS; elsewhere, and from
+                    browsers that are too old, the `Accept` of an image, a script or a medium gives the request away.
+
+A server with keys needs none of this: a page does not know the key, and nothing sends it by itself.
+"""
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from topics.errors import Code, TopicsError
+from topics.server.access.operations import no_effects
+from topics.server.http import query_string
+
+if TYPE_CHECKING:
+    from topics.config import Settings
+    from topics.server.api.route import Call, Route
+    from topics.server.app import TopicsApp
+    from topics.server.http.messages import Answer
+
+EVENT_STREAM = b"text/event-stream"
+PAGE_MEDIA = (b"text/html", b"application/xhtml+xml")
+PART_MEDIA = (  # of pages: what browsers ask for on behalf of an element
+    b"image/", b"video/", b"audio/", b"font/", b"text/css", b"text/javascript", b"application/javascript",
+)  # fmt: skip
+
+_AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
+
+
+class Pages:
+    """Which requests of browsers are let in."""
+
+    __slots__ = ("_any_origin", "_hosts", "_origins")
+
+    def __init__(self, *, hosts: frozenset[str] | None, origins: tuple[str, ...]) -> None:
+        self._hosts = hosts  # names that are ours besides loopback addresses; None: any name may be
+        self._any_origin = "*" in origins
+        self._origins = frozenset(origin.lower() for origin in origins)
+
+    @classmethod
+    def of(cls, settings: "Settings") -> "Pages | None":
+        """None where every request needs a key. Beyond loopback nobody knows by what names the server is called."""
+        if settings.key_rules():
+            return None
+        hosts = frozenset(("localhost", settings.host.lower().strip("[]"))) if settings.is_loopback() else None
+        return cls(hosts=hosts, origins=settings.cors_origins)
+
+    def check(self, headers: dict[bytes, bytes]) -> None:
+        """`forbidden` for a request that a page of somebody else's is behind."""
+        host = headers.get(b"host")
+        if host is not None and self._hosts is not None and not self._is_ours(host.decode("latin-1")):
+            raise TopicsError(
+                Code.FORBIDDEN,
+                "the Host header names another server than this one, which without keys answers to loopback names only",
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and not self._any_origin and not may_call(origin.decode("latin-1"), host, self._origins):
+            raise TopicsError(
+                Code.FORBIDDEN, "pages of this origin may not call a server without keys; see TOPICS_CORS_ORIGINS"
+            )
+
+    def is_foreign(self, headers: dict[bytes, bytes]) -> bool:
+        """Return whether a page of another origin had the browser send this, without a script that reads the answer.
+
+        A request with an `Origin` is none of these: `check` has allowed it or refused it.
+        """
+        if self._any_origin or b"origin" in headers:
+            return False
+        site = headers.get(b"sec-fetch-site")
+        if site is None:
+            accept = headers.get(b"accept", b"").lower()
+            return names_any(accept, PART_MEDIA) and not names_any(accept, (*PAGE_MEDIA, EVENT_STREAM))
+        return site.strip().lower() not in (b"same-origin", b"none")
+
+    def _is_ours(self, authority: str) -> bool:
+        match = _AUTHORITY.fullmatch(authority)
+        if match is None or self._hosts is None:
+            return False
+        name = match[1].lower().strip("[]").removesuffix(".")
+        if name in self._hosts:
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+
+def protected(routes: "list[Route]", pages: Pages | None) -> "list[Route]":
+    """Return the routes, with GETs that have effects kept from pages of other origins."""
+    if pages is None:
+        return routes
+    return [_protected(route, pages) if route.method == "GET" else route for route in routes]
+
+
+def _protected(route: "Route", pages: Pages) -> "Route":
+    handler, effects = route.handler, route.operation.effects
+    if effects is no_effects:
+        return route
+
+    def handle(app: "TopicsApp", call: "Call") -> "Answer":
+        headers = call.request.headers
+        if route.stream and b"sec-fetch-site" not in headers:
+            return handler(app, call)  # an `Accept` that gives a page away is answered with 406 there
+        if pages.is_foreign(headers) and effects(query_string.parse(call.request.query)):
+            raise TopicsError(
+                Code.FORBIDDEN,
+                "this GET changes something, and a page of another site is behind it; see TOPICS_CORS_ORIGINS",
+            )
+        return handler(app, call)
+
+    return structs.replace(route, handler=handle)
+
+
+def names_any(accept: bytes, media: tuple[bytes, ...]) -> bool:
+    """Return whether an `Accept` field (lower case) names any of these media types, or types that begin like them."""
+    return any(part.strip().startswith(media) for part in accept.split(b","))
+
+
+def may_call(origin: str, host: bytes | None, allowed: frozenset[str]) -> bool:
+    """Return whether pages of `origin` may call the server: its own pages, and those of `allowed` origins (lower case).
+
+    A page that this server gave out itself has the server's own name, the `Host` of its requests, in its origin.
+    """
+    origin = origin.lower()
+    own = "" if host is None else host.decode("latin-1").lower()
+    return origin in allowed or bool(own and origin in (f"http://{own}", f"https://{own}"))

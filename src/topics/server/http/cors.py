@@ -1,0 +1,67 @@
+"""Cross-origin requests: which pages in a browser may call the API.
+
+A wrapper around the application, put there only when origins are configured: a server without them pays nothing.
+Preflights are answered before authentication, because browsers send them without credentials.
+"""
+
+from topics.server.http.messages import Answer, App, Deferred, Header, Request, Response, Stream, Upgrade
+
+METHODS = b"GET, POST, PUT, DELETE"
+EXPOSED = b"retry-after"
+MAX_AGE_S = b"600"
+VARY: Header = (b"vary", b"origin")
+
+
+class CorsApp:
+    """The application, with the fields that let pages of the allowed origins read its answers."""
+
+    def __init__(self, app: App, origins: tuple[str, ...]) -> None:
+        self._app = app
+        self._any = "*" in origins
+        self._origins = frozenset(origin.encode("ascii", "ignore").lower() for origin in origins)
+
+    def admit(self, request: Request, content_length: int | None) -> Response | None:
+        if request.method == "OPTIONS" and b"access-control-request-method" in request.headers:
+            return self._preflight(request)
+        refused = self._app.admit(request, content_length)
+        return None if refused is None else self._marked(refused, request)
+
+    def handle(self, request: Request) -> Answer:
+        answer = self._app.handle(request)
+        if isinstance(answer, Response):
+            return self._marked(answer, request)
+        if isinstance(answer, Deferred):
+            later = Deferred(on_cancel=answer.cancel, on_hurry=answer.hurry)
+            answer.then(lambda response: later.resolve(self._marked(response, request)))
+            return later
+        if isinstance(answer, Stream) and not isinstance(answer, Upgrade):
+            answer.head = self._marked(answer.head, request)
+        return answer
+
+    def abandon(self, request: Request) -> None:
+        self._app.abandon(request)
+
+    def _preflight(self, request: Request) -> Response:
+        fields = self._fields(request)
+        if fields and fields[0] is not VARY:
+            wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
+            fields += (
+                (b"access-control-allow-methods", METHODS),
+                (b"access-control-allow-headers", wanted),
+                (b"access-control-max-age", MAX_AGE_S),
+            )
+        return Response(204, headers=fields)
+
+    def _marked(self, response: Response, request: Request) -> Response:
+        """A copy, because applications may keep an answer and give it out again."""
+        headers = (*response.headers, *self._fields(request))
+        return Response(response.status, response.body, response.content_type, headers, response.sent)
+
+    def _fields(self, request: Request) -> tuple[Header, ...]:
+        """What the origin of a request is told. Without `*` even the others are told that the answer depends on it."""
+        if self._any:
+            return (b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", EXPOSED)
+        origin = request.headers.get(b"origin", b"")
+        if origin.lower() not in self._origins:
+            return (VARY,)
+        return (b"access-control-allow-origin", origin), (b"access-control-expose-headers", EXPOSED), VARY

@@ -1,0 +1,193 @@
+"""Request heads: what RFC 9112 leaves a server to check, and a memory of heads already checked. Pure.
+
+A client sends the same head over and over: the same few request lines and, but for `content-length`, the same header
+fields. So the outcome of parsing is kept by the very bytes it came from, and a head that was seen before costs one
+dictionary lookup instead of a parser run with a Python call a field. That is sound because equal bytes parse equally.
+Header blocks are kept apart from request lines too, so that a known client's first request for a new path is not a
+stranger's: neither means anything to the other as long as the version is 1.1 and the method has no rules of its own,
+and only such heads are kept.
+
+What a client proves itself with is never kept: an `Authorization` line is taken out before a block is remembered or
+looked up, and a request line that may carry a token in its query is composed anew each time.
+"""
+
+import re
+import time
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from topics.errors import Code, TopicsError, invalid
+from topics.server.http.gzip_body import accepts_gzip
+from topics.server.http.messages import Request
+
+Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped
+Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool]  # method, path, query, and its block
+
+# Bounds on what strangers can make us remember: 8 MiB of heads, 4 MiB of header blocks. Past them it starts anew.
+MAX_HEADS, MAX_HEAD_BYTES = 16_384, 512
+MAX_BLOCKS, MAX_BLOCK_BYTES = 2048, 2048
+
+# RFC 9112 section 3.2: a request with two of these has two meanings.
+SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"authorization"))
+# RFC 3986 section 3.2: what can stand in an authority, with user information left out.
+_HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")
+_LINE = re.compile(rb"(GET|POST|PUT|DELETE|PATCH) (/[!$-~]*) HTTP/1\.1")
+# The two ways clients write the field; whoever writes it otherwise is read by the parser each time.
+_CREDENTIALS = (b"\r\nauthorization: ", b"\r\nAuthorization: ")
+_VISIBLE = bytes(range(0x20, 0x7F))
+_ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+
+
+class Head(msgspec.Struct, eq=False):
+    """A checked request head, and what it says about framing."""
+
+    request: Request
+    keep_alive: bool = True
+    gzip: bool = False  # the answer may be gzipped
+    head_only: bool = False  # HEAD: the answer goes out without its body
+    old: bool = False  # HTTP/1.0
+    chunked: bool = False
+    content_length: int = 0
+    packed: bool = False  # the body is gzipped
+    expects: bool = False  # waits for 100 Continue before it sends its body
+    upgrade: bool = False  # asks for another protocol
+
+
+def check(*, method: str, version: str, url: bytes, headers: dict[bytes, bytes], peer: str, keep_alive: bool) -> Head:
+    """The head that the parser's pieces make up. Raises `TopicsError` for what the parser lets pass and we do not.
+
+    The parser itself (llhttp, strict) refuses repeated lengths, a length beside chunked, folded lines, bare CR or LF,
+    control characters and blanks before a colon.
+    """
+    old = version == "1.0"
+    if not old and version != "1.1":
+        raise invalid(f"HTTP version {version} is not spoken here")
+    host = headers.get(b"host")
+    if host is None and not old:
+        raise invalid("the Host header is missing")
+    if host is not None and _HOST.fullmatch(host) is None:
+        raise invalid("the Host header is malformed")
+    path, query = split_target(url)
+    head_only = method == "HEAD"
+    # An application knows GET only; that a HEAD's answer loses its body is the transport's business.
+    request = Request("GET" if head_only else method, path, query, headers, b"", peer, time.perf_counter_ns())
+    gzip = accepts_gzip(headers.get(b"accept-encoding"))
+    head = Head(request, keep_alive=keep_alive, gzip=gzip, head_only=head_only, old=old)
+    _frame(head, headers)
+    return head
+
+
+def _frame(head: Head, headers: dict[bytes, bytes]) -> None:
+    """Where the body ends (RFC 9112 section 6): only what every hop before us must have read the same way."""
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None:
+        if head.old or coding.lower() != b"chunked" or b"content-length" in headers:
+            raise invalid("Transfer-Encoding can only be chunked, in HTTP/1.1 and without Content-Length")
+        head.chunked = True
+    head.content_length = int(headers.get(b"content-length", b"0"))
+    head.expects = not head.old and headers.get(b"expect", b"").lower() == b"100-continue"
+    packing = headers.get(b"content-encoding", b"").lower() or b"identity"
+    if packing not in (b"identity", b"gzip", b"x-gzip"):
+        raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "Content-Encoding can only be gzip")
+    head.packed = packing != b"identity"
+
+
+def split_target(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request target, in any form a server must take (RFC 9112 section 3.2)."""
+    absolute = _ABSOLUTE.match(url)
+    if absolute is not None:
+        url = url[absolute.end() :]
+        if not url.startswith(b"/"):
+            url = b"/" + url
+    if b"#" in url or not (url.startswith(b"/") or url == b"*"):
+        raise invalid("the request target is malformed")
+    path, _, query = url.partition(b"?")
+    return path, query
+
+
+def _part_credential(raw: bytes) -> tuple[bytes, bytes] | None:
+    """A head without its `Authorization` line, and the value of that line, if it is one that a parser would take.
+
+    What is left means what it meant beside the line: a second one like it would have been refused, and a line that
+    begins with a blank, which would now continue another field, is refused in any head.
+    """
+    for name in _CREDENTIALS:
+        at = raw.find(name)
+        if at > 0:
+            end = raw.find(b"\r\n", at + 2)
+            if end < 0:
+                end = len(raw)
+            value = raw[at + len(name) : end]
+            if value.translate(None, _VISIBLE) or value != value.strip(b" "):
+                return None
+            return raw[:at] + raw[end:], value
+    return None
+
+
+class HeadCache:
+    """Heads seen before, by their bytes; without the credentials of those who sent them."""
+
+    __slots__ = ("_blocks", "known")
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, Known] = {}
+        self._blocks: dict[bytes, Block] = {}
+
+    def compose(self, raw: bytes) -> Known | None:
+        """A head (without the empty line) that is new, out of a known block and a plain request line; None if it
+        is of any other make."""
+        first, _, fields = raw.partition(b"\r\n")
+        block = self._blocks.get(fields)
+        if block is None:
+            return self._compose_with_credential(raw)
+        match = _LINE.fullmatch(first)
+        if match is None:
+            return None
+        path, _, query = match[2].partition(b"?")
+        known = (match[1].decode(), path, query, *block)
+        if len(raw) <= MAX_HEAD_BYTES and b"token" not in unquote_to_bytes(query):
+            if len(self.known) >= MAX_HEADS:
+                self.known.clear()
+            self.known[raw] = known
+        return known
+
+    def _compose_with_credential(self, raw: bytes) -> Known | None:
+        """The same for a head with an `Authorization` line: what is known of the rest, and the line's value."""
+        parted = _part_credential(raw)
+        if parted is None:
+            return None
+        bare, credential = parted
+        known = self.known.get(bare)
+        if known is None:
+            if bare.partition(b"\r\n")[2] not in self._blocks:
+                return None
+            known = self.compose(bare)
+            if known is None:
+                return None
+        method, path, query, headers, content_length, may_gzip = known
+        return method, path, query, headers | {b"authorization": credential}, content_length, may_gzip
+
+    def learn(self, data: bytes, head: Head, *, fields: int) -> None:
+        """Keep the header block of `data`, which the parser took as exactly one request with `fields` header fields.
+
+        The block is where a search for CRLF puts it. That the parser saw the same lines is not assumed but checked:
+        their number, and the place where the body began.
+        """
+        raw, blank, body = data.partition(b"\r\n\r\n")
+        first, _, block = raw.partition(b"\r\n")
+        plain = head.keep_alive and not (head.old or head.chunked or head.packed or head.upgrade)
+        if not plain or not blank or not block or len(block) > MAX_BLOCK_BYTES:
+            return
+        if _LINE.fullmatch(first) is None or block.count(b"\n") != fields - 1 or len(body) != head.content_length:
+            return
+        headers = head.request.headers
+        if b"authorization" in headers:
+            parted = _part_credential(raw)
+            if parted is None or parted[1] != headers[b"authorization"]:
+                return
+            block = parted[0].partition(b"\r\n")[2]
+            headers = {name: value for name, value in headers.items() if name != b"authorization"}
+        if len(self._blocks) >= MAX_BLOCKS:
+            self._blocks.clear()
+        self._blocks[block] = (headers, head.content_length, head.gzip)

@@ -1,0 +1,242 @@
+"""The HTTP/1.1 server: its limits, its connections, the sweep that enforces their deadlines, and the drain at the end.
+
+    bytes -> connection.py -> heads.py (seen before) or reader.py (llhttp) -> App -> answer_heads.py -> bytes
+
+`HttpServer.connection` is what an event loop calls for a new socket.
+"""
+
+import asyncio
+import contextlib
+import heapq
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.server.access.quotas import throttled
+from topics.server.http.browser_origin import Pages
+from topics.server.http.connection import Connection
+from topics.server.http.gzip_body import Turns
+from topics.server.http.messages import App, answer_of
+from topics.server.http.request_head import HeadCache
+from topics.server.http.response_head import AnswerHeads
+from topics.server.limits import machine
+from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget, budget_bytes_of
+
+if TYPE_CHECKING:
+    from topics.config import Settings
+
+_LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
+_SHORTEST_SWEEP_MS = 5
+_SHED_SHARE = 32  # one in so many connections is shed at a time: looking for idle ones means looking at all of them
+_SHED_AFTER_S = 1.0  # a connection is not idle before that: its first request may be on the way
+_GZIP_THREADS = 2
+_UNBLOCK_S = 0.05  # how often streams are looked at that wait for the memory budget
+_LOOK_AGAIN_S = 0.25  # after there was no idle connection to be found
+CUT_OFF_S = 5  # how long a drain waits for the loop to report the loss of connections that it has aborted
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may ask of a connection. Deadlines are kept to within a quarter of themselves, or a second."""
+
+    max_header_bytes: int = 32 * 1024
+    max_headers: int = 100
+    max_body_bytes: int = 64 * 1024 * 1024  # as sent and as unpacked
+    header_timeout_ms: int = 10_000  # first byte of a request to the end of its head
+    body_timeout_ms: int = 60_000  # end of the head to the end of the body
+    idle_timeout_ms: int = 75_000  # between two requests
+    write_timeout_ms: int = 60_000  # without the client taking a single byte of its answer
+    linger_timeout_ms: int = 2_000  # for a client that was refused, or was too slow, to read the last it was sent
+    # Answers that wait for the client, above which nothing more is done for it, and above which they are charged to the
+    # memory budget: the transport reports when that mark is passed, so that answers below it cost nothing.
+    high_water_bytes: int = 64 * 1024
+    max_pipelined: int = 64  # requests of one connection in the works
+    max_connections: int = 0  # 0: no limit
+    max_refused: int = 16  # connections that still read their refusal; one more ends the oldest of them
+    pages: Pages | None = None  # which requests of browsers are let in; None: all
+    skip_body_bytes: int = 64 * 1024  # a refused request with a body up to this does not cost the connection
+
+    @classmethod
+    def of(cls, settings: "Settings") -> "HttpLimits":
+        descriptors = machine.descriptors()
+        budget = MemoryBudget(budget_bytes_of(settings))
+        allowed = (settings.max_connections, descriptors.connections, budget.max_connections())
+        return cls(
+            max_connections=min(most for most in allowed if most),
+            max_refused=descriptors.refused,
+            max_header_bytes=settings.max_header_bytes,
+            max_headers=settings.max_headers,
+            max_body_bytes=min(settings.max_body_bytes, budget.soft_bytes or settings.max_body_bytes),
+            header_timeout_ms=settings.header_timeout_ms,
+            body_timeout_ms=settings.body_timeout_ms,
+            idle_timeout_ms=settings.idle_timeout_ms,
+            pages=Pages.of(settings),
+        )
+
+    @property
+    def sweep_ms(self) -> int:
+        shortest = min(
+            self.header_timeout_ms,
+            self.body_timeout_ms,
+            self.idle_timeout_ms,
+            self.write_timeout_ms,
+            self.linger_timeout_ms,
+        )
+        return max(_SHORTEST_SWEEP_MS, min(_LONGEST_SWEEP_MS, shortest // 4))
+
+
+Limits = HttpLimits
+
+
+class HttpServer:
+    """Serves one `App` on any number of sockets of one event loop."""
+
+    def __init__(self, app: App, limits: HttpLimits | None = None, *, budget: MemoryBudget | None = None) -> None:
+        # Bound once and shared: a connection then pays neither for the lookup nor for bound methods of its own.
+        self.admit = app.admit
+        self.handle = app.handle
+        self.answer = answer_of(app)
+        self.abandon = app.abandon
+        self.limits = limits or HttpLimits()
+        self.budget = budget or MemoryBudget()
+        self.heads = HeadCache()
+        self.answers = AnswerHeads(time.time)
+        self.connections: set[Connection] = set()
+        self.shed_total = 0  # idle connections that were closed to make room
+        self.refused_total = 0  # connections for which there was no room
+        self._refused: dict[Connection, None] = {}  # those that still read their refusal, the oldest first
+        self._look_at = 0.0  # when idle connections may be looked for again
+        self._blocked: dict[Connection, None] = {}  # streams that wait for the budget
+        self.draining = False
+        self._closed_requests = 0
+        self._pool: ThreadPoolExecutor | None = None
+        self.unpacking = Turns(_GZIP_THREADS)
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Event | None = None
+
+    # --- for metrics ---
+
+    @property
+    def open_connections(self) -> int:
+        return len(self.connections)
+
+    @property
+    def requests_total(self) -> int:
+        """Requests whose head was understood. Counted by each connection, so that the hot path touches one object."""
+        return self._closed_requests + sum(connection.served for connection in self.connections)
+
+    # --- for the event loop and the connections ---
+
+    def connection(self) -> Connection:
+        return Connection(self)
+
+    def opened(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        self.budget.charge(CONNECTIONS, CONNECTION_BYTES)
+        if self._sweeping is None:
+            self._sweep()
+        most = self.limits.max_connections
+        if most and len(self.connections) - len(self._refused) > most and not self._shed_idle():
+            self._refuse(connection)
+
+    def _shed_idle(self) -> bool:
+        """Close the connections that have been idle for longest; return whether there were any."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return False
+        idle = [
+            (since, id(connection), connection)
+            for connection in self.connections
+            if (since := connection.idle_since()) is not None and now - since >= _SHED_AFTER_S
+        ]
+        for _, _, connection in heapq.nsmallest(1 + self.limits.max_connections // _SHED_SHARE, idle):
+            connection.close()
+            self.shed_total += 1
+        if not idle:
+            self._look_at = now + _LOOK_AGAIN_S
+        return bool(idle)
+
+    def _refuse(self, connection: Connection) -> None:
+        self.refused_total += 1
+        if len(self._refused) >= self.limits.max_refused:
+            next(iter(self._refused)).abort()
+        self._refused[connection] = None
+        connection.refuse(throttled("max_connections", self.limits.max_connections))
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.budget.charge(CONNECTIONS, -CONNECTION_BYTES)
+        self._refused.pop(connection, None)
+        self._closed_requests += connection.served
+        if not self.connections and self._emptied is not None:
+            self._emptied.set()
+
+    def block(self, connection: Connection) -> None:
+        """Have `connection.unblock` called until it returns True."""
+        if not self._blocked:
+            asyncio.get_running_loop().call_later(_UNBLOCK_S, self._unblock)
+        self._blocked[connection] = None
+
+    def _unblock(self) -> None:
+        waiting, self._blocked = self._blocked, {}
+        for connection in waiting:
+            if not connection.unblock():
+                self.block(connection)
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """Threads for gzip. Made when first needed: most servers never compress anything."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
+        return self._pool
+
+    def _sweep(self) -> None:
+        """One timer for all deadlines: a timer a request would cost as much as the request.
+
+        It stops by itself when the last connection is gone.
+        """
+        self.answers.refresh()
+        if not self.connections:
+            self._sweeping = None
+            return
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in tuple(self.connections):
+            connection.sweep(now)
+        self._sweeping = loop.call_later(self.limits.sweep_ms / 1000, self._sweep)
+
+    # --- the end ---
+
+    async def drain(self, timeout_ms: int) -> int:
+        """Let every connection finish what it has begun; how many had not by the deadline and were cut off.
+
+        The caller has stopped listening, and has had its application answer what would wait for ever.
+        """
+        self.draining = True
+        self._emptied = asyncio.Event()
+        for connection in tuple(self.connections):
+            connection.drain()
+        left = 0
+        await asyncio.sleep(0)  # those with nothing to do report their end in the next turn of the loop
+        if self.connections:
+            try:
+                await asyncio.wait_for(self._emptied.wait(), timeout_ms / 1000)
+            except TimeoutError:
+                left = await self._cut_off()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        return left
+
+    async def _cut_off(self) -> int:
+        left = len(self.connections)
+        for connection in tuple(self.connections):
+            connection.abort()
+        # The transports report the loss in a later turn of the loop; the application is stopped only after that.
+        if self.connections and self._emptied is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), CUT_OFF_S)
+        return left

@@ -1,0 +1,156 @@
+"""The memory budget: bytes that clients make the server hold, by account, against one limit.
+
+Records are not counted: `max_total_bytes` and the caps of topics bound those. What is counted is what clients can make
+the server hold beside them, and only while it is held:
+
+    account      charged for
+    connections  open connections, a flat amount each
+    bodies       requests that are being received, unpacked, or wait for their turn
+    answers      answers until the operating system has taken them
+    streams      the same for event streams, WebSockets and scans
+    messages     WebSocket messages in assembly
+    writes       records on their way into the log
+    sessions     watch sessions and subscriptions of WebSockets: node names, filters
+    idempotency  keys within their windows
+
+New requests may use seven eighths of the limit: `check` refuses one that would pass that, with `throttled`. `charge`
+never refuses, so that what has begun may finish. While more than seven eighths are held, `full` is set. Then only small
+requests with small answers are served, so that clients who hold the server's memory do not keep the others from writing
+and acknowledging.
+
+Input is different: a body or a message may grow long after its request was let in. Past the limit itself, requests that
+are still being received are refused, the newest first.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from topics.config import Settings
+from topics.errors import Code, TopicsError
+from topics.server.limits.machine import memory_bytes
+
+RETRY_AFTER_MS = 1000
+DEFAULT_SHARE = 4  # the default budget is a quarter of the memory; records and their indexes need the rest
+RESERVE_SHARE = 8  # an eighth of the budget is kept for requests that have begun
+CONNECTIONS_SHARE = 4  # connections may take a quarter of the budget
+
+# A body or an answer up to this size is served even while the budget is full, and need not be looked at otherwise.
+SMALL_BYTES = 16 << 10
+# A flat charge. Measured: 4 KiB for an idle connection; the rest is for a head or a small answer on its way.
+CONNECTION_BYTES = 16 << 10
+
+CONNECTIONS, BODIES, ANSWERS, STREAMS = "connections", "bodies", "answers", "streams"
+MESSAGES, WRITES, SESSIONS, IDEMPOTENCY = "messages", "writes", "sessions", "idempotency"
+_CHARGED = (CONNECTIONS, BODIES, ANSWERS, STREAMS, MESSAGES, SESSIONS)
+
+
+def budget_bytes_of(settings: Settings) -> int:
+    """Return the limit: as configured, or a share of the memory that this process may use."""
+    given = settings.memory_budget_bytes
+    return memory_bytes() // DEFAULT_SHARE if given is None else given
+
+
+class Receiver(Protocol):
+    """A connection that holds input which was not handled yet."""
+
+    def give_up_input(self, error: TopicsError) -> None:
+        """Drop the input, answer `error` in its place, and charge nothing for it any more."""
+
+
+class MemoryBudget:
+    """Charges by account, and their sum. A limit of 0 is none."""
+
+    __slots__ = (
+        "_by_account", "_charged_bytes", "_gauges", "_receivers", "_refusing", "full", "limit_bytes", "listeners",
+        "peak_bytes", "reclaimers", "soft_bytes",
+    )  # fmt: skip
+
+    def __init__(self, limit_bytes: int = 0) -> None:
+        self.limit_bytes = limit_bytes
+        self.full = False
+        self.listeners: list[Callable[[], None]] = []  # called when `full` changes
+        self.reclaimers: list[Callable[[], None]] = []  # called before a refusal: each frees what has expired
+        self.soft_bytes = limit_bytes - limit_bytes // RESERVE_SHARE
+        self._receivers: dict[Receiver, None] = {}  # in the order in which they began to hold much
+        self._refusing = False
+        self.peak_bytes = 0  # most that was charged since `Upkeep` last looked
+        self._charged_bytes = 0
+        self._by_account = dict.fromkeys(_CHARGED, 0)
+        self._gauges: dict[str, Callable[[], int]] = {}
+
+    def count(self, account: str, gauge: Callable[[], int]) -> None:
+        """Add an account that is not charged but kept elsewhere: `gauge` returns its bytes."""
+        self._gauges[account] = gauge
+
+    def charge(self, account: str, delta_bytes: int) -> None:
+        """Add to an account, or take from it."""
+        self._by_account[account] += delta_bytes
+        self._charged_bytes += delta_bytes
+        if self._charged_bytes > self.peak_bytes:
+            self.peak_bytes = self._charged_bytes
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Compare what is held with the limit again: gauges change without a charge."""
+        full = not self._has_room(0, self.soft_bytes)
+        if full is not self.full:
+            self.full = full
+            for tell in self.listeners:
+                tell()
+
+    def receive(self, receiver: Receiver, held_bytes: int) -> None:
+        """Note how much unhandled input a connection holds, and refuse the newest input if that is too much in all."""
+        if held_bytes <= SMALL_BYTES:
+            self._receivers.pop(receiver, None)
+        elif receiver not in self._receivers:
+            self._receivers[receiver] = None
+        if self.full and not self._refusing:
+            self._refusing = True  # a receiver that gives up reports that here
+            try:
+                while len(self._receivers) > 0 and not self._has_room(0, self.limit_bytes):
+                    newest, _ = self._receivers.popitem()
+                    newest.give_up_input(self.error())
+            finally:
+                self._refusing = False
+
+    def check(self, size_bytes: int) -> None:
+        """Raise `throttled` if a new request would hold more than the budget has left."""
+        if not self._has_room(size_bytes, self.soft_bytes):
+            for reclaim in self.reclaimers:
+                reclaim()
+            if not self._has_room(size_bytes, self.soft_bytes):
+                raise self.error()
+
+    def check_answer(self, size_bytes: int) -> None:
+        """Raise `throttled` if an answer is too large to be given while the budget is full."""
+        if self.full and size_bytes > SMALL_BYTES:
+            raise self.error()
+
+    @property
+    def charged_bytes(self) -> int:
+        return self._charged_bytes
+
+    def accounts(self) -> dict[str, int]:
+        """Return the bytes held, by account."""
+        return self._by_account | {account: gauge() for account, gauge in self._gauges.items()}
+
+    def max_connections(self) -> int:
+        """Return how many connections the budget allows; 0 if it has no limit."""
+        return self.limit_bytes // (CONNECTIONS_SHARE * CONNECTION_BYTES)
+
+    def error(self) -> TopicsError:
+        return TopicsError(
+            Code.THROTTLED,
+            f"the server holds as many bytes for its clients as memory_budget_bytes allows ({self.limit_bytes}); "
+            "try again when other requests have finished",
+            detail={"limit": "memory_budget_bytes", "max": self.limit_bytes},
+            retry_after_ms=RETRY_AFTER_MS,
+        )
+
+    def _has_room(self, size_bytes: int, limit_bytes: int) -> bool:
+        if not limit_bytes:
+            return True
+        held_bytes = self._charged_bytes + size_bytes
+        for gauge in self._gauges.values():
+            held_bytes += gauge()
+        return held_bytes <= limit_bytes

@@ -1,0 +1,48 @@
+"""WebSocket commands, decoded: short messages at once, long ones in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import msgspec
+
+from topics.errors import Code, TopicsError
+from topics.model import surrogates
+from topics.model.records import Limits
+from topics.model.watch import Addressed, Command, Publish, RequestId
+from topics.model.wire import MAX_PLAIN_BODY_BYTES, decode_body
+from topics.server.http.write_body import decode_steps
+
+_decode_command = msgspec.json.Decoder(Command)
+_decode_publish = msgspec.json.Decoder(Publish)
+_decode_address = msgspec.json.Decoder(Addressed)
+
+
+def decode_short(text: bytes) -> Command:
+    """Return the command in a message. Raises `invalid_request`."""
+    command: Command = decode_body(_decode_command, text, surrogates.decode)
+    return command
+
+
+def decode_long(text: bytes, limits: Limits) -> Generator[None, None, Command]:
+    """Decode a long message. Only a publish can be longer than the body of a request that is no write."""
+    if len(text) <= MAX_PLAIN_BODY_BYTES and not text.startswith(b'{"op":"publish"'):
+        return decode_short(text)
+    try:
+        publish: Publish = yield from decode_steps((_decode_publish,), text, limits)
+    except TopicsError as error:
+        if error.detail is not None and error.detail.get("field") == "op":
+            what = f"a message of more than {MAX_PLAIN_BODY_BYTES} bytes can only be a publish"
+            raise TopicsError(Code.PAYLOAD_TOO_LARGE, what, detail={"max": MAX_PLAIN_BODY_BYTES}) from None
+        raise
+    return publish
+
+
+def address_of(text: bytes) -> RequestId:
+    """The `request_id` of a command that could not be understood, if that much can be. Not of a long message."""
+    if len(text) > MAX_PLAIN_BODY_BYTES:
+        return None
+    try:
+        return _decode_address.decode(text).request_id
+    except (msgspec.MsgspecError, RecursionError):
+        return None

@@ -1,0 +1,160 @@
+"""Log entries: every change of state that must outlive the process, as the body of one WAL frame. Pure.
+
+An entry says what was decided, never what to decide: applying it needs no clock and no choice, so that a replay ends in
+the state the live server had. Bodies are MessagePack arrays of the fields below, except that an `Append` has its
+rendered records behind the array:
+
+    0   4   size   u32 LE; of the array
+    4   s   array  [ts, sizes, tags, nodes, metas, key, extras]
+    4+s …   blob   the rendered records
+
+Kinds are stored for ever: a number that was used is never given another meaning.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from topics.errors import Corrupt
+from topics.model.topic import TopicConfig
+from topics.storage.log import frame
+
+CREATE, CONFIGURE, DROP, APPEND, DELETE, CEILING = 1, 2, 3, 4, 5, 6
+ARCHIVED = 32
+# 16 to 23 belong to routers, 24 to 31 to queues, 32 to 39 to archives.
+
+EntryType = TypeVar("EntryType", bound=Struct)
+
+_pack_size = struct.Struct("<I").pack
+_unpack_size = struct.Struct("<I").unpack_from
+_encode = msgspec.msgpack.encode
+
+
+class Create(Struct, array_like=True):
+    """A topic begins a life under `name`."""
+
+    kind: ClassVar[int] = CREATE
+    topic_id: int
+    name: str
+    epoch: int
+    config: TopicConfig
+    at_ms: int
+
+
+class Configure(Struct, array_like=True):
+    """A topic's configuration from here on. `head` is the last seq that the topic had given out by then."""
+
+    kind: ClassVar[int] = CONFIGURE
+    topic_id: int
+    config: TopicConfig
+    at_ms: int
+    head: int | None = None  # not in frames of earlier versions
+
+
+class Drop(Struct, array_like=True):
+    """A topic and everything in it is gone."""
+
+    kind: ClassVar[int] = DROP
+    topic_id: int
+
+
+class Delete(Struct, array_like=True):
+    """Records below `before_seq` that match, or all of them without a match. `seqs` names them one by one instead."""
+
+    kind: ClassVar[int] = DELETE
+    topic_id: int
+    before_seq: int
+    op: str | None
+    text: str
+    at_ms: int
+    seqs: list[int] | None = None
+
+
+class Ceiling(Struct, array_like=True):
+    """No seq above `ceiling` is acknowledged until a higher one has been synced."""
+
+    kind: ClassVar[int] = CEILING
+    topic_id: int
+    ceiling: int
+
+
+class Append(Struct, gc=False):
+    """Records with contiguous seqs from `first` on and one commit time. See `columns.extend` for the lists."""
+
+    kind: ClassVar[int] = APPEND
+    topic_id: int
+    first: int
+    ts: int
+    sizes: Sequence[int]
+    blob: bytes
+    tags: Sequence[str | None] | None = None
+    nodes: Sequence[str | None] | str | None = None
+    metas: Sequence[int] | None = None
+    key: str | None = None
+    extras: dict[int, bytes] | None = None
+    plain: bool = False  # known to be one record with no more than a tag; not stored
+    seqs: bytes = b""  # "first,…,last" where that had to be put together anyway; not stored
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.sizes) - 1
+
+
+class Entry(Protocol):
+    """What every kind has. Kinds beyond those above belong to the part of the engine that applies them."""
+
+    kind: ClassVar[int]
+    topic_id: int
+
+
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def known(entry: type[EntryType]) -> type[EntryType]:
+    """Makes a kind of entry readable: a decorator for its class."""
+    kind: int = entry.kind  # type: ignore[attr-defined]
+    assert kind not in _DECODERS, f"two kinds of entry have the number {kind}"
+    _DECODERS[kind] = msgspec.msgpack.Decoder(entry)
+    return entry
+
+
+for _entry in (Create, Configure, Drop, Delete, Ceiling):
+    known(_entry)
+
+
+_Parts = tuple[int, list[int], list[str | None] | None, list[str | None] | str | None, list[int] | None, str | None,
+               dict[int, bytes] | None]  # fmt: skip
+_decode_parts = msgspec.msgpack.Decoder(_Parts).decode
+
+
+def encode(entry: Entry) -> bytes:
+    """The entry as a whole WAL frame."""
+    if type(entry) is Append:
+        parts = _encode((entry.ts, entry.sizes, entry.tags, entry.nodes, entry.metas, entry.key, entry.extras))
+        size = _pack_size(len(parts))
+        return frame.encode(APPEND, entry.topic_id, entry.first, len(entry.sizes), size, parts, entry.blob)
+    return frame.encode(entry.kind, entry.topic_id, 0, 0, _encode(entry))
+
+
+def decode(found: frame.Frame, *, path: str, at: int) -> Entry:
+    """The entry in a frame whose checksum holds; `Corrupt` if it is none that this program knows."""
+    head, body = found
+    try:
+        if head.kind == APPEND:
+            size = _unpack_size(body)[0]
+            ts, sizes, tags, nodes, metas, key, extras = _decode_parts(body[4 : 4 + size])
+            return Append(
+                head.topic_id, head.first, ts, sizes, bytes(body[4 + size :]), tags, nodes, metas, key, extras
+            )
+        decoder = _DECODERS.get(head.kind)
+        if decoder is None:
+            raise Corrupt(path, at, f"an entry of kind {head.kind} is not one this program reads")
+        entry: Entry = decoder.decode(body)
+        return entry
+    except (msgspec.MsgspecError, struct.error) as error:
+        raise Corrupt(path, at, f"an entry cannot be decoded: {error}") from error

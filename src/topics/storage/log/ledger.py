@@ -1,0 +1,203 @@
+"""The ledger: a second account of what the log must hold, so that a log file that is cut short or missing is noticed.
+
+It names the log files in order, with the place where each was left, how far the log is known to be synced, and every
+topic with its seq ceiling. One file belongs to each snapshot and has what happened since; it lies in a folder of its
+own. The file is a row of frames (see `frame.py`) without a header, and is only ever appended to:
+
+    kind  topic id  first         body, a MessagePack array
+    1     0         number        FILE: number of the file before it (0 for none), offset where that ends, size in bytes
+    2     0         number        REACHED: offset up to which the file is synced
+    3     id        ceiling       TOPIC: name, epoch, config
+    4     id        0             GONE: nothing
+
+It is written by the thread that syncs the log, right after the log itself, and only when there is something new: a
+topic or a ceiling, a log file, or once a second the place that was reached. So it never claims more than the log has
+after a power loss. If it cannot be written, the log goes on without.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import Lock
+
+import msgspec
+from msgspec import Struct
+
+from topics import logs
+from topics.model.topic import TopicConfig
+from topics.storage.datadir import DataDir
+from topics.storage.fs import File
+from topics.storage.log import frame, walfile
+
+log = logs.Log("ledger")
+
+FILE, REACHED, TOPIC, GONE = 1, 2, 3, 4
+
+_encode = msgspec.msgpack.encode
+_decode_topic = msgspec.msgpack.Decoder(tuple[str, int, TopicConfig]).decode
+_decode_ints = msgspec.msgpack.Decoder(list[int]).decode
+
+
+class Known(Struct):
+    """A topic as the ledger knows it."""
+
+    topic_id: int
+    name: str
+    epoch: int
+    config: TopicConfig
+    ceiling: int
+
+
+class Expected(Struct):
+    """What is known of a log file. Its frames reach at least to `end`; it was never smaller than `size_bytes`."""
+
+    end: int = 0
+    size_bytes: int = 0
+    left: bool = False  # a later file went on where it ends
+
+
+class Account(Struct):
+    """Everything that the ledger files say."""
+
+    files: dict[int, Expected] = {}
+    topics: dict[int, Known] = {}
+    gone: set[int] = set()
+    damage: list[tuple[str, int]] = []  # file and offset
+    last_number: int = 0
+
+
+class Ledger:
+    """The ledger of a running server. Notes come from the owner's thread; the thread that syncs the log writes them."""
+
+    def __init__(self, datadir: DataDir) -> None:
+        self._dir = datadir
+        self._lock = Lock()  # of the notes; never held while the disk is busy
+        self._notes: list[bytes] = []
+        self._path = ""
+        self._file: File | None = None
+        self._at = 0
+        self._failed = False
+        self.reached = (0, 0)  # what was noted last
+
+    def begin(self, number: int) -> None:
+        """Go on in the file of snapshot `number`. What could not be written before goes there."""
+        with self._lock:
+            self._path = self._dir.ledger_path(number)
+
+    def note_file(self, number: int, *, previous: tuple[int, int], size_bytes: int) -> None:
+        self._note(frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes])))
+
+    def note_reached(self, position: tuple[int, int]) -> None:
+        """The log is synced up to here."""
+        if position != self.reached:
+            self.reached = position
+            self._note(frame.encode(REACHED, 0, position[0], 0, _encode([position[1]])))
+
+    def note_topic(self, topic_id: int, name: str, epoch: int, config: TopicConfig, ceiling: int) -> None:
+        self._note(frame.encode(TOPIC, topic_id, ceiling, 0, _encode((name, epoch, config))))
+
+    def note_gone(self, topic_id: int) -> None:
+        self._note(frame.encode(GONE, topic_id, 0, 0, _encode(())))
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._notes)
+
+    def take(self) -> list[bytes]:
+        """Take the notes that will be true once everything written to the log so far is synced."""
+        if not self._notes:
+            return []
+        with self._lock:
+            notes, self._notes = self._notes, []
+        return notes
+
+    def put_back(self, notes: list[bytes]) -> None:
+        with self._lock:
+            self._notes = notes + self._notes
+
+    def write(self, notes: list[bytes]) -> None:
+        """Write and sync the notes. Raise nothing: what cannot be written now is tried again with the next sync."""
+        if not notes:
+            return
+        path = self._path
+        try:
+            self._append(path, b"".join(notes))
+        except OSError as error:
+            self.put_back(notes)
+            if not self._failed:
+                self._failed = True
+                log.error("ledger_failed", file=path, reason=error.strerror or str(error))
+        else:
+            self._failed = False
+
+    def close(self) -> None:
+        self.write(self.take())
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def _note(self, entry: bytes) -> None:
+        with self._lock:
+            if self._path:
+                self._notes.append(entry)
+
+    def _append(self, path: str, data: bytes) -> None:
+        file = self._file
+        if file is None or file.path != path:
+            new = self._dir.fs.open(path, create=True)
+            if file is not None:
+                with suppress(OSError):
+                    file.close()
+            self._file = file = new
+            self._at = walfile.written_end(new.pread(new.size(), 0))
+            self._dir.fs.sync_dir(self._dir.ledger_dir)
+        file.pwrite(data, self._at)
+        file.datasync()
+        self._at += len(data)
+
+
+def read(datadir: DataDir, since: int) -> Account:
+    """Return what the ledger files from number `since` on say together."""
+    account = Account()
+    for number in datadir.ledger_numbers():
+        if number < since:
+            continue
+        path = datadir.ledger_path(number)
+        file = datadir.fs.open(path)
+        try:
+            data = file.pread(file.size(), 0)
+        finally:
+            file.close()
+        for item in walfile.scan(data, start=0):
+            if isinstance(item, walfile.Found):
+                _take(account, item.frame, since)
+            elif not item.torn:
+                account.damage.append((path, item.at))
+    return account
+
+
+def _take(account: Account, found: frame.Frame, since: int) -> None:
+    head, files = found.head, account.files
+    if head.kind == FILE:
+        previous, end, size_bytes = _decode_ints(found.body)
+        number = head.first
+        for other in [other for other in files if previous < other < number]:
+            del files[other]  # void: the log went on from an earlier one
+        if previous >= since and previous:
+            before = files.setdefault(previous, Expected())
+            before.end, before.left = end, True
+        if number >= since:
+            files.setdefault(number, Expected(walfile.HEADER_BYTES)).size_bytes = size_bytes
+        account.last_number = max(account.last_number, number)
+    elif head.kind == REACHED and head.first in files and not files[head.first].left:
+        files[head.first].end = max(files[head.first].end, _decode_ints(found.body)[0])
+    elif head.kind == TOPIC:
+        name, epoch, config = _decode_topic(found.body)
+        known = account.topics.get(head.topic_id)
+        ceiling = head.first if known is None else max(head.first, known.ceiling)
+        account.topics[head.topic_id] = Known(head.topic_id, name, epoch, config, ceiling)
+    elif head.kind == GONE:
+        account.topics.pop(head.topic_id, None)
+        account.gone.add(head.topic_id)

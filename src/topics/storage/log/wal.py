@@ -1,0 +1,467 @@
+"""The write-ahead log: one stream of frames for all topics, in numbered files.
+
+Writes go to the operating system at once, in the caller's turn; syncs run on a thread of their own. Files are reserved
+in full before they are used, and the next one is prepared while the last one fills, so that a write finds its space
+waiting.
+
+When a write or a sync fails, the log takes nothing more. It heals by beginning a new file that says where the good part
+of the old one ends and repeats what was accepted since the last good sync; when that works, it goes on.
+
+Until then the old files are all there is, and a killed process leaves them as they are. So what was refused is taken
+back in them, with the last byte of its frame, before its writer gets an answer: a start that replays them passes it
+over.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from threading import Lock
+from typing import NoReturn, Protocol
+
+from topics import logs
+from topics.clock import Clock
+from topics.storage.datadir import TEMP_SUFFIX, DataDir
+from topics.storage.fs import File
+from topics.storage.log import frame as frames_of
+from topics.storage.log import walfile
+from topics.storage.log.ledger import Ledger
+from topics.storage.log.stats import WalStats
+
+log = logs.Log("wal")
+
+NOTE_NS = 1_000_000_000
+JOIN_BYTES = 64 << 10  # frames that are fewer go to the kernel as one piece: cheaper than one by one
+
+
+class LogFailed(Exception):
+    """The log could not take what it was given. Everything before is intact.
+
+    `written` says that some of it may have reached the disk. It is erased, but a power loss before the log has healed
+    may bring it back.
+    """
+
+    def __init__(self, reason: str | None, *, written: bool = False) -> None:
+        super().__init__(reason)
+        self.written = written
+
+
+class Worker(Protocol):
+    """Runs blocking work elsewhere, one piece after the other, and reports back on the owner's thread."""
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None: ...
+
+
+class InlineWorker:
+    """Does the work on the spot: for tools and tests."""
+
+    def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            done(error)
+        else:
+            done(None)
+
+
+class Wal:
+    """The open end of the log. Everything but the work given to `worker` happens on the owner's thread."""
+
+    def __init__(self, datadir: DataDir, *, file_bytes: int, worker: Worker, clock: Clock) -> None:
+        self._dir = datadir
+        self._fs = datadir.fs
+        self._file_bytes = file_bytes
+        self._worker = worker
+        self._clock = clock
+        self.stats = WalStats()
+        self.number = 0
+        self.tail = 0
+        self.read_only: str | None = None  # why nothing can be written
+        self._file: File | None = None
+        self._spare: tuple[int, File] | None = None
+        self._preparing = False
+        self._unsynced: list[bytes] = []  # frames since the last good sync
+        # frames ever taken out of that list: several syncs may be under way, each counting from the start
+        self._forgotten = 0
+        self._synced_to = (0, 0)  # file number and offset up to which all is durable
+        # Where those frames stand: from the frame of this number on, counted from the first ever, in this file from
+        # this offset on.
+        self._starts: list[tuple[int, File, int]] = []
+        self.undecided: Callable[[], bool] = lambda: False  # see `commit.Log`
+        # Since the failure that the log has to heal from:
+        self._voided = False  # some of the frames were refused
+        self._places: dict[int, tuple[File, int]] = {}  # file and offset of the frames not synced, by id
+        self._erasures: list[tuple[File, int, bytes]] = []  # the byte that has to be written where, and could not be
+        self._sync_failed = False  # a sync failed: no later one of these files says anything about what is in them
+        self._sync_lock = Lock()  # held while `_sync_failed` may become true
+        self._behind: list[File] = []  # full files that still need a sync
+        self._callbacks: list[Callable[[], None]] = []
+        self._syncing = 0  # syncs given to the worker and not reported back
+        self._healing = False
+        self.ledger = Ledger(datadir)
+        self._noted_ns = 0  # when the ledger was last told how far the log is synced
+
+    def begin(self, number: int, *, resume: tuple[int, int]) -> None:
+        """Opens the log's first file in this process. Blocks. Where that fails the log begins broken, to heal later."""
+        try:
+            self._file = self._create(number, walfile.Header(number, *resume))
+        except OSError as error:
+            self.number, self._synced_to = number, resume
+            self.read_only = _reason(error)
+            log.error("log_failed", reason=self.read_only, file=number, offset=0)
+            return
+        self.number, self.tail = number, walfile.HEADER_BYTES
+        self._synced_to = (number, self.tail)
+        self._starts = [(0, self._file, self.tail)]
+        self.begin_ledger(resume)
+        self.ledger.write(self.ledger.take())
+
+    def begin_ledger(self, previous: tuple[int, int] = (0, 0)) -> None:
+        """Go on in a new ledger file, for what happens from the beginning of the present log file on."""
+        if self._file is not None:
+            size_bytes = self._file.size()  # first: if it fails, the ledger stays as it is
+            self.ledger.begin(self.number)
+            self.ledger.note_file(self.number, previous=previous, size_bytes=size_bytes)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it takes nothing until it has healed."""
+        return self._file is None
+
+    @property
+    def fenced(self) -> bool:
+        """Whether a start after a killed process would find nothing that was refused."""
+        return not self._erasures
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return self.number, self.tail
+
+    def write(self, frames: list[bytes]) -> None:
+        if self._file is None:
+            raise LogFailed(self.read_only)
+        size_bytes = sum(map(len, frames))
+        if self.tail + size_bytes > self._file_bytes and self.tail > walfile.HEADER_BYTES:
+            try:
+                self.rotate()
+            except OSError as error:
+                self._refuse(frames, error, broken=False)
+        try:
+            if size_bytes > JOIN_BYTES:
+                self._file.pwritev(frames, self.tail)
+            else:
+                self._file.pwrite(frames[0] if len(frames) == 1 else b"".join(frames), self.tail)
+        except OSError as error:
+            # Any part of it may stand behind the tail. A frame whose last byte is zero counts as cut short.
+            self._mark(frames, self._file, self.tail, b"\0")
+            self._erase()
+            self._refuse(frames, error, broken=True)
+        self.read_only = None
+        self.tail += size_bytes
+        self._unsynced += frames
+        stats = self.stats
+        stats.frames_total += len(frames)
+        stats.batches_total += 1
+        stats.bytes_written_total += size_bytes
+        stats.queue_depth = depth = len(self._unsynced)
+        if depth > stats.queue_depth_peak:
+            stats.queue_depth_peak = depth
+
+    def rotate(self) -> None:
+        """Goes on in a new file. Raises OSError and stays where it is if there is no room for one."""
+        if self._file is None:
+            raise LogFailed(self.read_only)
+        if self._spare is not None:
+            number, file = self._spare
+            self._spare = None
+        else:
+            number = self.number + (2 if self._preparing else 1)  # one that is being prepared is not ours to touch
+            file = self._create(number, walfile.Header(number))
+        size_bytes = file.size()
+        self._behind.append(self._file)
+        self.ledger.note_file(number, previous=self.position, size_bytes=size_bytes)
+        self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES
+        self._starts.append((self._forgotten + len(self._unsynced), file, self.tail))
+        self.stats.rotations_total += 1
+
+    def sync(self, done: Callable[[LogFailed | None], None]) -> None:
+        if self._file is None:
+            done(LogFailed(self.read_only))
+            return
+        files, position, covered = [*self._behind, self._file], self.position, self._forgotten + len(self._unsynced)
+        callbacks, self._callbacks = self._callbacks, []
+        self._syncing += 1
+        began = self._clock.monotonic_ns()
+
+        def finished(error: Exception | None) -> None:
+            self._syncing -= 1
+            if error is not None:
+                self._callbacks = callbacks + self._callbacks
+                if self._file is not None:
+                    self._fail(error, broken=True)
+                done(LogFailed(self.read_only))
+                return
+            self._synced(files, position, covered, began)
+            done(None)
+            for callback in callbacks:
+                callback()
+
+        notes = self.ledger.take()
+        self._worker.submit(lambda: self._datasync(files, notes), finished)
+
+    def sync_now(self) -> None:
+        if self._file is None:
+            raise LogFailed(self.read_only)
+        files, position, covered = [*self._behind, self._file], self.position, self._forgotten + len(self._unsynced)
+        began = self._clock.monotonic_ns()
+        try:
+            self._datasync(files, self.ledger.take())
+        except OSError as error:
+            self._fail(error, broken=True)
+            raise LogFailed(self.read_only) from error
+        callbacks, self._callbacks = self._callbacks, []
+        self._synced(files, position, covered, began)
+        for callback in callbacks:
+            callback()
+
+    def after_sync(self, done: Callable[[], None]) -> None:
+        if self._unsynced or self._syncing:
+            self._callbacks.append(done)
+        else:
+            done()
+
+    def durable(self, frames: list[bytes]) -> int:
+        pending = {id(frame) for frame in self._unsynced}
+        return next((at for at, frame in enumerate(frames) if id(frame) in pending), len(frames))
+
+    def void(self, frames: list[bytes]) -> None:
+        assert not self._healing, "the new file may hold these frames"
+        refused = {id(frame) for frame in frames}
+        for frame in frames:
+            if (place := self._places.get(id(frame))) is not None:
+                self._mark([frame], *place, bytes([frames_of.REFUSED]))
+        self._erase()
+        # In place: a sync under way counts on the order.
+        self._unsynced = [b"" if id(frame) in refused else frame for frame in self._unsynced]
+        self._voided = True
+
+    def tick(self) -> None:
+        """What is due now and then: sync what nobody waits for, prepare the next file, heal."""
+        if self._file is not None and not self._dir.is_there:
+            self._fail(OSError(errno.ENOENT, "the data directory is gone"), broken=True)
+        if self._file is None:
+            self._erase()
+            self.heal()
+            return
+        # Who asked while a sync was under way may be all that is left to do.
+        self._note_reached()
+        if (self._unsynced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
+            self.sync(lambda failure: None)
+        wanted = self.tail > self._file_bytes // 2 or self.read_only is not None
+        if wanted and self._spare is None and not self._preparing:
+            self._prepare()
+
+    def heal(self) -> None:
+        """Tries to go on in a new file after a failure."""
+        if self._healing or self._syncing or self.undecided():
+            return
+        self._healing = True
+        number = self.number + 2  # the one after the next: a spare may lie there half made
+        frames, covered = list(self._unsynced), self._forgotten + len(self._unsynced)
+        made: list[tuple[File, int]] = []
+
+        def work() -> None:
+            data = b"".join(frames)
+            file = self._create(number, walfile.Header(number, *self._synced_to), data)
+            made.append((file, walfile.HEADER_BYTES + len(data)))
+
+        def finished(error: Exception | None) -> None:
+            self._healing = False
+            if error is not None:
+                self.read_only = _reason(error)
+                return
+            self._file, self.tail = made[0]
+            self.ledger.note_file(number, previous=self._synced_to, size_bytes=self._file.size())
+            self.number, self.read_only = number, None
+            for file in self._behind:
+                _let_go(file)
+            self._behind.clear()
+            self._forget(covered)
+            self._synced_to = self.position
+            self._starts = [(self._forgotten, self._file, self.tail)]
+            self._voided = self._sync_failed = False
+            self._places.clear()
+            self._erasures.clear()
+            self.stats.rotations_total += 1
+            log.info("log_healed", file=number)
+            callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                callback()
+
+        self._worker.submit(work, finished)
+
+    def close(self) -> None:
+        """Everything written is synced, then the files are let go. Raises nothing: what failed was told before."""
+        with suppress(LogFailed):
+            self.sync_now()
+        for file in (*self._behind, self._file, self._spare and self._spare[1]):
+            if file:
+                _let_go(file)
+        self._file = None
+        self._behind.clear()
+        self.ledger.close()
+
+    def _create(self, number: int, header: walfile.Header, frames: bytes = b"") -> File:
+        """A new file, durable, with `frames` in it. It gets its name last: nothing in it counts until all is there."""
+        path = self._dir.wal_path(number)
+        temporary = path + TEMP_SUFFIX
+        file = self._fs.open(temporary, write=True, create=True)
+        try:
+            file.truncate(0)
+            file.allocate(self._file_bytes)
+            file.pwrite(walfile.encode_header(header) + frames, 0)
+            file.sync()
+            self._dir.publish(path)
+        except OSError:
+            _let_go(file)
+            with suppress(OSError):
+                self._fs.unlink(temporary)
+            raise
+        file.path = path
+        return file
+
+    def _prepare(self) -> None:
+        self._preparing = True
+        number = self.number + 1
+        made: list[File] = []
+
+        def work() -> None:
+            made.append(self._create(number, walfile.Header(number)))
+
+        def finished(error: Exception | None) -> None:
+            self._preparing = False
+            if error is None and self._file is not None and self.number == number - 1:
+                self._spare = number, made[0]
+                self.read_only = None
+            elif error is None:
+                _let_go(made[0])
+
+        self._worker.submit(work, finished)
+
+    def _datasync(self, files: list[File], notes: list[bytes]) -> None:
+        """Sync the files in order. Raise `OSError` if a sync fails, or if one has failed since the log last healed.
+
+        Runs on the worker's thread or on the owner's. The kernel reports a failed sync once and then forgets the pages
+        that it could not write, so the next sync of the same file succeeds though they are lost. One sync at a time,
+        and none after a failed one: otherwise the thread that did not get the error would acknowledge what is lost, or
+        make a later file durable and leave a gap before it.
+        """
+        with self._sync_lock:
+            if self._sync_failed:
+                self.ledger.put_back(notes)
+                raise OSError(errno.EIO, "an earlier sync of the log failed")
+            try:
+                for file in files:
+                    file.datasync()
+            except OSError:
+                self._sync_failed = True
+                self.ledger.put_back(notes)
+                raise
+            self.ledger.write(notes)
+
+    def _note_reached(self) -> None:
+        """Note once a second how far the log is synced, so that an older copy of its last file is noticed."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._noted_ns >= NOTE_NS:
+            self._noted_ns = now_ns
+            self.ledger.note_reached(self._synced_to)
+
+    def _synced(self, files: list[File], position: tuple[int, int], covered: int, began_ns: int) -> None:
+        self.stats.synced((self._clock.monotonic_ns() - began_ns) // 1000)
+        # A sync that was under way when the log failed may have made a frame durable that was refused meanwhile. What
+        # is good goes to the new file without it, so the old one must not count up to there.
+        if self._voided:
+            return
+        for file in files[:-1]:
+            if file in self._behind:
+                self._behind.remove(file)
+                # Behind the syncs that the worker still has: one of them may have been told to sync this file too.
+                self._worker.submit(partial(_let_go, file), lambda error: None)
+        if position > self._synced_to:
+            self._synced_to = position
+            self._forget(covered)
+            later = [start for start in self._starts if start[0] >= covered and start[1] not in files]
+            self._starts = [(covered, files[-1], position[1]), *later]
+        self.stats.queue_depth = len(self._unsynced)
+
+    def _forget(self, upto: int) -> None:
+        """The first `upto` frames ever written are durable."""
+        if upto > self._forgotten:
+            del self._unsynced[: upto - self._forgotten]
+            self._forgotten = upto
+
+    def _refuse(self, frames: list[bytes], error: OSError, *, broken: bool) -> NoReturn:
+        self.stats.submit_full_total += len(frames)
+        self._fail(error, broken=broken)
+        raise LogFailed(self.read_only, written=broken) from error
+
+    def _mark(self, frames: list[bytes], file: File, at: int, last: bytes) -> None:
+        """Note that every frame of these, which stand in `file` from `at` on, must end with the byte `last`."""
+        for frame in frames:
+            self._erasures += [(file, at + end - 1, last) for end in frames_of.ends(frame)]
+            at += len(frame)
+
+    def _erase(self) -> None:
+        """Write the last bytes of refused frames, the newest frame first.
+
+        A power loss can come between two of these writes. An older frame without a newer one is a log that ends early;
+        a newer one without an older one would be damage. So an error ends it here, too: the next tick goes on.
+        """
+        while self._erasures:
+            file, at, last = self._erasures[-1]
+            try:
+                file.pwrite(last, at)
+            except OSError as error:
+                log.error("cannot_erase", file=file.path, offset=at, reason=_reason(error))
+                return
+            self._erasures.pop()
+
+    def _locate(self) -> dict[int, tuple[File, int]]:
+        """Return file and offset of every frame since the last good sync, by the id of the frame."""
+        places: dict[int, tuple[File, int]] = {}
+        starts = deque(self._starts)
+        for number, frame in enumerate(self._unsynced, self._forgotten):
+            while starts and starts[0][0] <= number:
+                _, file, at = starts.popleft()
+            places[id(frame)] = file, at
+            at += len(frame)
+        return places
+
+    def _fail(self, error: Exception, *, broken: bool) -> None:
+        reason = _reason(error)
+        if self.read_only is None:
+            log.error("log_failed", reason=reason, file=self.number, offset=self.tail)
+        self.read_only = reason
+        if broken and self._file is not None:
+            # a sync under way may still be busy with it: closed when the log has healed
+            self._behind.append(self._file)
+            self._places = self._locate()
+            if self._spare is not None:
+                _let_go(self._spare[1])
+            self._spare = None
+            self._file = None
+            if not self._unsynced:
+                self._synced_to = max(self._synced_to, self.position)
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def _let_go(file: File) -> None:
+    """Nothing depends on it any more: what had to be durable was synced, or will be written elsewhere."""
+    with suppress(OSError):
+        file.close()

@@ -1,0 +1,140 @@
+"""WAL files: what stands before the frames, and how to read frames back past any damage. Pure: no files, no clock.
+
+A file begins with this header, twice; frames follow without a gap, and zeros (reserved space) end them.
+
+    offset  size  field
+    0       8     magic          b"TOPICWAL"
+    8       4     version        u32 LE; 1
+    12      4     zero
+    16      8     number         u64 LE; the file's own
+    24      8     resume number  u64 LE; see below, 0 for none
+    32      8     resume offset  u64 LE
+    40      8     sum            u64 LE; XXH3-64 of the 40 bytes before
+
+A file that resumes says where the log before it ends: everything behind `resume offset` in file `resume number`, and
+every file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come
+back; that is why one copy of the header is not enough.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import xxhash
+
+from topics.errors import Corrupt
+from topics.storage.log import frame
+
+MAGIC = b"TOPICWAL"
+VERSION = 1
+_HEADER = struct.Struct("<8sIIQQQ")
+_COPY_BYTES = _HEADER.size + 8
+HEADER_BYTES = 2 * _COPY_BYTES
+_sum64 = xxhash.xxh3_64_intdigest
+_ZEROS = bytes(1 << 16)
+
+
+class Header(NamedTuple):
+    number: int
+    resume_number: int = 0
+    resume_offset: int = 0
+
+
+def encode_header(header: Header) -> bytes:
+    packed = _HEADER.pack(MAGIC, VERSION, 0, *header)
+    return (packed + _sum64(packed).to_bytes(8, "little")) * 2
+
+
+def decode_header(data: bytes, *, path: str) -> Header:
+    """From the first copy that is whole."""
+    damaged = damaged_headers(data)
+    if len(damaged) == 2:
+        raise Corrupt(path, 0, "the header of a log file is damaged or cut short")
+    at = _COPY_BYTES if 0 in damaged else 0
+    magic, version, _, *fields = _HEADER.unpack_from(data, at)
+    if magic != MAGIC or version != VERSION:
+        raise Corrupt(path, at, f"this is not a log file of version {VERSION}")
+    return Header(*fields)
+
+
+def damaged_headers(data: bytes) -> list[int]:
+    """Offsets of copies that do not match their checksum."""
+    return [at for at in (0, _COPY_BYTES) if not _whole_copy(data[at : at + _COPY_BYTES])]
+
+
+def _whole_copy(copy: bytes) -> bool:
+    return len(copy) == _COPY_BYTES and _sum64(copy[:-8]) == int.from_bytes(copy[-8:], "little")
+
+
+class Found(NamedTuple):
+    """A whole frame."""
+
+    at: int
+    end: int
+    frame: frame.Frame
+
+
+class Damage(NamedTuple):
+    """Bytes between two frames, or before the end, that are no frame. `head` tells what was there, if anything does."""
+
+    at: int
+    end: int
+    head: frame.Head | None
+    torn: bool  # nothing but the log's own end follows: an interrupted write looks like this
+
+
+def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
+    """Every frame from `start` on that was not refused, and every stretch that should have been a frame."""
+    view = memoryview(data)
+    at, written = start, written_end(data)
+    while at < written:
+        found = frame.decode(view, at)
+        if found is not None:
+            yield Found(at, found[1], found[0])
+            at = found[1]
+            continue
+        if (end := frame.end_of_refused(view, at)) is not None:
+            at = end
+            continue
+        damage = _damage(data, view, at, written)
+        yield damage
+        at = damage.end
+
+
+def after_refused(data: bytes, at: int) -> int:
+    """Return the offset after the refused frames that stand at `at`; `at` itself where there are none."""
+    view = memoryview(data)
+    while (end := frame.end_of_refused(view, at)) is not None:
+        at = end
+    return at
+
+
+def written_end(data: bytes) -> int:
+    """Where the zeros begin that fill the rest of a reserved file, to within a block."""
+    at = len(data)
+    while at >= len(_ZEROS) and data[at - len(_ZEROS) : at] == _ZEROS:
+        at -= len(_ZEROS)
+    block = data[max(at - len(_ZEROS), 0) : at]
+    return at - len(block) + len(block.rstrip(b"\0"))
+
+
+def _damage(data: bytes, view: memoryview, at: int, written: int) -> Damage:
+    """One bad stretch from `at` on: a frame whose head survived, or everything up to the next whole frame."""
+    following = frame.find(data, at + 1)
+    limit = len(data) if following < 0 else following
+    known = frame.peek(view, at)
+    if known is not None and known[1] <= limit:
+        head, end = known
+        # A frame that was written to its last byte was not cut short: its bytes went bad.
+        return Damage(at, end, head, torn=following < 0 and not view[end - 1])
+    end = written if following < 0 else following
+    told = frame.head_by_end(view, at, end) or _plausible(view, at, end)
+    return Damage(at, end, told, torn=following < 0 and told is None)
+
+
+def _plausible(view: memoryview, at: int, end: int) -> frame.Head | None:
+    """The trailing head, if the stretch can end in a frame. A write that was cut short has no such end."""
+    if end - at < frame.OVERHEAD_BYTES or view[end - 1] != frame.LAST:
+        return None
+    head = frame.trailing_head(view, end)
+    return head if head is not None and 0 < head.kind < 64 and head.topic_id else None

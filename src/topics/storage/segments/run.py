@@ -1,0 +1,202 @@
+"""A run of records cut out of a segment: what bulk readers are given instead of rendered answers.
+
+A run is dense: it has a place for every seq from its first to its last. A place whose record the reader does not get
+(deleted, lost, or left out by a filter) is marked, is empty, and says nothing of the record that was there.
+
+`encode` gives a run the byte form of a segment file (see `segment.py`), so that whoever reads segments reads runs, too.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from topics.errors import Corrupt
+from topics.model.records import Projection
+from topics.storage.segments import codec
+from topics.storage.segments.columns import Column, Columns, GrowingNames, SortedNames, render_without
+
+SKIPPED = 1
+COMMA_TO_LINE = ord("\n")
+
+Ids = npt.NDArray[np.uint32]
+
+
+class Run(Struct, eq=False):
+    """Records `first` to `last`. `data` is their rendered form, a comma after each; nothing for a skipped one."""
+
+    columns: Columns
+    data: bytes
+    marks: bytes | bytearray | None = None  # 0 for a record that is there; None where all are
+
+    @property
+    def first(self) -> int:
+        return self.columns.first
+
+    @property
+    def count(self) -> int:
+        return len(self.columns)
+
+    @property
+    def last(self) -> int:
+        return self.columns.first + len(self.columns) - 1
+
+    @property
+    def present(self) -> int:
+        """How many records are there."""
+        return len(self.columns) if self.marks is None else self.marks.count(0)
+
+
+class Slice(Struct, eq=False):
+    """Parts of one segment's columns, copied: the segment may grow while somebody else makes a run of them."""
+
+    columns: Columns  # the segment's, whose dictionaries only ever grow
+    spans: list[tuple[int, int]]  # positions, ascending and apart
+    parts: Sequence[bytes | memoryview]
+    copied: Columns  # of [spans[0][0], spans[-1][1])
+
+    @classmethod
+    def of(cls, columns: Columns, spans: list[tuple[int, int]], parts: Sequence[bytes | memoryview]) -> Slice:
+        low, high = spans[0][0], spans[-1][1]
+        copied = Columns(columns.first + low)
+        copied.offsets = columns.offsets[low : high + 1]
+        copied.ts = columns.ts[low:high]
+        copied.tags = None if columns.tags is None else columns.tags[low:high]
+        copied.nodes = None if columns.nodes is None else columns.nodes[low:high]
+        copied.metas = None if columns.metas is None else columns.metas[low:high]
+        return cls(columns, spans, parts, copied)
+
+    def run(self) -> Run:
+        """The run. May be called on any thread."""
+        marks = _marks(self.spans)
+        copied = self.copied
+        ends = np.frombuffer(copied.offsets, np.uint32)
+        sizes = ends[1:] - ends[:-1]
+        keep = None
+        if marks is not None:
+            keep = np.frombuffer(marks, np.uint8) == 0
+            sizes = np.where(keep, sizes, 0)
+            ts = np.frombuffer(copied.ts, np.uint64)
+            copied.ts = _column(np.maximum.accumulate(np.where(keep, ts, ts[:1])))
+        copied.offsets = _offsets(sizes)
+        copied.tags, copied.tag_names = _names(copied.tags, self.columns.tag_names, keep)
+        copied.nodes, copied.node_names = _names(copied.nodes, self.columns.node_names, keep)
+        if copied.metas is not None and keep is not None:
+            copied.metas = _column(np.where(keep, np.frombuffer(copied.metas, np.uint32), np.uint32(0)))
+        return Run(copied, b"".join(self.parts), marks)
+
+
+def encode(run: Run, *, topic_id: int, epoch: int) -> list[bytes]:
+    return codec.encode(run.columns, run.data, run.marks, topic_id=topic_id, epoch=epoch)
+
+
+def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:
+    """A run from its bytes, every checksum compared. Raises `Corrupt`; `source` says where the bytes came from."""
+    view = memoryview(block)
+    footer = codec.decode_footer(bytes(view[-codec.FOOTER_BYTES :]), path=source, file_bytes=len(view))
+    sums, columns = codec.decode_index(bytes(view[footer.sums_at : footer.flags_at]), footer, path=source)
+    data = bytes(view[codec.HEADER_BYTES : footer.sums_at])
+    for chunk, expected in enumerate(sums):
+        at = chunk * codec.CHUNK_BYTES
+        if codec.sum64(memoryview(data)[at : at + codec.CHUNK_BYTES]) != expected:
+            raise Corrupt(source, codec.HEADER_BYTES + at, "a chunk of data does not match its checksum")
+    return Run(columns, data, codec.decode_flags(bytes(view[footer.flags_at : footer.flags_at + footer.count])))
+
+
+def lines(run: Run, projection: Projection) -> bytes:
+    """The records as JSON lines."""
+    if not projection.is_stored_form:
+        run = project(run, projection)
+    data = np.frombuffer(bytearray(run.data), np.uint8)
+    ends = np.frombuffer(run.columns.offsets, np.uint32)[1:]
+    data[ends[ends > 0] - 1] = COMMA_TO_LINE  # the end of an empty place is that of the record before it
+    return data.tobytes()
+
+
+def project(run: Run, projection: Projection) -> Run:
+    """The same records in another form, one by one."""
+    columns, offsets, data, marks = run.columns, run.columns.offsets, run.data, run.marks
+    parts = [
+        b"" if marks is not None and marks[at] else render_without(
+            data[offsets[at] : offsets[at + 1]], columns, at,
+            tags=projection.tags, meta=projection.meta, data=projection.data,
+        )
+        for at in range(len(columns))
+    ]  # fmt: skip
+    changed = Columns(columns.first)
+    changed.offsets = _offsets(np.fromiter(map(len, parts), np.uint32, len(parts)))
+    changed.ts, changed.extras = columns.ts, columns.extras
+    changed.tags, changed.tag_names = columns.tags, columns.tag_names
+    changed.nodes, changed.node_names = columns.nodes, columns.node_names
+    changed.metas = columns.metas if projection.meta else None
+    return Run(changed, b"".join(parts), marks)
+
+
+def _marks(spans: Sequence[tuple[int, int]]) -> bytes | None:
+    if len(spans) == 1:
+        return None
+    low = spans[0][0]
+    marks = bytearray([SKIPPED]) * (spans[-1][1] - low)
+    for first, stop in spans:
+        marks[first - low : stop - low] = bytes(stop - first)
+    return bytes(marks)
+
+
+def _offsets(sizes: npt.NDArray[np.integer]) -> Column:
+    offsets = np.zeros(len(sizes) + 1, np.uint32)
+    np.cumsum(sizes, out=offsets[1:])
+    return _column(offsets)
+
+
+def _names(
+    column: Column | None, names: GrowingNames | SortedNames, keep: npt.NDArray[np.bool_] | None
+) -> tuple[Column | None, SortedNames | GrowingNames]:
+    """The id column and its dictionary, cut down to the names that occur, sorted."""
+    if column is None:
+        return None, GrowingNames()
+    ids = np.frombuffer(column, np.uint32)
+    if keep is not None:
+        ids = np.where(keep, ids, np.uint32(0))
+    used = np.unique(ids)
+    used = used[used > 0]
+    if not len(used):
+        return None, GrowingNames()
+    if isinstance(names, SortedNames):
+        some = _some_names(names, used)
+    else:
+        encoded = [names.name_of(name_id).encode() for name_id in used.tolist()]
+        order = sorted(range(len(encoded)), key=encoded.__getitem__)
+        used = used[order]
+        some = SortedNames(*_blob([encoded[at] for at in order]))
+    fresh = np.zeros(int(used.max()) + 1, np.uint32)
+    fresh[used] = np.arange(1, len(used) + 1, dtype=np.uint32)
+    return _column(fresh[ids]), some
+
+
+def _some_names(names: SortedNames, used: Ids) -> SortedNames:
+    """Those of the names; their order stays. Without a step a name: a segment may hold as many names as records."""
+    ends = np.frombuffer(names.ends, np.uint32).astype(np.int64)
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
+    low, high = starts[used - 1], ends[used - 1]
+    sizes = high - low
+    at = np.arange(int(sizes.sum()), dtype=np.int64)
+    before = np.cumsum(sizes) - sizes
+    blob = np.frombuffer(names.blob, np.uint8)[at + np.repeat(low - before, sizes)].tobytes()
+    return SortedNames(memoryview(np.cumsum(sizes).astype(np.uint32).tobytes()).cast("I"), blob)
+
+
+def _blob(names: Sequence[bytes]) -> tuple[memoryview, bytes]:
+    ends = array("I")
+    end = 0
+    for name in names:
+        end += len(name)
+        ends.append(end)
+    return memoryview(ends.tobytes()).cast("I"), b"".join(names)
+
+
+def _column(values: npt.NDArray[np.integer]) -> Column:
+    return memoryview(values.tobytes()).cast("Q" if values.dtype.itemsize == 8 else "I")

@@ -1,0 +1,450 @@
+"""Sealed segments at run time: a run of records in a file.
+
+A sealed segment keeps nothing resident but a few numbers and, once they are known, its marks. Its columns are loaded
+when first needed and dropped again when others need the room; its data is read from the file. Neither is done where it
+would make the caller wait for a disk: `Cold` is raised then, see `cold.py`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
+from weakref import ref
+
+import numpy as np
+import numpy.typing as npt
+
+from topics import logs
+from topics.errors import Corrupt
+from topics.storage.fs import File
+from topics.storage.segments import codec
+from topics.storage.segments.cold import Cold, Need
+from topics.storage.segments.columns import Columns, runs
+from topics.storage.segments.segment import Damaged, Held, MemorySegment, Rendered, Segment
+from topics.storage.segments.shelf import Loaded, Shelf
+
+LARGE_INDEX_BYTES = 4 << 20  # a larger index is decoded on a thread even if the page cache has it
+SMALL_INDEX_BYTES = 64 << 10  # a larger one is, where one of many segments is looked at
+SMALL_PART = 4  # a piece that is this many times smaller than the block it lies in is copied out of it
+
+T = TypeVar("T")
+
+log = logs.Log("segments")
+
+
+class Fetched:
+    """What was fetched for a read, and is found as long as it is held: bytes [start, stop) of the data, or a value."""
+
+    __slots__ = ("__weakref__", "start", "stop", "value")
+
+    def __init__(self, value: Any, start: int = 0, stop: int = 0) -> None:
+        self.value = value
+        self.start = start
+        self.stop = stop
+
+    def cut(self, start: int, stop: int) -> Rendered:
+        """The part [start, stop) of the data."""
+        if (start, stop) == (self.start, self.stop):
+            found: Rendered = self.value
+            return found
+        return _part(self.value, start - self.start, stop - self.start)
+
+
+def _part(block: Rendered, low: int, high: int) -> Rendered:
+    """Without a copy if most of the block is wanted; else the block need not stay in memory for a small part of it."""
+    if (high - low) * SMALL_PART < len(block):
+        return bytes(block[low:high])
+    return memoryview(block)[low:high]
+
+
+class SealedSegment(Segment):
+    """A run in a file. Marks are written through to the file by whoever calls `take_unsaved`."""
+
+    __slots__ = (
+        "_damage", "_fetched", "_file", "_held", "_loaded", "_marks_known", "_pending", "_shelf", "_unsaved",
+        "cold", "file_in_use", "footer", "gone", "path",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        path: str,
+        footer: codec.Footer,
+        *,
+        live: int,
+        live_bytes: int,
+        pending: list[tuple[int, int]] | None = None,
+    ) -> None:
+        super().__init__(footer.first)
+        self.count = footer.count
+        self.live = live
+        self.live_bytes = live_bytes
+        self.min_ts = footer.min_ts
+        self.max_ts = footer.max_ts
+        self.path = path
+        self.footer = footer
+        self._shelf = shelf
+        self._loaded: Loaded | None = None
+        self._held: ref[Loaded] | None = None  # the columns, also while only a `Hold` keeps them in memory
+        self._fetched: dict[Hashable, ref[Fetched]] = {}  # what holds keep in memory of the rest
+        self.gone = False  # whether it was released: its file may be removed at any time
+        self._file: File | None = None
+        self.file_in_use = False  # since the shelf last looked
+        self.cold = False  # whether the file lives in the cold folder
+        self._marks_known = live == footer.count and not pending
+        self._pending = pending or []  # marks that a snapshot knows and the file may lack
+        self._unsaved = {at for at, _ in self._pending}
+        self._damage: Damaged | None = None  # found by a load elsewhere, told to the next reader here
+
+    @classmethod
+    def adopt(cls, shelf: Shelf, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
+        """The file-backed successor of a segment that was just written out; marks made meanwhile come along."""
+        sealed = cls(shelf, path, footer, live=was.live, live_bytes=was.live_bytes)
+        sealed._marks = was._marks
+        sealed._marks_known = True
+        if was._marks is not None:
+            sealed._unsaved = {at for at, mark in enumerate(was._marks) if mark}
+        return sealed
+
+    @property
+    def columns(self) -> Columns:  # type: ignore[override]
+        loaded = self._loaded
+        if loaded is None:
+            loaded = self._load(wait=False)
+        return loaded.columns
+
+    @property
+    def marks(self) -> bytearray | None:
+        if not self._marks_known:
+            self._load_marks(wait=False)
+        return self._marks
+
+    def look(self, key: Hashable, compute: Callable[[Columns, bytearray | None], T]) -> T:
+        if (found := self._find(key)) is not None:
+            value: T = found.value
+            return value
+        loaded = self.resident
+        if loaded is None and self._index_bytes <= SMALL_INDEX_BYTES:
+            with suppress(Cold):
+                loaded = self._load(wait=False)
+        if loaded is not None:
+            return compute(loaded.columns, self._marks)
+        if self._damage is not None and self._damage.whole:
+            raise self._damage
+        raise Cold([self._need(key, self.count // 8, lambda: self._fetch_look(key, compute))])
+
+    @property
+    def resident(self) -> Loaded | None:
+        """The columns if they are in memory together with the marks. They stay there while this is referenced."""
+        if not self._marks_known:
+            return None
+        return self._loaded or (None if self._held is None else self._held())
+
+    def mark_counted(self, positions: npt.NDArray[np.intp], value: int, *, gone: int, gone_bytes: int) -> None:
+        super().mark_counted(positions, value, gone=gone, gone_bytes=gone_bytes)
+        self._unsaved.update(positions.tolist())
+
+    def mark(self, positions: Iterable[int], value: int) -> tuple[int, int]:
+        wanted = list(positions)
+        result = super().mark(wanted, value)
+        self._marks_known = True
+        self._unsaved.update(wanted)
+        return result
+
+    @property
+    def marks_if_known(self) -> bytearray | None:
+        """Marks as far as they are in memory; those not loaded yet are all in the file, or still pending."""
+        if self._marks_known or not self._pending:
+            return self._marks
+        marks = bytearray(self.count)
+        for at, mark in self._pending:
+            marks[at] = mark
+        return marks
+
+    @property
+    def unsaved(self) -> list[int]:
+        """Positions whose mark the file may lack."""
+        return sorted(self._unsaved)
+
+    def save_marks(self, positions: list[int]) -> Callable[[], None]:
+        """Work that writes the marks at `positions` into the file and syncs it. Blocks: run it where that may be."""
+        marks, at = self.marks_if_known, self.footer.flags_at
+        disk = (codec.LIVE, codec.DELETED, codec.LOST)
+        assert marks is not None
+        writes = [(at + first, bytes(disk[marks[position]] for position in range(first, last + 1)))
+                  for first, last in runs(np.asarray(positions, np.intp))]  # fmt: skip
+
+        def save() -> None:
+            file = self._open()
+            for offset, flags in writes:
+                file.pwrite(flags, offset)
+            file.datasync()
+
+        return save
+
+    def saved(self, positions: list[int]) -> None:
+        self._unsaved.difference_update(positions)
+
+    def read(self, low: int, high: int) -> Rendered:
+        if self._damage is not None:
+            damage, self._damage = self._damage, None
+            raise damage
+        loaded = self._loaded or self._load(wait=False)
+        offsets = loaded.columns.offsets
+        start, stop = offsets[low], offsets[high]
+        if self._fetched and (fetched := self._find((start, stop))) is not None:
+            return fetched.cut(start, stop)
+        found = self._data(loaded, start, stop, wait=False)
+        if found is None:
+            raise Cold([self.need(low, high)])
+        return found
+
+    def read_held(self, low: int, high: int) -> Held | None:
+        loaded = self.resident
+        if loaded is None:
+            return None
+        offsets = loaded.columns.offsets
+        start, stop = offsets[low], offsets[high]
+        for found in [fetched() for fetched in list(self._fetched.values())]:
+            if found is not None and found.start <= start < found.stop:
+                upto = high if stop <= found.stop else bisect_right(offsets, found.stop, low, high) - 1
+                if upto > low:
+                    return Held(found.cut(start, offsets[upto]), upto, bisect_left(offsets, found.start))
+        return None
+
+    def need(self, low: int, high: int, *, at_least_bytes: int = 0, max_bytes: int | None = None) -> Need:
+        """The data of [low, high): more where that has fewer than `at_least_bytes`, less past `max_bytes`."""
+        loaded = self._loaded
+        if loaded is None:  # a guess: only the columns tell, and they come with the data
+            size_bytes = self.footer.data_bytes * (high - low) // self.count + self._index_bytes
+        else:
+            size_bytes = loaded.columns.offsets[high] - loaded.columns.offsets[low]
+        return self._need(
+            (low, high, max_bytes),
+            max(size_bytes if max_bytes is None else min(size_bytes, max_bytes), at_least_bytes),
+            lambda: self._fetch(low, high, at_least_bytes, max_bytes),
+        )
+
+    def _need(self, key: Hashable, size_bytes: int, load: Callable[[], object]) -> Need:
+        def load_safely() -> object:
+            try:
+                return load()
+            except Damaged as damage:
+                self._damage = damage
+            except OSError:
+                if not self.gone:
+                    raise
+            return None  # the next read reports the damage, or does not meet the segment any more
+
+        return Need((self, key), size_bytes, load=load_safely, trim=self._shelf.trim)
+
+    def lend(self, low: int, high: int) -> Rendered:
+        loaded = self._loaded
+        if loaded is not None and self._damage is None:
+            offsets = loaded.columns.offsets
+            start, stop = offsets[low], offsets[high]
+            if loaded.has_verified(start, stop):
+                lent = self._open().lend(stop - start, codec.HEADER_BYTES + start)
+                if lent is not None:
+                    return lent
+        return self.read(low, high)
+
+    def check(self) -> None:
+        """Reads everything once and compares every checksum; raises `Corrupt` or `Damaged`."""
+        loaded = self._load(wait=True)
+        flags = self._open().pread(self.count, self.footer.flags_at)
+        if bad := codec.damaged_flags(flags):
+            raise Damaged(
+                self, bad[0], bad[-1] + 1, Corrupt(self.path, self.footer.flags_at + bad[0], "a flag byte is damaged")
+            )
+        for chunk in range(len(loaded.sums)):
+            start = chunk * codec.CHUNK_BYTES
+            self._data(loaded, start, min(start + codec.CHUNK_BYTES, self.footer.data_bytes), wait=True)
+
+    def unload(self) -> None:
+        self._loaded = None
+
+    def keep_file(self, file: File) -> None:
+        self._file, self.file_in_use = file, True
+
+    def close_file(self) -> None:
+        self._file = None  # closed when its last reader lets go of it
+
+    def _open(self) -> File:
+        file = self._file
+        if file is None:
+            return self._shelf.open(self)
+        self.file_in_use = True
+        return file
+
+    def moved(self, path: str) -> None:
+        """The file now lives at `path`."""
+        self._shelf.forget(self, moved_to=path)
+
+    def release(self) -> None:
+        """The segment is gone: nothing of it stays in memory, and its file may go."""
+        self.gone = True
+        self._shelf.drop(self)
+        self._shelf.forget(self)
+        self._shelf.retired.append(self.path)
+
+    # --- what holds keep
+
+    def _find(self, key: Hashable) -> Fetched | None:
+        found = self._fetched.get(key)
+        return None if found is None else found()
+
+    def _keep(self, key: Hashable, fetched: Fetched) -> Fetched:
+        """Let reads find it under the key for as long as it is referenced."""
+        known = self._fetched
+
+        def forget(dead: ref[Fetched]) -> None:
+            if known.get(key) is dead:
+                known.pop(key, None)
+
+        known[key] = ref(fetched, forget)
+        return fetched
+
+    def _fetch(self, low: int, high: int, at_least_bytes: int, max_bytes: int | None) -> object:
+        """Fetch data as `need` says, and the columns with it. Blocks."""
+        loaded = self._load(wait=True)
+        offsets = loaded.columns.offsets
+        start = offsets[low]
+        if max_bytes is not None and offsets[high] - start > max_bytes:
+            high = max(bisect_right(offsets, start + max_bytes, low, high) - 1, low + 1)
+        if offsets[high] - start < at_least_bytes:
+            high = max(bisect_right(offsets, start + at_least_bytes, high, self.count + 1) - 1, high)
+        stop = offsets[high]
+        found = self._find((start, stop))
+        if found is None:
+            data = self._data(loaded, start, stop, wait=True)
+            assert data is not None
+            found = self._keep((start, stop), Fetched(data, start, stop))
+        return loaded, found
+
+    def _fetch_look(self, key: Hashable, compute: Callable[[Columns, bytearray | None], Any]) -> object:
+        found = self._find(key)
+        if found is None:
+            loaded = self._load(wait=True)
+            found = self._keep(key, Fetched(compute(loaded.columns, self._marks)))
+        return found
+
+    # --- columns and marks
+
+    def _load(self, *, wait: bool) -> Loaded:
+        if self._damage is not None and self._damage.whole:
+            raise self._damage
+        loaded = self._loaded
+        if loaded is None and self._held is not None:
+            loaded = self._held()
+        if loaded is not None and self._marks_known:
+            return loaded
+        block = self._index_block(wait=wait)
+        if block is None:
+            raise Cold([self._need("columns", self._index_bytes, lambda: self._load(wait=True))])
+        footer = self.footer
+        index_end = footer.flags_at - footer.sums_at
+        try:
+            sums, columns = codec.decode_index(block[:index_end], footer, path=self.path)
+        except Corrupt as cause:
+            raise Damaged(self, 0, self.count, cause, whole=True) from cause
+        self._learn_marks(block[index_end:])
+        loaded = Loaded(sums, columns, len(block))
+        self._held = ref(loaded)
+        self._loaded = loaded
+        self._shelf.keep(self, len(block))
+        if not wait:
+            self._shelf.trim()
+        return loaded
+
+    def _load_marks(self, *, wait: bool) -> object:
+        """Take the marks from the file, and leave the columns there. They stay in memory."""
+        if self._damage is not None and self._damage.whole:
+            raise self._damage
+        file = self._open_or_lose()
+        take = file.pread if wait else file.try_pread
+        block = take(self.count, self.footer.flags_at)
+        if block is not None and len(block) < self.count:
+            return self._load(wait=wait)  # the file was cut short: the index tells how much of it is left
+        if block is None:
+            raise Cold([self._need("marks", self.count, lambda: self._load_marks(wait=True))])
+        self._learn_marks(bytes(block))
+        return None
+
+    def _learn_marks(self, flags: bytes) -> None:
+        """Take the marks from the flags of the file, once: from then on those in memory are newer."""
+        with self._shelf.marks_lock:
+            if self._marks_known:
+                return
+            marks = codec.decode_flags(flags)
+            if marks is not None and (bad := codec.damaged_flags(flags)):
+                seqs = ", ".join(str(self.first + at) for at in bad)
+                log.error("flags_damaged", file=self.path, offset=self.footer.flags_at + bad[0], seqs=seqs)
+            if self._pending and marks is None:
+                marks = bytearray(self.count)
+            for at, mark in self._pending:
+                marks[at] = mark  # type: ignore[index]
+            self._marks = marks
+            self._marks_known = True
+
+    @property
+    def _index_bytes(self) -> int:
+        return self.footer.flags_at - self.footer.sums_at + self.count
+
+    def _index_block(self, *, wait: bool) -> bytes | None:
+        """Everything between data and footer; None if that would wait, or take long."""
+        size = self._index_bytes
+        if not wait and size > LARGE_INDEX_BYTES:
+            return None
+        file = self._open_or_lose()
+        if wait:
+            return file.pread(size, self.footer.sums_at)
+        found = file.try_pread(size, self.footer.sums_at)
+        return None if found is None else bytes(found)
+
+    def _open_or_lose(self) -> File:
+        """The file. Raises `Damaged` if it is missing, unless its folder may be away for a while."""
+        try:
+            return self._open()
+        except FileNotFoundError as missing:
+            if self.cold:
+                raise
+            raise Damaged(self, 0, self.count, Corrupt(self.path, 0, "the file is missing"), whole=True) from missing
+
+    def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
+        """Data bytes [start, stop), each chunk checked the first time it is read; None if that would wait."""
+        file = self._open()
+        take = file.pread if wait else file.try_pread
+        if loaded.has_verified(start, stop):
+            found = take(stop - start, codec.HEADER_BYTES + start)
+            if found is None or len(found) == stop - start:
+                return found
+            # Somebody cut the file short since it was checked: what is left of it has to be told from what is not.
+        first, last = start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES
+        if loaded.damaged and (damaged := loaded.damaged.intersection(range(first, last + 1))):
+            raise self._damaged(loaded, min(damaged))  # known already, and nothing of it has to be fetched again
+        low, high = first * codec.CHUNK_BYTES, min((last + 1) * codec.CHUNK_BYTES, self.footer.data_bytes)
+        block = take(high - low, codec.HEADER_BYTES + low)
+        if block is None:
+            return None
+        self._verify(loaded, block, first, last)
+        return _part(block, start - low, stop - low)
+
+    def _verify(self, loaded: Loaded, block: Rendered, first: int, last: int) -> None:
+        for chunk in range(first, last + 1):
+            low = (chunk - first) * codec.CHUNK_BYTES
+            if codec.sum64(block[low : low + codec.CHUNK_BYTES]) != loaded.sums[chunk]:
+                loaded.damaged.add(chunk)
+                raise self._damaged(loaded, chunk)
+            loaded.verified[chunk] = 1
+
+    def _damaged(self, loaded: Loaded, chunk: int) -> Damaged:
+        """The damage of a chunk, with all records that lie in it."""
+        start = chunk * codec.CHUNK_BYTES
+        offsets = np.frombuffer(loaded.columns.offsets, np.uint32)
+        low_at = int(np.searchsorted(offsets, start, "right")) - 1
+        high_at = int(np.searchsorted(offsets, start + codec.CHUNK_BYTES, "left"))
+        cause = Corrupt(self.path, codec.HEADER_BYTES + start, "a chunk of data does not match its checksum")
+        return Damaged(self, low_at, min(high_at, self.count), cause)

@@ -1,0 +1,198 @@
+"""Segments at run time: what all of them can tell, and the one that lives in memory. See `sealed.py` for files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from topics.errors import Corrupt
+from topics.storage.segments import codec
+from topics.storage.segments.cold import Need
+from topics.storage.segments.columns import Columns, growable
+
+Rendered = bytes | memoryview  # of records: as they came from a file, without another copy, or out of memory
+T = TypeVar("T")
+
+
+class Damaged(Exception):
+    """A range of a segment cannot be read back; `low` and `high` are positions in it, high exclusive.
+
+    `whole` says that not even the columns are there: nothing is known of the segment but its range of seqs.
+    """
+
+    def __init__(self, segment: Segment, low: int, high: int, cause: Corrupt, *, whole: bool = False) -> None:
+        super().__init__(str(cause))
+        self.segment = segment
+        self.low = low
+        self.high = high
+        self.cause = cause
+        self.whole = whole
+
+    def concerns(self, positions: npt.NDArray[np.intp]) -> bool:
+        """Return whether any of these positions of the segment lies in the damaged range."""
+        return self.whole or bool(np.any((positions >= self.low) & (positions < self.high)))
+
+
+class Held(NamedTuple):
+    """Records up to position `upto`, out of data that begins with the record at `first`."""
+
+    data: Rendered
+    upto: int
+    first: int
+
+
+class Segment:
+    """What is common: where the run lies in the topic, and which of its records are still live."""
+
+    __slots__ = ("_marks", "count", "first", "live", "live_bytes", "max_ts", "min_ts")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.count = 0
+        self.live = 0
+        self.live_bytes = 0
+        self.min_ts = 0
+        self.max_ts = 0
+        self._marks: bytearray | None = None  # 0 live, 1 deleted, 2 lost; None while all are live
+
+    @property
+    def end(self) -> int:
+        """The seq after its last record."""
+        return self.first + self.count
+
+    columns: Columns  # of a sealed one: loaded when it is asked for
+
+    @property
+    def marks(self) -> bytearray | None:
+        return self._marks
+
+    def read(self, low: int, high: int) -> Rendered:
+        """The rendered records at positions [low, high), a comma after each."""
+        raise NotImplementedError
+
+    def lend(self, low: int, high: int) -> Rendered:
+        """The same for system calls and nobody else: where it lies in a file, if possible."""
+        return self.read(low, high)
+
+    def look(self, key: Hashable, compute: Callable[[Columns, bytearray | None], T]) -> T:
+        """What `compute` makes of the columns and marks. It may run on another thread, and its result may be kept.
+
+        For work on many segments: none of their columns has to stay in memory. The key names what is computed.
+        """
+        return compute(self.columns, self.marks)
+
+    def read_held(self, low: int, high: int) -> Held | None:
+        """As many of the records at [low, high), from the first on, as a hold has in memory; None for none of them."""
+        return None
+
+    def need(self, low: int, high: int, *, at_least_bytes: int = 0, max_bytes: int | None = None) -> Need:
+        """The data of [low, high): more where that has fewer than `at_least_bytes`, less past `max_bytes`."""
+        raise NotImplementedError
+
+    def mark_counted(self, positions: npt.NDArray[np.intp], value: int, *, gone: int, gone_bytes: int) -> None:
+        """Do what `mark` does where it is known how many of `positions` are live, and their bytes. Needs no columns."""
+        marks = self.marks
+        if marks is None:
+            marks = self._marks = bytearray(self.count)
+        view = np.frombuffer(marks, np.uint8)
+        view[positions[view[positions] == 0]] = value
+        self.live -= gone
+        self.live_bytes -= gone_bytes
+
+    def mark(self, positions: Iterable[int], value: int) -> tuple[int, int]:
+        """Takes the live ones among `positions` out for good; how many, and their bytes."""
+        marks = self.marks
+        if marks is None:
+            marks = self._marks = bytearray(self.count)
+        offsets = self.columns.offsets
+        gone = gone_bytes = 0
+        for at in positions:
+            if not marks[at]:
+                marks[at] = value
+                gone += 1
+                gone_bytes += offsets[at + 1] - offsets[at]
+        self.live -= gone
+        self.live_bytes -= gone_bytes
+        return gone, gone_bytes
+
+    def live_within(self, low: int, high: int) -> tuple[int, int]:
+        """How many records at [low, high) are live, and their bytes."""
+        offsets = self.columns.offsets
+        size = offsets[high] - offsets[low]
+        marks = self.marks
+        if marks is None:
+            return high - low, size
+        dead = np.flatnonzero(np.frombuffer(marks, np.uint8)[low:high]) + low
+        ends = np.frombuffer(offsets, np.uint32)
+        return high - low - len(dead), size - int((ends[dead + 1].astype(np.int64) - ends[dead]).sum())
+
+    def live_positions(self, low: int, high: int) -> npt.NDArray[np.intp]:
+        marks = self.marks
+        if marks is None:
+            return np.arange(low, high)
+        return np.flatnonzero(np.frombuffer(marks, np.uint8)[low:high] == 0) + low
+
+    def first_live(self, low: int) -> int:
+        """The first live position from `low` on; `count` if there is none."""
+        marks = self.marks
+        if marks is None:
+            return low
+        at = marks.find(0, low, self.count)
+        return self.count if at < 0 else at
+
+
+class MemorySegment(Segment):
+    """A run held in memory: the open end of a topic, or all of it where there is no data directory."""
+
+    __slots__ = ("columns", "opened_ms", "rendered")
+
+    def __init__(self, first: int, *, opened_ms: int = 0) -> None:
+        super().__init__(first)
+        self.columns = Columns(first)
+        self.rendered = bytearray()
+        self.opened_ms = opened_ms
+
+    def read(self, low: int, high: int) -> bytes:
+        offsets = self.columns.offsets
+        return bytes(memoryview(self.rendered)[offsets[low] : offsets[high]])
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, path: str, opened_ms: int, harmless: list[str] | None = None) -> MemorySegment:
+        """A segment as `segment.encode` wrote it, able to grow again. Raises `Corrupt`.
+
+        Damage that costs no record is told in `harmless`.
+        """
+        footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
+        sums, columns = codec.decode_index(data[footer.sums_at : footer.flags_at], footer, path=path)
+        rendered = data[codec.HEADER_BYTES : footer.sums_at]
+        for chunk, expected in enumerate(sums):
+            at = chunk * codec.CHUNK_BYTES
+            if codec.sum64(rendered[at : at + codec.CHUNK_BYTES]) != expected:
+                raise Corrupt(path, codec.HEADER_BYTES + at, "a chunk of data does not match its checksum")
+        flags = data[footer.flags_at : footer.flags_at + footer.count]
+        if harmless is not None and data[: codec.HEADER_BYTES] != codec.MAGIC:
+            harmless.append("the first bytes of a segment are damaged")
+        if harmless is not None and codec.damaged_flags(flags):
+            harmless.append("a flag byte is damaged")
+        segment = cls(footer.first, opened_ms=opened_ms)
+        segment.columns = growable(columns)
+        segment.rendered = bytearray(rendered)
+        segment.count, segment.min_ts, segment.max_ts = footer.count, footer.min_ts, footer.max_ts
+        segment._marks = codec.decode_flags(flags)
+        segment.live, segment.live_bytes = segment.live_within(0, footer.count)
+        return segment
+
+    def grew(self, blob: bytes, n: int, ts: int) -> None:
+        """Accounts for `n` records that `columns.extend` has taken up."""
+        self.rendered += blob
+        if not self.count:
+            self.min_ts = ts
+        self.max_ts = ts
+        self.count += n
+        self.live += n
+        self.live_bytes += len(blob)
+        if self._marks is not None:
+            self._marks.extend(bytes(n))

@@ -1,0 +1,113 @@
+"""Open files and loaded columns of sealed segments: caches with a bound, the oldest given up first."""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from topics.storage.fs import File, Fs
+from topics.storage.segments import codec
+from topics.storage.segments.columns import Columns
+
+if TYPE_CHECKING:
+    from topics.storage.segments.sealed import SealedSegment
+
+OPEN_FILES = 512  # of sealed segments, kept open
+
+
+class Loaded:
+    """The part of a sealed segment that takes memory while it is in use."""
+
+    __slots__ = ("__weakref__", "_all_verified", "columns", "damaged", "size_bytes", "sums", "verified")
+
+    def __init__(self, sums: memoryview, columns: Columns, size_bytes: int) -> None:
+        self.sums = sums
+        self.columns = columns
+        self.verified = bytearray(len(sums))  # a byte a chunk
+        self.damaged: set[int] = set()  # chunks that did not match their checksum
+        self._all_verified = False
+        self.size_bytes = size_bytes
+
+    def has_verified(self, start: int, stop: int) -> bool:
+        """Whether all chunks of the data bytes [start, stop) were compared with their checksums."""
+        if self._all_verified:
+            return True
+        if self.verified.find(0, start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES + 1) >= 0:
+            return False
+        self._all_verified = 0 not in self.verified
+        return True
+
+
+class Shelf:
+    """What sealed segments share.
+
+    Pool threads add to it, so there are locks. Columns are given up only by `trim`, on the thread that reads: a reader
+    that has just looked at the columns of a segment finds them there when it looks again.
+    """
+
+    def __init__(self, fs: Fs, *, columns_bytes: int = 256 << 20, open_files: int = OPEN_FILES) -> None:
+        self.fs = fs
+        self._columns_bytes = columns_bytes
+        self._open_files = open_files
+        self._files: OrderedDict[SealedSegment, File] = OrderedDict()
+        self._files_lock = Lock()
+        self._loaded: OrderedDict[SealedSegment, int] = OrderedDict()
+        self._loaded_lock = Lock()
+        self._held_bytes = 0
+        self.marks_lock = Lock()  # the flags of a segment are taken from its file once
+        self.retired: list[str] = []  # files that no topic needs any more
+
+    def open(self, segment: SealedSegment) -> File:
+        """Its file, for the segment to keep until it is told to `close_file`.
+
+        Reads keep no order of use: a file that was used since it was last looked at is spared once.
+        """
+        with self._files_lock:
+            try:
+                file = self.fs.open(segment.path, write=True)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+                self._close_until(0)
+                file = self.fs.open(segment.path, write=True)
+            self._files[segment] = file
+            segment.keep_file(file)
+            self._close_until(self._open_files)
+            return file
+
+    def _close_until(self, left: int) -> None:
+        while len(self._files) > left:
+            other, spared = self._files.popitem(last=False)
+            if other.file_in_use:
+                other.file_in_use, self._files[other] = False, spared
+            else:
+                other.close_file()
+
+    def forget(self, segment: SealedSegment, moved_to: str | None = None) -> None:
+        """Its file is gone, or another one, or elsewhere: whoever needs it next opens it anew."""
+        with self._files_lock:
+            self._files.pop(segment, None)
+            segment.close_file()
+            if moved_to is not None:
+                segment.path = moved_to
+
+    def keep(self, segment: SealedSegment, size_bytes: int) -> None:
+        """The segment has loaded its columns. Call `trim` where columns of others may be given up for them."""
+        with self._loaded_lock:
+            self._held_bytes += size_bytes - self._loaded.pop(segment, 0)
+            self._loaded[segment] = size_bytes
+
+    def trim(self) -> None:
+        """Give up the columns that were loaded first until the rest fits; never those that were loaded last."""
+        with self._loaded_lock:
+            while self._held_bytes > self._columns_bytes and len(self._loaded) > 1:
+                other, freed = self._loaded.popitem(last=False)
+                self._held_bytes -= freed
+                other.unload()
+
+    def drop(self, segment: SealedSegment) -> None:
+        with self._loaded_lock:
+            self._held_bytes -= self._loaded.pop(segment, 0)
+            segment.unload()

@@ -1,0 +1,92 @@
+"""What a snapshot holds of a segment that goes on growing: what was there when it was taken, whenever it is written."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from topics.engine.state.snapshot_parts import Frozen, freeze
+from topics.engine.write.delete_seqs import delete_seqs
+from topics.storage.segments.columns import extend
+from topics.storage.segments.segment import MemorySegment
+from topics.testing.disk import SimDisk
+from topics.testing.harness import DeferredWorker, SimServer
+
+
+def grow(segment: MemorySegment, n: int, *, tag: str | None = None, node: str | None = None, meta: int = 0) -> None:
+    for _ in range(n):
+        row, at = b'{"$seq":%d},' % (segment.first + segment.count), segment.count
+        extend(
+            segment.columns,
+            ts=at,
+            sizes=[len(row)],
+            tags=[f"{tag}-{at}"] if tag else None,
+            nodes=[node] if node else None,
+            metas=[meta] if meta else None,
+        )
+        if tag:
+            segment.columns.extras[at] = b"e%d" % at
+        segment.grew(row, 1, at)
+
+
+def written(frozen: Frozen) -> MemorySegment:
+    return MemorySegment.from_bytes(b"".join(frozen.encode(1, 1)), path="x", opened_ms=0)
+
+
+def told(segment: MemorySegment) -> list[object]:
+    columns = segment.columns
+    rows = [(columns.ts[at], columns.tag_at(at), columns.node_at(at)) for at in range(segment.count)]
+    metas = [0 if columns.metas is None else columns.metas[at] for at in range(segment.count)]
+    marks = None if segment.marks is None else bytes(segment.marks)
+    return [rows, metas, dict(columns.extras), bytes(segment.rendered), marks, segment.live, segment.live_bytes]
+
+
+@pytest.mark.parametrize("begun_with", [{}, {"tag": "old"}, {"tag": "old", "node": "a"}, {"meta": 3}])
+def test_what_comes_after_the_snapshot_is_not_in_it(begun_with: dict):
+    segment = MemorySegment(5)
+    grow(segment, 10, **begun_with)
+    segment.mark([2, 7], 1)
+    before, frozen = told(segment), freeze(segment, growing=True)
+    at_once = written(frozen)
+    grow(segment, 10, tag="new", node="b", meta=4)
+    segment.mark([3, 15], 1)
+    assert told(at_once) == told(written(frozen)) == before
+    assert segment.count == 20
+
+
+def test_it_may_be_written_while_the_segment_grows():
+    segment = MemorySegment(1)
+    grow(segment, 5, tag="t")
+    with ThreadPoolExecutor(1) as worker:
+        under_way = []
+        for _ in range(200):
+            before, frozen = told(segment), freeze(segment, growing=True)
+            under_way.append((before, worker.submit(written, frozen)))
+            grow(segment, 3, tag="t", node="n", meta=2)
+        for before, done in under_way:
+            assert told(done.result()) == before
+
+
+def test_a_delete_survives_in_a_segment_that_was_sealed_twice():
+    """By itself and by a checkpoint: whoever opened the first file must not go on with it."""
+    worker = DeferredWorker()
+    server = SimServer.start(SimDisk(seed=1), store_worker=worker)
+    server.append("t", "1", "2", "3", durability="fsync")
+    worker.run_all()
+    server.append("t", "4", "5", durability="fsync")
+    assert server.store.checkpoint()
+    worker.run(1)
+    before = server.data("t")
+    worker.run_all()
+    ticket = delete_seqs(server.engine, "t", [2], dry_run=False)
+    server.engine.flush()
+    assert (ticket.value().deleted, len(before)) == (1, 5)
+    for more in ("6", "7"):
+        server.append("t", more, durability="fsync")
+        assert server.store.checkpoint()
+        worker.run_all()
+    kept = server.data("t")
+    after = server.crash("tear")
+    assert after.data("t") == kept
+    assert len(kept) == after.engine.topics["t"].count == 6

@@ -1,0 +1,515 @@
+"""Group commit: one write a turn, effect in order, and a log that fails leaves no trace."""
+
+import pytest
+
+from tests.engine.harness import FakeLog, objects, open_engine, read, record, seqs, write
+from topics.engine.engine import Engine
+from topics.engine.state.topic import FIRST_CEILING
+from topics.engine.write import apply
+from topics.errors import Code, TopicsError
+from topics.model.records import TagMatch
+from topics.model.topic import ConfigPatch
+from topics.storage.log import entry as log_entry
+from topics.storage.log import frame
+from topics.testing.clock import SimClock
+
+FSYNC, DISK, EPHEMERAL = (ConfigPatch(durability=durability) for durability in ("fsync", "disk", "ephemeral"))
+
+
+class Bench:
+    """An engine on a log that the test makes fail, and whose syncs end when the test says so."""
+
+    def __init__(self, **topics: ConfigPatch) -> None:
+        self.log = FakeLog()
+        self.clock = SimClock()
+        self.engine: Engine = open_engine(self.clock, log=self.log)
+        for name, patch in topics.items():
+            self.engine.put_topic(name, patch)
+        self.turn()
+        self.log.frames.clear()
+
+    def turn(self) -> None:
+        self.engine.flush()
+        self.log.finish()
+
+    def kinds(self) -> list[int]:
+        return [head.kind for blob in self.log.frames for head in heads(blob)]
+
+
+def heads(blob: bytes) -> list[frame.Head]:
+    found, at = [], 0
+    while at < len(blob):
+        part, at = frame.decode(memoryview(blob), at)
+        found.append(part.head)
+    return found
+
+
+def is_refused(ticket) -> bool:
+    with pytest.raises(TopicsError) as caught:
+        ticket.value()
+    return caught.value.code is Code.READ_ONLY and caught.value.retry_after_ms is not None
+
+
+def test_nothing_takes_effect_before_the_turn_ends():
+    bench = Bench(a=DISK)
+    ticket = bench.engine.append("a", write())
+    assert (ticket.done, bench.engine.topic("a").head, bench.log.frames) == (False, 0, [])
+    bench.turn()
+    assert (ticket.value().first, bench.engine.topic("a").head) == (1, 1)
+
+
+def test_single_records_of_one_turn_and_topic_are_one_entry():
+    bench = Bench(a=DISK, b=DISK)
+    wanted = [("a", "x"), ("b", None), ("a", None), ("a", "y"), ("b", "z"), ("a", "x")]
+    tickets = [bench.engine.append(name, write(record(str(n), tag=tag))) for n, (name, tag) in enumerate(wanted)]
+    bench.turn()
+    assert [(head.first, head.count) for blob in bench.log.frames for head in heads(blob)] == [(1, 4), (1, 2)]
+    assert [ticket.value().first for ticket in tickets] == [1, 1, 2, 3, 2, 4]
+    again = open_engine()
+    for name in ("a", "b"):
+        again.put_topic(name, DISK)
+    again.flush()
+    for blob in bench.log.frames:
+        entry = log_entry.decode(frame.decode(memoryview(blob), 0)[0], path="", at=0)
+        apply.append(again.state, again.state.by_id[entry.topic_id], entry)
+    for name in ("a", "b"):
+        assert objects(read(again, name)) == objects(read(bench.engine, name))
+        columns = [engine.topic(name).open.columns for engine in (again, bench.engine)]
+        assert [[each.tag_at(at) for at in range(len(each))] for each in columns] == [
+            [tag for topic, tag in wanted if topic == name]
+        ] * 2
+
+
+def test_an_entry_of_many_single_records_stays_small():
+    bench = Bench(a=DISK)
+    tickets = [bench.engine.append("a", write()) for _ in range(600)]
+    large = [bench.engine.append("a", write(record('"' + "x" * 5000 + '"'))) for _ in range(2)]
+    last = bench.engine.append("a", write())
+    bench.turn()
+    counts = [(head.first, head.count) for blob in bench.log.frames for head in heads(blob)]
+    assert counts == [(1, 256), (257, 256), (513, 88), (601, 1), (602, 2)]
+    assert [ticket.value().last for ticket in (*tickets, *large, last)] == list(range(1, 604))
+
+
+def test_the_verbs_of_a_turn_share_one_flush():
+    scheduled = []
+    engine = open_engine()
+    engine.put_topic("a", DISK)
+    engine.put_topic("b", DISK)
+    engine.flush()
+    engine.commits.schedule = scheduled.append
+    for _ in range(3):
+        engine.append("a", write())
+        engine.append("b", write())
+    assert scheduled == [engine.commits.flush]
+
+
+def test_frames_stand_in_the_log_in_the_order_of_the_verbs():
+    bench = Bench(a=FSYNC)
+    bench.engine.append("a", write())
+    bench.engine.delete_records("a", before_seq=2, match=None)
+    bench.engine.append("b", write(config=FSYNC))
+    bench.turn()
+    bench.engine.put_topic("a", ConfigPatch(ttl_ms=5))
+    bench.engine.drop_topic("a")
+    bench.turn()
+    assert bench.kinds() == [
+        log_entry.APPEND, log_entry.DELETE, log_entry.CREATE, log_entry.APPEND, log_entry.CONFIGURE, log_entry.DROP,
+    ]  # fmt: skip
+
+
+def test_a_durable_write_is_invisible_until_it_is_synced():
+    bench = Bench(a=FSYNC)
+    ticket = bench.engine.append("a", write())
+    bench.engine.flush()
+    assert (ticket.done, bench.engine.topic("a").head, len(bench.log.syncs)) == (False, 0, 1)
+    bench.log.finish()
+    assert (ticket.value().head, seqs(read(bench.engine, "a"))) == (1, [1])
+
+
+def test_what_comes_while_a_sync_is_under_way_waits_for_the_next():
+    bench = Bench(a=FSYNC)
+    first = bench.engine.append("a", write())
+    bench.engine.flush()
+    second = bench.engine.append("a", write())
+    bench.engine.flush()
+    assert len(bench.log.syncs) == 1
+    bench.log.syncs.pop()(None)
+    assert (first.done, second.done, len(bench.log.syncs)) == (True, False, 1)
+    bench.log.finish()
+    assert second.value().first == 2
+
+
+def test_an_ephemeral_topic_logs_no_records_and_waits_for_nothing():
+    bench = Bench(a=EPHEMERAL)
+    bench.log.write_fails = True
+    ticket = bench.engine.append("a", write())
+    gone = bench.engine.delete_records("a", before_seq=9, match=None)
+    bench.engine.flush()
+    assert (ticket.value().first, gone.value().deleted, bench.log.frames) == (1, 1, [])
+
+
+def test_a_write_behind_a_refused_one_of_an_ephemeral_topic_is_refused_too():
+    bench = Bench(a=EPHEMERAL)
+    topic = bench.engine.topic("a")
+    topic.ceiling = topic.ceiling_staged = 0
+    waits = bench.engine.append("a", write())
+    topic.ceiling = 9_000  # as if a sync of a ceiling had just ended
+    behind = bench.engine.append("a", write(record(), record()))
+    assert (waits.gated, behind.gated, behind.behind) == (True, False, True)
+    bench.log.write_fails = True
+    bench.engine.flush()
+    assert is_refused(waits)
+    assert is_refused(behind)
+    bench.log.write_fails = False
+    ticket = bench.engine.append("a", write())
+    bench.turn()
+    assert (ticket.value().first, topic.head) == (1, 1)
+
+
+@pytest.mark.parametrize("durability", [DISK, FSYNC])
+def test_a_log_that_cannot_write_refuses_the_turn_and_hands_the_seqs_out_again(durability):
+    bench = Bench(a=durability)
+    bench.engine.append("a", write())
+    bench.turn()
+    bench.log.write_fails = True
+    tickets = [bench.engine.append("a", write(record(), record())) for _ in range(2)]
+    tickets += [bench.engine.delete_records("a", before_seq=9, match=None), bench.engine.append("new", write())]
+    bench.turn()
+    assert all(is_refused(ticket) for ticket in tickets)
+    topic = bench.engine.topic("a")
+    assert (topic.head, topic.count, topic.next_seq, topic.staged_count, topic.staged_bytes, topic.pending) == (
+        1,
+        1,
+        2,
+        0,
+        0,
+        0,
+    )
+    assert "new" not in bench.engine.topics
+    bench.log.write_fails = False
+    ticket = bench.engine.append("a", write())
+    bench.turn()
+    assert (ticket.value().first, seqs(read(bench.engine, "a"))) == (2, [1, 2])
+
+
+def test_a_sync_that_fails_refuses_what_waited_for_it_and_what_is_staged_behind():
+    bench = Bench(a=FSYNC)
+    waiting = [bench.engine.append("a", write()), bench.engine.append("a", write())]
+    bench.engine.flush()
+    written = bench.engine.append("a", write())
+    bench.engine.flush()
+    staged = bench.engine.append("a", write())
+    told = []
+    for at, ticket in enumerate([*waiting, written, staged]):
+        ticket.on_done(lambda ticket, at=at: told.append(at))
+    bench.log.sync_fails = True
+    bench.log.finish()
+    assert all(is_refused(ticket) for ticket in (*waiting, written, staged))
+    assert told == [0, 1, 2, 3]
+    assert [heads(blob)[0].count for blob in bench.log.voided] == [2, 1], "what is only staged never reached the log"
+    bench.log.sync_fails = False
+    ticket = bench.engine.append("a", write())
+    bench.turn()
+    assert ticket.value().first == 1
+
+
+def test_what_was_acknowledged_without_a_sync_stands_when_the_sync_fails():
+    bench = Bench(a=FSYNC, b=DISK)
+    bench.engine.append("b", write())
+    bench.turn()
+    plain, durable = bench.engine.append("b", write()), bench.engine.append("a", write())
+    bench.engine.flush()
+    bench.log.sync_fails = True
+    bench.log.finish()
+    assert plain.value().first == 2
+    assert is_refused(durable)
+    assert bench.engine.topic("b").head == 2
+
+
+@pytest.mark.parametrize("failure", ["write", "sync"])
+def test_a_refused_change_leaves_the_topic_as_it_was(failure):
+    bench = Bench(a=DISK)
+    bench.log.write_fails, bench.log.sync_fails = failure == "write", failure == "sync"
+    epoch = bench.engine.topic("a").epoch
+    for change in (
+        lambda: bench.engine.put_topic("a", ConfigPatch(ttl_ms=5)),
+        lambda: bench.engine.drop_topic("a"),
+        lambda: bench.engine.put_topic("new", ConfigPatch()),
+    ):
+        ticket = change()
+        bench.turn()
+        assert is_refused(ticket)
+    topic = bench.engine.topic("a")
+    assert (topic.epoch, topic.config.ttl_ms, topic.changing, list(bench.engine.topics)) == (epoch, 0, False, ["a"])
+    bench.log.write_fails = bench.log.sync_fails = False
+    ticket = bench.engine.put_topic("new", ConfigPatch())
+    bench.turn()
+    assert ticket.value().created
+
+
+def test_a_refused_creation_takes_the_write_that_came_with_it():
+    bench = Bench()
+    ticket = bench.engine.append("a", write(config=FSYNC))
+    bench.engine.flush()
+    bench.log.sync_fails = True
+    bench.log.finish()
+    assert is_refused(ticket)
+    assert bench.engine.topics == {}
+    assert bench.engine.state.totals.records == 0
+
+
+def test_a_verb_that_depends_on_a_waiting_change_settles_it_first():
+    bench = Bench(a=FSYNC)
+    change = bench.engine.put_topic("a", ConfigPatch(cap_records=1))
+    ticket = bench.engine.append("a", write(record(), record()))
+    assert change.done, "the log was synced for it"
+    bench.turn()
+    assert (ticket.value().last, bench.engine.topic("a").count) == (2, 1)
+
+
+def test_a_sync_that_ends_after_somebody_could_not_wait_for_it_changes_nothing():
+    bench = Bench(a=FSYNC)
+    bench.engine.append("a", write())
+    bench.engine.flush()
+    [late] = bench.log.syncs
+    bench.engine.put_topic("a", ConfigPatch(ttl_ms=9))
+    assert bench.engine.topic("a").head == 1
+    bench.log.syncs.clear()
+    late(None)
+    assert bench.engine.topic("a").head == 1
+    bench.turn()
+
+
+def test_a_settled_sync_that_fails_refuses_what_waited_and_lets_the_verb_go_on():
+    bench = Bench(a=FSYNC)
+    waiting = bench.engine.append("a", write())
+    bench.engine.flush()
+    bench.log.sync_fails = True
+    change = bench.engine.put_topic("a", ConfigPatch(ttl_ms=9))
+    assert is_refused(waiting)
+    bench.log.sync_fails = False
+    bench.turn()
+    assert change.value().topic.config.ttl_ms == 9
+    ticket = bench.engine.append("a", write())
+    bench.turn()
+    assert ticket.value().first == 1
+
+
+@pytest.mark.parametrize("durability", [DISK, FSYNC])
+def test_one_who_is_told_of_a_write_may_change_its_topic_at_once(durability):
+    bench = Bench(a=durability)
+    tickets = [bench.engine.append("a", write()) for _ in range(3)]
+    changes = []
+    tickets[0].on_done(lambda done: changes.append(bench.engine.put_topic("a", ConfigPatch(cap_records=2))))
+    bench.turn()
+    assert [ticket.value().first for ticket in tickets] == [1, 2, 3]
+    bench.turn()
+    assert changes[0].value().topic.config.cap_records == 2
+    assert seqs(read(bench.engine, "a", from_seq=1)) == [2, 3]
+
+
+@pytest.mark.parametrize("durability", [DISK, FSYNC])
+def test_one_who_is_told_of_a_write_may_drop_its_topic_at_once(durability):
+    bench = Bench(a=durability)
+    tickets = [bench.engine.append("a", write()) for _ in range(3)]
+    tickets[1].on_done(lambda done: bench.engine.drop_topic("a"))
+    bench.turn()
+    bench.turn()
+    assert [ticket.value().first for ticket in tickets] == [1, 2, 3]
+    assert bench.engine.topics == {}
+
+
+@pytest.mark.parametrize("durability", [DISK, FSYNC])
+def test_one_who_is_told_of_a_write_may_write_at_once(durability):
+    bench = Bench(a=durability)
+    chain = []
+
+    def again(done) -> None:
+        if len(chain) < 5:
+            chain.append(bench.engine.append("a", write()))
+            chain[-1].on_done(again)
+            bench.engine.flush()
+
+    for _ in range(3):
+        bench.engine.append("a", write()).on_done(again)
+    for _ in range(8):
+        bench.turn()
+    assert [ticket.value().first for ticket in chain] == [4, 5, 6, 7, 8]
+
+
+def test_all_who_ask_about_a_ticket_are_told_in_the_order_they_asked():
+    bench = Bench(a=DISK)
+    ticket = bench.engine.append("a", write())
+    told = []
+    ticket.on_done(lambda done: told.append(1))
+    ticket.on_done(lambda done: told.append(2))
+    bench.turn()
+    ticket.on_done(lambda done: told.append(3))
+    assert told == [1, 2, 3]
+
+
+def test_a_delete_by_tag_in_a_turn_sees_the_writes_before_it():
+    bench = Bench(a=FSYNC)
+    bench.engine.append("a", write(record(tag="x"), record()))
+    gone = bench.engine.delete_records("a", before_seq=None, match=TagMatch("Eq", "x"))
+    bench.turn()
+    assert (gone.value().deleted, gone.value().earliest) == (1, 2)
+
+
+def test_what_comes_behind_a_waiting_write_waits_for_it_but_for_no_sync_of_its_own():
+    """Or a topic that is written to all the time would never come out of waiting again."""
+    bench = Bench(a=DISK)
+    bench.engine.append("a", write(*[record()] * FIRST_CEILING))
+    bench.engine.flush()
+    first = bench.engine.append("a", write(record()))  # above the ceiling
+    bench.engine.flush()
+    assert (first.done, len(bench.log.syncs)) == (False, 1)
+    bench.engine.topic("a").ceiling = 10 * FIRST_CEILING  # from here on nothing waits for its own sake
+    behind = [bench.engine.append("a", write()) for _ in range(3)]
+    bench.engine.flush()
+    assert not any(ticket.done for ticket in behind)
+    bench.log.syncs.pop()(None)
+    assert [ticket.value().first for ticket in (first, *behind)] == [FIRST_CEILING + n for n in (1, 2, 3, 4)]
+    assert bench.log.syncs == []
+
+
+def test_a_sync_that_somebody_waits_for_gives_the_others_a_moment_to_share_it():
+    bench = Bench(a=FSYNC)
+    later = []
+    commits = bench.engine.commits
+    commits.gather_turns, commits.schedule = 2, later.append
+
+    def turn() -> None:
+        now, later[:] = later[:], []
+        for call in now:
+            call()
+
+    first = bench.engine.append("a", write())
+    turn()
+    assert len(bench.log.syncs) == 1, "nobody else is there: it begins at once"
+    second = bench.engine.append("a", write())
+    turn()
+    bench.log.syncs.pop()(None)
+    assert (first.done, second.done, bench.log.syncs) == (True, False, [])
+    third = bench.engine.append("a", write())  # who was answered writes again
+    turn()
+    assert bench.log.syncs == []
+    turn()
+    assert len(bench.log.syncs) == 1
+    bench.log.syncs.pop()(None)
+    assert (second.value().first, third.value().first) == (2, 3)
+    turn()
+    turn()
+    assert (bench.log.syncs, later) == ([], [])
+
+
+def test_single_writes_of_a_turn_land_together_and_each_is_told_its_own_seq():
+    bench = Bench(a=DISK, b=DISK)
+    tickets = [bench.engine.append(name, write(record(str(n), tag=f"t{n}"))) for n, name in enumerate("aaabbaaaaaaa")]
+    tickets.append(bench.engine.append("a", write(record("12", meta='{"k":1}'))))
+    bench.turn()
+    landed = [ticket.value() for ticket in tickets]
+    assert [one.first for one in landed] == [1, 2, 3, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert all((one.last, one.head) == (one.first, one.first) for one in landed)
+    found = objects(read(bench.engine, "a", limit=100))
+    assert [(one["$seq"], one["data"]) for one in found] == list(enumerate([0, 1, 2, 5, 6, 7, 8, 9, 10, 11, 12], 1))
+    assert bench.kinds() == [log_entry.APPEND] * 3
+
+
+# --- the ceiling of a topic that acknowledges without a sync
+
+
+def test_a_write_above_the_synced_ceiling_waits_for_it():
+    bench = Bench(a=DISK)
+    ticket = bench.engine.append("a", write())
+    bench.engine.flush()
+    topic = bench.engine.topic("a")
+    assert (ticket.done, topic.head) == (topic.ceiling >= 1, 1 if topic.ceiling >= 1 else 0)
+    bench.log.finish()
+    assert ticket.value().first <= topic.ceiling
+
+
+class SlowLog(FakeLog):
+    """Its `after_sync` comes with the sync, not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after = []
+
+    def after_sync(self, done) -> None:
+        self.after.append(done)
+
+    def finish(self) -> None:
+        super().finish()
+        after, self.after = self.after, []
+        for done in after:
+            done()
+
+
+def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
+    bench = Bench(a=DISK)
+    bench.log = bench.engine.commits.log = SlowLog()
+    topic = bench.engine.topic("a")
+    for turn in range(60):
+        tickets = [bench.engine.append("a", write(*[record()] * 40)) for _ in range(4)]
+        bench.engine.flush()
+        assert all(ticket.result.last <= topic.ceiling for ticket in tickets if ticket.done)
+        if turn % 7 == 6:
+            bench.log.finish()
+    bench.log.finish()
+    assert topic.head == 60 * 4 * 40
+
+
+def test_a_topic_that_is_written_faster_than_the_log_is_synced_soon_waits_no_more():
+    bench = Bench(a=DISK)
+    bench.log = bench.engine.commits.log = SlowLog()
+    waited = []
+    for _ in range(40):
+        for _ in range(10):  # turns in the time of one sync
+            tickets = [bench.engine.append("a", write(*[record()] * 100)) for _ in range(16)]
+            bench.engine.flush()
+        waited.append(not tickets[-1].done)
+        bench.log.finish()
+    assert waited[0]
+    assert not any(waited[10:])
+
+
+def test_a_first_write_beyond_the_first_ceiling_waits_for_its_sync():
+    bench = Bench()
+    small = bench.engine.append("a", write(*[record()] * FIRST_CEILING, config=DISK))
+    large = bench.engine.append("b", write(*[record()] * (FIRST_CEILING + 1), config=DISK))
+    bench.engine.flush()
+    assert (small.done, large.done) == (True, False)
+    bench.log.finish()
+    assert large.value().last == FIRST_CEILING + 1
+
+
+def test_a_ceiling_that_the_log_refused_is_raised_again():
+    bench = Bench(a=DISK)
+    topic = bench.engine.topic("a")
+    bench.engine.append("a", write())
+    bench.turn()
+    staged = topic.ceiling_staged
+    bench.log.write_fails = True
+    bench.engine.append("a", write(*[record()] * 5000))
+    bench.turn()
+    assert topic.ceiling_staged == staged
+
+
+def test_a_write_that_comes_while_others_are_refused_follows_nobody_of_that_turn():
+    bench = Bench(a=DISK, e=EPHEMERAL)
+    for name in ("a", "e"):
+        bench.engine.append(name, write())
+    bench.turn()
+    kept, refused, late = bench.engine.append("e", write()), bench.engine.append("a", write()), []
+    refused.on_done(lambda _: late.append(bench.engine.append("e", write(record("2")))))
+    bench.log.write_fails = True
+    bench.turn()
+    bench.log.write_fails = False
+    bench.turn()
+    last = bench.engine.append("e", write(record("3")))
+    bench.turn()
+    assert is_refused(refused)
+    assert [ticket.value().first for ticket in (kept, *late, last)] == [2, 3, 4]
+    assert [one["data"] for one in objects(read(bench.engine, "e"))] == [1, 1, 2, 3]

@@ -1,0 +1,209 @@
+"""Requests in slices: how much of them one turn of the loop does, and what becomes of them."""
+
+import json
+from collections.abc import Callable, Generator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.live.manual import ManualLoop, TickingClock, create, manual_app
+from topics.engine.durable.deferred_replay import PER_STEP
+from topics.errors import TopicsError, invalid
+from topics.model.topic import ArchiveConfig, ConfigPatch
+from topics.server.access.caller import ANYONE
+from topics.server.api import health, metrics, topics
+from topics.server.api.route import Call
+from topics.server.http.messages import Answer, Deferred, Request, Response
+from topics.server.limits.budget import MemoryBudget
+from topics.server.loop.loads import Loads
+from topics.server.loop.slices import SLICE_NS, TURN_NS, Slices
+from topics.storage.segments.cold import Cold, Need
+from topics.testing.clock import SimClock
+from topics.testing.harness import SimServer
+
+
+def request() -> Request:
+    return Request("GET", b"/v0/x", b"", {}, b"", "", 0)
+
+
+class Steps:
+    """Counts steps, each of which takes a quarter of a slice."""
+
+    def __init__(self, clock: SimClock, count: int) -> None:
+        self.clock = clock
+        self.count = count
+        self.done = 0
+        self.closed = False
+
+    def run(self) -> Generator[Cold | None, None, Answer]:
+        try:
+            for _ in range(self.count):
+                self.done += 1
+                self.clock._monotonic_ns += SLICE_NS // 4
+                yield None
+            return Response(200, b"%d" % self.done)
+        finally:
+            self.closed = True
+
+
+@pytest.fixture
+def clock() -> SimClock:
+    return SimClock()
+
+
+@pytest.fixture
+def loop() -> ManualLoop:
+    return ManualLoop()
+
+
+@pytest.fixture
+def slices(loop: ManualLoop, clock: SimClock) -> Slices:
+    return Slices(loop, Loads(loop, None), clock, MemoryBudget())  # type: ignore[arg-type]
+
+
+def answered(deferred: Answer) -> list[Response]:
+    got: list[Response] = []
+    assert isinstance(deferred, Deferred)
+    deferred.then(got.append)
+    return got
+
+
+def test_a_short_request_is_answered_at_once(slices: Slices, clock: SimClock) -> None:
+    answer = slices.answer(request(), Steps(clock, 3).run())
+    assert isinstance(answer, Response)
+    assert answer.body == b"3"
+
+
+def test_a_long_request_does_one_slice_a_turn(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
+    steps = Steps(clock, 40)
+    got = answered(slices.answer(request(), steps.run()))
+    while not got:
+        before = steps.done
+        loop.turn()
+        assert steps.done - before <= 4
+    assert got[0].body == b"40"
+
+
+def test_many_long_requests_share_one_turn(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
+    many = [Steps(clock, 40) for _ in range(20)]
+    answers = [answered(slices.answer(request(), steps.run())) for steps in many]
+    turns = 0
+    while not all(answers):
+        before = sum(steps.done for steps in many)
+        loop.turn()
+        turns += 1
+        assert sum(steps.done for steps in many) - before <= (TURN_NS // SLICE_NS + 1) * 4
+        assert max(steps.done for steps in many) - min(steps.done for steps in many) <= 8  # none is left behind
+    assert turns > 10
+
+
+def test_a_client_that_leaves_ends_its_steps(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
+    steps = Steps(clock, 40)
+    answer = slices.answer(request(), steps.run())
+    assert isinstance(answer, Deferred)
+    answer.cancel()
+    loop.turn()
+    assert steps.closed
+    assert steps.done == 4
+
+
+def test_errors_after_the_first_slice_are_answered(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
+    def failing(error: Exception) -> Generator[Cold | None, None, Answer]:
+        clock.advance(ms=1)
+        yield None
+        raise error
+
+    got = [answered(slices.answer(request(), failing(error))) for error in (invalid("no"), RuntimeError("a bug"))]
+    loop.turn()
+    assert [each[0].status for each in got] == [400, 500]
+    with pytest.raises(TopicsError):
+        slices.answer(request(), _fails_at_once())
+
+
+def _fails_at_once() -> Generator[Cold | None, None, Answer]:
+    raise invalid("no")
+    yield None
+
+
+def needing(load: Callable[[], object]) -> Cold:
+    return Cold([Need(load, 1, load=load, trim=lambda: None)])
+
+
+def test_what_has_to_be_loaded_is_loaded_before_the_next_step(slices: Slices, loop: ManualLoop) -> None:
+    loaded: list[str] = []
+
+    def reading() -> Generator[Cold | None, None, Answer]:
+        yield needing(lambda: loaded.append("one"))
+        assert loaded == ["one"]
+        yield needing(lambda: 1 // 0)
+        raise AssertionError("goes on though the disk failed")
+
+    got = answered(slices.answer(request(), reading()))
+    loop.turn()
+    assert got[0].status == 500
+    assert "cannot be read" in json.loads(bytes(got[0].body))["error"]["message"]  # type: ignore[arg-type]
+
+
+def test_metrics_of_many_topics_take_many_turns_and_are_right() -> None:
+    app, loop = manual_app(TickingClock())
+    create(app, loop, [f"t{at:04}" for at in range(5_000)])
+    app.engine.put_topic("queue", ConfigPatch(type="queue", durability="fsync"))
+    app.engine.flush()
+    call: Any = Call(request(), None, {}, ANYONE)  # type: ignore[arg-type]
+    call.request.headers = {b"accept": b"application/json"}
+    got = answered(health.get_metrics(app, call))
+    turns = 0
+    while not got:
+        loop.turn()
+        turns += 1
+    assert turns > 5
+    found = json.loads(bytes(got[0].body))  # type: ignore[arg-type]
+    assert found["topics_topics"] == 5_001
+    assert found["topics_topics_by_class"] == {"ephemeral": 0, "memory": 0, "disk": 5_000, "fsync": 1}
+    assert found["topics_queue_topics"] == 1
+    assert len(found["topics_topic_head_seq"]) == 1_000
+    app.engine.put_topic("t0000", ConfigPatch(durability="memory"))
+    app.engine.drop_topic("t0001")
+    app.engine.flush()
+    assert app.engine.state.by_class == {"disk": 4_998, "fsync": 1, "memory": 1}
+
+
+@pytest.mark.parametrize("config", [ConfigPatch(type="queue"), ConfigPatch(archive=ArchiveConfig(hold=True))])
+def test_metrics_are_answered_whenever_a_topic_is_dropped_between_their_steps(config: ConfigPatch) -> None:
+    dropped_at, done = 0, False
+    while not done:
+        app, _ = manual_app()
+        app.engine.put_topic("t", config)
+        app.engine.flush()
+        done = True
+        for step, _ in enumerate(metrics.collect(app, ())):
+            if step == dropped_at:
+                app.engine.drop_topic("t")
+                app.engine.flush()
+                done = False
+        dropped_at += 1
+    assert dropped_at > 20
+
+
+@pytest.mark.parametrize("handler", [topics.list_topics, health.get_metrics])
+def test_records_that_wait_are_replayed_over_many_turns(handler: Callable[..., Answer]) -> None:
+    server = SimServer.start()
+    for number in range(10 * PER_STEP):
+        server.append(f"t{number % 5}", str(number), durability="memory")
+    after = server.crash("keep")
+    assert after.recovered is not None
+    app, loop = manual_app(TickingClock(), state=after.engine.state)
+    app.engine.await_replay(after.recovered.backlog)
+    call: Any = Call(request(), None, {}, ANYONE)  # type: ignore[arg-type]
+    call.request.headers = {b"accept": b"application/json"}
+    got = answered(handler(app, call))
+    waiting = [len(after.recovered.backlog)]
+    while not got:
+        loop.turn()
+        waiting.append(len(after.recovered.backlog))
+    assert max(before - now for before, now in pairwise(waiting)) <= 4 * PER_STEP
+    assert waiting[0] > waiting[-1] == 0
+    body = json.loads(bytes(got[0].body))  # type: ignore[arg-type]
+    heads = body.get("topics_topic_head_seq") or {row["topic"]: row["head_seq"] for row in body["topics"]}
+    assert heads == {f"t{number}": 2 * PER_STEP for number in range(5)}
