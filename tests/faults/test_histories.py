@@ -221,7 +221,8 @@ class Pair:
                 assert topic.head == life.head if orderly else topic.head >= life.head
                 lost = {seq: why for low, high, why in topic.losses.runs for seq in range(low, high + 1)}
                 life.forget([lost.get(seq, "deleted") for seq in range(1, topic.head + 1)])
-                assert topic.keys.keys() <= life.keys.keys()
+                expired_ms = self.clock.now_ms() - topic.config.idempotency_window_ms
+                assert {key for key, seen in topic.keys.items() if seen.at_ms >= expired_ms} <= life.keys.keys()
                 life.keys = {key: seen for key, seen in life.keys.items() if key in topic.keys}
                 assert topic.archived <= life.archived
                 life.archived = topic.archived

@@ -175,26 +175,32 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
 
 
 def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
-    """Does it in a thread of its own: Ctrl-C in the midst of what the JVM answers breaks the connection for good."""
+    """Call `do` in a thread, and cancel its Spark jobs on Ctrl-C.
+
+    Ctrl-C while the JVM answers would break the connection for good, so the main thread only waits. It waits for an
+    event: an interrupted `Thread.join` takes a running thread for one that has ended (Python 3.11).
+    """
     failure: list[BaseException] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
             do()
         except BaseException as error:
             failure.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    threading.Thread(target=run, daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(LOOK_S)
+        while not ended.wait(LOOK_S):
+            pass
     except KeyboardInterrupt:
         # Spark starts a statement's jobs one after the other: one that starts after a cancel is cancelled by the next.
         give_up_s = time.monotonic() + CANCEL_S
-        while thread.is_alive() and time.monotonic() < give_up_s:
+        while not ended.is_set() and time.monotonic() < give_up_s:
             tables.cancel()
-            thread.join(LOOK_S)
+            ended.wait(LOOK_S)
         raise
     if failure:
         raise failure[0]

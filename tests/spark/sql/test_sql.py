@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,12 +192,18 @@ def test_the_prompt_answers_goes_on_after_mistakes_and_ends(
 
 
 def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ask: Ask, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     lines = iter(["select 'a;", "b' as x; select 2 as y;", "select", KeyboardInterrupt, SLOW, "select 1 -- ;", "as z;"])
     typed: list[str] = []
+
+    def interrupt_once_it_runs() -> None:
+        jobs = spark.sparkContext.statusTracker()
+        while not jobs.getActiveJobsIds():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
 
     def type_a_line(prompt: str) -> str:
         typed.append(prompt)
@@ -204,7 +211,7 @@ def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
         if not isinstance(line, str):
             raise line
         if line == SLOW:
-            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+            threading.Thread(target=interrupt_once_it_runs, daemon=True).start()
         return line
 
     monkeypatch.setattr("builtins.input", type_a_line)
