@@ -187,8 +187,8 @@ def kill(directory: Path, kills: int, counts: Counts, *, seed: int = SEED) -> No
     counts(f"(seed {seed})", **tally)
 
 
-def test_fifty_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, counts: Counts) -> None:
-    kill(tmp_path, 50, counts)
+def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, counts: Counts) -> None:
+    kill(tmp_path, 16, counts)
 
 
 @pytest.mark.torture
