@@ -12,7 +12,6 @@ from topics.model.topic import LEASE_MS_RANGE, U64, U64_MAX, clamp
 from topics.model.wire import Json, Performance
 
 MAX_DELAY_MS = 86_400_000
-MAX_PRIORITY = 9
 MAX_DELIVER_AT = 2**53  # what every JSON reader can tell exactly
 REDRIVE_LIMIT = 1000
 MAX_REDRIVE = 10_000

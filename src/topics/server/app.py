@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from topics import logs
@@ -20,10 +21,12 @@ from topics.server.access.keyring import KeyRing
 from topics.server.access.operations import Scope
 from topics.server.access.quotas import Limits as ServerLimits
 from topics.server.access.quotas import Release
+from topics.server.api import openapi
+from topics.server.api.foreign_pages import protected
 from topics.server.api.guard import Guard
 from topics.server.api.route import Call, Router
 from topics.server.api.table import ROUTES
-from topics.server.http.browser_origin import Pages, protected
+from topics.server.http.browser_origin import Pages
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.server import HttpServer
 from topics.server.http.write_body import LARGE_BYTES
@@ -82,7 +85,7 @@ class TopicsApp:
         self.draining = False
         self.pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="topics-io")
         self.loads = Loads(loop, self.pool)
-        self.startup = Startup(clock, ROUTES)
+        self.startup = Startup(clock, partial(openapi.document, ROUTES))
         self._recovered = False
         self._direct = False  # see `answer`
         self._no_wal = WalStats()

@@ -1,39 +1,40 @@
-"""A server before its data is recovered: what it can say of itself without an engine."""
+"""State of a server that requests may read before the data is recovered: uptime, replay progress, transport."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics.clock import Clock
 from topics.errors import Code, TopicsError
 
 if TYPE_CHECKING:
-    from topics.server.api.route import Route
     from topics.server.http.server import HttpServer
 
 RETRY_AFTER_MS = 1000
 
 
 class Startup:
-    """What requests may look at while the log is replayed. Nothing here belongs to the engine.
+    """What requests may read while the log is replayed. Nothing here belongs to the engine.
 
-    `progress` is written by the thread that recovers and by no other; it is replaced as a whole, so any thread may
-    read it.
+    Only the thread that recovers the data writes `progress`. It assigns a new float, so any thread may read it.
     """
 
-    __slots__ = ("_clock", "_started_ns", "http", "progress", "routes")
+    __slots__ = ("_clock", "_started_ns", "document", "http", "progress")
 
-    def __init__(self, clock: Clock, routes: list[Route]) -> None:
-        self.routes = routes
+    def __init__(self, clock: Clock, document: Callable[[], bytes]) -> None:
+        self.document = document  # renders the OpenAPI document
         self._clock = clock
         self._started_ns = clock.monotonic_ns()
         self.progress = 0.0  # share of the log that has been replayed, 0 to 1
-        self.http: HttpServer | None = None  # the transport, where it wants to be counted
+        self.http: HttpServer | None = None  # the transport whose connections and requests metrics count
 
     def uptime_ms(self) -> int:
+        """Return the milliseconds since the process started."""
         return (self._clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     def not_ready(self) -> TopicsError:
+        """Return the 503 for a request that needs the recovered data, with the replay progress."""
         return TopicsError(
             Code.NOT_READY,
             "the log is being replayed",

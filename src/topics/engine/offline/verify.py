@@ -39,7 +39,6 @@ RESTORE = (
     "a server started as it is serves the rest and tells readers of the gap"
 )
 RESTORE_ALL = "restore the directory from a backup"
-FALLS_BACK = "restore from a backup: a server started as it is falls back to an older snapshot, if there is one"
 HARMLESS = "nothing is lost as long as the rest is whole: see to the disk, and take a backup to another one"
 NEXT_SNAPSHOT = "nothing is lost: the other copy is whole, and the next checkpoint of a running server leaves it behind"
 UNKNOWN_END = "restore from a backup if records are missing: where the log before this file ends is unknown"

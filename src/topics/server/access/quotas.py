@@ -9,31 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topics.errors import Code, TopicsError
+from topics.server.limits.caps import check_room, throttled
 
 if TYPE_CHECKING:
     from topics.config import Settings
     from topics.server.access.caller import Caller
 
-RETRY_AFTER_MS = 1000
-
 Release = Callable[[], None]
-
-
-def throttled(limit: str, most: int) -> TopicsError:
-    """429 that names the cap. What is open comes to its end by itself, so a retry can help."""
-    return TopicsError(
-        Code.THROTTLED,
-        f"as many as {limit} allows ({most}) are open",
-        detail={"limit": limit, "max": most},
-        retry_after_ms=RETRY_AFTER_MS,
-    )
-
-
-def check_room(limit: str, used: int, most: int) -> None:
-    """`throttled` if one more would pass a cap; a cap of 0 is none."""
-    if most and used >= most:
-        raise throttled(limit, most)
 
 
 class Limits:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import topics.server.api.metrics as metrics
-import topics.server.api.openapi as openapi
 from topics import __version__
 from topics.engine.steps import Steps, run_all
 from topics.errors import Code, TopicsError
@@ -64,4 +63,4 @@ def get_openapi(app: TopicsApp, call: Call) -> Answer:
 
 
 def get_openapi_while_recovering(startup: Startup, call: Call) -> Answer:
-    return Response(200, openapi.document(startup.routes))
+    return Response(200, startup.document())

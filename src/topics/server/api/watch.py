@@ -49,4 +49,4 @@ def stream(app: TopicsApp, call: Call) -> Answer:
 
 def socket(app: TopicsApp, call: Call) -> Answer:
     app.check_ready()
-    return accept(app, call)
+    return accept(app, call.request, call.caller)

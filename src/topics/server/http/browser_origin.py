@@ -8,9 +8,9 @@ few header fields that a page cannot forge tell its requests apart:
     Origin          the page behind a request to another site. The browser keeps the answer from it, but the request has
                     been carried out by then, and a WebSocket is not even kept from it.
     Sec-Fetch-Site  where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
-                    GETs with effects (`operations.py`). `same-site` is refused like `cross-site`: it means another
-                    origin on this host, a development server on localhost for instance, and origins are what is
-                    trusted here. Browsers send the field to loopback addresses and over TLS; elsewhere, and from
+                    GETs with effects (`api/foreign_pages.py`). `same-site` is refused like `cross-site`: it means
+                    another origin on this host, a development server on localhost for instance, and origins are what
+                    is trusted here. Browsers send the field to loopback addresses and over TLS; elsewhere, and from
                     browsers that are too old, the `Accept` of an image, a script or a medium gives the request away.
 
 A server with keys needs none of this: a page does not know the key, and nothing sends it by itself.
@@ -20,17 +20,10 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from topics.errors import Code, TopicsError
-from topics.server.access.operations import no_effects
-from topics.server.http import query_string
 
 if TYPE_CHECKING:
     from topics.config import Settings
-    from topics.server.api.route import Call, Route
-    from topics.server.app import TopicsApp
-    from topics.server.http.messages import Answer
 
 EVENT_STREAM = b"text/event-stream"
 PAGE_MEDIA = (b"text/html", b"application/xhtml+xml")
@@ -97,32 +90,6 @@ class Pages:
             return ipaddress.ip_address(name).is_loopback
         except ValueError:
             return False
-
-
-def protected(routes: "list[Route]", pages: Pages | None) -> "list[Route]":
-    """Return the routes, with GETs that have effects kept from pages of other origins."""
-    if pages is None:
-        return routes
-    return [_protected(route, pages) if route.method == "GET" else route for route in routes]
-
-
-def _protected(route: "Route", pages: Pages) -> "Route":
-    handler, effects = route.handler, route.operation.effects
-    if effects is no_effects:
-        return route
-
-    def handle(app: "TopicsApp", call: "Call") -> "Answer":
-        headers = call.request.headers
-        if route.stream and b"sec-fetch-site" not in headers:
-            return handler(app, call)  # an `Accept` that gives a page away is answered with 406 there
-        if pages.is_foreign(headers) and effects(query_string.parse(call.request.query)):
-            raise TopicsError(
-                Code.FORBIDDEN,
-                "this GET changes something, and a page of another site is behind it; see TOPICS_CORS_ORIGINS",
-            )
-        return handler(app, call)
-
-    return structs.replace(route, handler=handle)
 
 
 def names_any(accept: bytes, media: tuple[bytes, ...]) -> bool:

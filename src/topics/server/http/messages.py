@@ -183,13 +183,6 @@ class App(Protocol):
         """An admitted request will never be handled: its body did not come to its end, or its client is gone."""
 
 
-class WholeApp(App, Protocol):
-    """An application that has a shorter way for a request whose body came with its head, as nearly all do."""
-
-    def answer(self, request: Request) -> Answer:
-        """What `admit` and `handle` say in turn."""
-
-
 def answer_of(app: App) -> Callable[[Request], Answer]:
     """The application's own short way, or its long one in a single call."""
     shorter: Callable[[Request], Answer] | None = getattr(app, "answer", None)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from topics.server.access.quotas import throttled
 from topics.server.http.browser_origin import Pages
 from topics.server.http.connection import Connection
 from topics.server.http.gzip_body import Turns
@@ -23,6 +22,7 @@ from topics.server.http.request_head import HeadCache
 from topics.server.http.response_head import AnswerHeads
 from topics.server.limits import machine
 from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget, budget_bytes_of
+from topics.server.limits.caps import throttled
 
 if TYPE_CHECKING:
     from topics.config import Settings
@@ -84,9 +84,6 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
             self.linger_timeout_ms,
         )
         return max(_SHORTEST_SWEEP_MS, min(_LONGEST_SWEEP_MS, shortest // 4))
-
-
-Limits = HttpLimits
 
 
 class HttpServer:

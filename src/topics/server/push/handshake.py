@@ -16,21 +16,20 @@ from topics.server.http.messages import Header, Request, Response
 from topics.server.push.websocket import WebSocket
 
 if TYPE_CHECKING:
-    from topics.server.api.route import Call
+    from topics.server.access.caller import Caller
     from topics.server.app import TopicsApp
 
 ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 
 
-def accept(app: TopicsApp, call: Call) -> WebSocket:
-    """The connection, if the request asks for one in the way it should and comes from a page that may."""
-    request = call.request
+def accept(app: TopicsApp, request: Request, caller: Caller) -> WebSocket:
+    """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)
     _check_origin(app, request)
     fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", _accept_token(key))]
     deflate = _negotiate(app, request, fields)
     head = Response(101, headers=tuple(fields))
-    return WebSocket(app, head, call.caller, deflate=deflate, release=app.open_stream(call.caller))
+    return WebSocket(app, head, caller, deflate=deflate, release=app.open_stream(caller))
 
 
 def _check_handshake(request: Request) -> bytes:
