@@ -262,6 +262,12 @@ class Harness:
         self._loop.call_soon_threadsafe(lambda: done.set_result(work()))
         return done.result(WAIT_S)
 
+    def wait_until(self, look: Callable[[], Any], expected: Any = True) -> None:
+        """Call `look` on the loop's thread until it returns `expected`. Fail with the last value after `WAIT_S`."""
+        deadline = time.monotonic() + WAIT_S
+        while (seen := self.call(look)) != expected:
+            assert time.monotonic() < deadline, f"{seen!r} and not {expected!r} after {WAIT_S} s"
+
     def drain(self, timeout_ms: int = 5000) -> int:
         self._listener.close()
         left: int = self.wait(self.http.drain(timeout_ms))
@@ -271,8 +277,7 @@ class Harness:
         """Begin a drain; once this returns, the connections know of it."""
         self.call(self._listener.close)
         drained = asyncio.run_coroutine_threadsafe(self.http.drain(timeout_ms), self._loop)
-        while not self.call(lambda: self.http.draining):
-            pass
+        self.wait_until(lambda: self.http.draining)
         return drained
 
     def stop(self) -> None:

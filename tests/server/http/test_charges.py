@@ -1,9 +1,7 @@
 """What connections hold is charged to the budget while they hold it, and answers are reported once they have left."""
 
-import time
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,6 @@ from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.limits.budget import CONNECTION_BYTES, SMALL_BYTES, MemoryBudget
 
 LARGE = 20_000_000  # more than the system's buffers take
-WAIT_S = 10
 
 
 class CountingApp(FakeApp):
@@ -50,12 +47,6 @@ def app() -> CountingApp:
     return CountingApp()
 
 
-def eventually(server: Harness, look: Callable[[], Any], expected: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while (seen := server.call(look)) != expected:
-        assert time.monotonic() < deadline, seen
-
-
 def held(server: Harness) -> dict[str, int]:
     return {account: size for account, size in server.call(server.http.budget.accounts).items() if size}
 
@@ -64,15 +55,15 @@ def test_small_answers_are_reported_at_once(server: Harness, app: CountingApp):
     with server.connect() as client:
         for path in ("/hello", "/hello", "/soon?1", "/soon?2", "/large?50000", "/json?500"):
             client.get(path)
-            eventually(server, lambda: app.under_way, 0)
+            server.wait_until(lambda: app.under_way, 0)
         assert client.get("/json?50000", "Accept-Encoding: gzip").status == 200
         client.send(request("/hello") * 5 + request("/soon?1") + request("/later") + request("/hello") * 5)
         assert app.events.get(timeout=5)[0] == "waiting"
         server.call(lambda: app.waiting[0].resolve(Response(200, b"{}")))
         assert [client.answer().status for _ in range(12)] == [200] * 12
-        eventually(server, lambda: app.under_way, 0)
+        server.wait_until(lambda: app.under_way, 0)
         assert client.get("/hello", method="HEAD").status == 200
-    eventually(server, lambda: app.under_way, 0)
+    server.wait_until(lambda: app.under_way, 0)
 
 
 @pytest.mark.parametrize("reads", [True, False])
@@ -96,11 +87,11 @@ def test_a_large_answer_is_reported_and_released_once_it_has_left(
         assert server.call(lambda: app.under_way) >= 1
         if reads:
             client.exactly(LARGE)
-            eventually(server, lambda: app.under_way, 0)
+            server.wait_until(lambda: app.under_way, 0)
             assert held(server) == {"connections": CONNECTION_BYTES}
             assert client.get("/hello").status == 200
-    eventually(server, lambda: app.under_way, 0)
-    eventually(server, lambda: server.http.budget.charged_bytes, 0)
+    server.wait_until(lambda: app.under_way, 0)
+    server.wait_until(lambda: server.http.budget.charged_bytes, 0)
 
 
 def test_what_is_under_way_when_a_client_leaves_is_reported_and_released(server: Harness, app: CountingApp):
@@ -122,24 +113,24 @@ def test_what_is_under_way_when_a_client_leaves_is_reported_and_released(server:
             server.call(lambda: None)
     # A connection that is not read from is found to be gone when it is written to.
     server.call(lambda: [later.resolve(Response(200, b"x" * 100_000)) for later in app.waiting])
-    eventually(server, lambda: server.http.open_connections, 0)
-    eventually(server, lambda: server.http.budget.charged_bytes, 0)
+    server.wait_until(lambda: server.http.open_connections, 0)
+    server.wait_until(lambda: server.http.budget.charged_bytes, 0)
     # Streams do not report; the fake application counts them all the same.
-    eventually(server, lambda: app.under_way, 3)
+    server.wait_until(lambda: app.under_way, 3)
 
 
 def test_input_is_charged_while_it_waits(server: Harness, app: CountingApp):
     with server.connect() as client:
         client.send(request("/echo", "Content-Length: 1000000", method="POST") + b"x" * 900_000)
-        eventually(server, lambda: server.http.budget.accounts()["bodies"] >= 900_000, True)
+        server.wait_until(lambda: server.http.budget.accounts()["bodies"] >= 900_000)
         client.send(b"x" * 100_000)
         assert len(client.answer().body) == 1_000_000
-        eventually(server, lambda: server.http.budget.accounts()["bodies"], 0)
+        server.wait_until(lambda: server.http.budget.accounts()["bodies"], 0)
         client.send(request("/later") * 64 + request("/count", method="POST", body=b"x" * 500_000))
-        eventually(server, lambda: server.http.budget.accounts()["bodies"] >= 500_000, True)
+        server.wait_until(lambda: server.http.budget.accounts()["bodies"] >= 500_000)
         server.call(lambda: [later.resolve(Response(200, b"{}")) for later in app.waiting])
         assert [client.answer().status for _ in range(65)] == [200] * 65
-        eventually(server, lambda: server.http.budget.accounts()["bodies"], 0)
+        server.wait_until(lambda: server.http.budget.accounts()["bodies"], 0)
 
 
 def test_an_unpacked_body_is_charged_with_its_real_size(server: Harness):
@@ -150,7 +141,7 @@ def test_an_unpacked_body_is_charged_with_its_real_size(server: Harness):
             + request("/count", "Content-Encoding: gzip", f"Content-Length: {len(packed)}", method="POST")
             + packed
         )
-        eventually(server, lambda: server.http.budget.accounts()["bodies"] >= 20_000_000, True)
+        server.wait_until(lambda: server.http.budget.accounts()["bodies"] >= 20_000_000)
 
 
 # --- the budget by itself
@@ -269,7 +260,7 @@ def test_a_body_that_came_at_once_is_charged_while_its_answer_waits(server: Harn
         for _ in range(2):  # the head is known the second time
             client.send(post)
             assert app.events.get(timeout=5)[0] == "waiting"
-            eventually(server, lambda: server.http.budget.accounts()["bodies"] >= 50_000, True)
+            server.wait_until(lambda: server.http.budget.accounts()["bodies"] >= 50_000)
             server.call(lambda: app.waiting[-1].resolve(Response(200, b"{}")))
             assert client.answer().status == 200
-            eventually(server, lambda: server.http.budget.accounts()["bodies"], 0)
+            server.wait_until(lambda: server.http.budget.accounts()["bodies"], 0)

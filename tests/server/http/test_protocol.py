@@ -197,8 +197,7 @@ def test_a_late_answer_to_a_known_head_keeps_its_place_whatever_comes_meanwhile(
             if turn:
                 client.send(request("/hello"))
                 client.send(request("/count"))
-                while server.call(lambda: server.http.requests_total) < 3 * turn + 1:
-                    pass
+                server.wait_until(lambda turn=turn: server.http.requests_total >= 3 * turn + 1)
             server.call(lambda turn=turn: app.waiting[turn].resolve(Response(200, b"late")))
             assert client.answer().body == b"late"
             if turn:

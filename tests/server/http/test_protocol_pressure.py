@@ -76,8 +76,7 @@ def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(serve):
     with server.connect(receive_buffer=4096) as client:
         client.send(request("/large?20000000"))
         client.until(b"\r\n\r\n")
-        while server.call(lambda: server.http.open_connections):
-            pass
+        server.wait_until(lambda: server.http.open_connections, 0)
         with pytest.raises((EOFError, ConnectionResetError)):
             client.exactly(20_000_000)
 
@@ -218,8 +217,7 @@ def test_a_drain_closes_idle_connections_and_lets_the_others_finish(server, app)
         waiting.send(request("/later"))
         assert app.events.get(timeout=5)[0] == "waiting"
         sending.send(request("/echo", "Content-Length: 4", method="POST") + b"bo")
-        while server.call(lambda: server.http.requests_total) < 3:
-            pass
+        server.wait_until(lambda: server.http.requests_total, 3)
         drained = server.start_drain()
         assert idle.rest() == b""
         with pytest.raises(ConnectionRefusedError):
@@ -267,11 +265,26 @@ def test_a_drained_server_gives_pipelined_requests_their_answers_and_closes_afte
         assert drained.result(5) == 0
 
 
-def test_a_client_that_leaves_in_the_middle_of_everything_leaves_nothing_behind(server):
-    for sent in (b"", b"GET", request("/large?5000000"), request("/stream"), request("/later") * 3):
-        client = server.connect()
+@pytest.mark.parametrize(
+    ("sent", "requests", "events"),
+    [
+        (b"", 0, []),
+        (b"GET", 0, []),
+        (request("/echo", "Content-Length: 9", method="POST") + b"half", 1, ["abandoned"]),
+        (request("/large?5000000"), 1, []),
+        (request("/stream"), 1, ["opened", "closed"]),
+        (request("/later") * 3, 3, ["waiting"] * 3 + ["cancelled"] * 3),
+    ],
+    ids=["nothing", "part of a head", "part of a body", "a large answer", "a stream", "late answers"],
+)
+def test_reset_connection_leaves_nothing_behind(server, app, sent, requests, events):
+    with server.connect() as client:
         client.send(sent)
+        server.wait_until(lambda: (server.http.open_connections, server.http.requests_total), (1, requests))
+        # With a linger time of 0 the kernel sends a reset: the client is gone, and did not just shut its side.
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        client.sock.close()
-    while server.call(lambda: server.http.open_connections):
-        pass
+    server.wait_until(lambda: server.http.open_connections, 0)
+    seen = [app.events.get(timeout=5)[0] for event in events if event != "abandoned"]
+    assert seen + ["abandoned"] * app.abandoned == events
+    assert app.events.empty()
+    assert server.call(lambda: server.http.budget.charged_bytes) == 0
