@@ -4,6 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 WORKERS ?= 2
 TEST_TIMEOUT_S ?= 240
+TORTURE_TIMEOUT_S ?= 3600
 KILLS ?= 1000
 SECONDS ?= 3600
 STATE ?= .kills
@@ -58,9 +59,10 @@ format: $(READY_DEV) ## let ruff rewrite what it can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-torture: $(READY_DEV) ## the long crash runs; goes on where the last run stopped, FRESH=1 begins anew
+torture: $(READY_DEV) ## the long crash runs, about an hour; resumes, FRESH=1 starts again, TORTURE=all runs everything
 	$(PYTHON) -m pytest -p tests.torture --torture-state .torture $(if $(FRESH),--torture-fresh) \
-		-q -m torture -n $(WORKERS) --dist loadgroup --max-worker-restart 0 $(ONLY)
+		-q -m torture -n $(WORKERS) --dist loadgroup --max-worker-restart 0 \
+		--timeout $(TORTURE_TIMEOUT_S) $(ONLY)
 
 kills: $(READY_DEV) ## kill the server under load, again and again; KILLS=1000 SECONDS=3600 STATE=.kills
 	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)

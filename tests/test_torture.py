@@ -64,6 +64,13 @@ def test_changed_code_runs_everything_again(tmp_path: Path, path: str) -> None:
     assert "3 tests to run, 0 passed before" in project.run()
 
 
+def test_other_sample_runs_everything_again(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.run()
+    assert "3 tests to run, 0 passed before" in project.run(TORTURE="all")
+    assert "3 tests to run, 0 passed before" in project.run(TOPICS_FAULT_SEED="8")
+
+
 def test_fresh_run_leaves_nothing_out(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.run()

@@ -3,19 +3,21 @@
     python -m pytest -p tests.torture -m torture --torture-state .torture
 
 Every test that passes is recorded in the state directory, with its time, what it counted (see the `counts` fixture) and
-a digest of the code: `src/` and the folder of the test. The next run leaves out the tests that passed with the same
-code; `--torture-fresh` runs all of them. Works with `-n`: the controller keeps the state, the workers leave tests out.
+a digest of the code: `src/` and the folder of the test, and of the variables that `tests/sampling.py` reads. The next
+run leaves out the tests that passed with the same digest; `--torture-fresh` runs all of them. Works with `-n`: the
+controller keeps the state, the workers leave tests out. Tests that measure times run last.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from typing import Any
 import pytest
 
 PASSED = "torture_passed"  # what the controller hands to its workers
+LAST = ("tests/spark/", "tests/security/test_fairness.py")  # heavy tests, then tests that need a quiet machine
+CPU = "cpu_seconds"
+VARIABLES = ("TORTURE", "TOPICS_FAULT_SEED", "TOPICS_FUZZ_SEED")  # choose how much of a test is played, and which part
 
 
 @dataclass
@@ -31,6 +36,7 @@ class Row:
 
     outcome: str
     seconds: float
+    cpu_seconds: float = 0.0
     digest: str = ""
     commit: str = ""
     counts: dict[str, int] = field(default_factory=dict)
@@ -53,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class LeaveOut:
-    """Deselects the tests that have passed. Runs where tests are collected: in the workers, if there are any."""
+    """Deselects the tests that have passed and sorts the rest. Runs in the workers, if there are any."""
 
     def __init__(self, passed: set[str]) -> None:
         self._passed = passed
@@ -62,7 +68,18 @@ class LeaveOut:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         left_out = [item for item in items if plain_id(item.nodeid) in self._passed]
         items[:] = [item for item in items if plain_id(item.nodeid) not in self._passed]
+        items.sort(
+            key=lambda item: max((at for at, path in enumerate(LAST, 1) if item.nodeid.startswith(path)), default=0)
+        )
         config.hook.pytest_deselected(items=left_out)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        before = _cpu_seconds()
+        try:
+            return (yield)
+        finally:
+            item.user_properties.append((CPU, round(_cpu_seconds() - before, 1)))
 
 
 class Torture:
@@ -121,6 +138,7 @@ class Torture:
             row.outcome = report.outcome
         if report.when not in ("setup", "call"):  # the teardown, or a worker that crashed
             row.counts = _sum_counts(report.user_properties)
+            row.cpu_seconds = sum(value for name, value in report.user_properties if name == CPU)
             self._finish(name, row)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -174,6 +192,7 @@ class Torture:
         terminalreporter.write_line(
             f"{outcomes['passed']} passed now, {len(self.passed)} passed before, {outcomes['failed']} failed, "
             f"{outcomes['skipped']} skipped, {len(self._pending)} not run; {_minutes(time.monotonic() - self._began)}"
+            f" elapsed, {_minutes(sum(row.cpu_seconds for row in self._done.values()))} of CPU time"
         )
         for name, counts in sorted(self._counts().items()):
             terminalreporter.write_line(f"  {name}{_text(counts)}")
@@ -187,7 +206,7 @@ class Torture:
         for name, row in self._rows.items():
             if row.outcome == "passed" and (name in self.passed or name in self._done):
                 counter = found.setdefault(name.partition("[")[0], Counter())
-                counter.update({"tests": 1, **row.counts})
+                counter.update({"tests": 1, **row.counts, CPU: round(row.cpu_seconds)})
         return found
 
 
@@ -210,7 +229,7 @@ class Code:
         return {name: by_folder[folder] for name, folder in folders.items()}
 
     def digest(self, name: str) -> str:
-        tree = hashlib.sha256()
+        tree = hashlib.sha256(repr([os.environ.get(variable, "") for variable in VARIABLES]).encode())
         for folder in ("src", name.partition("::")[0].rpartition("/")[0]):
             for path in sorted((self._root / folder).rglob("*.py")):
                 tree.update(self._file(path))
@@ -237,6 +256,12 @@ def _save(path: Path, rows: dict[str, Any]) -> None:
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(rows, indent=1) + "\n")
     fresh.replace(path)
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of the processes it has started and waited for."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _sum_counts(properties: list[tuple[str, Any]]) -> dict[str, int]:

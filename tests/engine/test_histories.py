@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.harness import SMALL_SEGMENTS, FakeLog, Sealer, open_engine, read, record, waiting, write
+from tests.sampling import amount
 from topics.engine.engine import Appended, Configured, Deleted, Dropped
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
@@ -333,7 +334,7 @@ def outcome(act: Callable[[], Any]) -> Any:
 
 
 HISTORIES = st.lists(turns, min_size=1, max_size=12)
-LONG = pytest.param(5_000, marks=pytest.mark.torture)
+LONG = pytest.param(amount(800, 5_000), marks=pytest.mark.torture)
 
 
 def run(examples: int, test: Callable[..., None], **strategies: st.SearchStrategy[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -11,12 +10,12 @@ from tests.conftest import Counts
 from tests.faults.filming import FilmedDisk, Moment
 from tests.faults.ledger import Client, Ledger
 from tests.faults.workloads import STEPS, play, setup, some, workloads
+from tests.sampling import SEED, parts
 from topics.engine.write import archived
 from topics.testing.clock import SimClock
 from topics.testing.harness import SimServer, View
 from topics.testing.inode import CrashMode
 
-SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
 
 
@@ -124,16 +123,19 @@ def test_some_triples_of_operations_survive_every_crash(counts: Counts) -> None:
     counts(f"in triples (seed {SEED})", crash_points=points)
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("first", STEPS)
-def test_every_pair_of_operations_survives_every_crash(first: str, counts: Counts) -> None:
-    points = sweep(((first, *rest) for rest in workloads(1)), lambda at: MODES, thorough_every=2)
-    counts(f"in pairs that begin with {first} (seed {SEED})", crash_points=points)
+PAIRS = parts(STEPS, 2, rounds=4)  # 140 of 1,225
+TRIPLES = parts(STEPS, 3, rounds=6)  # 210 of 42,875
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("second", STEPS)
-@pytest.mark.parametrize("first", STEPS)
-def test_every_triple_of_operations_survives_every_crash(first: str, second: str, counts: Counts) -> None:
-    points = sweep(((first, second, *rest) for rest in workloads(1)), lambda at: MODES, thorough_every=11)
-    counts(f"in triples that begin with {first}, {second} (seed {SEED})", crash_points=points)
+@pytest.mark.parametrize("part", PAIRS)
+def test_pairs_of_operations_survive_every_crash(part: str, counts: Counts) -> None:
+    points = sweep(PAIRS[part], lambda at: MODES, thorough_every=2)
+    counts(f"in pairs, {part} (seed {SEED})", pairs=len(PAIRS[part]), crash_points=points)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("part", TRIPLES)
+def test_triples_of_operations_survive_every_crash(part: str, counts: Counts) -> None:
+    points = sweep(TRIPLES[part], lambda at: MODES, thorough_every=11)
+    counts(f"in triples, {part} (seed {SEED})", triples=len(TRIPLES[part]), crash_points=points)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.conftest import Counts
+from tests.sampling import SEED
 from topics.errors import Corrupt
 from topics.storage.check import examine
 from topics.storage.datadir import DataDirError
 from topics.storage.log import walfile
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer, View
-
-SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 
 
 def small_directory() -> SimServer:

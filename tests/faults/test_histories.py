@@ -11,7 +11,6 @@ it which seqs it counts as lost, after a check that these are enough.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Counts
+from tests.sampling import SEED, amount
 from topics.engine.write import archived
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
@@ -35,7 +35,6 @@ from topics.testing.harness import SimServer, request
 from topics.testing.inode import CrashMode
 from topics.testing.oracle import Oracle
 
-SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 NAMES = ["a", "b"]
 Verb = tuple[Any, ...]
 
@@ -333,15 +332,17 @@ def test_a_history_with_class_changes_ends_where_the_model_does(
 @pytest.mark.parametrize("block", range(10))
 def test_many_histories_with_class_changes_end_where_the_model_does(block: int, counts: Counts) -> None:
     classes = st.sampled_from(["ephemeral", "memory", "disk", "fsync"])
-    test = examples(1_000)(given(mixed_histories, classes, seeds)(check))
+    number = amount(100, 1_000)
+    test = examples(number)(given(mixed_histories, classes, seeds)(check))
     with low_ceilings():
         hypothesis.seed(SEED * 100 + block)(test)()
-    counts(f"with class changes in block {block} (seed {SEED})", histories=1_000)
+    counts(f"with class changes in block {block} (seed {SEED})", histories=number)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("block", range(20))
 def test_many_histories_with_crashes_end_where_the_model_does(block: int, counts: Counts) -> None:
-    test = examples(1_000)(given(histories, st.sampled_from(["fsync", "disk"]), seeds)(check))
+    number = amount(150, 1_000)
+    test = examples(number)(given(histories, st.sampled_from(["fsync", "disk"]), seeds)(check))
     hypothesis.seed(SEED * 100 + block)(test)()
-    counts(f"in block {block} (seed {SEED})", histories=1_000)
+    counts(f"in block {block} (seed {SEED})", histories=number)

@@ -7,20 +7,19 @@ machine dies. Whatever the order was, the ledger must agree with what the restar
 from __future__ import annotations
 
 import errno
-import os
 from random import Random
 
 import pytest
 
 from tests.conftest import Counts
 from tests.faults.ledger import Client
+from tests.sampling import SEED, amount
 from topics.engine.write.commit import Ticket
 from topics.errors import Code
 from topics.model.topic import ConfigPatch
 from topics.testing.disk import SimDisk
 from topics.testing.harness import DeferredWorker, SimServer, request
 
-SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 # Two files of the log may be unsynced at once. Torn apart, they leave a hole between them, as reordered sectors do.
 MODES = {"keep": "keep", "lose": "lose", "tear": "reorder"}
 TOPICS = {"f": "fsync", "g": "fsync", "d": "disk", "m": "memory"}
@@ -370,7 +369,7 @@ def test_power_loss_while_refused_writes_are_taken_back_damages_nothing(seed: in
 @pytest.mark.torture
 @pytest.mark.parametrize("block", range(20))
 def test_many_schedules_break_no_promise(block: int, counts: Counts) -> None:
-    schedules = range(10_000 * block, 10_000 * block + 500)
+    schedules = range(10_000 * block, 10_000 * block + amount(100, 500))
     try_schedules(schedules, faults=bool(block % 2), steps=120)
     counts(f"in block {block}", schedules=len(schedules))
 
@@ -378,6 +377,6 @@ def test_many_schedules_break_no_promise(block: int, counts: Counts) -> None:
 @pytest.mark.torture
 @pytest.mark.parametrize("block", range(8))
 def test_many_schedules_with_class_changes_break_no_promise(block: int, counts: Counts) -> None:
-    schedules = range(10_000 * block, 10_000 * block + 250)
+    schedules = range(10_000 * block, 10_000 * block + amount(60, 250))
     try_schedules(schedules, faults=bool(block % 2), steps=120, classes=True)
     counts(f"with class changes in block {block}", schedules=len(schedules))

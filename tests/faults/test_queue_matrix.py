@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
-import os
 from collections.abc import Callable, Iterable
 from random import Random
 
@@ -13,12 +11,12 @@ import pytest
 from tests.conftest import Counts
 from tests.faults.filming import FilmedDisk, Moment
 from tests.faults.queue_ledger import QueueLedger, Shop
+from tests.sampling import SEED, parts
 from topics.testing.clock import SimClock
 from topics.testing.disk import FOREVER, MUTATING, SimDisk
 from topics.testing.harness import SimServer
 from topics.testing.inode import CrashMode
 
-SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
 QUEUES: dict[str, tuple[str, bool]] = {
     "sure": ("fsync", True),
@@ -142,13 +140,16 @@ def test_some_days_of_a_queue_survive_every_crash(counts: Counts) -> None:
     counts(f"in days of queues (seed {SEED})", crash_points=points)
 
 
+TRIPLES = parts(STEPS, 3, rounds=5)  # for each queue 55 of 1,331
+
+
 @pytest.mark.torture
-@pytest.mark.parametrize("first", STEPS)
+@pytest.mark.parametrize("part", TRIPLES)
 @pytest.mark.parametrize("name", QUEUES)
-def test_every_triple_of_steps_survives_every_crash(name: str, first: str, counts: Counts) -> None:
-    triples = ((name, (first, *rest)) for rest in itertools.product(STEPS, repeat=2))
+def test_triples_of_steps_survive_every_crash(name: str, part: str, counts: Counts) -> None:
+    triples = [(name, steps) for steps in TRIPLES[part]]
     points = sweep(triples, lambda at: [MODES[at % 5], MODES[(at + 2) % 5]], thorough_every=7)
-    counts(f"in triples of steps of {name} that begin with {first} (seed {SEED})", crash_points=points)
+    counts(f"in triples of steps of {name}, {part} (seed {SEED})", triples=len(triples), crash_points=points)
 
 
 # --- failing calls
@@ -214,9 +215,13 @@ def test_every_step_of_a_job_is_refused_or_done_when_a_call_fails(counts: Counts
     counts(f"in single steps of queues (seed {SEED})", failing_calls=points)
 
 
+FAILING_TRIPLES = parts(STEPS, 3, rounds=2, seed=SEED + 1)  # for each queue 22 of 1,331
+
+
 @pytest.mark.torture
-@pytest.mark.parametrize("first", STEPS)
+@pytest.mark.parametrize("part", FAILING_TRIPLES)
 @pytest.mark.parametrize("name", QUEUES)
-def test_every_triple_of_steps_is_refused_or_done_when_a_call_fails(name: str, first: str, counts: Counts) -> None:
-    points = sweep_failing((name, (first, *rest)) for rest in itertools.product(STEPS, repeat=2))
-    counts(f"in triples of steps of {name} that begin with {first} (seed {SEED})", failing_calls=points)
+def test_triples_of_steps_are_refused_or_done_when_a_call_fails(name: str, part: str, counts: Counts) -> None:
+    triples = [(name, steps) for steps in FAILING_TRIPLES[part]]
+    points = sweep_failing(triples)
+    counts(f"in triples of steps of {name}, {part} (seed {SEED})", triples=len(triples), failing_calls=points)

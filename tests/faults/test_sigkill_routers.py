@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import threading
 import time
 from collections import Counter
@@ -15,8 +14,8 @@ import pytest
 
 from tests.conftest import Counts
 from tests.faults.test_sigkill import Writer, call, judge, read_all, running
+from tests.sampling import SEED, amount
 
-SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
 SOURCES = {"sure": "fsync", "quick": "disk"}
 COPIES = 8  # of each source
 RING = ["fra", "ams", "lon"]
@@ -166,4 +165,4 @@ def test_kills_leave_every_copy_where_it_was(tmp_path: Path, counts: Counts) -> 
 
 @pytest.mark.torture
 def test_many_kills_leave_every_copy_where_it_was(tmp_path: Path, counts: Counts) -> None:
-    torment(tmp_path, 60, counts)
+    torment(tmp_path, amount(15, 60), counts)

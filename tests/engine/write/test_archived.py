@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.engine.harness import SMALL_SEGMENTS, Sealer, append, done, open_engine, put, read, record, seqs, write
 from tests.engine.test_histories import Append, Archive, Delete, Pair, Put, Turn, matches, requests, run
+from tests.sampling import amount
 from topics.engine.engine import Engine
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.write import archived
@@ -213,7 +214,7 @@ def play(pair: Pair, history: Any) -> None:
         pair.play(Turn(clock_ms, [step], seal=seal))
 
 
-@pytest.mark.parametrize("examples", [150, pytest.param(5_000, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("examples", [150, pytest.param(amount(600, 5_000), marks=pytest.mark.torture)])
 def test_every_history_of_a_topic_that_holds_reads_as_the_model_says(examples):
     def in_memory(history: Any, segments: SegmentLimits) -> None:
         play(Pair(segments=segments), history)
@@ -221,7 +222,7 @@ def test_every_history_of_a_topic_that_holds_reads_as_the_model_says(examples):
     run(examples, in_memory, history=HISTORY, segments=st.sampled_from([SMALL_SEGMENTS, SegmentLimits()]))
 
 
-@pytest.mark.parametrize("examples", [80, pytest.param(5_000, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("examples", [80, pytest.param(amount(600, 5_000), marks=pytest.mark.torture)])
 def test_with_segments_in_files_every_history_of_a_topic_that_holds_reads_as_the_model_says(examples):
     def in_files(history: Any, cold: bool) -> None:
         play(Pair(Sealer(SimDisk(cold=cold), columns_bytes=1 << 20 if cold else 400)), history)
