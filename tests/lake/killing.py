@@ -109,8 +109,8 @@ def check(lake: Lake, done: int) -> None:
         assert os.listdir(Path(lake.path) / "_lake" / "staging") == [staging.token]
         for topic in TOPICS:
             check_content(lake, topic)
-        life = lake.snapshot().life("a", EPOCH)
-        at = 0 if life is None else life.archived_to
+        archived = lake.snapshot().archived("a", EPOCH)
+        at = 0 if archived is None else archived.archived_to
         archive(lake, staging, "a", at + 1, at + 5)
     assert listed(lake) == known(lake) == sorted([*found, *(("a", seq) for seq in range(at + 1, at + 6))])
     gaps = lake.ledger().to_pylist()

@@ -58,10 +58,10 @@ def known(lake: Lake) -> list[tuple[str, int]]:
     """The same by the manifest."""
     snapshot = lake.snapshot()
     return sorted(
-        (life.topic, seq)
+        (archived.topic, seq)
         for topic in snapshot.topics()
-        for life in snapshot.lives(topic)
-        for seq in seqs_of(lake.read(topic, life.epoch, columns=["seq"], snapshot=snapshot))
+        for archived in snapshot.epochs(topic)
+        for seq in seqs_of(lake.read(topic, archived.epoch, columns=["seq"], snapshot=snapshot))
     )
 
 
@@ -75,6 +75,6 @@ def check_content(lake: Lake, topic: str, epoch: int = EPOCH) -> None:
         for seq, row in zip(batch.column("seq").to_pylist(), batch.to_pylist(), strict=True):
             [written] = records(seq, seq).to_pylist()
             assert row == {"epoch": epoch, **written}
-    life = lake.snapshot().life(topic, epoch)
-    for file in () if life is None else life.files:
+    archived = lake.snapshot().archived(topic, epoch)
+    for file in () if archived is None else archived.files:
         lake.verify(file)

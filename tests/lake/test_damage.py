@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.lake.making import EPOCH, archive, known, listed
-from topics.lake import Change, Damaged, Lake, LakeError, Life, Snapshot, Staged, disk
+from topics.lake import ArchivedEpoch, Change, Damaged, Lake, LakeError, Snapshot, Staged, disk
 from topics.lake.commits import CHECKPOINT_EVERY, KEPT
 from topics.lake.layout import commit_name
 from topics.lake.manifest import Commit
@@ -36,10 +36,10 @@ def commit_path(lake: Lake, version: int) -> Path:
     return Path(lake.path) / "_lake" / "commits" / commit_name(version)
 
 
-def life_of(lake: Lake) -> Life:
-    life = lake.snapshot().life("a", EPOCH)
-    assert life is not None
-    return life
+def life_of(lake: Lake) -> ArchivedEpoch:
+    archived = lake.snapshot().archived("a", EPOCH)
+    assert archived is not None
+    return archived
 
 
 def folded(lake: Lake) -> Path:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from topics.lake import Change, Conflict, File, Gap, Life, Snapshot, Staged, joined, plan_merges
+from topics.lake import ArchivedEpoch, Change, Conflict, File, Gap, Snapshot, Staged, joined, plan_merges
 from topics.lake.manifest import Commit
 
 
@@ -26,37 +26,40 @@ def archived(first: int, last: int, *, topic: str = "a", gaps: list[Gap] | None 
 
 def test_a_life_says_how_far_it_is_archived_and_what_lies_in_a_range():
     gap = Gap(11, 15, "cap", 1)
-    life = after(after(Snapshot(), archived(1, 10)), archived(11, 30, gaps=[gap])).life("a", 7)
-    assert life is not None
-    assert (life.archived_to, life.covered) == (30, ((1, 30),))
-    assert [found.first for found in life.files_in(10, 11)] == [1, 11]
-    assert [found.first for found in life.files_in(31, 99)] == []
-    assert life.gaps_in(13, 14) == [Gap(13, 14, "cap", 1)]
-    assert life.uncovered(25, 40) == [(31, 40)]
-    assert life.uncovered(1, 30) == []
+    archived_epoch = after(after(Snapshot(), archived(1, 10)), archived(11, 30, gaps=[gap])).archived("a", 7)
+    assert archived_epoch is not None
+    assert (archived_epoch.archived_to, archived_epoch.covered) == (30, ((1, 30),))
+    assert [found.first for found in archived_epoch.files_in(10, 11)] == [1, 11]
+    assert [found.first for found in archived_epoch.files_in(31, 99)] == []
+    assert archived_epoch.gaps_in(13, 14) == [Gap(13, 14, "cap", 1)]
+    assert archived_epoch.uncovered(25, 40) == [(31, 40)]
+    assert archived_epoch.uncovered(1, 30) == []
 
 
 def test_what_is_not_covered_lies_between_and_around_what_is():
-    life = Life(topic="a", epoch=7, covered=((5, 9), (20, 29)))
-    assert life.uncovered(1, 40) == [(1, 4), (10, 19), (30, 40)]
-    assert life.archived_to == 0
+    archived_epoch = ArchivedEpoch(topic="a", epoch=7, covered=((5, 9), (20, 29)))
+    assert archived_epoch.uncovered(1, 40) == [(1, 4), (10, 19), (30, 40)]
+    assert archived_epoch.archived_to == 0
 
 
 def test_lives_of_a_topic_are_apart_and_come_oldest_first():
     snapshot = after(Snapshot(), archived(1, 10))
     other = Change(op="archive", topic="a", epoch=3, adds=[Staged(file(1, 5))], covered=(1, 5))
     snapshot = after(snapshot, other)
-    assert [(life.epoch, life.archived_to) for life in snapshot.lives("a")] == [(3, 5), (7, 10)]
-    assert snapshot.life("a", 4) is None
-    assert snapshot.lives("b") == []
+    assert [(archived_epoch.epoch, archived_epoch.archived_to) for archived_epoch in snapshot.epochs("a")] == [
+        (3, 5),
+        (7, 10),
+    ]
+    assert snapshot.archived("a", 4) is None
+    assert snapshot.epochs("b") == []
 
 
 def test_an_earlier_version_does_not_change_when_a_later_one_is_made():
     first = after(Snapshot(), archived(1, 10))
     after(first, archived(11, 20))
-    life = first.life("a", 7)
-    assert life is not None
-    assert life.archived_to == 10
+    archived_epoch = first.archived("a", 7)
+    assert archived_epoch is not None
+    assert archived_epoch.archived_to == 10
 
 
 def test_two_who_archive_the_same_seqs_clash():
@@ -91,9 +94,9 @@ def test_a_merge_of_files_that_were_replaced_meanwhile_clashes():
     base = after(after(Snapshot(), archived(1, 10)), archived(11, 20))
     merge = Change(op="merge", topic="a", epoch=7, adds=[Staged(file(1, 20))], removes=[file(1, 10), file(11, 20)])
     newest = after(base, merge)
-    life = newest.life("a", 7)
-    assert life is not None
-    assert [(found.first, found.last) for found in life.files] == [(1, 20)]
+    archived_epoch = newest.archived("a", 7)
+    assert archived_epoch is not None
+    assert [(found.first, found.last) for found in archived_epoch.files] == [(1, 20)]
     with pytest.raises(Conflict, match="replaced meanwhile"):
         newest.check(base, [merge])
 
@@ -102,9 +105,9 @@ def test_a_trim_never_goes_back():
     snapshot = after(Snapshot(), archived(1, 10))
     for upto in (8, 5):
         snapshot = after(snapshot, Change(op="trim", topic="a", epoch=7, trimmed_to=upto))
-    life = snapshot.life("a", 7)
-    assert life is not None
-    assert life.trimmed_to == 8
+    archived_epoch = snapshot.archived("a", 7)
+    assert archived_epoch is not None
+    assert archived_epoch.trimmed_to == 8
 
 
 def test_a_gap_that_was_cut_between_tasks_is_one_gap():
@@ -115,37 +118,37 @@ def test_a_gap_that_was_cut_between_tasks_is_one_gap():
 # --- which files are merged
 
 
-def life_of(*files: File) -> Life:
-    return Life(topic="a", epoch=7, files=files)
+def archived_epoch_of(*files: File) -> ArchivedEpoch:
+    return ArchivedEpoch(topic="a", epoch=7, files=files)
 
 
-def merges(life: Life) -> list[list[int]]:
-    return [[found.first for found in group] for group in plan_merges(life, min_files=3, target_bytes=100)]
+def merges(archived_epoch: ArchivedEpoch) -> list[list[int]]:
+    return [[found.first for found in group] for group in plan_merges(archived_epoch, min_files=3, target_bytes=100)]
 
 
 def test_small_neighbours_are_merged_once_there_are_enough():
-    assert merges(life_of(*(file(at, at, size=10) for at in range(1, 3)))) == []
-    assert merges(life_of(*(file(at, at, size=10) for at in range(1, 5)))) == [[1, 2, 3, 4]]
+    assert merges(archived_epoch_of(*(file(at, at, size=10) for at in range(1, 3)))) == []
+    assert merges(archived_epoch_of(*(file(at, at, size=10) for at in range(1, 5)))) == [[1, 2, 3, 4]]
 
 
 def test_files_of_two_dates_are_not_merged():
     dates = ["2024-02-28", "2024-02-28", "2024-02-29", "2024-02-29"]
-    assert merges(life_of(*(file(at, at, size=1, date=date) for at, date in enumerate(dates, 1)))) == []
+    assert merges(archived_epoch_of(*(file(at, at, size=1, date=date) for at, date in enumerate(dates, 1)))) == []
 
 
 def test_a_file_that_is_large_enough_stays():
     small = [file(at, at, size=10) for at in range(2, 6)]
-    assert merges(life_of(file(1, 1, size=60), *small)) == [[2, 3, 4, 5]]
+    assert merges(archived_epoch_of(file(1, 1, size=60), *small)) == [[2, 3, 4, 5]]
 
 
 def test_a_file_waits_until_the_others_are_as_much_as_itself():
     small = [file(at, at, size=10) for at in range(2, 6)]
-    assert merges(life_of(file(1, 1, size=45), *small)) == [[2, 3, 4, 5]]
-    assert merges(life_of(file(1, 1, size=35), *small)) == [[1, 2, 3, 4, 5]]
+    assert merges(archived_epoch_of(file(1, 1, size=45), *small)) == [[2, 3, 4, 5]]
+    assert merges(archived_epoch_of(file(1, 1, size=35), *small)) == [[1, 2, 3, 4, 5]]
 
 
 def test_a_merged_file_is_not_larger_than_it_should_be():
-    assert merges(life_of(*(file(at, at, size=30) for at in range(1, 8)))) == [[1, 2, 3], [4, 5, 6]]
+    assert merges(archived_epoch_of(*(file(at, at, size=30) for at in range(1, 8)))) == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_what_one_small_file_costs_grows_slowly_with_their_number():
@@ -154,7 +157,7 @@ def test_what_one_small_file_costs_grows_slowly_with_their_number():
     rewritten = 0
     for at in range(1, 1001):
         files.append(file(at, at, size=1))
-        for group in plan_merges(life_of(*files), min_files=8, target_bytes=10_000):
+        for group in plan_merges(archived_epoch_of(*files), min_files=8, target_bytes=10_000):
             size = sum(one.bytes for one in group)
             rewritten += size
             files = [one for one in files if one not in group] + [file(group[0].first, group[-1].last, size=size)]

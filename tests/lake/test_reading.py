@@ -62,9 +62,9 @@ def test_gaps_stand_where_records_are_missing(lake: Lake):
 
 def test_a_file_holds_one_date_whatever_the_batches_hold(lake: Lake):
     fill(lake, "a", 1, 10, step_us=DAY_US // 4)
-    life = lake.snapshot().life("a", EPOCH)
-    assert life is not None
-    assert [(file.date, file.first, file.last) for file in life.files] == [
+    archived = lake.snapshot().archived("a", EPOCH)
+    assert archived is not None
+    assert [(file.date, file.first, file.last) for file in archived.files] == [
         ("2024-02-29", 1, 1), ("2024-03-01", 2, 5), ("2024-03-02", 6, 9), ("2024-03-03", 10, 10),
     ]  # fmt: skip
     check_content_with(lake, DAY_US // 4)
@@ -154,9 +154,9 @@ def test_lives_of_a_topic_are_told_apart_by_a_column(lake: Lake):
 
 def test_bytes_that_changed_on_the_disk_are_noticed(lake: Lake):
     fill(lake, "a", 1, 100)
-    life = lake.snapshot().life("a", EPOCH)
-    assert life is not None
-    [file] = life.files
+    archived = lake.snapshot().archived("a", EPOCH)
+    assert archived is not None
+    [file] = archived.files
     lake.verify(file)
     path = Path(lake.path) / file.path
     content = bytearray(path.read_bytes())

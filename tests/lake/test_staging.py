@@ -82,8 +82,8 @@ def test_several_archivers_at_once_leave_one_history(lake: Lake):
         with mine.stage() as staging:
             for _ in range(15):
                 base = mine.snapshot()
-                life = base.life("a", 7)
-                at = 0 if life is None else life.archived_to
+                archived = base.archived("a", 7)
+                at = 0 if archived is None else archived.archived_to
                 try:
                     archive(mine, staging, "a", at + 1, at + 5, base=base)
                     mine.merge(staging, "a", 7, min_files=4)
@@ -194,11 +194,11 @@ def test_merged_files_take_the_place_of_the_small_ones(lake: Lake):
             archive(lake, staging, "a", 1 + 10 * at, 10 + 10 * at, lost=1)
         before = known(lake)
         assert lake.merge(staging, "a", 7, min_files=8) == 10
-    life = lake.snapshot().life("a", 7)
-    assert life is not None
-    assert len(life.files) == 1
+    archived = lake.snapshot().archived("a", 7)
+    assert archived is not None
+    assert len(archived.files) == 1
     assert listed(lake) == known(lake) == before
-    assert (life.archived_to, len(life.gaps)) == (100, 10)
+    assert (archived.archived_to, len(archived.gaps)) == (100, 10)
     check_content(lake, "a")
 
 
@@ -207,11 +207,11 @@ def test_a_merge_gives_way_to_an_erase(lake: Lake):
         for at in range(4):
             archive(lake, staging, "a", 1 + 10 * at, 10 + 10 * at)
         base = lake.snapshot()
-        life = base.life("a", 7)
-        assert life is not None
-        merged = merge_files(lake.path, staging.token, "a", 7, life.files)
+        archived = base.archived("a", 7)
+        assert archived is not None
+        merged = merge_files(lake.path, staging.token, "a", 7, archived.files)
         erase(lake, "t1")
-        change = Change(op="merge", topic="a", epoch=7, adds=[merged], removes=list(life.files))
+        change = Change(op="merge", topic="a", epoch=7, adds=[merged], removes=list(archived.files))
         with pytest.raises(Conflict):
             staging.commit(base, [change])
     assert [("a", seq) for seq in range(1, 41) if seq % 3 != 1] == known(lake) == listed(lake)
@@ -235,9 +235,9 @@ def test_an_erase_takes_records_out_of_every_file_and_out_of_the_disk(lake: Lake
     left = [("a", seq) for seq in range(1, 31) if seq % 3 != 1] + [("b", 2), ("b", 3)]
     assert known(lake) == listed(lake) == [*left, ("c", 1), ("c", 2), ("c", 3)]
     check_content(lake, "a")
-    life = lake.snapshot().life("a", 7)
-    assert life is not None
-    assert life.uncovered(1, 30) == []  # that they are gone is known, and why
+    archived = lake.snapshot().archived("a", 7)
+    assert archived is not None
+    assert archived.uncovered(1, 30) == []  # that they are gone is known, and why
 
 
 def test_an_erase_that_leaves_nothing_of_a_file_removes_it(lake: Lake):
@@ -292,9 +292,9 @@ def test_a_file_that_is_put_in_place_or_replaced_while_it_is_opened_is_found_or_
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ):
     without_publishing(lake, 1, 10)
-    life = lake.snapshot().life("a", 7)
-    assert life is not None
-    [file] = life.files
+    archived = lake.snapshot().archived("a", 7)
+    assert archived is not None
+    [file] = archived.files
     locate, moves = Lake.locate, iter([lake.stage, lambda: os.unlink(Path(lake.path) / file.path)])
 
     def and_move(self: Lake, wanted: File) -> str:

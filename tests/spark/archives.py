@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from topics.client import Client
-from topics.lake import SCHEMA, Lake, Life
+from topics.lake import SCHEMA, ArchivedEpoch, Lake
 
 Cells = tuple[str | None, str | None, str | None, str]  # node, tag, meta, data
 
@@ -60,17 +60,17 @@ def shaped(n: int) -> dict[str, Any]:
     return record
 
 
-def life_of(lake: Lake, written: Written) -> Life:
-    life = lake.snapshot().life(written.topic, written.epoch)
-    assert life is not None
-    return life
+def archived_epoch_of(lake: Lake, written: Written) -> ArchivedEpoch:
+    archived_epoch = lake.snapshot().archived(written.topic, written.epoch)
+    assert archived_epoch is not None
+    return archived_epoch
 
 
 def check_exact(lake: Lake, written: Written, *, deleted: Iterable[int] = (), head: int | None = None) -> int:
     """The lake has what was written, each record once; each other seq is in a gap or was deleted. Rows of the lake."""
-    life = life_of(lake, written)
+    archived_epoch = archived_epoch_of(lake, written)
     head = written.head if head is None else head
-    assert life.archived_to == head
+    assert archived_epoch.archived_to == head
     rows: dict[int, Cells] = {}
     last = 0
     for batch in lake.read(written.topic, written.epoch):
@@ -78,15 +78,15 @@ def check_exact(lake: Lake, written: Written, *, deleted: Iterable[int] = (), he
             assert row["seq"] > last, "twice, or out of order"
             last = row["seq"]
             rows[last] = (row["node"], row["tag"], row["meta"], row["data"])
-    lost = {seq for gap in life.gaps for seq in range(gap.first, gap.last + 1)}
-    assert sum(gap.last - gap.first + 1 for gap in life.gaps) == len(lost), "gaps overlap"
+    lost = {seq for gap in archived_epoch.gaps for seq in range(gap.first, gap.last + 1)}
+    assert sum(gap.last - gap.first + 1 for gap in archived_epoch.gaps) == len(lost), "gaps overlap"
     assert not lost & rows.keys(), "in a gap and there"
     gone = set(deleted)
     assert rows.keys() | lost | gone == set(range(1, head + 1)), "not accounted for"
     assert rows == {seq: written.records[seq] for seq in rows}, "not what was written"
     assert listed(lake, written.topic, written.epoch) == sorted(rows), "a listing shows something else"
     check_ledger(lake)
-    for file in life.files:
+    for file in archived_epoch.files:
         lake.verify(file)
     return len(rows)
 

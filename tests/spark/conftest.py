@@ -118,8 +118,8 @@ def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         done = [archive_part(part, how=how, lake=lake, staging=staging) for part in parts]
         return [one for part in done for one in msgspec.json.decode(part, type=list[Done])]
 
-    def spread(spark: Any, errands: Sequence[Any], do: Callable[[Any], Any], **_: Any) -> list[Any]:
-        return [do(errand) for errand in errands]
+    def spread(spark: Any, tasks: Sequence[Any], do: Callable[[Any], Any], **_: Any) -> list[Any]:
+        return [do(task) for task in tasks]
 
     monkeypatch.setattr("topics.spark.pipelines.archive.driver.archive_spans", archive_spans)
     monkeypatch.setattr("topics.spark.pipelines.audit.driver.run_on_executors", spread)

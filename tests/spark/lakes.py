@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from topics.client import Client
 from topics.client.request import Record, Tombstone
-from topics.lake import SCHEMA, Change, Gap, Lake, Life, write_files
+from topics.lake import SCHEMA, ArchivedEpoch, Change, Gap, Lake, write_files
 
 
 def archive(
@@ -21,13 +21,13 @@ def archive(
     upto: int | None = None,
     trim: bool = False,
     spoil: Callable[[list[Record]], list[Record]] = list,
-) -> Life:
+) -> ArchivedEpoch:
     """Everything of the topic that is not in the lake yet, up to a seq; with `trim`, gone from the topic then."""
     lake = Lake(str(path))
     lake.create()
     base = lake.snapshot()
     state = client.topic(topic)
-    known = base.life(topic, state.epoch)
+    known = base.archived(topic, state.epoch)
     start = 1 if known is None else known.archived_to + 1
     stop = state.head_seq if upto is None else upto
     found = list(client.read(topic, from_seq=start - 1, include_tags=True))
@@ -43,9 +43,9 @@ def archive(
             made = staging.commit(made, [Change(op="trim", topic=topic, epoch=state.epoch, trimmed_to=stop)])
             client.archived(topic, seq=stop, epoch=state.epoch, trimmed_seq=stop)
             client.delete(topic, before_seq=stop + 1)
-    life = made.life(topic, state.epoch)
-    assert life is not None
-    return life
+    archived_epoch = made.archived(topic, state.epoch)
+    assert archived_epoch is not None
+    return archived_epoch
 
 
 def _batch(records: list[Record], epoch: int) -> pa.RecordBatch:

@@ -28,10 +28,10 @@ def print_failure(pipeline: str, *, kind: str, message: str, next: str, as_json:
     if as_json:
         import msgspec
 
-        from topics.spark.pipelines.run.report import Problem, Report
+        from topics.spark.pipelines.run.report import RunProblem, RunReport
 
-        report = Report(pipeline=pipeline, run_id="", dry_run=dry_run)
-        report.fail(Problem(kind=kind, message=message, next=next))
+        report = RunReport(pipeline=pipeline, run_id="", dry_run=dry_run)
+        report.fail(RunProblem(kind=kind, message=message, next=next))
         print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
     print(f"topics: {message}\nnext: {next}", file=sys.stderr)
 

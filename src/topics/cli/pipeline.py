@@ -27,7 +27,7 @@ from topics.clock import SystemClock
 
 if TYPE_CHECKING:
     from topics.spark.pipelines.run.job import JobOptions
-    from topics.spark.pipelines.run.report import Report, TopicReport
+    from topics.spark.pipelines.run.report import RunReport, TopicReport
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 DEFAULT_URL = "http://127.0.0.1:4000"
@@ -37,8 +37,8 @@ GAPS_SHOWN = 20
 ECHO_S = 0.5
 
 Subparsers = argparse._SubParsersAction  # argparse has no public name for it
-Execute = Callable[[argparse.Namespace], "Report"]
-Show = Callable[["Report"], str]
+Execute = Callable[[argparse.Namespace], "RunReport"]
+Show = Callable[["RunReport"], str]
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -228,12 +228,12 @@ def _stoppable(*, follows: bool) -> Iterator[_Stop]:
 # --- showing
 
 
-def describe(report: Report) -> str:
+def describe(report: RunReport) -> str:
     """A report for people."""
     return "\n".join(_lines(report))
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: RunReport) -> Iterator[str]:
     for row in report.topics[:TOPICS_SHOWN]:
         yield f"  {_topic_line(row, dry_run=report.dry_run)}"
         yield from (f"    would {text}" for text in row.would)
@@ -255,7 +255,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"next: {report.next}"
 
 
-def _summary(report: Report) -> str:
+def _summary(report: RunReport) -> str:
     """Nothing to do is another thing than something to do that came to nothing."""
     looked_at = max(report.looked_at, len(report.names))
     if not any(row.to_seq or row.records or row.would for row in report.topics):
@@ -286,7 +286,7 @@ def _topic_line(row: TopicReport, *, dry_run: bool) -> str:
     return f"{where}: {', '.join(parts)}"
 
 
-def _json(report: Report) -> str:
+def _json(report: RunReport) -> str:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(report)).decode()

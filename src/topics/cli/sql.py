@@ -301,13 +301,13 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 
 def _failed(error: Exception, args: argparse.Namespace) -> int:
     """Prints what is wrong and what to do next, but for statements: what is wrong with them is all there is to say."""
-    from topics.spark.pipelines.run.failures import Kind, explain, kind_of, next_step
+    from topics.spark.pipelines.run.failures import FailureKind, explain, kind_of, next_step
     from topics.spark.sql.tables import BadQuery
 
     text, kind = explain(error), kind_of(error)
     if "are lost (" in text:
         text = text.partition("; with failOnDataLoss")[0] + f"\nnext: {_after_loss(args)}"
-    elif not isinstance(error, BadQuery) and kind is not Kind.FAILED:
+    elif not isinstance(error, BadQuery) and kind is not FailureKind.FAILED:
         text += f"\nnext: {next_step(error).partition(', then run')[0]}"
     status = _fail(": ".join([*getattr(error, "__notes__", ()), text]), kind.exit_status)
     if os.environ.get("TOPICS_TRACEBACK"):

@@ -15,14 +15,14 @@ from msgspec import Raw, Struct
 from topics.client import request
 from topics.client.request import Diff, Record, State, Tombstone
 from topics.errors import Code, TopicsError
-from topics.lake import Gap, Lake, Life, heal
-from topics.lake.heal import Healer, Wanted
+from topics.lake import ArchivedEpoch, Gap, Lake, heal
+from topics.lake.heal import Healer, RecordFilter
 from topics.model.records import parse_match
 
 DROPPED = "dropped"  # the word of the Spark source for a topic that is gone from the server
 
 
-class Source(Struct, frozen=True):
+class HealedTopic(Struct, frozen=True):
     """A topic in two places. `ask` is `Client.diff`; `look` gives the topic as it is now, None where it is gone."""
 
     topic: str
@@ -35,11 +35,11 @@ class Source(Struct, frozen=True):
         state = self.look()
         return 0 if state is None or state.epoch != epoch else state.trimmed_seq or 0
 
-    def healer(self, epoch: int, wanted: Wanted) -> Healer:
+    def healer(self, epoch: int, wanted: RecordFilter) -> Healer:
         return Healer(self.lake, self.topic, epoch, wanted, trimmed_to=lambda: self.trimmed_to(epoch))
 
 
-def read(source: Source, *, from_seq: int, last: int, fields: Mapping[str, Any]) -> Iterator[Record | Tombstone]:
+def read(source: HealedTopic, *, from_seq: int, last: int, fields: Mapping[str, Any]) -> Iterator[Record | Tombstone]:
     """Everything behind the cursor up to the head; nothing is asked for that lies behind `last`."""
     source.lake.snapshot()  # a lake that is not there is an error now, and not when the first hole is met
     asked = dict(fields)
@@ -62,7 +62,7 @@ def read(source: Source, *, from_seq: int, last: int, fields: Mapping[str, Any])
             return
 
 
-def _page(page: Diff, from_seq: int, healer: Healer, form: Form) -> Iterator[Record | Tombstone]:
+def _page(page: Diff, from_seq: int, healer: Healer, form: RecordForm) -> Iterator[Record | Tombstone]:
     at = from_seq + 1
     lost = page.tombstone
     if lost is not None and lost.reason == "recreated":
@@ -79,20 +79,20 @@ def _page(page: Diff, from_seq: int, healer: Healer, form: Form) -> Iterator[Rec
 
 
 def _only_archived(
-    source: Source, asked: Mapping[str, Any], from_seq: int, wanted: Wanted, missing: TopicsError
+    source: HealedTopic, asked: Mapping[str, Any], from_seq: int, wanted: RecordFilter, missing: TopicsError
 ) -> Iterator[Record | Tombstone]:
     """A topic that is gone from the server, as far as it was archived."""
     epoch = asked.get("epoch")
-    life = heal.newest_life(source.lake, source.topic)
+    archived = heal.newest_epoch(source.lake, source.topic)
     if epoch is not None:
-        life = source.lake.snapshot().life(source.topic, epoch)
-    if life is None:
+        archived = source.lake.snapshot().archived(source.topic, epoch)
+    if archived is None:
         raise missing
-    healer = Healer(source.lake, source.topic, life.epoch, wanted)
-    yield from _form(asked, life).tell(healer.lost(from_seq + 1, heal.last_seq(life), DROPPED))
+    healer = Healer(source.lake, source.topic, archived.epoch, wanted)
+    yield from _form(asked, archived).tell(healer.lost(from_seq + 1, heal.last_seq(archived), DROPPED))
 
 
-def _before(source: Source, from_ts: int, asked: Mapping[str, Any]) -> int:
+def _before(source: HealedTopic, from_ts: int, asked: Mapping[str, Any]) -> int:
     """The cursor behind which everything from this time on lies, in the lake or on the server."""
     lake = source.lake
     try:
@@ -100,43 +100,43 @@ def _before(source: Source, from_ts: int, asked: Mapping[str, Any]) -> int:
     except TopicsError as error:
         if error.code is not Code.TOPIC_NOT_FOUND:
             raise
-        life = heal.newest_life(lake, source.topic)
-        return 0 if life is None else heal.first_at(lake, life, from_ts) - 1
+        archived = heal.newest_epoch(lake, source.topic)
+        return 0 if archived is None else heal.first_at(lake, archived, from_ts) - 1
     floor = 0 if page.tombstone is None else page.tombstone.gap_to
     floor = max(floor, source.trimmed_to(page.epoch))
-    life = lake.snapshot().life(source.topic, page.epoch)
+    archived = lake.snapshot().archived(source.topic, page.epoch)
     begin = 1
-    if life is not None:
-        begin = heal.first_at(lake, life, from_ts)
-        floor = max(floor, life.trimmed_to)
+    if archived is not None:
+        begin = heal.first_at(lake, archived, from_ts)
+        floor = max(floor, archived.trimmed_to)
     if begin <= floor:
         return begin - 1
     return page.records[0].seq - 1 if page.records else page.next_from_seq
 
 
-def _wanted(source: Source, asked: Mapping[str, Any]) -> Wanted:
+def _wanted(source: HealedTopic, asked: Mapping[str, Any]) -> RecordFilter:
     given = asked.get("node")
     nodes = (given,) if isinstance(given, str) else tuple(given or ())
     if nodes and (state := source.look()) is not None and not state.config.dedupe_node:
         nodes = ()
     match = None if asked.get("filter") is None else parse_match(_listed(asked["filter"]), field="filter")
-    return Wanted(tag=match, nodes=nodes)
+    return RecordFilter(tag=match, nodes=nodes)
 
 
 def _listed(match: Any) -> Any:
     return list(match) if isinstance(match, tuple) else match
 
 
-def _form(asked: Mapping[str, Any], known: Diff | Life) -> Form:
-    if isinstance(known, Life):
+def _form(asked: Mapping[str, Any], known: Diff | ArchivedEpoch) -> RecordForm:
+    if isinstance(known, ArchivedEpoch):
         head = heal.last_seq(known)
         ends = (heal.first_record(known) or head + 1, head, known.epoch)
     else:
         ends = (known.earliest_seq, known.head_seq, known.epoch)
-    return Form(bool(asked.get("include_tags")), asked.get("include_meta") is not False, *ends)
+    return RecordForm(bool(asked.get("include_tags")), asked.get("include_meta") is not False, *ends)
 
 
-class Form(Struct, frozen=True):
+class RecordForm(Struct, frozen=True):
     """Which parts of a record the reader asked for, and what a tombstone says of the topic."""
 
     tags: bool

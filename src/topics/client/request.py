@@ -19,7 +19,7 @@ NDJSON = "application/x-ndjson"
 SEGMENTS = "application/vnd.topics.segments"
 
 
-class Call(Struct, frozen=True):
+class ApiCall(Struct, frozen=True):
     """One request. `safe` says that sending it twice does no more than sending it once."""
 
     method: str
@@ -190,14 +190,14 @@ class Archived(Struct):
     moved: bool
 
 
-class _Error(Struct):
+class _ErrorFields(Struct):
     code: str
     message: str = ""
     detail: dict[str, Any] | None = None
 
 
-class _ErrorAnswer(Struct):
-    error: _Error
+class _ErrorBody(Struct):
+    error: _ErrorFields
 
 
 _decode_diff = msgspec.json.Decoder(Diff).decode
@@ -215,20 +215,20 @@ def server_at(url: str) -> Server:
 # --- verbs
 
 
-def put_topic(topic: str, config: Mapping[str, Any]) -> Call:
-    return Call("PUT", _topic(topic), _json(_checked(config)))
+def put_topic(topic: str, config: Mapping[str, Any]) -> ApiCall:
+    return ApiCall("PUT", _topic(topic), _json(_checked(config)))
 
 
-def get_topic(topic: str, *, touch: bool = False) -> Call:
-    return Call("GET", _topic(topic) + _query(touch="true" if touch else "false"))
+def get_topic(topic: str, *, touch: bool = False) -> ApiCall:
+    return ApiCall("GET", _topic(topic) + _query(touch="true" if touch else "false"))
 
 
-def list_topics(*, prefix: str = "", cursor: str | None = None, page_size: int = 1000) -> Call:
-    return Call("GET", "/v0/topics" + _query(prefix=prefix, cursor=cursor, page_size=page_size))
+def list_topics(*, prefix: str = "", cursor: str | None = None, page_size: int = 1000) -> ApiCall:
+    return ApiCall("GET", "/v0/topics" + _query(prefix=prefix, cursor=cursor, page_size=page_size))
 
 
-def drop_topic(topic: str, *, if_empty: bool = False) -> Call:
-    return Call("DELETE", _topic(topic) + _query(if_empty="true" if if_empty else None))
+def drop_topic(topic: str, *, if_empty: bool = False) -> ApiCall:
+    return ApiCall("DELETE", _topic(topic) + _query(if_empty="true" if if_empty else None))
 
 
 def append(
@@ -241,7 +241,7 @@ def append(
     config: Mapping[str, Any] | None = None,
     disable_backpressure: bool = False,
     return_seqs: bool = False,
-) -> Call:
+) -> ApiCall:
     """Records as mappings with `data` and, where wanted, `tag`, `node`, `meta`; or as ready JSON objects."""
     body: dict[str, Any] = {"records": records}
     if node is not None:
@@ -255,19 +255,19 @@ def append(
     if disable_backpressure:
         body["disable_backpressure"] = True
     query = "" if return_seqs else _query(return_seqs="false")
-    return Call("POST", _topic(topic) + query, _json(body), safe=idempotency_key is not None)
+    return ApiCall("POST", _topic(topic) + query, _json(body), safe=idempotency_key is not None)
 
 
-def diff(topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> Call:
+def diff(topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> ApiCall:
     """`fields` are those of `DiffRequest`: limit, node, include_tags, include_meta, filter, from_ts, epoch …"""
     body = {"from_seq": from_seq, "wait_ms": wait_ms, **_fields(fields, DiffRequest)}
-    return Call("POST", _topic(topic) + "/diff", _json(body), timeout_ms=wait_ms)
+    return ApiCall("POST", _topic(topic) + "/diff", _json(body), timeout_ms=wait_ms)
 
 
-def scan(topic: str, *, from_seq: int = 0, accept: str = SEGMENTS, **fields: Any) -> Call:
+def scan(topic: str, *, from_seq: int = 0, accept: str = SEGMENTS, **fields: Any) -> ApiCall:
     """A bulk read. `fields` are those of `ScanRequest`: upto_seq, node, filter …; include_tags for JSON lines only."""
     body = {"from_seq": from_seq, **_fields(fields, ScanRequest)}
-    return Call("POST", _topic(topic) + "/scan", _json(body), accept=accept)
+    return ApiCall("POST", _topic(topic) + "/scan", _json(body), accept=accept)
 
 
 def delete(
@@ -278,7 +278,7 @@ def delete(
     seqs: Sequence[int] | None = None,
     epoch: int | None = None,
     dry_run: bool = False,
-) -> Call:
+) -> ApiCall:
     """By seq, by tag or both; or `seqs` one by one. `epoch` makes sure that no other life of the topic is meant."""
     body: dict[str, Any] = {}
     if seqs is not None:
@@ -291,16 +291,16 @@ def delete(
         body["before_seq"] = before_seq
     if match is not None:
         body["match"] = match
-    return Call("POST", _topic(topic) + "/delete", _json(body))
+    return ApiCall("POST", _topic(topic) + "/delete", _json(body))
 
 
-def archived(topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> Call:
+def archived(topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> ApiCall:
     body = {"seq": seq, "epoch": epoch, "trimmed_seq": trimmed_seq}
-    return Call("POST", _topic(topic) + "/archived", _json(body))
+    return ApiCall("POST", _topic(topic) + "/archived", _json(body))
 
 
-def get_router(router: str) -> Call:
-    return Call("GET", f"/v0/routers/{quote(router, safe='')}")
+def get_router(router: str) -> ApiCall:
+    return ApiCall("GET", f"/v0/routers/{quote(router, safe='')}")
 
 
 def list_routers(
@@ -310,13 +310,13 @@ def list_routers(
     dest: str | None = None,
     cursor: str | None = None,
     page_size: int = 1000,
-) -> Call:
+) -> ApiCall:
     query = _query(prefix=prefix, source=source, dest=dest, cursor=cursor, page_size=page_size)
-    return Call("GET", "/v0/routers" + query)
+    return ApiCall("GET", "/v0/routers" + query)
 
 
-def ready() -> Call:
-    return Call("GET", "/v0/ready")
+def ready() -> ApiCall:
+    return ApiCall("GET", "/v0/ready")
 
 
 # --- answers
@@ -358,7 +358,7 @@ def upto(items: Iterable[Record | Tombstone], last: int) -> Iterator[Record | To
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
     """What a non-2xx answer says. An answer that is not ours (a proxy's, say) is told by its status."""
     try:
-        error = msgspec.json.decode(body, type=_ErrorAnswer).error
+        error = msgspec.json.decode(body, type=_ErrorBody).error
         code, message, detail = BY_WIRE.get(error.code, Code.INTERNAL), error.message, error.detail
     except msgspec.MsgspecError:
         known = [code for code in Code if code.status == status]
@@ -366,7 +366,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsErro
     return TopicsError(code, message, detail=detail, retry_after_ms=_retry_after(headers, detail))
 
 
-def refusal(error: TopicsError, call: Call, url: str, *, has_key: bool) -> str:
+def refusal(error: TopicsError, call: ApiCall, url: str, *, has_key: bool) -> str:
     """What a 401 or 403 means for whoever has several keys, servers and topics: which right is missing for what."""
     if error.code is Code.UNAUTHORIZED:
         return f"{url} does not know the key" if has_key else f"{url} asks for a key, and none was given"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from topics.client import pieces, request
-from topics.client.request import Call
+from topics.client.request import ApiCall
 from topics.errors import Code, Corrupt, TopicsError
 from topics.storage.segments.run import Run
 
@@ -148,7 +148,7 @@ class Client:
                 raise
             raise NoPyArrow() from None
 
-        source = healed.Source(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic))
+        source = healed.HealedTopic(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic))
         return healed.read(source, from_seq=from_seq, last=last, fields=fields)
 
     def _found(self, topic: str) -> request.State | None:
@@ -226,7 +226,7 @@ class Client:
 
     # --- inside
 
-    def _pieces(self, call: Call) -> Iterator[pieces.Piece]:
+    def _pieces(self, call: ApiCall) -> Iterator[pieces.Piece]:
         """One attempt, on a connection of its own: it ends with the answer, and other calls may come in between."""
         connection = None
         try:
@@ -241,10 +241,10 @@ class Client:
             if connection is not None:
                 connection.close()
 
-    def _call(self, call: Call, answer: type[Answer]) -> Answer:
+    def _call(self, call: ApiCall, answer: type[Answer]) -> Answer:
         return msgspec.json.decode(self._with_retries(call), type=answer)
 
-    def _with_retries(self, call: Call) -> bytes:
+    def _with_retries(self, call: ApiCall) -> bytes:
         """Tries again what the server said may work later, and what broke underway if sending it twice is safe."""
         attempt = 0
         while True:
@@ -261,7 +261,7 @@ class Client:
             time.sleep(_pause_s(attempt, pause_ms))
             attempt += 1
 
-    def _send(self, call: Call) -> bytes:
+    def _send(self, call: ApiCall) -> bytes:
         response = self._open(call)
         try:
             body = response.read()
@@ -272,7 +272,7 @@ class Client:
             raise self._error(call, response, body)
         return body
 
-    def _error(self, call: Call, response: http.client.HTTPResponse, body: bytes) -> TopicsError:
+    def _error(self, call: ApiCall, response: http.client.HTTPResponse, body: bytes) -> TopicsError:
         headers = {name.lower(): value for name, value in response.getheaders()}
         error = request.error_of(response.status, headers, body)
         if error.code not in (Code.UNAUTHORIZED, Code.FORBIDDEN):
@@ -280,7 +280,7 @@ class Client:
         told = request.refusal(error, call, self.url, has_key=self._token is not None)
         return Refused(error.code, told, detail=error.detail)
 
-    def _open(self, call: Call) -> http.client.HTTPResponse:
+    def _open(self, call: ApiCall) -> http.client.HTTPResponse:
         """The answer's head. A connection kept open may have been closed by the other side: once more, then."""
         kept = self._connection is not None
         while True:
@@ -300,7 +300,7 @@ class Client:
         connection.connect()
         return connection
 
-    def _exchange(self, connection: http.client.HTTPConnection, call: Call) -> http.client.HTTPResponse:
+    def _exchange(self, connection: http.client.HTTPConnection, call: ApiCall) -> http.client.HTTPResponse:
         if connection.sock is not None:
             connection.sock.settimeout(self._timeout_s + call.timeout_ms / 1000)
         connection.request(call.method, self._server.prefix + call.path, call.body or None, call.headers(self._token))

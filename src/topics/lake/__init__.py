@@ -9,7 +9,7 @@ survives being killed: `staging`.
 from topics.lake.errors import Conflict, Damaged, LakeError, NoLake
 from topics.lake.lake import Lake
 from topics.lake.layout import GAP_SCHEMA, SCHEMA
-from topics.lake.manifest import Change, File, Gap, Life, Snapshot, Staged, joined
+from topics.lake.manifest import ArchivedEpoch, Change, File, Gap, Snapshot, Staged, joined
 from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file
 from topics.lake.staging import Staging
 from topics.lake.write import write_files
@@ -17,6 +17,7 @@ from topics.lake.write import write_files
 __all__ = [
     "GAP_SCHEMA",
     "SCHEMA",
+    "ArchivedEpoch",
     "Change",
     "Conflict",
     "Damaged",
@@ -24,7 +25,6 @@ __all__ = [
     "Gap",
     "Lake",
     "LakeError",
-    "Life",
     "NoLake",
     "Rewritten",
     "Snapshot",

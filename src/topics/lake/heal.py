@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from topics.lake import Gap, Lake, Life
+from topics.lake import ArchivedEpoch, Gap, Lake
 from topics.model.records import TagMatch
 
 Piece: TypeAlias = pa.RecordBatch | Gap
@@ -28,7 +28,7 @@ Piece: TypeAlias = pa.RecordBatch | Gap
 OTHER_LAKE = "other_lake"  # of a gap: archived, as the server was told, but not in this lake
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class RecordFilter(Struct, frozen=True, kw_only=True):
     """What a reader asked a server to leave out: the lake leaves out the same."""
 
     tag: TagMatch | None = None
@@ -45,7 +45,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         return batch
 
 
-EVERYTHING = Wanted()
+EVERYTHING = RecordFilter()
 
 
 class Healer:
@@ -56,7 +56,7 @@ class Healer:
         lake: Lake,
         topic: str,
         epoch: int,
-        wanted: Wanted = EVERYTHING,
+        wanted: RecordFilter = EVERYTHING,
         *,
         trimmed_to: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -66,20 +66,20 @@ class Healer:
         self._wanted = wanted
         self._trimmed_to = trimmed_to
 
-    def life(self) -> Life | None:
+    def archived(self) -> ArchivedEpoch | None:
         """What the lake has of it now; None if it was never archived."""
-        return self._lake.snapshot().life(self._topic, self._epoch)
+        return self._lake.snapshot().archived(self._topic, self._epoch)
 
     def lost(self, first: int, last: int, reason: str) -> Iterator[Piece]:
         """In place of seqs that the server lost: the lake's records, and gaps where it has none either."""
         if first > last:
             return
-        life = self.life()
-        if life is None:
+        archived = self.archived()
+        if archived is None:
             yield Gap(first, last, reason, 0)
             return
         at = first
-        for low, high in [*life.uncovered(first, last), (last + 1, last)]:
+        for low, high in [*archived.uncovered(first, last), (last + 1, last)]:
             if at < low:
                 yield from self._history(at, low - 1)
             if low <= high:
@@ -90,8 +90,8 @@ class Healer:
         """In place of seqs that the server skipped without a word: only what was trimmed comes back."""
         if first > last:
             return
-        life = self.life()
-        trimmed_to = 0 if life is None else life.trimmed_to
+        archived = self.archived()
+        trimmed_to = 0 if archived is None else archived.trimmed_to
         if trimmed_to < last:
             trimmed_to = max(trimmed_to, self._trimmed_to())
         yield from self.lost(first, min(last, trimmed_to), OTHER_LAKE)
@@ -104,34 +104,34 @@ class Healer:
                 yield kept
 
 
-def newest_life(lake: Lake, topic: str) -> Life | None:
+def newest_epoch(lake: Lake, topic: str) -> ArchivedEpoch | None:
     """The last life of a topic that the lake knows of."""
-    lives = lake.snapshot().lives(topic)
-    return lives[-1] if lives else None
+    epochs = lake.snapshot().epochs(topic)
+    return epochs[-1] if epochs else None
 
 
-def last_seq(life: Life) -> int:
+def last_seq(archived: ArchivedEpoch) -> int:
     """The last seq that the lake knows anything of."""
-    return max([life.archived_to, *(high for _, high in life.covered)])
+    return max([archived.archived_to, *(high for _, high in archived.covered)])
 
 
-def first_record(life: Life | None) -> int | None:
+def first_record(archived: ArchivedEpoch | None) -> int | None:
     """The lowest seq that is in a file."""
-    return None if life is None or not life.files else life.files[0].first
+    return None if archived is None or not archived.files else archived.files[0].first
 
 
-def first_at(lake: Lake, life: Life, ts_ms: int) -> int:
+def first_at(lake: Lake, archived: ArchivedEpoch, ts_ms: int) -> int:
     """Where somebody begins who wants everything from a time on: right behind the last archived record that is older.
 
     Not at the first one that is newer: between the two may lie a gap whose time nobody knows any more, which is to be
     told and not jumped.
     """
-    begin = max((file.last + 1 for file in life.files if file.max_ts < ts_ms), default=1)
-    newer = next((file for file in life.files if file.max_ts >= ts_ms), None)
+    begin = max((file.last + 1 for file in archived.files if file.max_ts < ts_ms), default=1)
+    newer = next((file for file in archived.files if file.max_ts >= ts_ms), None)
     if newer is None or newer.min_ts >= ts_ms:
         return begin
     bound = pa.scalar(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ts_ms), pa.timestamp("us", tz="UTC"))
-    for batch in lake.read(life.topic, life.epoch, first=newer.first, last=newer.last, columns=["seq", "ts"]):
+    for batch in lake.read(archived.topic, archived.epoch, first=newer.first, last=newer.last, columns=["seq", "ts"]):
         older = batch.filter(pc.less(batch.column("ts"), bound))
         if older.num_rows:
             begin = older.column("seq")[older.num_rows - 1].as_py() + 1

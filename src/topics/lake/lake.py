@@ -18,7 +18,7 @@ from topics.lake import disk, ledger
 from topics.lake.commits import Commits
 from topics.lake.errors import Conflict, Damaged
 from topics.lake.layout import COMMITS, SCHEMA, STAGING, local_path
-from topics.lake.manifest import Change, File, Gap, Life, Snapshot
+from topics.lake.manifest import ArchivedEpoch, Change, File, Gap, Snapshot
 from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file
 from topics.lake.staging import Staging
 
@@ -74,7 +74,7 @@ class Lake:
                     raise
 
     def _dataset(self, snapshot: Snapshot, topics: Iterable[str]) -> ds.Dataset:
-        found = [(file, name) for name in topics for life in snapshot.lives(name) for file in life.files]
+        found = [(file, name) for name in topics for archived in snapshot.epochs(name) for file in archived.files]
         return ds.FileSystemDataset.from_paths(
             [self.locate(file) for file, _ in found],
             schema=pa.schema([*SCHEMA, ("topic", pa.string()), ("date", pa.date32())]),
@@ -130,7 +130,9 @@ class Lake:
             for name in names
         ]
         snapshot = self.snapshot()  # after the listing: what came into place before it is known by now
-        ours = {file.path for topic in snapshot.topics() for life in snapshot.lives(topic) for file in life.files}
+        ours = {
+            file.path for topic in snapshot.topics() for archived in snapshot.epochs(topic) for file in archived.files
+        }
         ours |= {
             file.path for commit in self._commits.unfolded() for change in commit.changes for file in change.removes
         }
@@ -153,18 +155,18 @@ class Lake:
         Where files are replaced meanwhile it goes on with the new ones, behind the last record that was given.
         """
         end = LAST if last is None else last
-        life = (snapshot or self.snapshot()).life(topic, epoch)
-        while life is not None:
+        archived = (snapshot or self.snapshot()).archived(topic, epoch)
+        while archived is not None:
             try:
-                for file in life.files_in(first, end):
+                for file in archived.files_in(first, end):
                     yield from _within(self.open(file), first, end, columns)
                     first = file.last + 1
                 return
             except Damaged:
-                newer = self.snapshot().life(topic, epoch)
-                if newer is None or newer.files_in(first, end) == life.files_in(first, end):
+                newer = self.snapshot().archived(topic, epoch)
+                if newer is None or newer.files_in(first, end) == archived.files_in(first, end):
                     raise
-                life = newer
+                archived = newer
             except (pa.ArrowException, OSError) as error:  # beyond its first bytes, which were right
                 raise _unreadable(self.path, file, error) from error
 
@@ -174,8 +176,8 @@ class Lake:
         """Records and gaps in the order of their seqs."""
         end = LAST if last is None else last
         snapshot = snapshot or self.snapshot()
-        life = snapshot.life(topic, epoch)
-        gaps = [] if life is None else life.gaps_in(first, end)
+        archived = snapshot.archived(topic, epoch)
+        gaps = [] if archived is None else archived.gaps_in(first, end)
         for batch in self.read(topic, epoch, first=first, last=last, snapshot=snapshot):
             rest = batch
             while gaps and rest.num_rows and gaps[0].first <= rest.column("seq")[-1].as_py():
@@ -199,8 +201,8 @@ class Lake:
         """Merges what small files of a life there are; how many went into others. One commit for each merged file."""
         done = 0
         base = self.snapshot()
-        life = base.life(topic, epoch)
-        for group in [] if life is None else plan_merges(life, min_files=min_files):
+        archived = base.archived(topic, epoch)
+        for group in [] if archived is None else plan_merges(archived, min_files=min_files):
             try:
                 merged = merge_files(self.path, staging.token, topic, epoch, group)
             except Damaged:
@@ -217,8 +219,8 @@ class Lake:
 
     def has(self, topic: str, epoch: int, files: Iterable[File]) -> bool:
         """Whether the newest version still has all of these: a file that it has not may well be missing."""
-        life = self.snapshot().life(topic, epoch)
-        there = set() if life is None else {file.path for file in life.files}
+        archived = self.snapshot().archived(topic, epoch)
+        there = set() if archived is None else {file.path for file in archived.files}
         return all(file.path in there for file in files)
 
     def _moved_since(self, base: Snapshot) -> bool:
@@ -245,9 +247,9 @@ class Lake:
             while True:
                 base = self.snapshot()
                 names = base.topics() if named is None else named
-                lives = [life for name in names for life in base.lives(name)]
+                epochs = [archived for name in names for archived in base.epochs(name)]
                 try:
-                    done = _rewrite_all(self.path, staging.token, lives, keep, columns, progress)
+                    done = _rewrite_all(self.path, staging.token, epochs, keep, columns, progress)
                     if not dry_run:
                         staging.commit(base, _erasures(names, done), note=note)
                     return done
@@ -272,17 +274,22 @@ def _sum_of(path: str) -> str:
 
 
 def _rewrite_all(
-    lake: str, token: str, lives: Sequence[Life], keep: KeepOf, columns: Sequence[str], progress: Progress | None
+    lake: str,
+    token: str,
+    epochs: Sequence[ArchivedEpoch],
+    keep: KeepOf,
+    columns: Sequence[str],
+    progress: Progress | None,
 ) -> list[Rewritten]:
     done: list[Rewritten] = []
-    total, at = sum(len(life.files) for life in lives), 0
-    for life in lives:
+    total, at = sum(len(archived.files) for archived in epochs), 0
+    for archived in epochs:
 
-        def kept(batch: pa.RecordBatch, life: Life = life) -> pa.BooleanArray:
-            return keep(life.topic, life.epoch, batch)
+        def kept(batch: pa.RecordBatch, archived: ArchivedEpoch = archived) -> pa.BooleanArray:
+            return keep(archived.topic, archived.epoch, batch)
 
-        for file in life.files:
-            one = rewrite_file(lake, token, life.topic, life.epoch, file, kept, columns=columns)
+        for file in archived.files:
+            one = rewrite_file(lake, token, archived.topic, archived.epoch, file, kept, columns=columns)
             if one.removed:
                 done.append(one)
             at += 1

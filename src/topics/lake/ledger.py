@@ -54,7 +54,10 @@ def fold(root: str, snapshot: Snapshot, *, via: str) -> None:
 
 def rows_of(snapshot: Snapshot) -> list[Row]:
     return [
-        (topic, life.epoch, gap) for topic in snapshot.topics() for life in snapshot.lives(topic) for gap in life.gaps
+        (topic, archived.epoch, gap)
+        for topic in snapshot.topics()
+        for archived in snapshot.epochs(topic)
+        for gap in archived.gaps
     ]
 
 

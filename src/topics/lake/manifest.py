@@ -76,7 +76,7 @@ class Commit(Struct, kw_only=True):
     note: dict[str, Any] | None = None
 
 
-class Life(Struct, frozen=True, kw_only=True):
+class ArchivedEpoch(Struct, frozen=True, kw_only=True):
     """One epoch of a topic.
 
     Every seq in `covered` is in a file, in a gap, or was deleted: before it was archived, or by an erase. Up to
@@ -130,19 +130,19 @@ class Snapshot(Struct, kw_only=True):
     """One version of everything. Not to be changed: versions share what they have in common."""
 
     version: int = 0
-    lives_of: dict[str, dict[str, Life]] = field(default_factory=dict)  # by topic and, as text, epoch
+    epochs_by_topic: dict[str, dict[str, ArchivedEpoch]] = field(default_factory=dict, name="lives_of")  # epoch as text
     erased: dict[str, int] = field(default_factory=dict)  # the version in which something of a topic was last erased
     sum: str = ""  # XXH3-64 of the bytes of the commit that made it
 
     def topics(self) -> list[str]:
-        return sorted(self.lives_of)
+        return sorted(self.epochs_by_topic)
 
-    def lives(self, topic: str) -> list[Life]:
+    def epochs(self, topic: str) -> list[ArchivedEpoch]:
         """The lives of a topic, oldest first."""
-        return sorted(self.lives_of.get(topic, {}).values(), key=lambda life: life.epoch)
+        return sorted(self.epochs_by_topic.get(topic, {}).values(), key=lambda archived: archived.epoch)
 
-    def life(self, topic: str, epoch: int) -> Life | None:
-        return self.lives_of.get(topic, {}).get(str(epoch))
+    def archived(self, topic: str, epoch: int) -> ArchivedEpoch | None:
+        return self.epochs_by_topic.get(topic, {}).get(str(epoch))
 
     def after(self, commit: Commit, sum: str = "") -> Snapshot:
         """The next version. Raises `Damaged` where the commit cannot have been made from this one."""
@@ -151,76 +151,79 @@ class Snapshot(Struct, kw_only=True):
             raise Damaged(
                 f"version {commit.version} was made from another version {self.version} than the one that is here"
             )
-        lives_of, erased = dict(self.lives_of), self.erased
+        epochs_by_topic, erased = dict(self.epochs_by_topic), self.erased
         for topic in {change.topic for change in commit.changes}:
-            lives_of[topic] = dict(lives_of.get(topic, {}))
+            epochs_by_topic[topic] = dict(epochs_by_topic.get(topic, {}))
         for change in commit.changes:
-            lives, key = lives_of[change.topic], str(change.epoch)
+            epochs, key = epochs_by_topic[change.topic], str(change.epoch)
             if change.op == "erase":
                 erased = {**erased, change.topic: commit.version}
             if change.epoch or change.op != "erase":
-                lives[key] = changed(lives.get(key) or Life(topic=change.topic, epoch=change.epoch), change)
-        for topic in [topic for topic, lives in lives_of.items() if not lives]:
-            del lives_of[topic]
-        return Snapshot(version=commit.version, lives_of=lives_of, erased=erased, sum=sum)
+                epochs[key] = changed(epochs.get(key) or ArchivedEpoch(topic=change.topic, epoch=change.epoch), change)
+        for topic in [topic for topic, epochs in epochs_by_topic.items() if not epochs]:
+            del epochs_by_topic[topic]
+        return Snapshot(version=commit.version, epochs_by_topic=epochs_by_topic, erased=erased, sum=sum)
 
     def published(self) -> Snapshot:
         """The same, once no file lies in staging any more."""
         return structs.replace(
             self,
-            lives_of={
-                topic: {key: _published(life) for key, life in lives.items()} for topic, lives in self.lives_of.items()
+            epochs_by_topic={
+                topic: {key: _published(archived) for key, archived in epochs.items()}
+                for topic, epochs in self.epochs_by_topic.items()
             },
         )
 
     def check(self, base: Snapshot, changes: Sequence[Change]) -> None:
         """Raises `Conflict` where a change that was made from `base` does not fit this version any more."""
         for change in changes:
-            life = self.life(change.topic, change.epoch) or Life(topic=change.topic, epoch=change.epoch)
+            archived = self.archived(change.topic, change.epoch) or ArchivedEpoch(
+                topic=change.topic, epoch=change.epoch
+            )
             if change.op == "archive":
-                self._check_archive(base, change, life)
-            there = {file.path for file in life.files} if change.removes else set()
+                self._check_archive(base, change, archived)
+            there = {file.path for file in archived.files} if change.removes else set()
             for file in change.removes:
                 if file.path not in there:
                     raise Conflict(f"{file.path} was replaced meanwhile")
 
-    def _check_archive(self, base: Snapshot, change: Change, life: Life) -> None:
+    def _check_archive(self, base: Snapshot, change: Change, archived: ArchivedEpoch) -> None:
         assert change.covered is not None, "an archive change says what it covers"
-        if change.covered[0] != life.archived_to + 1:
-            raise Conflict(f"topic {change.topic} was archived up to {life.archived_to} by somebody else")
+        if change.covered[0] != archived.archived_to + 1:
+            raise Conflict(f"topic {change.topic} was archived up to {archived.archived_to} by somebody else")
         if self.erased.get(change.topic, 0) > base.version:
             raise Conflict(f"records of topic {change.topic} were erased while they were being archived")
 
 
-def changed(life: Life, change: Change) -> Life:
+def changed(archived: ArchivedEpoch, change: Change) -> ArchivedEpoch:
     """A life after one change. Raises `Damaged` where the two contradict each other: no seq is archived twice."""
-    _check_consistent(life, change)
+    _check_consistent(archived, change)
     gone = {file.path for file in change.removes}
-    files = [file for file in life.files if file.path not in gone] if gone else list(life.files)
+    files = [file for file in archived.files if file.path not in gone] if gone else list(archived.files)
     files += [added.file for added in change.adds]
     if gone or change.adds:
         files.sort(key=lambda file: file.first)
     for file, following in pairwise(files) if change.adds else ():
         if following.first <= file.last:
             raise Damaged(f"{file.path} and {following.path} hold the same seqs: a version between them is missing")
-    return Life(
-        topic=life.topic,
-        epoch=life.epoch,
+    return ArchivedEpoch(
+        topic=archived.topic,
+        epoch=archived.epoch,
         files=tuple(files),
-        covered=life.covered if change.covered is None else merged([*life.covered, change.covered]),
-        gaps=tuple(sorted([*life.gaps, *change.gaps], key=lambda gap: gap.first)) if change.gaps else life.gaps,
-        trimmed_to=max(life.trimmed_to, change.trimmed_to or 0),
+        covered=archived.covered if change.covered is None else merged([*archived.covered, change.covered]),
+        gaps=tuple(sorted([*archived.gaps, *change.gaps], key=lambda gap: gap.first)) if change.gaps else archived.gaps,
+        trimmed_to=max(archived.trimmed_to, change.trimmed_to or 0),
     )
 
 
-def _check_consistent(life: Life, change: Change) -> None:
-    there = {file.path for file in life.files} if change.removes else set()
+def _check_consistent(archived: ArchivedEpoch, change: Change) -> None:
+    there = {file.path for file in archived.files} if change.removes else set()
     for file in change.removes:
         if file.path not in there:
             raise Damaged(f"{file.path} is replaced by a version, and no earlier one has it")
-    if change.covered is not None and life.uncovered(*change.covered) != [change.covered]:
+    if change.covered is not None and archived.uncovered(*change.covered) != [change.covered]:
         first, last = change.covered
-        raise Damaged(f"seqs {first} to {last} of topic {life.topic}, life {life.epoch}, are archived twice")
+        raise Damaged(f"seqs {first} to {last} of topic {archived.topic}, life {archived.epoch}, are archived twice")
 
 
 def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
@@ -245,7 +248,7 @@ def joined(gaps: Iterable[Gap]) -> list[Gap]:
     return found
 
 
-def _published(life: Life) -> Life:
-    if not any(file.staged for file in life.files):
-        return life
-    return structs.replace(life, files=tuple(structs.replace(file, staged="") for file in life.files))
+def _published(archived: ArchivedEpoch) -> ArchivedEpoch:
+    if not any(file.staged for file in archived.files):
+        return archived
+    return structs.replace(archived, files=tuple(structs.replace(file, staged="") for file in archived.files))

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from topics.lake import disk
 from topics.lake.errors import Damaged
-from topics.lake.manifest import File, Life, Staged
+from topics.lake.manifest import ArchivedEpoch, File, Staged
 from topics.lake.write import FILE_BYTES, FilesWriter
 
 if TYPE_CHECKING:
@@ -121,14 +121,16 @@ def _written(lake: str, token: str, topic: str, epoch: int, batches: Iterable[pa
     return done[0] if done else None
 
 
-def plan_merges(life: Life, *, min_files: int = MERGE_MIN, target_bytes: int = MERGE_BYTES) -> list[list[File]]:
+def plan_merges(
+    archived: ArchivedEpoch, *, min_files: int = MERGE_MIN, target_bytes: int = MERGE_BYTES
+) -> list[list[File]]:
     """Groups of neighbours worth merging.
 
     A file takes part only where the others of its group are as much as itself. So what a small file costs over its
     life, until it is part of one that is no longer small, grows with the logarithm of its neighbours' number.
     """
     groups: list[list[File]] = []
-    for file in life.files:
+    for file in archived.files:
         last = groups[-1] if groups else []
         small = 2 * file.bytes < target_bytes
         fits = last and small and last[-1].date == file.date and _bytes(last) + file.bytes <= target_bytes

@@ -92,7 +92,7 @@ class Offsets(Struct, frozen=True):
         return set(self.by_topic).union(*self.by_server.values())
 
 
-class Connection(Struct, frozen=True, kw_only=True):
+class ConnectionOptions(Struct, frozen=True, kw_only=True):
     """How servers are reached. Travels to executors, so a key that lives in a file is read where it is used."""
 
     servers: tuple[str, ...] = (DEFAULT_URL,)
@@ -114,7 +114,7 @@ class Connection(Struct, frozen=True, kw_only=True):
 class ReadOptions(Struct, frozen=True, kw_only=True):
     """Everything a reader was told, checked."""
 
-    connection: Connection = Connection()
+    connection: ConnectionOptions = ConnectionOptions()
     path: str | None = None
     cold_path: str | None = None
     lake: str | None = None
@@ -197,7 +197,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     return options
 
 
-def connection(found: Mapping[str, str]) -> Connection:
+def connection(found: Mapping[str, str]) -> ConnectionOptions:
     """The part that every reader and writer has; `found` as `known` gives it."""
     servers = tuple(dict.fromkeys(url.rstrip("/") for url in listed(found.get("url", DEFAULT_URL))))
     if not servers:
@@ -208,7 +208,7 @@ def connection(found: Mapping[str, str]) -> Connection:
     if "token" in found and "tokenFile" in found:
         raise BadOption("token and tokenFile: give one of them")
     token_file = found.get("tokenFile")
-    return Connection(
+    return ConnectionOptions(
         servers=servers,
         token=found.get("token"),
         token_file=None if token_file is None else os.path.abspath(token_file),

@@ -12,15 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.conftest import ServerProcess
-from tests.spark.archives import Written, check_exact, life_of, listed
+from tests.spark.archives import Written, archived_epoch_of, check_exact, listed
 from tests.spark.processes import wait_for
 from topics.client import Client
 from topics.client.request import Record
 from topics.lake import Lake
-from topics.spark.pipelines.archive.driver import _Archive, archive
+from topics.spark.pipelines.archive.driver import _ArchiveRun, archive
 from topics.spark.pipelines.run.job import BadUsage, Failed
-from topics.spark.pipelines.run.progress import Lines
-from topics.spark.pipelines.run.report import Report
+from topics.spark.pipelines.run.progress import ProgressLines
+from topics.spark.pipelines.run.report import RunReport
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def lake(tmp_path: Path) -> Lake:
 def run(spark: SparkSession, server: ServerProcess, lake: Lake, topic: str) -> Any:
     """Archives the test's topic, unless told otherwise."""
 
-    def archived(**given: Any) -> Report:
+    def archived(**given: Any) -> RunReport:
         which = {} if {"topics", "prefix", "pattern"} & given.keys() else {"topics": [topic]}
         return archive(url=server.url, lake=lake.path, spark=spark, **which, **given)
 
@@ -58,14 +58,14 @@ def test_the_lag_is_that_of_the_moment_of_the_report(
     """What is written after the round has looked at the heads is behind, too."""
     written = Written(client, topic)
     written.numbers(5)
-    looked = _Archive._places
+    looked = _ArchiveRun._extents
 
-    def places(*given: Any, **more: Any) -> Any:
+    def extents(*given: Any, **more: Any) -> Any:
         found = looked(*given, **more)
         written.numbers(3)
         return found
 
-    monkeypatch.setattr(_Archive, "_places", places)
+    monkeypatch.setattr(_ArchiveRun, "_extents", extents)
     [row] = run().topics
     assert (row.to_seq, row.lag) == (written.head - 3, 3)
     last = [item.value for item in client.read("sys:pipelines") if isinstance(item, Record)][-1]
@@ -89,7 +89,7 @@ def test_what_was_deleted_before_is_not_in_the_lake_and_no_gap(run: Any, client:
     client.delete(topic, before_seq=11)
     run()
     assert check_exact(lake, written, deleted=gone) == 100 - len(gone)
-    assert life_of(lake, written).gaps == ()
+    assert archived_epoch_of(lake, written).gaps == ()
 
 
 def test_what_the_cap_took_is_a_row_of_the_ledger_with_the_exact_range(
@@ -99,16 +99,16 @@ def test_what_the_cap_took_is_a_row_of_the_ledger_with_the_exact_range(
     written.numbers(1000)
     tombstone = next(iter(client.read(topic)))
     report = run()
-    [gap] = life_of(lake, written).gaps
+    [gap] = archived_epoch_of(lake, written).gaps
     assert (gap.first, gap.last, gap.reason) == (1, tombstone.gap_to, "cap")  # type: ignore[union-attr]
     check_exact(lake, written)
     assert [(gap.from_seq, gap.to_seq, gap.reason) for gap in report.topics[0].gaps] == [(1, gap.last, "cap")]
     written.numbers(1000)
     run()
     check_exact(lake, written)
-    assert [gap.first for gap in life_of(lake, written).gaps] == [1, 1001]
+    assert [gap.first for gap in archived_epoch_of(lake, written).gaps] == [1, 1001]
     rows = duckdb.sql(f"SELECT from_seq, to_seq FROM '{lake.path}/_gaps/*.parquet' ORDER BY from_seq").fetchall()
-    assert rows == [(gap.first, gap.last) for gap in life_of(lake, written).gaps]
+    assert rows == [(gap.first, gap.last) for gap in archived_epoch_of(lake, written).gaps]
 
 
 def test_what_expired_is_a_gap_of_its_own_reason(run: Any, client: Client, lake: Lake, topic: str):
@@ -116,7 +116,7 @@ def test_what_expired_is_a_gap_of_its_own_reason(run: Any, client: Client, lake:
     written.numbers(50)
     wait_for(lambda: client.topic(topic).earliest_seq == 51, "the records to expire")
     run()
-    [gap] = life_of(lake, written).gaps
+    [gap] = archived_epoch_of(lake, written).gaps
     assert (gap.first, gap.last, gap.reason) == (1, 50, "ttl")
     check_exact(lake, written)
     assert list(Path(lake.path).glob("topic=*")) == []
@@ -158,7 +158,7 @@ def test_a_topic_that_was_made_again_has_two_lives_in_the_lake(run: Any, client:
     run()
     assert check_exact(lake, first, head=30) == 30
     assert check_exact(lake, again) == 20
-    assert [life.epoch for life in lake.snapshot().lives(topic)] == [first.epoch, again.epoch]
+    assert [archived_epoch.epoch for archived_epoch in lake.snapshot().epochs(topic)] == [first.epoch, again.epoch]
     client.drop_topic(topic)
     assert run().records == 0  # gone, and nothing is wrong with that: the lake has it
 
@@ -211,7 +211,7 @@ def test_small_files_are_merged(run: Any, client: Client, lake: Lake, topic: str
     for _ in range(6):
         written.numbers(20)
         run(merge_files=3)
-    assert len(life_of(lake, written).files) < 4
+    assert len(archived_epoch_of(lake, written).files) < 4
     assert len(list(Path(lake.path).glob("topic=*/*/*.parquet"))) < 4
     assert check_exact(lake, written) == 120
 
@@ -241,12 +241,12 @@ def test_trimming_deletes_what_the_lake_has_and_nothing_else(run: Any, client: C
     state = client.topic(topic)
     assert (state.count, state.earliest_seq, state.head_seq) == (0, 101, 100)
     assert report.topics[0].figures == {"trimmed": 100}
-    assert life_of(lake, written).trimmed_to == 100
+    assert archived_epoch_of(lake, written).trimmed_to == 100
     written.numbers(10)
     assert client.topic(topic).count == 10
     run(trim=True)
     assert check_exact(lake, written) == 110
-    assert life_of(lake, written).gaps == ()
+    assert archived_epoch_of(lake, written).gaps == ()
 
 
 def test_trimming_catches_up_with_what_was_archived_without_it(run: Any, client: Client, lake: Lake, topic: str):
@@ -263,13 +263,13 @@ def test_trimming_leaves_everything_where_it_is_when_a_file_cannot_be_read_back(
     written = Written(client, topic)
     written.numbers(30)
     run()
-    [file] = life_of(lake, written).files
+    [file] = archived_epoch_of(lake, written).files
     path = Path(lake.path) / file.path
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(Failed, match="does not hold what was written"):
         run(trim=True)
     assert client.topic(topic).count == 30
-    assert life_of(lake, written).trimmed_to == 0
+    assert archived_epoch_of(lake, written).trimmed_to == 0
 
 
 def test_records_written_during_a_trim_stay(run: Any, client: Client, lake: Lake, topic: str, monkeypatch: Any):
@@ -326,7 +326,7 @@ def test_several_archivers_of_one_topic_do_not_disturb_each_other(
 ):
     written = Written(client, topic)
     written.numbers(3000)
-    reports: list[Report] = []
+    reports: list[RunReport] = []
     threads = [
         threading.Thread(target=lambda: reports.append(run(round_bytes=20_000, merge_files=3))) for _ in range(3)
     ]
@@ -342,7 +342,7 @@ def test_several_archivers_of_one_topic_do_not_disturb_each_other(
 def test_following_goes_on_until_it_is_told_to_stop(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     stop = threading.Event()
-    reports: list[Report] = []
+    reports: list[RunReport] = []
     following = threading.Thread(target=lambda: reports.append(run(follow=True, every_s=0, stop=stop)))
     following.start()
     try:
@@ -359,8 +359,8 @@ def test_following_goes_on_until_it_is_told_to_stop(run: Any, client: Client, la
 def archived_to(lake: Lake, written: Written) -> int:
     if not lake.exists():
         return 0
-    life = lake.snapshot().life(written.topic, written.epoch)
-    return 0 if life is None else life.archived_to
+    archived_epoch = lake.snapshot().archived(written.topic, written.epoch)
+    return 0 if archived_epoch is None else archived_epoch.archived_to
 
 
 def test_progress_counts_topics_and_not_what_is_left_of_them(run: Any, client: Client, lake: Lake, topic: str):
@@ -369,7 +369,7 @@ def test_progress_counts_topics_and_not_what_is_left_of_them(run: Any, client: C
     client.put_topic(f"{topic}.b", cap_records=2)
     Written(client, f"{topic}.b").numbers(3)
     out = io.StringIO()
-    run(prefix=topic, progress=Lines(out))
+    run(prefix=topic, progress=ProgressLines(out))
     assert "topics: archiving 6 seqs of 2 topics\n" in out.getvalue()
 
 
@@ -384,7 +384,7 @@ def test_one_that_follows_waits_for_the_first_topic_and_says_so(run: Any, client
 
     writing = threading.Thread(target=write)
     writing.start()
-    report = run(prefix=f"{topic}.", follow=True, stop=stop, progress=Lines(out))
+    report = run(prefix=f"{topic}.", follow=True, stop=stop, progress=ProgressLines(out))
     writing.join()
     assert (report.state, report.records, report.looked_at) == ("stopped", 3, 1)
     assert f"no topic on {client.url} begins with '{topic}.': waiting for one" in report.warnings

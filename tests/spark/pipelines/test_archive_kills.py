@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.archives import Written, check_exact, life_of
+from tests.spark.archives import Written, archived_epoch_of, check_exact
 from tests.spark.processes import Process, Server, slim_home, wait_for
 from topics.client import Client
 from topics.lake import Lake
@@ -76,7 +76,7 @@ def test_a_lake_is_exact_after_its_archiver_was_killed_in_the_middle(own_server:
     with Client(own_server.url) as client:
         written = writing.written
         written.client = client
-        before = life_of(lake, written)
+        before = archived_epoch_of(lake, written)
         assert client.topic("in").earliest_seq <= before.trimmed_to + 1 <= before.archived_to + 1
         archive(url=own_server.url, lake=lake.path, topics=["in"], trim=True, spark=spark)  # type: ignore[arg-type]
         assert check_exact(lake, written) == len(written.records)

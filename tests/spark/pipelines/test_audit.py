@@ -52,9 +52,9 @@ def test_a_file_that_is_gone_leaves_what_is_not_live_unexplained(
 ):
     numbers(client, topic, range(20))
     archive(client, lake, topic, upto=8)
-    life = archive(client, lake, topic, upto=20)
+    archived_epoch = archive(client, lake, topic, upto=20)
     client.put_topic(topic, cap_records=5)
-    (lake / life.files[1].path).unlink()
+    (lake / archived_epoch.files[1].path).unlink()
     report = run(spark, client, lake, topic)
     assert not report.ok
     assert report.figures["unexplained"] == 7
@@ -97,10 +97,10 @@ def test_what_was_trimmed_without_being_archived_is_unexplained(
     spark: SparkSession, client: Client, topic: str, lake: Path
 ):
     numbers(client, topic, range(20))
-    life = archive(client, lake, topic, upto=10)
+    archived_epoch = archive(client, lake, topic, upto=10)
     place = Lake(str(lake))
     with place.stage() as staging:
-        staging.commit(place.snapshot(), [Change(op="trim", topic=topic, epoch=life.epoch, trimmed_to=12)])
+        staging.commit(place.snapshot(), [Change(op="trim", topic=topic, epoch=archived_epoch.epoch, trimmed_to=12)])
     client.delete(topic, before_seq=13)
     report = run(spark, client, lake, topic)
     assert report.topics[0].figures["unexplained"] == [(11, 12)]
@@ -125,11 +125,11 @@ def test_the_command_prints_what_was_found_and_its_status_tells(
     spark: SparkSession, client: Client, topic: str, lake: Path, capsys: pytest.CaptureFixture[str]
 ):
     numbers(client, topic, range(10))
-    life = archive(client, lake, topic, trim=True)
+    archived_epoch = archive(client, lake, topic, trim=True)
     command = ["pipeline", "audit", "--url", client.url, "--lake", str(lake), "--topic", topic]
     assert main(command) == 0
     assert capsys.readouterr().out.endswith(": 0 unexplained\n")
-    (lake / life.files[0].path).unlink()
+    (lake / archived_epoch.files[0].path).unlink()
     assert main([*command, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["topics"][0]["figures"]["unexplained"] == [[1, 10]]
     assert main([*command[:-1], "nothing"]) == 2

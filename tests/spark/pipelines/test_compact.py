@@ -15,12 +15,12 @@ from tests.conftest import StartServer
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.compact import driver as module
 from topics.spark.pipelines.compact import task
 from topics.spark.pipelines.compact.driver import compact
 from topics.spark.pipelines.run.failures import BadUsage, kind_of
-from topics.spark.pipelines.run.report import Report
+from topics.spark.pipelines.run.report import RunReport
 
 pytestmark = pytest.mark.usefixtures("quick_plans")
 
@@ -49,7 +49,7 @@ def in_topic(client: Client, topic: str) -> dict[str, Any]:
 def test_a_file_holds_the_latest_of_every_tag_and_takes_in_what_is_new(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path
 ):
-    def run() -> Report:
+    def run() -> RunReport:
         return compact(url=client.url, topic=topic, parquet=str(tmp_path), spark=spark)
 
     path = tmp_path / f"{topic}.parquet"
@@ -95,7 +95,7 @@ def test_a_topic_holds_one_record_a_key_whatever_dies(
 ):
     into = f"{topic}.latest"
 
-    def run() -> Report:
+    def run() -> RunReport:
         return compact(url=client.url, topic=topic, into=into, spark=spark)
 
     client.append(topic, [{"data": {"n": 1}, "tag": "a", "node": "till", "meta": {"x": 1}}])
@@ -210,14 +210,14 @@ def rows(*given: tuple[str, str]) -> pa.RecordBatch:
 def test_a_record_that_is_refused_with_its_origin_is_told_of_and_holds_up_nothing(client: Client, topic: str):
     into = f"{topic}.latest"
     large = '"' + "x" * (1024 * 1024 - 30) + '"'
-    place = task.Place(topic=topic, by="tag", epoch=7)
+    position = task.CompactPosition(topic=topic, by="tag", epoch=7)
     for _ in range(2):
         writer = task.WriteTopic(
-            connection=Connection(servers=(client.url,)), topic=into, place=place, fresh=True, null_removes=False,
-            part=task.Range(epoch=7, start=1, stop=4),
+            connection=ConnectionOptions(servers=(client.url,)), topic=into, position=position, fresh=True,
+            null_removes=False, part=task.Range(epoch=7, start=1, stop=4),
         )  # fmt: skip
         [answer] = writer(iter([rows(("a", "1"), ("b", large), ("c", '"\\ud800"'))]))
-        outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=task.Outcome)
+        outcome = msgspec.json.decode(answer.column(0)[0].as_py(), type=task.CompactResult)
         [gap] = outcome.gaps
         assert (gap.from_seq, gap.to_seq, outcome.keys) == (2, 2, 3)
         found = in_topic(client, into)

@@ -73,8 +73,8 @@ class World:
 
     def archived(self, topic: str) -> list[Any]:
         lake = Lake(str(self.lake))
-        lives = lake.snapshot().lives(topic)
-        batches = [batch for life in lives for batch in lake.read(topic, life.epoch)]
+        epochs = lake.snapshot().epochs(topic)
+        batches = [batch for archived_epoch in epochs for batch in lake.read(topic, archived_epoch.epoch)]
         return [json.loads(text) for batch in batches for text in batch.column("data").to_pylist()]
 
     def erase(self, match: str = GOES, **options: Any) -> Any:

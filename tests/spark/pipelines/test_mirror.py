@@ -25,16 +25,16 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record, Tombstone
 from topics.lake import Lake
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.compact.driver import compact
 from topics.spark.pipelines.mirror import driver as module
 from topics.spark.pipelines.mirror.driver import mirror
-from topics.spark.pipelines.mirror.provenance import KEY, Lost, hops_of
+from topics.spark.pipelines.mirror.provenance import KEY, LostSeqs, hops_of
 from topics.spark.pipelines.mirror.server_identity import identity
 from topics.spark.pipelines.mirror.task import MAX_ROUNDS
 from topics.spark.pipelines.replay.driver import replay
 from topics.spark.pipelines.run.failures import BadUsage, Failed
-from topics.spark.pipelines.run.report import Report
+from topics.spark.pipelines.run.report import RunReport
 from topics.spark.pipelines.run.trimmed import Watch
 from topics.spark.source.plan import Span
 
@@ -85,7 +85,7 @@ def content(client: Client, topic: str) -> Counter[str]:
     return found
 
 
-def run(spark: SparkSession, pair: Pair, topic: str, **options: Any) -> Report:
+def run(spark: SparkSession, pair: Pair, topic: str, **options: Any) -> RunReport:
     return mirror(source=pair.one.url, target=pair.other.url, topics=[topic], spark=spark, **options)
 
 
@@ -198,7 +198,7 @@ def test_a_loss_is_still_told_where_the_cap_of_the_target_takes_the_record_that_
     copies = [item for item in found if isinstance(item, Record)]
     hops = [hops_of(bytes(copy.meta))[-1] for copy in copies]
     assert [hop.seq for hop in hops] == list(range(16, 26))
-    assert hops[0].lost == Lost(gap_from=1, gap_to=15, reason="cap")
+    assert hops[0].lost == LostSeqs(gap_from=1, gap_to=15, reason="cap")
     assert not any(hop.lost for hop in hops[1:])
     assert (report.gaps, report.topics[0].figures) == (1, {"lost_seqs": 15})
 
@@ -208,8 +208,8 @@ def test_a_loss_is_still_told_where_the_cap_of_the_target_takes_the_record_that_
 
 def trim(client: Client, lake: Path, topic: str, upto: int) -> None:
     """As `archive --trim` does it."""
-    life = archive(client, lake, topic, upto=upto, trim=True)
-    client.archived(topic, seq=upto, epoch=life.epoch)
+    archived_epoch = archive(client, lake, topic, upto=upto, trim=True)
+    client.archived(topic, seq=upto, epoch=archived_epoch.epoch)
 
 
 def test_a_topic_that_was_trimmed_before_it_was_copied_waits_for_its_lake(
@@ -283,9 +283,9 @@ def test_a_trim_in_the_middle_of_a_step_leaves_out_nothing(
     client.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(30)])
     client.delete(topic, match="t1", before_seq=11)
 
-    def trimmed_first(spark: Any, errands: list[Any], do: Any, **rest: Any) -> list[Any]:
+    def trimmed_first(spark: Any, tasks: list[Any], do: Any, **rest: Any) -> list[Any]:
         trim(client, lake, topic, upto=20)
-        return [do(errand) for errand in errands]
+        return [do(task) for task in tasks]
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "run_on_executors", trimmed_first)
@@ -310,7 +310,7 @@ def test_what_is_read_behind_a_trim_is_left_for_the_lake(pair: Pair, topic: str,
     def looked_at(seqs: list[int]) -> tuple[list[int], int]:
         rows = pa.RecordBatch.from_pydict({"seq": seqs, "gap_to": pa.nulls(len(seqs), pa.int64())})
         batches = [rows.slice(0, cut_at), rows.slice(cut_at)]
-        watch = Watch(structs.replace(span, start=seqs[0]), Connection(servers=(pair.one.url,)))
+        watch = Watch(structs.replace(span, start=seqs[0]), ConnectionOptions(servers=(pair.one.url,)))
         found = [seq for batch in watch.over(iter(batches)) for seq in batch.column("seq").to_pylist()]
         return found, watch.trimmed_at
 
@@ -594,7 +594,7 @@ def test_a_dry_run_says_what_a_run_would_do_and_does_nothing(here: Any, pair: Pa
     pair.one.client.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(25)])
     pair.one.client.delete(topic, match="t1")
 
-    def said() -> Report:
+    def said() -> RunReport:
         before = {row.topic: row.head_seq for row in pair.other.client.topics()}
         report = run(here, pair, topic, both_ways=True, step_seqs=4, dry_run=True)
         assert {row.topic: row.head_seq for row in pair.other.client.topics()} == before
@@ -683,7 +683,7 @@ def test_a_mirror_that_follows_carries_what_is_written_while_it_runs_and_ends_in
     spark: SparkSession, pair: Pair, topic: str
 ):
     stop = threading.Event()
-    reports: list[Report] = []
+    reports: list[RunReport] = []
     pair.one.client.append(topic, [{"data": -1}])
     following = threading.Thread(
         target=lambda: reports.append(run(spark, pair, topic, both_ways=True, follow=True, stop=stop))

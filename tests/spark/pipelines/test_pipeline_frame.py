@@ -22,13 +22,13 @@ from topics.client import Client
 from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.spark.pipelines.rounds.rounds import Rounds
-from topics.spark.pipelines.rounds.source_frames import Source
+from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import job as job_module
 from topics.spark.pipelines.run.failures import BadUsage, Failed, explain, next_step
-from topics.spark.pipelines.run.job import Job
+from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.lags import forget, heads
-from topics.spark.pipelines.run.progress import Bar, Lines, progress_for
-from topics.spark.pipelines.run.report import Gap, Report
+from topics.spark.pipelines.run.progress import ProgressBar, ProgressLines, progress_for
+from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.unknown_names import missing_in
 
 
@@ -118,9 +118,9 @@ def test_a_report_that_found_something_wrong_is_an_exit_status_of_one():
     class Args:
         json = False
 
-    fine = Report(pipeline="audit", run_id="1")
+    fine = RunReport(pipeline="audit", run_id="1")
     assert pipeline.run("audit", lambda args: fine, Args(), pipeline.describe) == 0  # type: ignore[arg-type]
-    found = Report(pipeline="audit", run_id="1", ok=False)
+    found = RunReport(pipeline="audit", run_id="1", ok=False)
     assert pipeline.run("audit", lambda args: found, Args(), pipeline.describe) == 1  # type: ignore[arg-type]
 
 
@@ -136,10 +136,10 @@ def test_the_first_signal_ends_a_job_that_follows_in_order_and_the_second_at_onc
 
 
 def test_a_report_for_people_names_topics_losses_and_warnings():
-    report = Report(pipeline="mirror", run_id="1", started_ms=0, ended_ms=1500, figures={"lag": 3})
+    report = RunReport(pipeline="mirror", run_id="1", started_ms=0, ended_ms=1500, figures={"lag": 3})
     row = report.topic("orders", into="elsewhere")
     row.from_seq, row.to_seq, row.records, row.lag = 1, 9, 8, 3
-    row.gaps.append(Gap(from_seq=2, to_seq=2, reason="cap"))
+    row.gaps.append(ReportedGap(from_seq=2, to_seq=2, reason="cap"))
     report.warn("careful")
     assert pipeline.describe(report).splitlines() == [
         "  orders → elsewhere: seqs 1 to 9, 8 records, lag 3",
@@ -150,7 +150,7 @@ def test_a_report_for_people_names_topics_losses_and_warnings():
 
 
 def test_a_report_tells_nothing_new_from_nothing_written_and_a_dry_run_from_both():
-    report = Report(pipeline="compact", run_id="1", looked_at=3)
+    report = RunReport(pipeline="compact", run_id="1", looked_at=3)
     row = report.topic("orders")
     assert pipeline.describe(report).splitlines() == [
         "  orders: nothing new",
@@ -174,11 +174,11 @@ def test_progress_is_a_line_a_step_unless_somebody_looks_at_a_terminal():
         def isatty(self) -> bool:
             return True
 
-    assert isinstance(progress_for(out=io.StringIO()), Lines)
-    assert isinstance(progress_for(out=Terminal(), quiet=True), Lines)
+    assert isinstance(progress_for(out=io.StringIO()), ProgressLines)
+    assert isinstance(progress_for(out=Terminal(), quiet=True), ProgressLines)
     screen = Terminal()
     bar = progress_for(out=screen)
-    assert isinstance(bar, Bar)
+    assert isinstance(bar, ProgressBar)
     bar.EVERY_S = 0.0  # type: ignore[misc]
     bar.step("copying")
     bar.show(50, 100)
@@ -219,15 +219,15 @@ def test_what_to_do_next_depends_on_what_went_wrong():
     ],
 )
 def test_only_a_run_that_has_left_something_is_said_to_go_on(name: str, dry_run: bool, step: str):
-    with pytest.raises(RuntimeError), Job(name, dry_run=dry_run) as job:
+    with pytest.raises(RuntimeError), PipelineJob(name, dry_run=dry_run) as job:
         raise RuntimeError
     assert job.report.next == step
 
 
 def test_the_time_of_a_run_is_that_from_the_command_on(capsys: Any):
-    def execute(args: argparse.Namespace) -> Report:
+    def execute(args: argparse.Namespace) -> RunReport:
         time.sleep(0.2)  # modules are loaded
-        with Job("x", **pipeline.shared(args)) as job:
+        with PipelineJob("x", **pipeline.shared(args)) as job:
             pass
         return job.report
 
@@ -245,24 +245,24 @@ def test_a_job_that_follows_waits_for_its_topic_and_one_that_does_not_fails(
     server: ServerProcess, client: Client, topic: str
 ):
     stop = threading.Event()
-    with Job("x", servers=[server.url], stop=stop) as job, job.client(server.url) as asking:
-        source = Source(job, asking, topic)
+    with PipelineJob("x", servers=[server.url], stop=stop) as job, job.client(server.url) as asking:
+        source = SourceTopic(job, asking, topic)
         with pytest.raises(BadUsage, match=f"topic {topic} does not exist on {server.url}"):
             source.appears(follow=False)
         threading.Timer(0.2, client.append, (topic, [{"data": 1}])).start()
         assert source.appears(follow=True)
         assert job.report.warnings == [f"topic {topic} does not exist on {server.url} yet: waiting for it"]
         threading.Timer(0.2, stop.set).start()
-        assert not Source(job, asking, f"{topic}.never").appears(follow=True)
+        assert not SourceTopic(job, asking, f"{topic}.never").appears(follow=True)
 
 
 def test_two_keys_at_once_are_refused(tmp_path: Path):
     with pytest.raises(BadUsage):
-        Job("x", token="a", token_file="b")
+        PipelineJob("x", token="a", token_file="b")
 
 
 def test_a_session_that_the_job_was_given_is_not_stopped(spark: SparkSession):
-    with Job("x", spark=spark) as job:
+    with PipelineJob("x", spark=spark) as job:
         assert job.spark is spark
     assert spark.range(1).count() == 1
 
@@ -274,10 +274,10 @@ def test_a_long_round_is_told_and_shown_with_the_lag_of_that_moment(
     monkeypatch.setattr(job_module, "BEAT_S", 0.05)
     client.append(topic, [{"data": 1}])
     screen, stop = io.StringIO(), threading.Event()
-    lines = Lines(screen)
+    lines = ProgressLines(screen)
     lines.EVERY_S = 0.1  # type: ignore[misc]
 
-    with Job("archive", servers=[server.url], stop=stop, progress=lines) as job:
+    with PipelineJob("archive", servers=[server.url], stop=stop, progress=lines) as job:
         row = job.report.topic(topic)
 
         def note(asking: Client) -> None:
@@ -298,7 +298,7 @@ def test_a_long_round_is_told_and_shown_with_the_lag_of_that_moment(
     assert runs(client)[-1]["topics"][0]["lag"] == 3
 
 
-def _running(client: Client, job: Job) -> list[Any]:
+def _running(client: Client, job: PipelineJob) -> list[Any]:
     if not [*client.topics("sys:pipelines")]:
         return []
     return [one for one in runs(client) if (one["run_id"], one["state"]) == (job.report.run_id, "running")]
@@ -306,7 +306,7 @@ def _running(client: Client, job: Job) -> list[Any]:
 
 def test_a_lag_that_nobody_can_tell_any_more_is_not_zero(start_server: StartServer):
     server = start_server()
-    with Job("archive", servers=[server.url]) as job:
+    with PipelineJob("archive", servers=[server.url]) as job:
         row = job.report.topic("t")
         row.lag = 0
         job.lags(server.url, lambda asking: heads(asking, ["t"]).clear(), lambda: forget([row]))

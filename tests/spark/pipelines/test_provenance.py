@@ -2,26 +2,27 @@
 
 import json
 
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.mirror.provenance import Hop, hops_of, stamped
-from topics.spark.pipelines.mirror.task import Errand, Row, cut
+from topics.spark.pipelines.mirror.task import CopyTask, cut
+from topics.spark.pipelines.run.delivery import OutgoingRow
 from topics.spark.pipelines.run.executors import pack
 
 HOP = Hop(at="a", epoch=7, seq=3, ts=99)
 
 
-def errand(start: int, stop: int) -> Errand:
-    where = Connection()
-    return Errand(
+def task(start: int, stop: int) -> CopyTask:
+    where = ConnectionOptions()
+    return CopyTask(
         source=where, target=where, source_id="a", target_id="b", topic="t", epoch=7, start=start, stop=stop
     )  # fmt: skip
 
 
-def rows(seqs: list[int], size_bytes: int = 10) -> list[Row]:
-    return [Row(seq, seq, b"x" * size_bytes) for seq in seqs]
+def rows(seqs: list[int], size_bytes: int = 10) -> list[OutgoingRow]:
+    return [OutgoingRow(seq, seq, b"x" * size_bytes) for seq in seqs]
 
 
-def covered(found: list[Row], one: Errand) -> list[str]:
+def covered(found: list[OutgoingRow], one: CopyTask) -> list[str]:
     return [key.removeprefix(f"{one.run}/") for key, _ in cut(found, one)]
 
 
@@ -60,23 +61,23 @@ def test_a_loss_stands_for_all_its_seqs():
 
 
 def test_requests_are_cut_where_any_run_would_cut_them():
-    assert covered(rows([1, 2, 999, 1000, 2500]), errand(1, 2601)) == ["1-999", "1000-1999", "2000-2600"]
-    assert covered(rows([500, 1500]), errand(500, 1600)) == ["500-999", "1000-1599"]
+    assert covered(rows([1, 2, 999, 1000, 2500]), task(1, 2601)) == ["1-999", "1000-1999", "2000-2600"]
+    assert covered(rows([500, 1500]), task(500, 1600)) == ["500-999", "1000-1599"]
 
 
 def test_a_record_deleted_in_the_meantime_changes_no_key():
-    one = errand(1, 2001)
+    one = task(1, 2001)
     assert covered(rows([1, 2, 3, 1000]), one)[:2] == covered(rows([2, 1000]), one)[:2] == ["1-999", "1000-1999"]
 
 
 def test_a_request_that_grows_too_large_is_cut_before_the_record_that_is_too_much():
     found = rows([10, 20, 30], size_bytes=2 << 20)
-    assert covered(found, errand(1, 101)) == ["1-29", "30-100"]
+    assert covered(found, task(1, 101)) == ["1-29", "30-100"]
 
 
 def test_a_larger_loss_is_another_request():
-    small, large = ([Row(1, to, b"x"), *rows([50])] for to in (9, 10))
-    assert covered(small, errand(1, 101)) != covered(large, errand(1, 101))
+    small, large = ([OutgoingRow(1, to, b"x"), *rows([50])] for to in (9, 10))
+    assert covered(small, task(1, 101)) != covered(large, task(1, 101))
 
 
 def test_errands_are_shared_out_evenly():

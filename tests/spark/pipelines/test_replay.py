@@ -16,21 +16,22 @@ from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record
 from topics.errors import TopicsError
-from topics.spark.options import Connection
-from topics.spark.pipelines.replay.driver import Place, Request, replay
-from topics.spark.pipelines.replay.task import Origin, Pace, Row, Sender, origin_of, stamped
+from topics.spark.options import ConnectionOptions
+from topics.spark.pipelines.replay.driver import ReplayPosition, ReplayRequest, replay
+from topics.spark.pipelines.replay.task import Origin, Pace, Sender, origin_of, stamped
+from topics.spark.pipelines.run.delivery import OutgoingRow
 from topics.spark.pipelines.run.job import BadUsage, Failed
 from topics.spark.pipelines.run.positions import Positions
-from topics.spark.pipelines.run.report import Report
+from topics.spark.pipelines.run.report import RunReport
 from topics.storage import backup
 from topics.storage.fs import RealFs
 
-Play = Callable[..., Report]
+Play = Callable[..., RunReport]
 
 
 @pytest.fixture
 def play(spark: SparkSession, client: Client, topic: str) -> Play:
-    def run(**arguments: Any) -> Report:
+    def run(**arguments: Any) -> RunReport:
         return replay(**({"url": client.url, "topic": topic, "into": f"{topic}.again", "spark": spark} | arguments))
 
     return run
@@ -60,7 +61,7 @@ def test_records_of_a_lake_come_back_as_they_were_with_their_origin(play: Play, 
             {"data": None, "node": "m"},
         ],
     )
-    life = archive(client, lake, topic)
+    archived_epoch = archive(client, lake, topic)
     written = records(client, topic)
     client.drop_topic(topic)
     report = play(lake=str(lake))
@@ -72,7 +73,7 @@ def test_records_of_a_lake_come_back_as_they_were_with_their_origin(play: Play, 
     ]
     for one, other in zip(again, written, strict=True):
         assert origin_of(bytes(one.meta)) == Origin(
-            id=row.figures["id"], topic=topic, epoch=life.epoch, seq=other.seq, ts=other.ts, node=other.node
+            id=row.figures["id"], topic=topic, epoch=archived_epoch.epoch, seq=other.seq, ts=other.ts, node=other.node
         )
     assert bytes(again[0].meta).startswith(b'{"trace":"z","n":1.0,"_topics_replay":')
 
@@ -122,19 +123,19 @@ def test_an_interrupted_plan_is_finished_exactly_though_its_keys_are_forgotten(
 ):
     """The plan is written down and half done; the topic remembers no write, so only what it holds can tell."""
     numbers(client, topic, range(3000))
-    life = archive(client, lake, topic)
+    archived_epoch = archive(client, lake, topic)
     into = f"{topic}.again"
     client.put_topic(into, idempotency_window_ms=0)
-    wanted = Request(lake=str(lake), topic=topic, into=into)
-    place = Place(epoch=life.epoch, done=0, plan=3000, target_epoch=client.topic(into).epoch)
-    Positions(client, f"replay:{wanted.id}:", run="killed").save({"at": place})
+    wanted = ReplayRequest(lake=str(lake), topic=topic, into=into)
+    position = ReplayPosition(epoch=archived_epoch.epoch, done=0, plan=3000, target_epoch=client.topic(into).epoch)
+    Positions(client, f"replay:{wanted.id}:", run="killed").save({"at": position})
     sender = Sender(
-        target=Connection(servers=(client.url,)), into=into, id=wanted.id, topic=topic, epoch=life.epoch,
-        start=1, stop=3001,
+        target=ConnectionOptions(servers=(client.url,)), into=into, id=wanted.id, topic=topic,
+        epoch=archived_epoch.epoch, start=1, stop=3001,
     )  # fmt: skip
-    origin = {"id": wanted.id, "topic": topic, "epoch": life.epoch}
+    origin = {"id": wanted.id, "topic": topic, "epoch": archived_epoch.epoch}
     rows = [
-        Row(seq, seq, b'{"data":{"n":%d},"meta":%b}' % (seq - 1, stamped(None, Origin(**origin, seq=seq))))
+        OutgoingRow(seq, seq, b'{"data":{"n":%d},"meta":%b}' % (seq - 1, stamped(None, Origin(**origin, seq=seq))))
         for seq in range(1, 1500)
     ]
     assert sender.send(rows).records == 1499
@@ -150,10 +151,10 @@ def test_a_record_that_is_refused_is_told_of_and_holds_up_nothing(client: Client
     origin = {"id": "x", "topic": topic, "epoch": 7}
     data = {seq: b"%d" % seq for seq in range(1, 10)} | {5: b'"%b"' % (b"x" * (1024 * 1024 - 60))}
     rows = [
-        Row(seq, seq, b'{"data":%b,"meta":%b}' % (text, stamped(None, Origin(**origin, seq=seq))))
+        OutgoingRow(seq, seq, b'{"data":%b,"meta":%b}' % (text, stamped(None, Origin(**origin, seq=seq))))
         for seq, text in data.items()
     ]
-    sender = Sender(target=Connection(servers=(client.url,)), into=into, start=1, stop=10, **origin)
+    sender = Sender(target=ConnectionOptions(servers=(client.url,)), into=into, start=1, stop=10, **origin)
     outcome = sender.send(rows)
     [gap] = outcome.gaps
     assert (outcome.records, gap.from_seq, gap.to_seq, gap.epoch) == (9, 5, 5, 7)

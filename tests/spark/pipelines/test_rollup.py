@@ -17,7 +17,7 @@ from topics.spark.pipelines.rollup import driver as module
 from topics.spark.pipelines.rollup.declaration import Declaration
 from topics.spark.pipelines.rollup.driver import rollup
 from topics.spark.pipelines.run.failures import BadUsage, Failed
-from topics.spark.pipelines.run.report import Report
+from topics.spark.pipelines.run.report import RunReport
 
 MINUTE = 60_000
 BASE = 1_700_000_040_000  # on a full minute
@@ -52,7 +52,7 @@ def in_topic(client: Client, topic: str) -> list[tuple[int, str, int, int]]:
 def test_a_window_is_written_once_the_watermark_has_passed_it(spark: SparkSession, client: Client, topic: str):
     declared = declare(topic, into=f"{topic}.sums")
 
-    def run() -> Report:
+    def run() -> RunReport:
         return rollup(url=client.url, declaration=declared, spark=spark)
 
     sell(client, topic, (0.1, "web", 5), (0.9, "shop", 7), (0.2, "web", 1), (1.4, "web", 2))
@@ -226,8 +226,8 @@ def test_a_topic_that_was_trimmed_is_said_to_be_unless_its_lake_is_given(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path
 ):
     sell(client, topic, *((n, "web", 1) for n in range(4)))
-    life = archive(client, tmp_path, topic, upto=2, trim=True)
-    client.archived(topic, seq=2, epoch=life.epoch)
+    archived_epoch = archive(client, tmp_path, topic, upto=2, trim=True)
+    client.archived(topic, seq=2, epoch=archived_epoch.epoch)
     declared = declare(topic, into=f"{topic}.sums")
     without = rollup(url=client.url, declaration=declared, spark=spark, dry_run=True)
     assert "seqs 1 to 2 were removed when they were in a lake" in without.warnings[0]
@@ -252,7 +252,7 @@ def test_a_declaration_that_failed_before_it_wrote_can_be_corrected(
     output = {"into": f"{topic}.sums"} if kind == "into" else {"parquet": str(tmp_path / "sums")}
     sell(client, topic, (0.1, "web", 5), (9, "web", 1))
 
-    def run(*select: str) -> Report:
+    def run(*select: str) -> RunReport:
         return rollup(url=client.url, declaration=declare(topic, select=list(select), **output), spark=spark)
 
     with pytest.raises(BadUsage, match="two columns of the result are called n"):

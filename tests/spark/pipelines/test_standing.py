@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import ServerProcess, StartServer
-from tests.spark.archives import Written, check_exact, life_of
+from tests.spark.archives import Written, archived_epoch_of, check_exact
 from topics.cli.main import main
 from topics.client import Client
 from topics.client.request import Record, Tombstone
@@ -27,11 +27,11 @@ from topics.spark.pipelines.archive.driver import archive
 from topics.spark.pipelines.audit.driver import audit, describe
 from topics.spark.pipelines.audit.task import Stretch, look
 from topics.spark.pipelines.run.job import Failed
-from topics.spark.pipelines.run.report import Report
+from topics.spark.pipelines.run.report import RunReport
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.read import DataLoss
 
-Run = Callable[..., Report]
+Run = Callable[..., RunReport]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def lake(tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def run(here: Any, server: ServerProcess, lake: Lake, topic: str) -> Run:
-    def archived(**given: Any) -> Report:
+    def archived(**given: Any) -> RunReport:
         return archive(**{"url": server.url, "lake": lake.path, "topics": [topic], "spark": here, **given})
 
     return archived
@@ -49,13 +49,13 @@ def run(here: Any, server: ServerProcess, lake: Lake, topic: str) -> Run:
 
 @pytest.fixture
 def look_for(here: Any, server: ServerProcess, lake: Lake, topic: str) -> Run:
-    def audited(**given: Any) -> Report:
+    def audited(**given: Any) -> RunReport:
         return audit(**{"url": server.url, "lake": lake.path, "topics": [topic], "spark": here, **given})
 
     return audited
 
 
-def unexplained(report: Report) -> list[tuple[int, int]]:
+def unexplained(report: RunReport) -> list[tuple[int, int]]:
     assert report.ok == (not report.topics[-1].figures["unexplained"])
     found: list[tuple[int, int]] = report.topics[-1].figures["unexplained"]
     return found
@@ -71,7 +71,7 @@ def test_a_lake_that_is_not_mounted_is_not_made_anew(run: Run, client: Client, l
     away = shutil.move(lake.path, f"{lake.path}.away")
     written.numbers(1)
     for options in ({}, {"trim": True}, {"dry_run": True}):
-        with pytest.raises(Failed, match=r"up to 10 are archived, and .* has them up to 0: .* not mounted") as failed:
+        with pytest.raises(Failed, match=r"up to 10 are archived, but .* has seqs up to 0: .* not mounted") as failed:
             run(**options)
         assert "--new-lake" in str(failed.value.next)
     assert not Path(lake.path).exists()
@@ -95,7 +95,7 @@ def test_a_copy_of_the_lake_from_before_a_trim_is_refused_and_the_audit_misses_w
     assert unexplained(report) == [(11, 20)]
     assert "  unexplained: seqs 11 to 20" in describe(report)
     written.numbers(2)
-    with pytest.raises(Failed, match=r"up to 20 are archived, and .* has them up to 10"):
+    with pytest.raises(Failed, match=r"up to 20 are archived, but .* has seqs up to 10"):
         run()
     assert unexplained(look_for()) == [(11, 20)]
 
@@ -122,11 +122,11 @@ def test_a_new_lake_begins_with_a_gap_where_only_the_old_one_had_the_records(
     written.numbers(5)
     before = {record.seq for record in client.read(topic) if not isinstance(record, Tombstone)}
     run(new_lake=True)
-    life = life_of(lake, written)
-    lost = {seq for gap in life.gaps for seq in range(gap.first, gap.last + 1)}
+    archived_epoch = archived_epoch_of(lake, written)
+    lost = {seq for gap in archived_epoch.gaps for seq in range(gap.first, gap.last + 1)}
     assert lost == set(range(1, 21)) - before
-    assert {gap.reason for gap in life.gaps} == {"other_lake"}
-    assert (life.gaps[0].first, life.gaps[0].last, life.archived_to) == (1, 10, 25)
+    assert {gap.reason for gap in archived_epoch.gaps} == {"other_lake"}
+    assert (archived_epoch.gaps[0].first, archived_epoch.gaps[0].last, archived_epoch.archived_to) == (1, 10, 25)
     check_exact(lake, written)
     assert look_for().ok
     first = next(iter(client.read(topic, lake=lake.path)))
@@ -201,15 +201,15 @@ def test_a_lake_that_has_lost_the_note_of_its_last_trim_is_read_all_the_same_and
     commits[-1].unlink()
 
     fresh = Lake(lake.path)
-    assert life_of(fresh, written).trimmed_to == 0
+    assert archived_epoch_of(fresh, written).trimmed_to == 0
     assert [item.seq for item in client.read(topic, lake=lake.path) if isinstance(item, Record)] == list(range(1, 24))
     assert [seq for seq, _, _ in rows_of(client, lake.path, topic)] == list(range(1, 24))
     report = look_for()
     assert report.ok
-    assert f"topic {topic} was trimmed up to seq 20" in describe(report)
+    assert f"topic {topic}: the server was told of a trim up to seq 20" in describe(report)
 
     run(trim=True)
-    assert life_of(Lake(lake.path), written).trimmed_to == 23
+    assert archived_epoch_of(Lake(lake.path), written).trimmed_to == 23
     assert "was trimmed" not in describe(look_for())
 
 
@@ -264,7 +264,7 @@ def set_back(lake: Lake, written: Written, seqs: int) -> None:
     from topics.lake import Change, write_files
 
     with lake.stage() as staging:
-        at = life_of(lake, written).archived_to
+        at = archived_epoch_of(lake, written).archived_to
         adds = write_files(lake.path, staging.token, written.topic, written.epoch, [records(at + 1, at + seqs)])
         change = Change(op="archive", topic=written.topic, epoch=written.epoch, adds=adds, covered=(at + 1, at + seqs))
         staging.commit(lake.snapshot(), [change])
@@ -294,11 +294,11 @@ def test_seqs_that_were_given_out_twice_are_neither_archived_on_nor_trimmed(
     with pytest.raises(Failed, match=r"seq 11 of topic .* differs in ts, .* set back and written to again"):
         run(trim=True)
     assert client.topic(topic).count == 15
-    assert life_of(lake, written).trimmed_to == 0
+    assert archived_epoch_of(lake, written).trimmed_to == 0
     written.numbers(5)
     with pytest.raises(Failed, match="differs in ts"):
         run()
-    assert life_of(lake, written).archived_to == 15
+    assert archived_epoch_of(lake, written).archived_to == 15
 
 
 # --- files
@@ -306,7 +306,7 @@ def test_seqs_that_were_given_out_twice_are_neither_archived_on_nor_trimmed(
 
 def spoiled(lake: Lake, written: Written, number: int) -> str:
     """One file with fewer rows than were written to it."""
-    file = life_of(lake, written).files[number]
+    file = archived_epoch_of(lake, written).files[number]
     path = Path(lake.path) / file.path
     pq.write_table(pq.read_table(path, partitioning=None).slice(0, 5), path)
     return path.name
@@ -324,8 +324,8 @@ def test_a_damaged_file_is_left_and_named_what_is_new_is_archived_and_nothing_tr
         written.numbers(1)
         with pytest.raises(Failed, match=f"{name} does not hold what was written to it"):
             run(merge_files=2, trim=trim)
-    life = life_of(lake, written)
-    assert (life.archived_to, life.trimmed_to, client.topic(topic).count) == (52, 0, 52)
+    archived_epoch = archived_epoch_of(lake, written)
+    assert (archived_epoch.archived_to, archived_epoch.trimmed_to, client.topic(topic).count) == (52, 0, 52)
     report = look_for()
     assert (report.ok, report.figures["damaged_files"], report.figures["unexplained"]) == (False, 1, 0)
 
@@ -336,7 +336,7 @@ def test_a_file_beside_the_records_that_no_version_has_is_a_finding(
     written = Written(client, topic)
     written.numbers(5)
     run()
-    path = Path(lake.path) / life_of(lake, written).files[0].path
+    path = Path(lake.path) / archived_epoch_of(lake, written).files[0].path
     path.with_name("notes.txt").write_text("not read by anybody")
     report = look_for()
     assert report.ok
@@ -365,19 +365,19 @@ def test_a_lake_that_lacks_a_version_fails_the_audit_with_what_to_do(
 def test_seqs_that_are_in_two_files_are_told_and_compared_all_the_same(
     run: Run, client: Client, lake: Lake, topic: str, server: ServerProcess
 ):
-    from topics.spark.options import Connection
+    from topics.spark.options import ConnectionOptions
 
     written = Written(client, topic)
     written.numbers(10)
     run()
-    [file] = life_of(lake, written).files
+    [file] = archived_epoch_of(lake, written).files
     table = pq.read_table(Path(lake.path) / file.path, partitioning=None)
     changed = table.set_column(table.schema.get_field_index("data"), "data", pa.array(["666"] * len(table)))
     pq.write_table(changed.slice(6, 3), Path(lake.path) / "second.parquet")
     second = msgspec.structs.replace(file, path="second.parquet", first=7, last=9)
     found = look(
         Stretch(
-            lake=lake.path, connection=Connection(servers=(server.url,)), topic=topic, epoch=written.epoch,
+            lake=lake.path, connection=ConnectionOptions(servers=(server.url,)), topic=topic, epoch=written.epoch,
             first=1, last=10, files=[file, second],
         )
     )  # fmt: skip
@@ -391,7 +391,7 @@ def test_the_gap_ledger_has_the_reason_of_a_new_lake(run: Run, client: Client, l
     client.archived(topic, seq=4, epoch=written.epoch)
     client.delete(topic, before_seq=3)
     run(new_lake=True)
-    [gap] = life_of(lake, written).gaps
+    [gap] = archived_epoch_of(lake, written).gaps
     assert Gap(gap.first, gap.last, gap.reason, 0) == Gap(1, 2, "other_lake", 0)
     assert lake.ledger().to_pylist()[0]["reason"] == "other_lake"
 
@@ -405,7 +405,7 @@ def test_a_record_that_was_taken_out_of_the_lake_alone_stops_the_trim_and_not_th
     lake.erase([topic], lambda topic, epoch, batch: pc.not_equal(batch.column("seq"), 9), columns=["seq"])
     written.numbers(5)
     run(merge_files=2)
-    assert life_of(lake, written).archived_to == 15
+    assert archived_epoch_of(lake, written).archived_to == 15
     with pytest.raises(Failed, match=r"seq 9 of topic .* is not in the lake"):
         run(trim=True)
     assert client.topic(topic).count == 15
@@ -429,7 +429,7 @@ def test_a_server_whose_directory_was_set_back_is_noticed_before_and_after_it_ha
     run(url=later.url)
     earlier = start_server(data_dir=tmp_path / "earlier")
     for trim in (False, True):
-        with pytest.raises(Failed, match="ends at seq 10, and the lake has archived its seqs up to 15"):
+        with pytest.raises(Failed, match="ends at seq 10, but the lake has archived seqs up to 15"):
             run(url=earlier.url, trim=trim)
     assert write(earlier, 8).epoch == written.epoch
     for trim in (False, True):
@@ -437,4 +437,4 @@ def test_a_server_whose_directory_was_set_back_is_noticed_before_and_after_it_ha
             run(url=earlier.url, trim=trim)
     with Client(earlier.url) as client:
         assert client.topic(topic).count == 18
-    assert life_of(lake, written).archived_to == 15
+    assert archived_epoch_of(lake, written).archived_to == 15

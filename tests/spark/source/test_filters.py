@@ -12,7 +12,7 @@ from tests.conftest import ServerProcess
 from tests.spark.world import load
 from topics.client import Client
 from topics.spark.options import read_options
-from topics.spark.source.batch import Part, TopicsReader
+from topics.spark.source.batch import ReadPartition, TopicsReader
 from topics.spark.source.filters import EqualTo, GreaterThan, In, LessThanOrEqual, StringStartsWith
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -87,7 +87,7 @@ def test_why_that_is_the_default(spark: SparkSession, filled: str):
 def planned(url: str, *filters: object) -> list[tuple[str, int, int]]:
     reader = TopicsReader(read_options({"url": url, "subscribePrefix": "f.", "pushFilters": "true"}))
     assert list(reader.pushFilters(list(filters))) == list(filters)
-    parts = [part for part in reader.partitions() if isinstance(part, Part)]
+    parts = [part for part in reader.partitions() if isinstance(part, ReadPartition)]
     return [(span.topic, span.start, span.stop) for part in parts for span, _ in part.spans]
 
 

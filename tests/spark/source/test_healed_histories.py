@@ -130,7 +130,7 @@ class History:
                 merge_files=self.chance.choice((0, 2)), **options,
             )  # fmt: skip
 
-        known = Lake(str(self.lake)).snapshot().life(self.topic, self.epoch)
+        known = Lake(str(self.lake)).snapshot().archived(self.topic, self.epoch)
         start = 0 if known is None else known.archived_to
         live = self.live
         try:
@@ -295,10 +295,10 @@ def _world() -> Iterator[tuple[Client, Path]]:
 if __name__ == "__main__":
     from tests.spark.conftest import here_of
 
-    with _world() as (running, place), pytest.MonkeyPatch.context() as patch:
+    with _world() as (running, extent), pytest.MonkeyPatch.context() as patch:
         instead = here_of(patch)
         for number in range(int(sys.argv[1]), int(sys.argv[2])):
-            play(running, instead, number, place / str(number))
-            shutil.rmtree(place / str(number))
+            play(running, instead, number, extent / str(number))
+            shutil.rmtree(extent / str(number))
             if number % 100 == 99:
                 print(number + 1, flush=True)

@@ -55,7 +55,7 @@ class World:
                 if write.config is not None:
                     body["config"] = msgspec.Raw(msgspec.json.encode(_lasting(write.config)))
                 self.client._call(
-                    request.Call("POST", f"/v0/topics/{name}", msgspec.json.encode(body)), request.Written
+                    request.ApiCall("POST", f"/v0/topics/{name}", msgspec.json.encode(body)), request.Written
                 )
             case Delete(_, before_seq, match):
                 self.client.delete(name, before_seq=before_seq, match=None if match is None else match.wire())

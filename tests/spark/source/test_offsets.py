@@ -6,24 +6,28 @@ import pytest
 from msgspec import structs
 
 from topics.spark.source import offsets
-from topics.spark.source.offsets import ForeignOffset, Names, Position, advance, share, spans
-from topics.spark.source.plan import Place
+from topics.spark.source.offsets import ForeignOffset, OffsetCodec, StreamPosition, advance, share, spans
+from topics.spark.source.plan import TopicExtent
 
-ONE = Names(("http://a",))
-TWO = Names(("http://a", "http://b"))
-
-
-def place(topic: str = "t", *, epoch: int = 1, earliest: int = 1, head: int = 0, server: str = "http://a") -> Place:
-    return Place(server=server, topic=topic, epoch=epoch, earliest=earliest, head=head)
+ONE = OffsetCodec(("http://a",))
+TWO = OffsetCodec(("http://a", "http://b"))
 
 
-def at(**topics: tuple[int, int]) -> offsets.Positions:
-    return {("http://a", topic): Position(*position) for topic, position in topics.items()}
+def extent(
+    topic: str = "t", *, epoch: int = 1, earliest: int = 1, head: int = 0, server: str = "http://a"
+) -> TopicExtent:
+    return TopicExtent(server=server, topic=topic, epoch=epoch, earliest=earliest, head=head)
 
 
-def step(known: offsets.Positions, *places: Place, budget: int | None = None) -> tuple[offsets.Positions, list[str]]:
+def at(**topics: tuple[int, int]) -> offsets.StreamPositions:
+    return {("http://a", topic): StreamPosition(*position) for topic, position in topics.items()}
+
+
+def step(
+    known: offsets.StreamPositions, *extents: TopicExtent, budget: int | None = None
+) -> tuple[offsets.StreamPositions, list[str]]:
     """The end of the next batch, and its spans as text."""
-    begin, end = advance(known, places, first_seq=lambda _: 1, budget=budget)
+    begin, end = advance(known, extents, first_seq=lambda _: 1, budget=budget)
     shown = [
         f"{span.topic}@{span.epoch}:{span.start}-{span.stop - 1} {span.lost or ''}".strip()
         for span in spans(begin, end)
@@ -32,41 +36,41 @@ def step(known: offsets.Positions, *places: Place, budget: int | None = None) ->
 
 
 def test_a_batch_goes_from_where_the_last_one_ended_to_the_head():
-    assert step(at(t=(1, 5)), place(head=9)) == (at(t=(1, 10)), ["t@1:5-9"])
+    assert step(at(t=(1, 5)), extent(head=9)) == (at(t=(1, 10)), ["t@1:5-9"])
 
 
 def test_nothing_new_is_an_end_equal_to_the_beginning():
     known = at(t=(1, 10))
-    begin, end = advance(known, [place(head=9)], first_seq=lambda _: 1, budget=None)
+    begin, end = advance(known, [extent(head=9)], first_seq=lambda _: 1, budget=None)
     assert begin == end == known
 
 
 def test_a_topic_that_comes_up_later_is_read_from_its_first_seq():
-    assert step(at(t=(1, 10)), place(head=9), place("u", epoch=2, head=3))[1] == ["u@2:1-3"]
+    assert step(at(t=(1, 10)), extent(head=9), extent("u", epoch=2, head=3))[1] == ["u@2:1-3"]
 
 
 def test_a_topic_made_again_is_told_as_recreated_and_read_from_its_first_seq():
-    assert step(at(t=(1, 5)), place(epoch=2, head=3)) == (at(t=(2, 4)), ["t@2:1-3 recreated", "t@2:1-3"])
+    assert step(at(t=(1, 5)), extent(epoch=2, head=3)) == (at(t=(2, 4)), ["t@2:1-3 recreated", "t@2:1-3"])
 
 
 def test_a_topic_that_moved_backwards_is_told_as_recreated():
-    assert step(at(t=(1, 50)), place(head=9)) == (at(t=(1, 10)), ["t@1:1-9 recreated", "t@1:1-9"])
+    assert step(at(t=(1, 50)), extent(head=9)) == (at(t=(1, 10)), ["t@1:1-9 recreated", "t@1:1-9"])
 
 
 def test_a_topic_made_again_and_still_empty_is_waited_for_so_that_its_loss_can_be_told():
-    assert step(at(t=(1, 5)), place(epoch=2)) == (at(t=(1, 5)), [])
+    assert step(at(t=(1, 5)), extent(epoch=2)) == (at(t=(1, 5)), [])
 
 
 def test_a_topic_that_is_gone_keeps_its_position():
-    assert step(at(t=(1, 5)), place("u", head=2))[0] == at(t=(1, 5), u=(1, 3))
+    assert step(at(t=(1, 5)), extent("u", head=2))[0] == at(t=(1, 5), u=(1, 3))
 
 
 def test_a_lost_range_is_jumped_and_costs_nothing_of_the_budget():
-    assert step(at(t=(1, 1)), place(earliest=5000, head=6000), budget=100) == (at(t=(1, 5100)), ["t@1:1-5099"])
+    assert step(at(t=(1, 1)), extent(earliest=5000, head=6000), budget=100) == (at(t=(1, 5100)), ["t@1:1-5099"])
 
 
 def test_a_topic_that_lost_everything_still_tells_of_it():
-    assert step(at(t=(1, 5)), place(earliest=10, head=9), budget=1) == (at(t=(1, 10)), ["t@1:5-9"])
+    assert step(at(t=(1, 5)), extent(earliest=10, head=9), budget=1) == (at(t=(1, 10)), ["t@1:5-9"])
 
 
 def test_what_a_small_topic_does_not_need_of_its_share_goes_to_the_others():
@@ -77,17 +81,17 @@ def test_what_a_small_topic_does_not_need_of_its_share_goes_to_the_others():
 def test_with_less_than_one_for_each_topics_take_turns():
     known = at(a=(1, 1), b=(1, 1), c=(1, 1))
     for _ in range(3):
-        known, _ = step(known, *[place(name, head=100) for name in "abc"], budget=1)
+        known, _ = step(known, *[extent(name, head=100) for name in "abc"], budget=1)
     assert known == at(a=(1, 2), b=(1, 2), c=(1, 2))
 
 
 def test_a_large_batch_ends_on_the_grid_unless_it_ends_at_the_head():
-    assert step(at(t=(1, 1)), place(head=100_000), budget=20_500)[0] == at(t=(1, 20_000))
-    assert step(at(t=(1, 1)), place(head=20_400), budget=20_500)[0] == at(t=(1, 20_401))
+    assert step(at(t=(1, 1)), extent(head=100_000), budget=20_500)[0] == at(t=(1, 20_000))
+    assert step(at(t=(1, 1)), extent(head=20_400), budget=20_500)[0] == at(t=(1, 20_401))
 
 
 @pytest.mark.parametrize("names", [ONE, TWO], ids=["one server", "several"])
-def test_offsets_survive_json_and_have_their_names_sorted(names: Names):
+def test_offsets_survive_json_and_have_their_names_sorted(names: OffsetCodec):
     positions = at(b=(1, 2), a=(3, 4), c=(5, 6))
     text = json.dumps(names.dump(positions, positions))
     assert names.load(json.loads(text)) == (positions, positions)
@@ -96,7 +100,7 @@ def test_offsets_survive_json_and_have_their_names_sorted(names: Names):
 
 def test_one_server_may_move_without_spoiling_a_checkpoint():
     offset = ONE.dump(at(t=(1, 1)), at(t=(1, 2)))
-    assert Names(("http://elsewhere",)).load(offset)[1] == {("http://elsewhere", "t"): Position(1, 2)}
+    assert OffsetCodec(("http://elsewhere",)).load(offset)[1] == {("http://elsewhere", "t"): StreamPosition(1, 2)}
 
 
 @pytest.mark.parametrize("offset", [{}, {"to": {}}, {"from": {"t": 5}, "to": {"t": 6}}, {"from": 1, "to": 2}])
@@ -111,11 +115,11 @@ def test_a_checkpoint_of_one_server_is_refused_where_there_are_several():
 
 
 def test_a_topic_that_only_a_lake_has_goes_on_for_readers_of_that_life_on_whatever_server_it_was():
-    gone = structs.replace(place(epoch=3, head=9), gone=True)
-    known = {("http://b", "t"): Position(3, 5)}
+    gone = structs.replace(extent(epoch=3, head=9), gone=True)
+    known = {("http://b", "t"): StreamPosition(3, 5)}
     assert offsets.at_home(known, gone).server == "http://b"
-    assert offsets.at_home({("http://b", "t"): Position(4, 5)}, gone).server == "http://a"
-    assert offsets.at_home(known, place(epoch=3, head=9)).server == "http://a"
+    assert offsets.at_home({("http://b", "t"): StreamPosition(4, 5)}, gone).server == "http://a"
+    assert offsets.at_home(known, extent(epoch=3, head=9)).server == "http://a"
 
 
 @pytest.mark.parametrize(
@@ -123,5 +127,5 @@ def test_a_topic_that_only_a_lake_has_goes_on_for_readers_of_that_life_on_whatev
     [({}, True), (at(t=(3, 5)), True), (at(t=(3, 10)), True), (at(t=(3, 11)), False), (at(t=(2, 99)), True),
      (at(t=(4, 1)), False)],
 )  # fmt: skip
-def test_a_lake_is_read_on_from_unless_it_knows_less_than_the_reader(known: offsets.Positions, readable: bool):
-    assert offsets.is_readable(known, structs.replace(place(epoch=3, head=9), gone=True)) == readable
+def test_a_lake_is_read_on_from_unless_it_knows_less_than_the_reader(known: offsets.StreamPositions, readable: bool):
+    assert offsets.is_readable(known, structs.replace(extent(epoch=3, head=9), gone=True)) == readable

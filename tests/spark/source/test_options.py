@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from topics.model.records import TagMatch
-from topics.spark.options import BadOption, Connection, Offsets, read_options
+from topics.spark.options import BadOption, ConnectionOptions, Offsets, read_options
 
 
 def options(**given: str) -> Any:
@@ -15,7 +15,7 @@ def options(**given: str) -> Any:
 def test_what_is_not_said_has_a_default():
     found = options()
     assert found.topics == ("orders",)
-    assert found.connection == Connection(servers=("http://127.0.0.1:4000",))
+    assert found.connection == ConnectionOptions(servers=("http://127.0.0.1:4000",))
     assert found.fail_on_data_loss
     assert (found.starting, found.ending, found.min_partitions) == (None, None, 1)
 

@@ -9,51 +9,51 @@ from hypothesis import strategies as st
 
 from topics.spark.options import read_options
 from topics.spark.source import plan
-from topics.spark.source.plan import GRID, Impossible, Place, Span
+from topics.spark.source.plan import GRID, Impossible, Span, TopicExtent
 
 
-def place(**fields: Any) -> Place:
-    return Place(**{"server": "s", "topic": "t", "epoch": 5, "earliest": 11, "head": 90} | fields)
+def extent(**fields: Any) -> TopicExtent:
+    return TopicExtent(**{"server": "s", "topic": "t", "epoch": 5, "earliest": 11, "head": 90} | fields)
 
 
-def planned(there: Place, **given_options: str) -> list[tuple[int, int, str | None]]:
+def planned(there: TopicExtent, **given_options: str) -> list[tuple[int, int, str | None]]:
     options = read_options({"subscribe": "t"} | given_options)
     found = plan.spans(options, [there], lambda _, ts_ms: ts_ms)
     return [(span.start, span.stop, span.lost) for span in found]
 
 
 def test_a_batch_reads_all_there_is():
-    assert planned(place()) == [(11, 91, None)]
+    assert planned(extent()) == [(11, 91, None)]
 
 
 def test_a_start_is_inclusive_and_an_end_exclusive():
-    assert planned(place(), startingOffsets='{"t": 20}', endingOffsets='{"t": 30}') == [(20, 30, None)]
-    assert planned(place(), startingOffsets="latest") == []
+    assert planned(extent(), startingOffsets='{"t": 20}', endingOffsets='{"t": 30}') == [(20, 30, None)]
+    assert planned(extent(), startingOffsets="latest") == []
 
 
 def test_times_are_looked_up():
-    assert planned(place(), startingTimestamp="40", endingTimestamp="60") == [(40, 60, None)]
+    assert planned(extent(), startingTimestamp="40", endingTimestamp="60") == [(40, 60, None)]
 
 
 def test_a_start_below_what_is_retained_is_kept_so_that_the_loss_is_told():
-    assert planned(place(), startingOffsets='{"t": 1}') == [(1, 91, None)]
+    assert planned(extent(), startingOffsets='{"t": 1}') == [(1, 91, None)]
 
 
 def test_a_start_past_the_head_comes_from_an_earlier_life():
-    assert planned(place(), startingOffsets='{"t": 200}') == [(1, 91, "recreated"), (11, 91, None)]
+    assert planned(extent(), startingOffsets='{"t": 200}') == [(1, 91, "recreated"), (11, 91, None)]
 
 
 def test_an_end_past_the_head_is_an_error():
     with pytest.raises(Impossible, match="no seq 99 yet; its head is 90"):
-        planned(place(), endingOffsets='{"t": 100}')
+        planned(extent(), endingOffsets='{"t": 100}')
 
 
 def test_an_empty_topic_has_nothing_to_read():
-    assert planned(place(earliest=1, head=0)) == []
+    assert planned(extent(earliest=1, head=0)) == []
 
 
 def test_latest_of_a_backup_is_what_it_holds():
-    assert planned(place(latest=80)) == [(11, 80, None)]
+    assert planned(extent(latest=80)) == [(11, 80, None)]
 
 
 def span(start: int, stop: int, topic: str = "t") -> Span:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.run.report import Report
+    from topics.spark.pipelines.run.report import RunReport
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,7 +35,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
-def execute(args: argparse.Namespace) -> Report:
+def execute(args: argparse.Namespace) -> RunReport:
     from topics.spark.pipelines.archive.driver import archive
 
     return archive(

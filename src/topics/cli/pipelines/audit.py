@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.run.report import Report
+    from topics.spark.pipelines.run.report import RunReport
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,13 +32,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
-def execute(args: argparse.Namespace) -> Report:
+def execute(args: argparse.Namespace) -> RunReport:
     from topics.spark.pipelines.audit.driver import audit
 
     return audit(url=args.url, lake=args.lake, topics=args.topic, **pipeline.shared(args))
 
 
-def show(report: Report) -> str:
+def show(report: RunReport) -> str:
     from topics.spark.pipelines.audit.driver import describe
 
     return describe(report)

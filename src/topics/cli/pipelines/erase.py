@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.run.report import Report, TopicReport
+    from topics.spark.pipelines.run.report import RunReport, TopicReport
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,7 +35,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     pipeline.add_positions(parser)
 
 
-def execute(args: argparse.Namespace) -> Report:
+def execute(args: argparse.Namespace) -> RunReport:
     from topics.spark.pipelines.erase.driver import erase
 
     return erase(
@@ -49,7 +49,7 @@ def execute(args: argparse.Namespace) -> Report:
     )
 
 
-def show(report: Report) -> str:
+def show(report: RunReport) -> str:
     """The receipt, for people."""
     figures = report.figures
     verb = "would be erased" if report.dry_run else "erased"

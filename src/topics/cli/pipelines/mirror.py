@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.run.report import Report
+    from topics.spark.pipelines.run.report import RunReport
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,7 +44,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     pipeline.add_positions(parser)
 
 
-def execute(args: argparse.Namespace) -> Report:
+def execute(args: argparse.Namespace) -> RunReport:
     from topics.spark.pipelines.mirror.driver import mirror
 
     return mirror(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from topics.cli import pipeline
 
 if TYPE_CHECKING:
-    from topics.spark.pipelines.run.report import Report
+    from topics.spark.pipelines.run.report import RunReport
 
 EPILOG = """\
 The same command is the same replay: started again it goes on where it stopped, and what was replayed is not replayed
@@ -51,7 +51,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     pipeline.add_positions(parser)
 
 
-def execute(args: argparse.Namespace) -> Report:
+def execute(args: argparse.Namespace) -> RunReport:
     from topics.spark.pipelines.replay.driver import replay
 
     return replay(

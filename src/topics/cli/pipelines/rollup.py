@@ -10,7 +10,7 @@ from topics.cli import pipeline
 
 if TYPE_CHECKING:
     from topics.spark.pipelines.rollup.declaration import Declaration
-    from topics.spark.pipelines.run.report import Report
+    from topics.spark.pipelines.run.report import RunReport
 
 FIELDS = ("topic", "into", "parquet", "window", "slide", "time", "watermark", "where", "by", "select", "sql", "tag")
 
@@ -40,7 +40,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     pipeline.add_positions(parser)
 
 
-def execute(args: argparse.Namespace) -> Report:
+def execute(args: argparse.Namespace) -> RunReport:
     from topics.spark.pipelines.rollup.driver import rollup
 
     return rollup(

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from topics.errors import TopicsError
 from topics.model.names import check_topic
 from topics.model.topic import ConfigPatch, configure
-from topics.spark.options import CONNECTION, BadOption, Connection, Option, connection, flag, known, number
+from topics.spark.options import CONNECTION, BadOption, ConnectionOptions, Option, connection, flag, known, number
 from topics.spark.sink.chunks import KeyBy
 from topics.spark.sink.rows import DataFormat
 
@@ -42,7 +42,7 @@ OF_SPARK = ("checkpointlocation", "queryname")  # what Spark's streams are told 
 class WriteOptions(Struct, frozen=True, kw_only=True):
     """Everything a writer was told, checked."""
 
-    connection: Connection = Connection()
+    connection: ConnectionOptions = ConnectionOptions()
     topic: str | None = None
     data_format: DataFormat = "json"
     create: bool = True
@@ -80,14 +80,14 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     )
 
 
-def _one_server(found: Mapping[str, str]) -> Connection:
+def _one_server(found: Mapping[str, str]) -> ConnectionOptions:
     made = connection(found)
     if len(made.servers) > 1:
         raise BadOption(f"url: rows are written to one server, not to {len(made.servers)}; start a query for each")
     return patient(made, found)
 
 
-def patient(made: Connection, given: Mapping[str, str]) -> Connection:
+def patient(made: ConnectionOptions, given: Mapping[str, str]) -> ConnectionOptions:
     """The connection of a stream or sink: with more attempts than usual, unless somebody chose their number."""
     if any(key.lower() == "retries" for key in given):
         return made

@@ -40,7 +40,7 @@ class ShortWindow(ValueError):
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class TaskWrites(WriterCommitMessage):
     """What a task did; `repeated` counts the records that were there already."""
 
     records: int = 0
@@ -58,7 +58,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._write_id = options.write_id or uuid.uuid4().hex
         check_window(options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWrites:
         return write_rows(iterator, self._options, self._renderer, run_name(self._options, otherwise=self._write_id))
 
 
@@ -75,7 +75,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
         check_window(options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWrites:
         return write_rows(iterator, self._options, self._renderer, run_name(self._options, otherwise=None))
 
 
@@ -90,12 +90,12 @@ def run_name(options: WriteOptions, *, otherwise: str | None) -> str:
     return f"spark/{otherwise}"
 
 
-def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> Written:
+def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> TaskWrites:
     """Everything one task has to write."""
     task = TaskContext.get()
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
-    done = Written()
+    done = TaskWrites()
     with client_for(options.connection, options.connection.servers[0]) as client:
         for batch in batches:
             sourced_rows, plain_rows = renderer.rows(batch)
@@ -106,12 +106,12 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
     return done
 
 
-def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: Written) -> None:
+def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: TaskWrites) -> None:
     for chunk in chunks:
         _send_chunk(client, options, chunk, done)
 
 
-def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: Written) -> None:
+def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: TaskWrites) -> None:
     """One request; two of half the size where the server takes less at a time."""
     deadline = time.monotonic() + options.connection.timeout_ms / 1000
     while True:

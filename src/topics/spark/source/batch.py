@@ -13,13 +13,13 @@ from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source import plan
 from topics.spark.source.catalog import Catalog, catalog_of
 from topics.spark.source.filters import Narrowing, narrowing
-from topics.spark.source.plan import Place, Span
+from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 
 CARRIED_BYTES = 16 << 20  # that a partition takes along of what is in no file
 
 
-class Part(InputPartition):
+class ReadPartition(InputPartition):
     """What one task reads."""
 
     def __init__(self, spans: list[tuple[Span, Excerpt | None]]) -> None:
@@ -64,9 +64,9 @@ class TopicsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with catalog_of(self.options) as catalog:
-            places = [place for place in catalog.places() if self.narrowing.wants(place.topic)]
-            spans = self._spans(catalog, places)
-            size_of = {(place.server, place.topic): place.bytes_per_seq for place in places}
+            extents = [extent for extent in catalog.extents() if self.narrowing.wants(extent.topic)]
+            spans = self._spans(catalog, extents)
+            size_of = {(extent.server, extent.topic): extent.bytes_per_seq for extent in extents}
             parts = plan.cut(
                 spans,
                 lambda span: size_of[span.server, span.topic],
@@ -75,22 +75,22 @@ class TopicsReader(DataSourceReader):
             )
             carried = [[(span, catalog.excerpt(span)) for span in part] for part in parts]
         # No partition at all would be taken for one without a range.
-        return [Part(spans) for part in carried for spans in _portable(part)] or [Part([])]
+        return [ReadPartition(spans) for part in carried for spans in _portable(part)] or [ReadPartition([])]
 
-    def _spans(self, catalog: Catalog, places: list[Place]) -> list[Span]:
+    def _spans(self, catalog: Catalog, extents: list[TopicExtent]) -> list[Span]:
         narrow, found = self.narrowing, []
-        for place in places:
+        for extent in extents:
             low, high = narrow.low_seq, narrow.high_seq
             if narrow.low_ms is not None:
-                low = max(catalog.seq_at(place, narrow.low_ms), low or 0)
+                low = max(catalog.seq_at(extent, narrow.low_ms), low or 0)
             if narrow.high_ms is not None:
-                by_time = catalog.seq_at(place, narrow.high_ms)
+                by_time = catalog.seq_at(extent, narrow.high_ms)
                 high = by_time if high is None else min(by_time, high)
-            found += plan.narrow(plan.spans(self.options, [place], catalog.seq_at), low=low, high=high)
+            found += plan.narrow(plan.spans(self.options, [extent], catalog.seq_at), low=low, high=high)
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)
+        assert isinstance(partition, ReadPartition)
         how = how_of(self.options, tag=self.narrowing.tag)
         for span, excerpt in partition.spans:
             yield from read_span(span, how, excerpt)

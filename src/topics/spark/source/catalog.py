@@ -14,9 +14,9 @@ from topics.engine.offline.directory import Excerpt
 from topics.engine.read.read import Query
 from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
-from topics.lake import Lake, Life, heal
-from topics.spark.options import Connection, ReadOptions
-from topics.spark.source.plan import Place, Span
+from topics.lake import ArchivedEpoch, Lake, heal
+from topics.spark.options import ConnectionOptions, ReadOptions
+from topics.spark.source.plan import Span, TopicExtent
 from topics.storage.fs import RealFs
 
 
@@ -25,10 +25,10 @@ class NoSuchTopic(ValueError):
 
 
 class Catalog(Protocol):
-    def places(self) -> list[Place]:
+    def extents(self) -> list[TopicExtent]:
         """The topics subscribed to, by server and name. Raises `NoSuchTopic` where one was named and is nowhere."""
 
-    def seq_at(self, place: Place, ts_ms: int) -> int:
+    def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
         """Where reading begins for a reader who wants everything from this time on.
 
         The seq of the first record at or after it, head + 1 if there is none. Where some of what he wants was lost at
@@ -45,7 +45,7 @@ class Catalog(Protocol):
     ) -> None: ...
 
 
-def client_for(connection: Connection, server: str) -> Client:
+def client_for(connection: ConnectionOptions, server: str) -> Client:
     """A connection of its own: to be closed by whoever asked for it."""
     return Client(
         server, token=connection.read_token(), timeout_s=connection.timeout_ms / 1000, retries=connection.retries
@@ -54,11 +54,13 @@ def client_for(connection: Connection, server: str) -> Client:
 
 def catalog_of(options: ReadOptions) -> Catalog:
     if options.path is not None:
-        return Files(options, options.path)
-    return Archive(options, options.lake) if options.lake is not None and options.lake_only else Servers(options)
+        return DirectoryCatalog(options, options.path)
+    return (
+        LakeCatalog(options, options.lake) if options.lake is not None and options.lake_only else ServerCatalog(options)
+    )
 
 
-class Servers:
+class ServerCatalog:
     """The topics of one or several servers; with a lake, as far back as that goes."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -76,64 +78,66 @@ class Servers:
         for client in self._clients.values():
             client.close()
 
-    def places(self) -> list[Place]:
+    def extents(self) -> list[TopicExtent]:
         found = self.present()
         _check_all_found(self._options, found)
         return found
 
-    def present(self) -> list[Place]:
+    def present(self) -> list[TopicExtent]:
         """Those of the topics that are there, on a server or in the lake: a stream may wait for the others."""
-        found = [place for server, client in self._clients.items() for place in self._places(server, client)]
+        found = [extent for server, client in self._clients.items() for extent in self._extents(server, client)]
         if self._lake is None:
             return found
         snapshot = self._lake.snapshot()
-        lives = [(place, snapshot.life(place.topic, place.epoch)) for place in found]
-        gone = self._only_archived(self._lake, {place.topic for place in found})
-        return [_with_archive(place, life, self._trimmed_to(place, life)) for place, life in lives] + gone
+        epochs = [(extent, snapshot.archived(extent.topic, extent.epoch)) for extent in found]
+        gone = self._only_archived(self._lake, {extent.topic for extent in found})
+        return [
+            _with_archive(extent, archived, self._trimmed_to(extent, archived)) for extent, archived in epochs
+        ] + gone
 
-    def _trimmed_to(self, place: Place, life: Life | None) -> int:
+    def _trimmed_to(self, extent: TopicExtent, archived: ArchivedEpoch | None) -> int:
         """Up to where the server says it was trimmed, where that can make a difference: not for what the lake has."""
-        if place.earliest == 1 or (life is not None and not life.uncovered(1, place.earliest - 1)):
+        if extent.earliest == 1 or (archived is not None and not archived.uncovered(1, extent.earliest - 1)):
             return 0
-        key, stand = (place.server, place.topic), (place.epoch, place.earliest)
+        key, stand = (extent.server, extent.topic), (extent.epoch, extent.earliest)
         asked_at, told = self._trimmed.get(key, (None, 0))
         if asked_at != stand:  # a trim moves the first record
-            told = self._told(place)
+            told = self._told(extent)
             self._trimmed[key] = stand, told
         return told
 
-    def _told(self, place: Place) -> int:
+    def _told(self, extent: TopicExtent) -> int:
         try:
-            state = self._clients[place.server].topic(place.topic)
+            state = self._clients[extent.server].topic(extent.topic)
         except TopicsError as error:
             if error.code is not Code.TOPIC_NOT_FOUND:
                 raise
             return 0
-        return (state.trimmed_seq or 0) if state.epoch == place.epoch else 0
+        return (state.trimmed_seq or 0) if state.epoch == extent.epoch else 0
 
-    def _only_archived(self, lake: Lake, there: set[str]) -> list[Place]:
+    def _only_archived(self, lake: Lake, there: set[str]) -> list[TopicExtent]:
         """Topics that are gone from the servers: their last life is in the lake, and reading finds out the rest."""
         server = self._options.connection.servers[0]
         gone = [name for name in lake.snapshot().topics() if self._options.wants(name) and name not in there]
-        lives = [life for name in gone if (life := heal.newest_life(lake, name)) is not None]
-        return [structs.replace(_archived_place(server, life), gone=True) for life in lives]
+        epochs = [archived for name in gone if (archived := heal.newest_epoch(lake, name)) is not None]
+        return [structs.replace(_archived_extent(server, archived), gone=True) for archived in epochs]
 
-    def wait(self, place: Place, ms: int) -> None:
+    def wait(self, extent: TopicExtent, ms: int) -> None:
         """Until the topic has grown, or for this long."""
         try:
-            self._clients[place.server].diff(
-                place.topic, from_seq=place.head, epoch=place.epoch, limit=1, include_meta=False, wait_ms=ms
+            self._clients[extent.server].diff(
+                extent.topic, from_seq=extent.head, epoch=extent.epoch, limit=1, include_meta=False, wait_ms=ms
             )
         except TopicsError as error:
             if error.code is not Code.TOPIC_NOT_FOUND:
                 raise
 
-    def _places(self, server: str, client: Client) -> list[Place]:
+    def _extents(self, server: str, client: Client) -> list[TopicExtent]:
         options = self._options
         if options.topics:
-            return [place for name in sorted(options.topics) if (place := _named(server, client, name)) is not None]
+            return [extent for name in sorted(options.topics) if (extent := _named(server, client, name)) is not None]
         return [
-            Place(
+            TopicExtent(
                 server=server, topic=row.topic, epoch=row.epoch, earliest=row.earliest_seq, head=row.head_seq,
                 count=row.count, size_bytes=row.bytes,
             )
@@ -141,23 +145,23 @@ class Servers:
             if options.wants(row.topic)
         ]  # fmt: skip
 
-    def seq_at(self, place: Place, ts_ms: int) -> int:
+    def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
         try:
-            return self._seq_at(place, ts_ms)
+            return self._seq_at(extent, ts_ms)
         except TopicsError as error:
             if self._lake is None or error.code is not Code.TOPIC_NOT_FOUND:
                 raise
-            life = self._lake.snapshot().life(place.topic, place.epoch)
-            return 1 if life is None else heal.first_at(self._lake, life, ts_ms)
+            archived = self._lake.snapshot().archived(extent.topic, extent.epoch)
+            return 1 if archived is None else heal.first_at(self._lake, archived, ts_ms)
 
-    def _seq_at(self, place: Place, ts_ms: int) -> int:
-        client, from_seq = self._clients[place.server], 0
+    def _seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
+        client, from_seq = self._clients[extent.server], 0
         while True:
-            page = client.diff(place.topic, from_seq=from_seq, from_ts=ts_ms, limit=1, epoch=place.epoch)
+            page = client.diff(extent.topic, from_seq=from_seq, from_ts=ts_ms, limit=1, epoch=extent.epoch)
             if self._lake is not None and from_seq == 0:
                 floor = 0 if page.tombstone is None else page.tombstone.gap_to
-                floor = max(floor, self._told(place))
-                if (archived := _archived_at(self._lake, place, ts_ms, floor)) is not None:
+                floor = max(floor, self._told(extent))
+                if (archived := _archived_at(self._lake, extent, ts_ms, floor)) is not None:
                     return archived
             elif page.tombstone is not None:
                 return 1
@@ -171,7 +175,7 @@ class Servers:
         return None
 
 
-class Files:
+class DirectoryCatalog:
     """The topics of a data directory or a backup."""
 
     def __init__(self, options: ReadOptions, path: str) -> None:
@@ -187,25 +191,25 @@ class Files:
     ) -> None:
         self._directory.__exit__(kind, error, trace)
 
-    def places(self) -> list[Place]:
+    def extents(self) -> list[TopicExtent]:
         topics = self._directory.topics
-        found = [self._place(topics[name]) for name in sorted(topics) if self._options.wants(name)]
+        found = [self._extent(topics[name]) for name in sorted(topics) if self._options.wants(name)]
         _check_all_found(self._options, found)
         return found
 
-    def _place(self, topic: Topic) -> Place:
-        return Place(
+    def _extent(self, topic: Topic) -> TopicExtent:
+        return TopicExtent(
             server=self._path, topic=topic.name, epoch=topic.epoch, earliest=topic.earliest, head=topic.head,
             count=topic.count, size_bytes=topic.bytes, latest=directory.known_end(topic),
         )  # fmt: skip
 
-    def seq_at(self, place: Place, ts_ms: int) -> int:
+    def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
         from_seq = 0
         while True:
-            found = self._directory.read(place.topic, Query(from_seq=from_seq, from_ts=ts_ms, limit=1))
+            found = self._directory.read(extent.topic, Query(from_seq=from_seq, from_ts=ts_ms, limit=1))
             if found.tombstone is not None:
                 return 1
-            if found.count or found.next_from_seq >= place.head:
+            if found.count or found.next_from_seq >= extent.head:
                 return found.next_from_seq + (0 if found.count else 1)
             from_seq = found.next_from_seq
 
@@ -213,7 +217,7 @@ class Files:
         return self._directory.excerpt(span.topic, span.start, span.stop)
 
 
-class Archive:
+class LakeCatalog:
     """The topics of a lake, without a server: of each the last life that was archived."""
 
     def __init__(self, options: ReadOptions, path: str) -> None:
@@ -228,64 +232,65 @@ class Archive:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def places(self) -> list[Place]:
+    def extents(self) -> list[TopicExtent]:
         names = [name for name in self._lake.snapshot().topics() if self._options.wants(name)]
-        lives = [life for name in sorted(names) if (life := heal.newest_life(self._lake, name)) is not None]
-        found = [_archived_place(self._path, life) for life in lives]
+        epochs = [archived for name in sorted(names) if (archived := heal.newest_epoch(self._lake, name)) is not None]
+        found = [_archived_extent(self._path, archived) for archived in epochs]
         _check_all_found(self._options, found)
         return found
 
-    def seq_at(self, place: Place, ts_ms: int) -> int:
-        life = self._lake.snapshot().life(place.topic, place.epoch)
-        return 1 if life is None else heal.first_at(self._lake, life, ts_ms)
+    def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
+        archived = self._lake.snapshot().archived(extent.topic, extent.epoch)
+        return 1 if archived is None else heal.first_at(self._lake, archived, ts_ms)
 
     def excerpt(self, span: Span) -> Excerpt | None:
         return None
 
 
-def _with_archive(place: Place, life: Life | None, trimmed_to: int) -> Place:
+def _with_archive(extent: TopicExtent, archived: ArchivedEpoch | None, trimmed_to: int) -> TopicExtent:
     """The topic as lake and server have it together. What was trimmed, and this lake lacks, is part of it: as a gap."""
-    known = life or Life(topic=place.topic, epoch=place.epoch)
+    known = archived or ArchivedEpoch(topic=extent.topic, epoch=extent.epoch)
     lacking = known.uncovered(1, trimmed_to)
-    first = min(heal.first_record(life) or place.earliest, lacking[0][0] if lacking else place.earliest)
-    if first >= place.earliest:
-        return place
-    older_bytes = sum(file.bytes for file in known.files_in(first, place.earliest - 1))
-    return structs.replace(place, earliest=first, size_bytes=place.size_bytes + older_bytes)
+    first = min(heal.first_record(archived) or extent.earliest, lacking[0][0] if lacking else extent.earliest)
+    if first >= extent.earliest:
+        return extent
+    older_bytes = sum(file.bytes for file in known.files_in(first, extent.earliest - 1))
+    return structs.replace(extent, earliest=first, size_bytes=extent.size_bytes + older_bytes)
 
 
-def _archived_place(where: str, life: Life) -> Place:
-    end = heal.last_seq(life)
-    return Place(
-        server=where, topic=life.topic, epoch=life.epoch, earliest=heal.first_record(life) or end + 1, head=end,
-        count=sum(file.rows for file in life.files), size_bytes=sum(file.bytes for file in life.files),
+def _archived_extent(where: str, archived: ArchivedEpoch) -> TopicExtent:
+    end = heal.last_seq(archived)
+    return TopicExtent(
+        server=where, topic=archived.topic, epoch=archived.epoch,
+        earliest=heal.first_record(archived) or end + 1, head=end,
+        count=sum(file.rows for file in archived.files), size_bytes=sum(file.bytes for file in archived.files),
     )  # fmt: skip
 
 
-def _archived_at(lake: Lake, place: Place, ts_ms: int, floor: int) -> int | None:
+def _archived_at(lake: Lake, extent: TopicExtent, ts_ms: int, floor: int) -> int | None:
     """Where reading from a time on begins in the lake; None if what the server has is all of it."""
-    life = lake.snapshot().life(place.topic, place.epoch)
-    if life is None:
+    archived = lake.snapshot().archived(extent.topic, extent.epoch)
+    if archived is None:
         return 1 if floor else None
-    begin = heal.first_at(lake, life, ts_ms)
-    return begin if begin <= max(floor, life.trimmed_to) else None
+    begin = heal.first_at(lake, archived, ts_ms)
+    return begin if begin <= max(floor, archived.trimmed_to) else None
 
 
-def _named(server: str, client: Client, name: str) -> Place | None:
+def _named(server: str, client: Client, name: str) -> TopicExtent | None:
     try:
         state = client.topic(name)
     except TopicsError as error:
         if error.code is Code.TOPIC_NOT_FOUND:
             return None
         raise
-    return Place(
+    return TopicExtent(
         server=server, topic=name, epoch=state.epoch, earliest=state.earliest_seq, head=state.head_seq,
         count=state.count, size_bytes=state.bytes,
     )  # fmt: skip
 
 
-def _check_all_found(options: ReadOptions, places: list[Place]) -> None:
-    there = {place.topic for place in places}
+def _check_all_found(options: ReadOptions, extents: list[TopicExtent]) -> None:
+    there = {extent.topic for extent in extents}
     for name in options.topics:
         if name not in there:
             where = options.path or (options.lake if options.lake_only else None)

@@ -19,38 +19,38 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from topics.spark.source.plan import GRID, Place, Span
+from topics.spark.source.plan import GRID, Span, TopicExtent
 
 Key = tuple[str, str]  # server, topic
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     epoch: int
     seq: int  # the next one to read
 
 
-Positions = dict[Key, Position]
+StreamPositions = dict[Key, StreamPosition]
 
 
 class ForeignOffset(ValueError):
     """A checkpoint that was not made by this query."""
 
 
-class Names(NamedTuple):
+class OffsetCodec(NamedTuple):
     """How positions are named in JSON. A single server has no name: it may move without spoiling a checkpoint."""
 
     servers: tuple[str, ...]
 
-    def dump(self, begin: Positions, end: Positions) -> dict[str, Any]:
+    def dump(self, begin: StreamPositions, end: StreamPositions) -> dict[str, Any]:
         return {"from": self._map(begin), "to": self._map(end)}
 
-    def load(self, offset: dict[str, Any]) -> tuple[Positions, Positions]:
+    def load(self, offset: dict[str, Any]) -> tuple[StreamPositions, StreamPositions]:
         try:
             return self._positions(offset["from"]), self._positions(offset["to"])
         except (KeyError, TypeError, AttributeError):
             raise ForeignOffset(f"the checkpoint holds {str(offset)[:200]}, which is no offset of topics") from None
 
-    def _map(self, positions: Positions) -> dict[str, Any]:
+    def _map(self, positions: StreamPositions) -> dict[str, Any]:
         if len(self.servers) == 1:
             return {topic: at._asdict() for (_, topic), at in sorted(positions.items())}
         found: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class Names(NamedTuple):
             found.setdefault(server, {})[topic] = at._asdict()
         return found
 
-    def _positions(self, found: dict[str, Any]) -> Positions:
+    def _positions(self, found: dict[str, Any]) -> StreamPositions:
         is_flat = all("seq" in value and "epoch" in value for value in found.values())
         if found and is_flat != (len(self.servers) == 1):
             raise ForeignOffset(
@@ -68,16 +68,16 @@ class Names(NamedTuple):
         if len(self.servers) == 1:
             found = {self.servers[0]: found}
         return {
-            (server, topic): Position(at["epoch"], at["seq"])
+            (server, topic): StreamPosition(at["epoch"], at["seq"])
             for server, topics in found.items()
             for topic, at in topics.items()
         }
 
 
-class Step(NamedTuple):
+class TopicStep(NamedTuple):
     """What one topic has for the next batch: seqs from `begin`, of which those from `first` on are there."""
 
-    begin: Position
+    begin: StreamPosition
     first: int
     end: int
     again: bool  # it is another life than the one read so far
@@ -86,22 +86,22 @@ class Step(NamedTuple):
     def room(self) -> int:
         return self.end - self.first
 
-    def upto(self, grant: int) -> Position:
+    def upto(self, grant: int) -> StreamPosition:
         stop = self.first + grant
         if 10 * GRID <= grant < self.room:
             stop = max(stop // GRID * GRID, self.first)  # whole cells make fewer and larger writes
-        return Position(self.begin.epoch, stop)
+        return StreamPosition(self.begin.epoch, stop)
 
 
 def advance(
-    at: Positions, places: Iterable[Place], *, first_seq: Callable[[Place], int], budget: int | None
-) -> tuple[Positions, Positions]:
+    at: StreamPositions, extents: Iterable[TopicExtent], *, first_seq: Callable[[TopicExtent], int], budget: int | None
+) -> tuple[StreamPositions, StreamPositions]:
     """Where the next batch begins and ends. The two are equal when there is nothing new.
 
     `first_seq` says where a topic begins that was not there before. `budget` is a number of seqs; a lost range costs
     none of it, since nothing of it is read.
     """
-    steps = {(place.server, place.topic): _step(at, place, first_seq) for place in places}
+    steps = {(extent.server, extent.topic): _step(at, extent, first_seq) for extent in extents}
     grants = share({key: step.room for key, step in steps.items()}, budget, turn=sum(seq for _, seq in at.values()))
     begin, end = dict(at), dict(at)
     for key, step in steps.items():
@@ -113,37 +113,37 @@ def advance(
     return begin, end
 
 
-def _step(at: Positions, place: Place, first_seq: Callable[[Place], int]) -> Step:
-    known = at.get((place.server, place.topic))
-    again = known is not None and is_recreated(known, Position(place.epoch, place.end))
+def _step(at: StreamPositions, extent: TopicExtent, first_seq: Callable[[TopicExtent], int]) -> TopicStep:
+    known = at.get((extent.server, extent.topic))
+    again = known is not None and is_recreated(known, StreamPosition(extent.epoch, extent.end))
     if known is None:
-        begin = Position(place.epoch, first_seq(place))
+        begin = StreamPosition(extent.epoch, first_seq(extent))
     elif again:
-        begin = Position(place.epoch, 1)
+        begin = StreamPosition(extent.epoch, 1)
     else:
         begin = known
-    return Step(begin, min(max(begin.seq, place.earliest), place.end), place.end, again)
+    return TopicStep(begin, min(max(begin.seq, extent.earliest), extent.end), extent.end, again)
 
 
-def at_home(at: Positions, place: Place) -> Place:
+def at_home(at: StreamPositions, extent: TopicExtent) -> TopicExtent:
     """A topic that is gone, of the server that had it: a lake does not say which of several that was, its life does."""
-    if place.gone:
+    if extent.gone:
         for (server, topic), known in at.items():
-            if topic == place.topic and known.epoch == place.epoch:
-                return structs.replace(place, server=server)
-    return place
+            if topic == extent.topic and known.epoch == extent.epoch:
+                return structs.replace(extent, server=server)
+    return extent
 
 
-def is_readable(at: Positions, place: Place) -> bool:
+def is_readable(at: StreamPositions, extent: TopicExtent) -> bool:
     """Whether the lake has something for a reader who stands here, of a topic that is gone from its server.
 
     All that he has read and perhaps more, or a later life. Otherwise it knows less than he does.
     """
-    known = at.get((place.server, place.topic))
-    return known is None or (known.epoch, known.seq) <= (place.epoch, place.end)
+    known = at.get((extent.server, extent.topic))
+    return known is None or (known.epoch, known.seq) <= (extent.epoch, extent.end)
 
 
-def is_recreated(begin: Position, end: Position) -> bool:
+def is_recreated(begin: StreamPosition, end: StreamPosition) -> bool:
     return end.epoch != begin.epoch or end.seq < begin.seq
 
 
@@ -167,11 +167,11 @@ def share(rooms: dict[Key, int], budget: int | None, *, turn: int) -> dict[Key, 
     return grants
 
 
-def spans(begin: Positions, end: Positions) -> list[Span]:
+def spans(begin: StreamPositions, end: StreamPositions) -> list[Span]:
     """What lies between the two, in the order of names. Deterministic: a batch that is repeated reads the same."""
     found: list[Span] = []
     for (server, topic), stop in sorted(end.items()):
-        start = begin.get((server, topic), Position(stop.epoch, 1))
+        start = begin.get((server, topic), StreamPosition(stop.epoch, 1))
         first = start.seq
         if is_recreated(start, stop):
             first = 1

@@ -17,7 +17,7 @@ GRID = 1000
 MAX_PARTITIONS = 10_000
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class TopicExtent(Struct, frozen=True, kw_only=True):
     """A topic as it is now. `latest` is where "latest" is: one past the last seq that a reader of now may ask for."""
 
     server: str  # URL, or path of a directory
@@ -55,55 +55,62 @@ class Impossible(ValueError):
     """A range that cannot be read because it was never written."""
 
 
-SeqAt = Callable[[Place, int], int]  # the first seq of a topic at or after a time
+SeqAt = Callable[[TopicExtent, int], int]  # the first seq of a topic at or after a time
 
 
-def spans(options: ReadOptions, places: Iterable[Place], seq_at: SeqAt) -> list[Span]:
+def spans(options: ReadOptions, extents: Iterable[TopicExtent], seq_at: SeqAt) -> list[Span]:
     """What a batch read covers, in the order of servers and topics. Raises `Impossible`."""
     found: list[Span] = []
-    for place in places:
-        found += _place_spans(options, place, seq_at)
+    for extent in extents:
+        found += _extent_spans(options, extent, seq_at)
     return found
 
 
-def _place_spans(options: ReadOptions, place: Place, seq_at: SeqAt) -> list[Span]:
-    start = first_seq(options, place, seq_at, otherwise="earliest")
+def _extent_spans(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt) -> list[Span]:
+    start = first_seq(options, extent, seq_at, otherwise="earliest")
     if options.ending_ts is not None:
-        stop = seq_at(place, options.ending_ts)
+        stop = seq_at(extent, options.ending_ts)
     else:
-        stop = at_offset(place, options.ending, otherwise="latest")
-        if stop > place.head + 1:
-            raise Impossible(f"endingOffsets: topic {place.topic} has no seq {stop - 1} yet; its head is {place.head}")
-    if start > place.head + 1:
+        stop = at_offset(extent, options.ending, otherwise="latest")
+        if stop > extent.head + 1:
+            raise Impossible(
+                f"endingOffsets: topic {extent.topic} has no seq {stop - 1} yet; its head is {extent.head}"
+            )
+    if start > extent.head + 1:
         # A cursor past the head comes from an earlier life of the topic; diff tells that in the same words.
         lost = Span(
-            server=place.server, topic=place.topic, epoch=place.epoch, start=1, stop=place.head + 1, lost="recreated"
+            server=extent.server,
+            topic=extent.topic,
+            epoch=extent.epoch,
+            start=1,
+            stop=extent.head + 1,
+            lost="recreated",
         )
-        start = place.earliest
-        return [lost, *_span(place, start, stop)]
-    return _span(place, start, stop)
+        start = extent.earliest
+        return [lost, *_span(extent, start, stop)]
+    return _span(extent, start, stop)
 
 
-def _span(place: Place, start: int, stop: int) -> list[Span]:
+def _span(extent: TopicExtent, start: int, stop: int) -> list[Span]:
     if start >= stop:
         return []
-    return [Span(server=place.server, topic=place.topic, epoch=place.epoch, start=start, stop=stop)]
+    return [Span(server=extent.server, topic=extent.topic, epoch=extent.epoch, start=start, stop=stop)]
 
 
-def first_seq(options: ReadOptions, place: Place, seq_at: SeqAt, *, otherwise: Offset) -> int:
+def first_seq(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt, *, otherwise: Offset) -> int:
     """Where reading a topic begins; `otherwise` where no option says it."""
     if options.starting_ts is not None:
-        return seq_at(place, options.starting_ts)
-    return at_offset(place, options.starting, otherwise=otherwise)
+        return seq_at(extent, options.starting_ts)
+    return at_offset(extent, options.starting, otherwise=otherwise)
 
 
-def at_offset(place: Place, offsets: Offsets | None, *, otherwise: Offset) -> int:
+def at_offset(extent: TopicExtent, offsets: Offsets | None, *, otherwise: Offset) -> int:
     """An offset as a seq."""
-    offset = otherwise if offsets is None else offsets.of(place.server, place.topic)
+    offset = otherwise if offsets is None else offsets.of(extent.server, extent.topic)
     if offset == "earliest":
-        return place.earliest
+        return extent.earliest
     if offset == "latest":
-        return place.end
+        return extent.end
     return offset
 
 

@@ -18,9 +18,9 @@ from topics.engine.read.read import Query
 from topics.errors import Code, TopicsError
 from topics.lake import Gap as ArchivedGap
 from topics.lake import Lake
-from topics.lake.heal import OTHER_LAKE, Healer, Wanted
+from topics.lake.heal import OTHER_LAKE, Healer, RecordFilter
 from topics.model.records import TagMatch
-from topics.spark.options import Connection, ReadOptions
+from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.source.plan import Span
 from topics.spark.source.record_batches import Batches
@@ -49,7 +49,7 @@ class Incomplete(RuntimeError):
     """A read ended before the end of its range though nothing says why."""
 
 
-class Gap(Protocol):
+class LostRange(Protocol):
     """A tombstone, the engine's or the client's."""
 
     @property
@@ -60,13 +60,13 @@ class Gap(Protocol):
     def reason(self) -> str: ...
 
 
-Piece: TypeAlias = Run | pa.RecordBatch | Gap | int  # an int is the seq after the last one looked at
+Piece: TypeAlias = Run | pa.RecordBatch | LostRange | int  # an int is the seq after the last one looked at
 
 
 class How(Struct, frozen=True, kw_only=True):
     """How spans are read: what executors need of the options."""
 
-    connection: Connection = Connection()
+    connection: ConnectionOptions = ConnectionOptions()
     nodes: tuple[str, ...] = ()
     tag: TagMatch | None = None
     fail_on_data_loss: bool = True
@@ -158,7 +158,7 @@ DROPPED = "dropped"  # our word for a topic that was there when the query was pl
 UNARCHIVED = "unarchived"  # our word for seqs that a lake knows nothing of, where nobody else is asked
 
 
-def _from_server(span: Span, how: How) -> Iterator[Run | Gap | int]:
+def _from_server(span: Span, how: How) -> Iterator[Run | LostRange | int]:
     """Runs, losses, and at last the seq after the last one looked at."""
     at = span.start
     for piece in _scan(span, how):
@@ -196,7 +196,7 @@ def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
 
 def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
     """What the server has, and from the lake what it has no more; see `topics.lake.heal`."""
-    wanted = Wanted(tag=how.tag, nodes=_left_out(span, how))
+    wanted = RecordFilter(tag=how.tag, nodes=_left_out(span, how))
     healer = Healer(Lake(lake), span.topic, span.epoch, wanted, trimmed_to=lambda: _trimmed_to(span, how))
     at = span.start
     for piece in _from_server(span, how):
@@ -217,7 +217,7 @@ def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
 
 
 def _from_lake(span: Span, how: How, lake: str) -> Iterator[Piece]:
-    healer = Healer(Lake(lake), span.topic, span.epoch, Wanted(tag=how.tag, nodes=how.nodes))
+    healer = Healer(Lake(lake), span.topic, span.epoch, RecordFilter(tag=how.tag, nodes=how.nodes))
     yield from _told(healer.lost(span.start, span.stop - 1, UNARCHIVED))
     yield span.stop
 

@@ -13,10 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from topics.spark.options import BadOption, Offset, ReadOptions
 from topics.spark.source import offsets, plan
-from topics.spark.source.batch import Part
-from topics.spark.source.catalog import Servers
-from topics.spark.source.offsets import Key, Names, Positions
-from topics.spark.source.plan import Place, Span
+from topics.spark.source.batch import ReadPartition
+from topics.spark.source.catalog import ServerCatalog
+from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
+from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 
 # Spark asks for the latest offset a hundred times a second when there is nothing to do, and a query that is being
@@ -46,12 +46,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions) -> None:
         _check(options)
         self.options = options
-        self._names = Names(options.connection.servers)
-        self._servers: Servers | None = None
+        self._names = OffsetCodec(options.connection.servers)
+        self._servers: ServerCatalog | None = None
         self._initial: dict[str, Any] | None = None
-        self._target: list[Place] | None = None  # of AvailableNow: what there was when the query began
-        self._seen: dict[Key, Place] = {}
-        self._ends: dict[Key, offsets.Position] = {}  # where topics ended when they were last there
+        self._target: list[TopicExtent] | None = None  # of AvailableNow: what there was when the query began
+        self._seen: dict[Key, TopicExtent] = {}
+        self._ends: dict[Key, offsets.StreamPosition] = {}  # where topics ended when they were last there
 
     # --- offsets
 
@@ -59,8 +59,10 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Asked for more than once; it must be the same place each time."""
         if self._initial is None:
             at = {
-                (place.server, place.topic): offsets.Position(place.epoch, self._first_seq(place, otherwise="latest"))
-                for place in self._places()
+                (extent.server, extent.topic): offsets.StreamPosition(
+                    extent.epoch, self._first_seq(extent, otherwise="latest")
+                )
+                for extent in self._extents()
             }
             self._initial = self._names.dump(at, at)
         return self._initial
@@ -74,17 +76,17 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         _, at = self._names.load(start)
         budget = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        places = self._places()
-        begin, end = self._advance(at, places, budget)
+        extents = self._extents()
+        begin, end = self._advance(at, extents, budget)
         if begin == end and self._target is None:
-            self._wait(places)
+            self._wait(extents)
             begin, end = self._advance(at, self._look(), budget)
         # Spark takes an equal offset for "nothing new".
         return start if begin == end else self._names.dump(begin, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """For the progress report: where the topics were when they were last looked at."""
-        ends = {key: offsets.Position(place.epoch, place.end) for key, place in self._seen.items()}
+        ends = {key: offsets.StreamPosition(extent.epoch, extent.end) for key, extent in self._seen.items()}
         return self._names.dump(ends, ends) if ends else None
 
     # --- batches
@@ -95,7 +97,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         return [
-            Part([(span, None) for span in part])
+            ReadPartition([(span, None) for span in part])
             for part in plan.cut(
                 offsets.spans(begin, stop),
                 self._bytes_per_seq,
@@ -105,7 +107,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Part)
+        assert isinstance(partition, ReadPartition)
         how = how_of(self.options)
         for span, _ in partition.spans:
             yield from read_span(span, how)
@@ -117,20 +119,22 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- inside
 
-    def _advance(self, at: Positions, places: list[Place], budget: int | None) -> tuple[Positions, Positions]:
-        places = [offsets.at_home(at, place) for place in places]
-        there = [self._with_unread(place) for place in places if not place.gone or offsets.is_readable(at, place)]
-        names = {(place.server, place.topic) for place in there}
+    def _advance(
+        self, at: StreamPositions, extents: list[TopicExtent], budget: int | None
+    ) -> tuple[StreamPositions, StreamPositions]:
+        extents = [offsets.at_home(at, extent) for extent in extents]
+        there = [self._with_unread(extent) for extent in extents if not extent.gone or offsets.is_readable(at, extent)]
+        names = {(extent.server, extent.topic) for extent in there}
         if self.options.fail_on_data_loss:
             for (server, topic), position in sorted(at.items()):
                 if (server, topic) not in names and self._is_wanted(server, topic):
                     raise TopicGone(server, topic, position.seq, lake=self.options.lake)
         return offsets.advance(at, [*there, *self._unread(at, names)], first_seq=self._first_of_new, budget=budget)
 
-    def _unread(self, at: Positions, there: set[Key]) -> list[Place]:
+    def _unread(self, at: StreamPositions, there: set[Key]) -> list[TopicExtent]:
         """Topics that are gone, of which this stream has seen more than it has read: that is told, and by its range."""
         return [
-            Place(server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, gone=True)
+            TopicExtent(server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, gone=True)
             for key, end in self._ends.items()
             if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq
         ]
@@ -139,47 +143,49 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """A restarted query may ask for fewer topics than the one that made the checkpoint."""
         return server in self.options.connection.servers and self.options.wants(topic)
 
-    def _places(self) -> list[Place]:
+    def _extents(self) -> list[TopicExtent]:
         return self._look() if self._target is None else self._target
 
-    def _look(self) -> list[Place]:
+    def _look(self) -> list[TopicExtent]:
         if self._servers is None:
-            self._servers = Servers(self.options)
-        places = self._servers.present()
-        self._seen = {(place.server, place.topic): place for place in places}
+            self._servers = ServerCatalog(self.options)
+        extents = self._servers.present()
+        self._seen = {(extent.server, extent.topic): extent for extent in extents}
         self._ends |= {
-            key: offsets.Position(place.epoch, place.end) for key, place in self._seen.items() if not place.gone
+            key: offsets.StreamPosition(extent.epoch, extent.end)
+            for key, extent in self._seen.items()
+            if not extent.gone
         }
-        return places
+        return extents
 
-    def _with_unread(self, place: Place) -> Place:
+    def _with_unread(self, extent: TopicExtent) -> TopicExtent:
         """A topic that only the lake has is as long as it was when it was last there, if the stream has seen that."""
-        end = self._ends.get((place.server, place.topic))
-        if not place.gone or end is None or end.epoch != place.epoch or end.seq <= place.end:
-            return place
-        return structs.replace(place, head=end.seq - 1)
+        end = self._ends.get((extent.server, extent.topic))
+        if not extent.gone or end is None or end.epoch != extent.epoch or end.seq <= extent.end:
+            return extent
+        return structs.replace(extent, head=end.seq - 1)
 
-    def _wait(self, places: list[Place]) -> None:
+    def _wait(self, extents: list[TopicExtent]) -> None:
         assert self._servers is not None
-        if len(places) == 1 and not places[0].gone:
-            self._servers.wait(places[0], WAIT_MS)
+        if len(extents) == 1 and not extents[0].gone:
+            self._servers.wait(extents[0], WAIT_MS)
         else:
             time.sleep(WAIT_AMONG_MANY_MS / 1000)
 
-    def _first_seq(self, place: Place, *, otherwise: Offset) -> int:
+    def _first_seq(self, extent: TopicExtent, *, otherwise: Offset) -> int:
         assert self._servers is not None
-        return plan.first_seq(self.options, place, self._servers.seq_at, otherwise=otherwise)
+        return plan.first_seq(self.options, extent, self._servers.seq_at, otherwise=otherwise)
 
-    def _first_of_new(self, place: Place) -> int:
+    def _first_of_new(self, extent: TopicExtent) -> int:
         """A topic that came up while the stream ran is read from its very first seq, unless it was named in a start."""
         starting = self.options.starting
-        if starting is not None and place.topic in starting.names():
-            return self._first_seq(place, otherwise=1)
+        if starting is not None and extent.topic in starting.names():
+            return self._first_seq(extent, otherwise=1)
         return 1
 
     def _bytes_per_seq(self, span: Span) -> float:
-        place = self._seen.get((span.server, span.topic))
-        return GUESSED_BYTES_PER_SEQ if place is None else place.bytes_per_seq
+        extent = self._seen.get((span.server, span.topic))
+        return GUESSED_BYTES_PER_SEQ if extent is None else extent.bytes_per_seq
 
 
 def _check(options: ReadOptions) -> None:

@@ -63,7 +63,7 @@ class Token(NamedTuple):
         return self.kind in ("word", "quoted")
 
 
-class Table(NamedTuple):
+class TableName(NamedTuple):
     """A name where a table is expected."""
 
     name: str
@@ -200,7 +200,7 @@ def tokens(text: str) -> Iterator[Token]:
         at = match.end()
 
 
-def _tables(text: str, found: list[Token]) -> Iterator[Table]:
+def _tables(text: str, found: list[Token]) -> Iterator[TableName]:
     """Every name that stands behind FROM or JOIN, or behind a comma in such a list."""
     in_from = [False]
     expected = False
@@ -230,14 +230,14 @@ def _tables(text: str, found: list[Token]) -> Iterator[Table]:
             expected = True
 
 
-def _table_at(text: str, token: Token) -> Table:
+def _table_at(text: str, token: Token) -> TableName:
     if token.kind == "quoted":
-        return Table(token.name, token.at, token.end)
+        return TableName(token.name, token.at, token.end)
     match = _TABLE.match(text, token.at)
     if match is None:
-        return Table(token.text, token.at, token.end)
+        return TableName(token.text, token.at, token.end)
     name = match[0].rstrip(".:-")
-    return Table(name, token.at, token.at + len(name))
+    return TableName(name, token.at, token.at + len(name))
 
 
 def _alias(rest: list[Token]) -> str | None:

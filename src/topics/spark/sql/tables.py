@@ -264,9 +264,9 @@ class Tables:
         """From both ends of each topic, read here: no job has to be started for a few records."""
         options = read_options({**self._subscription(table), "failOnDataLoss": "false"})
         with catalog_of(options) as catalog:
-            places = catalog.places()
-        share = max(SAMPLE // max(len(places), 1), 10)
-        for place in places[:SAMPLE]:
+            extents = catalog.extents()
+        share = max(SAMPLE // max(len(extents), 1), 10)
+        for place in extents[:SAMPLE]:
             head = range(place.earliest, min(place.earliest + share, place.end))
             tail = range(max(head.stop, place.end - share), place.end)
             for part in (head, tail):

@@ -18,11 +18,11 @@ from msgspec import Struct, structs
 from topics.client import Client
 from topics.client.request import Tombstone
 from topics.errors import Code, TopicsError
-from topics.lake import Change, Conflict, Damaged, Lake, Life, Snapshot, Staging, joined
+from topics.lake import ArchivedEpoch, Change, Conflict, Damaged, Lake, Snapshot, Staging, joined
 from topics.lake.heal import OTHER_LAKE
 from topics.lake.layout import topic_folder
 from topics.model.names import check_topic
-from topics.spark.options import Connection, ReadOptions
+from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.archive.lake_match import (
     Key,
     ahead_of,
@@ -36,13 +36,13 @@ from topics.spark.pipelines.archive.lake_match import (
     with_gaps,
 )
 from topics.spark.pipelines.archive.task import Done, archive_spans
-from topics.spark.pipelines.run.job import BadUsage, Failed, Job, JobOptions, check_may_delete
+from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lags import forget, heads
-from topics.spark.pipelines.run.report import Gap, Report
+from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.pipelines.run.unknown_names import begins_with, no_topic, unknown_topic
 from topics.spark.source import plan
-from topics.spark.source.catalog import Servers
-from topics.spark.source.plan import Place, Span
+from topics.spark.source.catalog import ServerCatalog
+from topics.spark.source.plan import Span, TopicExtent
 
 MERGE_FILES = 8  # neighbours that are small enough, from which on they become one
 EVERY_S = 5.0
@@ -72,7 +72,7 @@ def archive(
     round_bytes: int | None = None,
     new_lake: bool = False,
     **options: Unpack[JobOptions],
-) -> Report:
+) -> RunReport:
     """Archives topics (by `topics`, `prefix` and `pattern`) to the lake in a directory, up to their heads as they are.
 
     `follow` goes on with what comes, a round every `every_s` seconds at most. `trim` deletes from the topics what the
@@ -83,8 +83,8 @@ def archive(
     lacks and the topic has no more are a gap then.
     """
     wanted = _subscription(topics, prefix, pattern)
-    with Job("archive", servers=[url], **options) as job:
-        run = _Archive(
+    with PipelineJob("archive", servers=[url], **options) as job:
+        run = _ArchiveRun(
             job, Lake(lake), url, wanted,
             trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake,
         )  # fmt: skip
@@ -95,7 +95,7 @@ def archive(
     return job.report
 
 
-class _Wanted(Struct, frozen=True):
+class _ArchiveSelection(Struct, frozen=True):
     topics: tuple[str, ...]
     prefix: str | None
     pattern: str | None
@@ -109,7 +109,7 @@ class _Wanted(Struct, frozen=True):
     def ways(self) -> int:
         return bool(self.topics) + (self.prefix is not None) + (self.pattern is not None)
 
-    def reading(self, connection: Connection) -> ReadOptions:
+    def reading(self, connection: ConnectionOptions) -> ReadOptions:
         """One way to say it is asked for as it is; several of them are one pattern."""
         if self.ways == 1:
             return ReadOptions(connection=connection, topics=self.topics, prefix=self.prefix, pattern=self.pattern)
@@ -118,12 +118,12 @@ class _Wanted(Struct, frozen=True):
         parts += [] if self.pattern is None else [f"(?:{self.pattern})"]
         return ReadOptions(connection=connection, pattern="|".join(parts))
 
-    def misses(self, places: Iterable[Place]) -> bool:
+    def misses(self, extents: Iterable[TopicExtent]) -> bool:
         """Whether a prefix or pattern means none of these."""
         named = set(self.topics)
         if self.ways == 1 and named:
             return False
-        return not any(place.topic not in named or self._means(place.topic) for place in places)
+        return not any(extent.topic not in named or self._means(extent.topic) for extent in extents)
 
     def _means(self, topic: str) -> bool:
         begins = self.prefix is not None and topic.startswith(self.prefix)
@@ -134,7 +134,7 @@ class _Wanted(Struct, frozen=True):
         return " or ".join([*said, *([] if self.pattern is None else [f"matches {self.pattern!r}"])])
 
 
-def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None) -> _Wanted:
+def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None) -> _ArchiveSelection:
     if not topics and prefix is None and pattern is None:
         raise BadUsage("say which topics, with --topic, --prefix or --pattern")
     for topic in topics:
@@ -147,18 +147,18 @@ def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None
             re.compile(pattern)
         except re.error as error:
             raise BadUsage(f"--pattern: {pattern!r} is no regular expression: {error}") from None
-    return _Wanted(tuple(dict.fromkeys(topics)), prefix, pattern)
+    return _ArchiveSelection(tuple(dict.fromkeys(topics)), prefix, pattern)
 
 
-class _Archive:
+class _ArchiveRun:
     """One run."""
 
     def __init__(
         self,
-        job: Job,
+        job: PipelineJob,
         lake: Lake,
         url: str,
-        wanted: _Wanted,
+        wanted: _ArchiveSelection,
         *,
         trim: bool,
         merge_files: int,
@@ -168,7 +168,7 @@ class _Archive:
         self._job, self._lake, self._url, self._wanted = job, lake, url.rstrip("/"), wanted
         self._trim, self._merge_files, self._round_bytes = trim, merge_files, round_bytes
         self._new_lake = new_lake
-        self._servers = Servers(wanted.reading(job.connection(url)))
+        self._servers = ServerCatalog(wanted.reading(job.connection(url)))
         self._told: dict[Key, int] = {}  # what the server was told to be archived, by this run
         self._elsewhere: dict[Key, int] = {}  # by others, of a lake that is not this one
         self._checked: set[Key] = set()
@@ -182,28 +182,28 @@ class _Archive:
         """A dry run: what would be archived, noted as lost and trimmed. Topics are asked, not read."""
         with self._servers, self._job.client(self._url) as client:
             snapshot = self._snapshot()
-            places = self._places(client, snapshot, follow=False)
-            behind = {span.topic: span for span in _behind(snapshot, places)}
-            for place in places:
-                if (span := behind.get(place.topic)) is not None:
-                    self._expect(client, snapshot, place, span)
+            extents = self._extents(client, snapshot, follow=False)
+            behind = {span.topic: span for span in _behind(snapshot, extents)}
+            for extent in extents:
+                if (span := behind.get(extent.topic)) is not None:
+                    self._expect(client, snapshot, extent, span)
                 if self._trim:
-                    self._expect_trim(client, place)
+                    self._expect_trim(client, extent)
 
-    def _expect(self, client: Client, snapshot: Snapshot, place: Place, span: Span) -> None:
+    def _expect(self, client: Client, snapshot: Snapshot, extent: TopicExtent, span: Span) -> None:
         row = self._job.report.topic(span.topic, server=self._url)
         row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
-        seqs = span.stop - max(span.start, place.earliest)
-        row.records = min(place.count, seqs)
+        seqs = span.stop - max(span.start, extent.earliest)
+        row.records = min(extent.count, seqs)
         # Where some were deleted and not all are new, nobody knows on which side of the line those were.
-        row.at_most = span.start > place.earliest and place.count <= place.head - place.earliest
-        row.size_bytes = round(row.records * place.bytes_per_seq)
-        row.gaps = self._expected_gaps(client, place, span)
+        row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
+        row.size_bytes = round(row.records * extent.bytes_per_seq)
+        row.gaps = self._expected_gaps(client, extent, span)
         if row.gaps:
             row.figures["lost"] = sum(gap.to_seq - gap.from_seq + 1 for gap in row.gaps)
-        self._warn_of_former_lives(snapshot, span.topic, first=span.start)
+        self._warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
 
-    def _expected_gaps(self, client: Client, place: Place, span: Span) -> list[Gap]:
+    def _expected_gaps(self, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
         """The losses that reading would meet: of a scan for a tag that nobody has only these come back."""
         found = []
         nobody = ["tag", "Eq", secrets.token_hex(16)]
@@ -211,30 +211,32 @@ class _Archive:
         for piece in scan:
             if isinstance(piece, Tombstone):
                 first = max(piece.gap_from, span.start)
-                found.append(Gap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
-        upto = min(self._elsewhere.get((span.topic, span.epoch), 0), place.earliest - 1)
-        told = Life(topic=span.topic, epoch=span.epoch, covered=tuple((gap.from_seq, gap.to_seq) for gap in found))
+                found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
+        upto = min(self._elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
+        told = ArchivedEpoch(
+            topic=span.topic, epoch=span.epoch, covered=tuple((gap.from_seq, gap.to_seq) for gap in found)
+        )
         for low, high in told.uncovered(span.start, upto) if span.start <= upto else ():
-            found.append(Gap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
+            found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
         return found[:GAPS_TOLD]
 
-    def _expect_trim(self, client: Client, place: Place) -> None:
+    def _expect_trim(self, client: Client, extent: TopicExtent) -> None:
         """Once all is archived, all that is live now is in the lake."""
-        if not place.count:
+        if not extent.count:
             return
-        row = self._job.report.topic(place.topic, server=self._url)
-        state = state_of(client, place)
+        row = self._job.report.topic(extent.topic, server=self._url)
+        state = state_of(client, extent)
         if state is not None and state.type == "queue":
-            self._warn_of_queue(place)
+            self._warn_of_queue(extent)
             return
-        row.figures["to_trim"] = place.count
-        seqs = f"seqs {place.earliest} to {place.head}"
-        row.would.append(f"delete {seqs} from the topic once the lake has them, {place.count} records")
+        row.figures["to_trim"] = extent.count
+        seqs = f"seqs {extent.earliest} to {extent.head}"
+        row.would.append(f"delete {seqs} from the topic once the lake has them, {extent.count} records")
 
     def run(self, *, follow: bool, every_s: float) -> None:
         with self._servers, self._job.client(self._url) as client:
             if not self._lake.exists():
-                self._places(client, Snapshot(), follow=follow)  # fails where there should be one already
+                self._extents(client, Snapshot(), follow=follow)  # fails where there should be one already
             self._lake.create()
             self._job.lags(self._url, self._note_lags, self._forget_lags)
             self._rounds(client, follow=follow, every_s=every_s)
@@ -253,31 +255,31 @@ class _Archive:
                     self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
                     continue
                 snapshot = self._lake.snapshot()
-                places = self._places(client, snapshot, follow=follow)
-                self._note_archived(snapshot, places)
-                worked = self._catch_up(staging, client, places)
+                extents = self._extents(client, snapshot, follow=follow)
+                self._note_archived(snapshot, extents)
+                worked = self._catch_up(staging, client, extents)
                 self._job.rest()
                 due = time.monotonic() + (every_s if worked else 0)
                 if follow and not worked:
-                    self._wait(places)
+                    self._wait(extents)
 
-    def _catch_up(self, staging: Staging, client: Client, places: list[Place]) -> bool:
+    def _catch_up(self, staging: Staging, client: Client, extents: list[TopicExtent]) -> bool:
         """Archives up to the heads that were seen. Whether there was anything to do."""
         worked = False
-        total = self._done + sum(span.stop - span.start for span in _behind(self._lake.snapshot(), places))
-        while spans := self._next(base := self._lake.snapshot(), places):
+        total = self._done + sum(span.stop - span.start for span in _behind(self._lake.snapshot(), extents))
+        while spans := self._next(base := self._lake.snapshot(), extents):
             worked = True
             self._job.step(_told(spans))
-            moved = self._commit(staging, base, self._archive(staging, spans, places))
+            moved = self._commit(staging, base, self._archive(staging, spans, extents))
             self._job.progress.show(self._done, total, unit="seqs")
-            self._after(staging, client, [place for place in places if place.topic in moved])
-        self._after(staging, client, places, merge=False)  # what an earlier run was killed before
+            self._after(staging, client, [extent for extent in extents if extent.topic in moved])
+        self._after(staging, client, extents, merge=False)  # what an earlier run was killed before
         return worked
 
-    def _wait(self, places: list[Place]) -> None:
+    def _wait(self, extents: list[TopicExtent]) -> None:
         """Until there is more, or a moment."""
-        if len(places) == 1:
-            self._servers.wait(places[0], POLL_MS)
+        if len(extents) == 1:
+            self._servers.wait(extents[0], POLL_MS)
         else:
             self._job.stopping.wait(POLL_MANY_S)
 
@@ -286,25 +288,25 @@ class _Archive:
     def _snapshot(self) -> Snapshot:
         return self._lake.snapshot() if self._lake.exists() else Snapshot()
 
-    def _places(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[Place]:
+    def _extents(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[TopicExtent]:
         """The topics as they are now, after the snapshot. Raises `Failed` where lake and server cannot be a pair."""
-        places = [place for place in self._servers.present() if self._wanted.has(place.topic)]
-        there = {place.topic for place in places}
+        extents = [extent for extent in self._servers.present() if self._wanted.has(extent.topic)]
+        there = {extent.topic for extent in extents}
         for topic in self._wanted.topics:
-            if topic in there or snapshot.lives(topic):
+            if topic in there or snapshot.epochs(topic):
                 self._job.report.topic(topic, server=self._url)
             elif follow:
                 self._job.warn(f"topic {topic} does not exist on {self._url} yet: waiting for it")
             else:
                 raise unknown_topic(client, topic)
-        if self._wanted.misses(places):
+        if self._wanted.misses(extents):
             self._miss(client, follow=follow)
-        self._job.report.looked_at = max(self._job.report.looked_at, len(places))
-        for place in places:
-            topic_folder(place.topic)  # a name that is too long for a folder is known before any work is done
-        check_heads(snapshot, places)
-        self._check_lake(client, snapshot, places)
-        return places
+        self._job.report.looked_at = max(self._job.report.looked_at, len(extents))
+        for extent in extents:
+            topic_folder(extent.topic)  # a name that is too long for a folder is known before any work is done
+        check_heads(snapshot, extents)
+        self._check_lake(client, snapshot, extents)
+        return extents
 
     def _miss(self, client: Client, *, follow: bool) -> None:
         """No topic is meant by the prefix or pattern: a mistake, unless there is time to wait for one."""
@@ -312,10 +314,10 @@ class _Archive:
             raise no_topic([client], str(self._wanted), like=self._wanted.prefix or "")
         self._job.warn(f"no topic on {self._url} {self._wanted}: waiting for one")
 
-    def _check_lake(self, client: Client, snapshot: Snapshot, places: list[Place]) -> None:
+    def _check_lake(self, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
         """Once for each life: what this run does itself cannot make it wrong."""
-        behind = {(span.topic, span.epoch) for span in _behind(snapshot, places)} - self._checked
-        new = [place for place in places if (place.topic, place.epoch) in behind]
+        behind = {(span.topic, span.epoch) for span in _behind(snapshot, extents)} - self._checked
+        new = [extent for extent in extents if (extent.topic, extent.epoch) in behind]
         if not new:
             return
         told = told_as_archived(client, new)
@@ -325,39 +327,41 @@ class _Archive:
             refuse_other_lake(self._lake, newest, ahead)
         self._elsewhere |= ahead
         if self._trim and not self._job.dry_run:
-            for place in new:
-                check_may_delete(client, place.topic)  # not after hours of archiving
-        for place in new:
-            if (life := newest.life(place.topic, place.epoch)) is not None:
-                self._check_records(place, life)
+            for extent in new:
+                check_may_delete(client, extent.topic)  # not after hours of archiving
+        for extent in new:
+            if (archived := newest.archived(extent.topic, extent.epoch)) is not None:
+                self._check_records(extent, archived)
         self._checked |= behind
 
-    def _check_records(self, place: Place, life: Life) -> None:
+    def _check_records(self, extent: TopicExtent, archived: ArchivedEpoch) -> None:
         try:
-            if verify(self._lake, life, last_files(life, earliest=place.earliest)):
-                check_same(self._lake, self._job.connection(self._url), life, earliest=place.earliest, to_trim=False)
+            if verify(self._lake, archived, last_files(archived, earliest=extent.earliest)):
+                check_same(
+                    self._lake, self._job.connection(self._url), archived, earliest=extent.earliest, to_trim=False
+                )
         except Damaged as error:
-            self._note_damage(place, error)
+            self._note_damage(extent, error)
 
-    def _note_damage(self, place: Place, error: Damaged) -> None:
+    def _note_damage(self, extent: TopicExtent, error: Damaged) -> None:
         """What is new goes on being archived; what may rest on the damaged file is left as it is."""
-        self._damaged[place.topic, place.epoch] = str(error)
-        self._job.warn(f"{error}; of topic {place.topic} nothing is merged or trimmed by this run any more")
+        self._damaged[extent.topic, extent.epoch] = str(error)
+        self._job.warn(f"{error}; of topic {extent.topic} nothing is merged or trimmed by this run any more")
 
-    def _next(self, snapshot: Snapshot, places: list[Place]) -> list[Span]:
+    def _next(self, snapshot: Snapshot, extents: list[TopicExtent]) -> list[Span]:
         """What the next commit covers."""
-        behind = _behind(snapshot, places)
+        behind = _behind(snapshot, extents)
         if not behind:
             return []
-        size_of = {place.topic: place for place in places}
+        size_of = {extent.topic: extent for extent in extents}
         left = float(self._round_bytes or max(ROUND_BYTES, 2 * self._parallelism * PART_BYTES))
         found: list[Span] = []
         for span in behind:
             if left <= 0:
                 break
-            place = size_of[span.topic]
-            each = max(place.bytes_per_seq, 1.0)
-            begins = min(max(span.start, place.earliest), span.stop)  # what lies before is gone, and costs nothing
+            extent = size_of[span.topic]
+            each = max(extent.bytes_per_seq, 1.0)
+            begins = min(max(span.start, extent.earliest), span.stop)  # what lies before is gone, and costs nothing
             stop = begins + max(int(left / each), 1)
             stop = min(span.stop, -(-stop // plan.GRID) * plan.GRID)
             left -= (stop - begins) * each
@@ -372,12 +376,12 @@ class _Archive:
 
     # --- one round
 
-    def _archive(self, staging: Staging, spans: list[Span], places: list[Place]) -> list[Done]:
-        place_of = {place.topic: place for place in places}
+    def _archive(self, staging: Staging, spans: list[Span], extents: list[TopicExtent]) -> list[Done]:
+        extent_of = {extent.topic: extent for extent in extents}
 
         def bytes_per_seq(span: Span) -> float:
-            place = place_of[span.topic]
-            return 0.0 if span.stop <= place.earliest else max(place.bytes_per_seq, 1.0)
+            extent = extent_of[span.topic]
+            return 0.0 if span.stop <= extent.earliest else max(extent.bytes_per_seq, 1.0)
 
         total = sum((span.stop - span.start) * bytes_per_seq(span) for span in spans)
         parts = plan.cut(
@@ -416,12 +420,12 @@ class _Archive:
                 changes = fits
         for change in changes:
             assert change.covered is not None
-            self._warn_of_former_lives(base, change.topic, first=change.covered[0])
+            self._warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
             self._count(change)
         return {change.topic for change in changes}
 
-    def _warn_of_former_lives(self, base: Snapshot, topic: str, *, first: int) -> None:
-        former = base.lives(topic)
+    def _warn_about_earlier_epochs(self, base: Snapshot, topic: str, *, first: int) -> None:
+        former = base.epochs(topic)
         if former and first == 1:
             self._job.warn(
                 f"topic {topic} was deleted and made again: what its former life {former[-1].epoch} held above "
@@ -435,7 +439,9 @@ class _Archive:
         row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
         row.records += sum(added.file.rows for added in change.adds)
         row.size_bytes += sum(added.file.bytes for added in change.adds)
-        row.gaps += [Gap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps]
+        row.gaps += [
+            ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
+        ]
         del row.gaps[:-GAPS_TOLD]  # the ledger has them all; a report must not grow without end
         if change.gaps:
             lost = sum(gap.last - gap.first + 1 for gap in change.gaps)
@@ -449,28 +455,28 @@ class _Archive:
 
     # --- after the commits
 
-    def _after(self, staging: Staging, client: Client, places: list[Place], *, merge: bool = True) -> None:
+    def _after(self, staging: Staging, client: Client, extents: list[TopicExtent], *, merge: bool = True) -> None:
         snapshot = self._lake.snapshot()
-        for place in places:
-            life = snapshot.life(place.topic, place.epoch)
-            if life is None:
+        for extent in extents:
+            archived = snapshot.archived(extent.topic, extent.epoch)
+            if archived is None:
                 continue
-            self._tell(client, place, life.archived_to)
-            key = (place.topic, place.epoch)
+            self._tell(client, extent, archived.archived_to)
+            key = (extent.topic, extent.epoch)
             try:
-                if self._trim and life.archived_to >= place.earliest and key not in self._damaged:
-                    self._trim_topic(staging, client, place)
+                if self._trim and archived.archived_to >= extent.earliest and key not in self._damaged:
+                    self._trim_topic(staging, client, extent)
                 if merge and self._merge_files and key not in self._damaged:
-                    merged = self._lake.merge(staging, place.topic, place.epoch, min_files=self._merge_files)
+                    merged = self._lake.merge(staging, extent.topic, extent.epoch, min_files=self._merge_files)
                     self._figure("merged", merged)
             except Damaged as error:
-                self._note_damage(place, error)
-        self._note_archived(snapshot, places)
+                self._note_damage(extent, error)
+        self._note_archived(snapshot, extents)
 
-    def _note_archived(self, snapshot: Snapshot, places: list[Place]) -> None:
-        for place in places:
-            life = snapshot.life(place.topic, place.epoch)
-            self._archived[place.topic, place.epoch] = 0 if life is None else life.archived_to
+    def _note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
+        for extent in extents:
+            archived = snapshot.archived(extent.topic, extent.epoch)
+            self._archived[extent.topic, extent.epoch] = 0 if archived is None else archived.archived_to
 
     def _note_lags(self, client: Client) -> None:
         rows = list(self._job.report.topics)
@@ -482,15 +488,15 @@ class _Archive:
     def _forget_lags(self) -> None:
         forget(self._job.report.topics)
 
-    def _tell(self, client: Client, place: Place, archived_to: int) -> None:
+    def _tell(self, client: Client, extent: TopicExtent, archived_to: int) -> None:
         """Lets the server know, for topics that keep what is not archived. It needs no more than a try."""
-        key = (place.topic, place.epoch)
-        if self._told.get(key, 0) < archived_to and self._report(client, place, archived_to):
+        key = (extent.topic, extent.epoch)
+        if self._told.get(key, 0) < archived_to and self._report(client, extent, archived_to):
             self._told[key] = archived_to
 
-    def _report(self, client: Client, place: Place, archived_to: int, *, trimmed_to: int = 0) -> bool:
+    def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
         try:
-            client.archived(place.topic, seq=archived_to, epoch=place.epoch, trimmed_seq=trimmed_to)
+            client.archived(extent.topic, seq=archived_to, epoch=extent.epoch, trimmed_seq=trimmed_to)
             return True
         except TopicsError as error:
             if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
@@ -499,7 +505,7 @@ class _Archive:
                 raise
             return False
 
-    def _trim_topic(self, staging: Staging, client: Client, place: Place) -> None:
+    def _trim_topic(self, staging: Staging, client: Client, extent: TopicExtent) -> None:
         """Deletes what is archived, after reading it back.
 
         That it will be deleted is committed first, and told to the server: whoever reads lake and topic as one must
@@ -507,52 +513,52 @@ class _Archive:
         must notice when the lake that he has is not the one that has them.
         """
         base = self._lake.snapshot()
-        life = base.life(place.topic, place.epoch)
-        state = state_of(client, place)
-        if life is None or state is None:
+        archived = base.archived(extent.topic, extent.epoch)
+        state = state_of(client, extent)
+        if archived is None or state is None:
             return
         if state.type == "queue":
-            self._warn_of_queue(place)
+            self._warn_of_queue(extent)
             return
-        if not verify(self._lake, life, life.files_in(state.earliest_seq, life.archived_to)):
+        if not verify(self._lake, archived, archived.files_in(state.earliest_seq, archived.archived_to)):
             return  # merged or rewritten meanwhile: the next round looks again
-        check_same(self._lake, self._job.connection(self._url), life, earliest=state.earliest_seq, to_trim=True)
-        if life.trimmed_to < life.archived_to:
-            change = Change(op="trim", topic=place.topic, epoch=place.epoch, trimmed_to=life.archived_to)
+        check_same(self._lake, self._job.connection(self._url), archived, earliest=state.earliest_seq, to_trim=True)
+        if archived.trimmed_to < archived.archived_to:
+            change = Change(op="trim", topic=extent.topic, epoch=extent.epoch, trimmed_to=archived.archived_to)
             staging.commit(base, [change])
-        if (state.trimmed_seq or 0) < life.archived_to:
-            self._report(client, place, life.archived_to, trimmed_to=life.archived_to)
+        if (state.trimmed_seq or 0) < archived.archived_to:
+            self._report(client, extent, archived.archived_to, trimmed_to=archived.archived_to)
         try:
-            gone = client.delete(place.topic, before_seq=life.archived_to + 1, epoch=place.epoch)
+            gone = client.delete(extent.topic, before_seq=archived.archived_to + 1, epoch=extent.epoch)
         except TopicsError as error:
             if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps made again
                 raise
             return
-        row = self._job.report.topic(place.topic, server=self._url)
+        row = self._job.report.topic(extent.topic, server=self._url)
         row.figures["trimmed"] = row.figures.get("trimmed", 0) + gone.deleted
 
-    def _warn_of_queue(self, place: Place) -> None:
-        self._job.warn(f"topic {place.topic} is a queue: its jobs are left to its workers, not trimmed")
+    def _warn_of_queue(self, extent: TopicExtent) -> None:
+        self._job.warn(f"topic {extent.topic} is a queue: its jobs are left to its workers, not trimmed")
 
 
-def _behind(snapshot: Snapshot, places: Iterable[Place]) -> list[Span]:
+def _behind(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]:
     """What topics have that the lake has not."""
     found = []
-    for place in places:
-        life = snapshot.life(place.topic, place.epoch)
-        start = 1 if life is None else life.archived_to + 1
-        if start <= place.head:
+    for extent in extents:
+        archived = snapshot.archived(extent.topic, extent.epoch)
+        start = 1 if archived is None else archived.archived_to + 1
+        if start <= extent.head:
             found.append(
-                Span(server=place.server, topic=place.topic, epoch=place.epoch, start=start, stop=place.head + 1)
+                Span(server=extent.server, topic=extent.topic, epoch=extent.epoch, start=start, stop=extent.head + 1)
             )
     return found
 
 
 def _changes(done: Iterable[Done]) -> list[Change]:
     """What the tasks did, by topic: a topic may have been cut between several of them."""
-    by_life: dict[tuple[str, int], list[Done]] = {}
+    by_epoch: dict[tuple[str, int], list[Done]] = {}
     for one in done:
-        by_life.setdefault((one.span.topic, one.span.epoch), []).append(one)
+        by_epoch.setdefault((one.span.topic, one.span.epoch), []).append(one)
     return [
         Change(
             op="archive",
@@ -562,7 +568,7 @@ def _changes(done: Iterable[Done]) -> list[Change]:
             gaps=joined(gap for one in parts for gap in one.gaps),
             covered=(min(one.span.start for one in parts), max(one.span.stop for one in parts) - 1),
         )
-        for (topic, epoch), parts in sorted(by_life.items())
+        for (topic, epoch), parts in sorted(by_epoch.items())
     ]
 
 

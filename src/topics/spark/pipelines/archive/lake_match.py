@@ -17,117 +17,124 @@ from topics.client import Client
 from topics.client.request import State
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
-from topics.lake import Change, Damaged, File, Gap, Lake, Life, Snapshot, joined
+from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, joined
 from topics.lake.heal import OTHER_LAKE
 from topics.lake.manifest import Range, merged
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.audit.task import Stretch, look
 from topics.spark.pipelines.run.failures import Failed
-from topics.spark.source.plan import Place
+from topics.spark.source.plan import TopicExtent
 
 COMPARED_SEQS = 100
 
 Key = tuple[str, int]  # topic and epoch
 
 
-def state_of(client: Client, place: Place) -> State | None:
+def state_of(client: Client, extent: TopicExtent) -> State | None:
     """The topic as it is now; None if it is gone, or another one."""
     try:
-        state = client.topic(place.topic)
+        state = client.topic(extent.topic)
     except TopicsError as error:
         if error.code is Code.TOPIC_NOT_FOUND:
             return None
         raise
-    return state if state.epoch == place.epoch else None
+    return state if state.epoch == extent.epoch else None
 
 
-def check_heads(snapshot: Snapshot, places: Iterable[Place]) -> None:
+def check_heads(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> None:
     """Raises `Failed` where a topic ends before its archive does. The snapshot is the older of the two."""
-    for place in places:
-        life = snapshot.life(place.topic, place.epoch)
-        if life is not None and place.head < life.archived_to:
+    for extent in extents:
+        archived = snapshot.archived(extent.topic, extent.epoch)
+        if archived is not None and extent.head < archived.archived_to:
             raise Failed(
-                f"topic {place.topic} ends at seq {place.head}, and the lake has archived its seqs up to "
-                f"{life.archived_to} of the same life: the server has lost records that it had acknowledged, or its "
+                f"topic {extent.topic} ends at seq {extent.head}, but the lake has archived seqs up to "
+                f"{archived.archived_to} of the same epoch: the server lost records that it had acknowledged, or its "
                 "directory was set back to an earlier state",
-                next="stop what writes to the topic before seqs are given out twice; bring the directory back, or "
-                "restore a backup with topics restore, which begins a new life of every topic",
+                next="stop the writers of the topic before seqs are assigned twice; bring the directory back, or "
+                "restore a backup with topics restore, which begins a new epoch of every topic",
             )
 
 
-def told_as_archived(client: Client, places: Iterable[Place]) -> dict[Key, int]:
+def told_as_archived(client: Client, extents: Iterable[TopicExtent]) -> dict[Key, int]:
     """How far the server was told that these are archived. Ask it before the lake: archives commit first."""
-    states = [(place, state_of(client, place)) for place in places]
+    states = [(extent, state_of(client, extent)) for extent in extents]
     return {
-        (place.topic, place.epoch): state.archived_seq
-        for place, state in states
+        (extent.topic, extent.epoch): state.archived_seq
+        for extent, state in states
         if state is not None and state.archived_seq
     }
 
 
 def ahead_of(snapshot: Snapshot, told: Mapping[Key, int]) -> dict[Key, int]:
     """Those of which the server was told more than this lake has."""
-    lives = {key: snapshot.life(*key) for key in told}
-    return {key: seq for key, seq in told.items() if seq > (0 if (life := lives[key]) is None else life.archived_to)}
+    epochs = {key: snapshot.archived(*key) for key in told}
+    return {
+        key: seq
+        for key, seq in told.items()
+        if seq > (0 if (archived := epochs[key]) is None else archived.archived_to)
+    }
 
 
 def refuse_other_lake(lake: Lake, snapshot: Snapshot, ahead: Mapping[Key, int]) -> None:
     """Raises `Failed` where there is any."""
     for (topic, epoch), seq in ahead.items():
-        life = snapshot.life(topic, epoch)
+        archived = snapshot.archived(topic, epoch)
         others = f" (and {len(ahead) - 1} more topics)" if len(ahead) > 1 else ""
         raise Failed(
-            f"topic {topic}{others}: the server was told that seqs up to {seq} are archived, and {lake.path} has them "
-            f"up to {0 if life is None else life.archived_to}: it is another lake, an older copy, or not mounted",
-            next="mount the lake that has them, or bring it back from a copy; to go on with this one, and have the "
-            "seqs that are neither live nor in it recorded as a gap, say --new-lake",
+            f"topic {topic}{others}: the server was told that seqs up to {seq} are archived, but {lake.path} has seqs "
+            f"up to {0 if archived is None else archived.archived_to}: it is another lake, an older copy, or is not "
+            "mounted",
+            next="mount the right lake, or restore it from a copy; to continue with this lake, and to record the "
+            "seqs that are neither live nor archived as a gap, use --new-lake",
         )
 
 
-def verify(lake: Lake, life: Life, files: Sequence[File]) -> bool:
+def verify(lake: Lake, archived: ArchivedEpoch, files: Sequence[File]) -> bool:
     """Reads files back. False where others have replaced one meanwhile; raises `Damaged` where it is just not right."""
     try:
         for file in files:
             lake.verify(file)
     except Damaged:
-        if lake.has(life.topic, life.epoch, files):
+        if lake.has(archived.topic, archived.epoch, files):
             raise
         return False
     return True
 
 
-def last_files(life: Life, *, earliest: int) -> list[File]:
+def last_files(archived: ArchivedEpoch, *, earliest: int) -> list[File]:
     """The files in which the last archived records lie that may still be live."""
-    last = life.files[-1].last if life.files else 0
-    return life.files_in(max(earliest, last - COMPARED_SEQS + 1), last)
+    last = archived.files[-1].last if archived.files else 0
+    return archived.files_in(max(earliest, last - COMPARED_SEQS + 1), last)
 
 
-def check_same(lake: Lake, connection: Connection, life: Life, *, earliest: int, to_trim: bool) -> None:
+def check_same(
+    lake: Lake, connection: ConnectionOptions, archived: ArchivedEpoch, *, earliest: int, to_trim: bool
+) -> None:
     """Raises `Failed` where the last archived records that are still live are not those of the lake.
 
     Their files have been verified: that one was changed is another matter. `to_trim`: nor may the lake lack any of
     them, because somebody took it out of the lake alone.
     """
-    files = last_files(life, earliest=earliest)
+    files = last_files(archived, earliest=earliest)
     if not files:
         return
     last = files[-1].last
     stretch = Stretch(
-        lake=lake.path, connection=connection, topic=life.topic, epoch=life.epoch, files=files,
+        lake=lake.path, connection=connection, topic=archived.topic, epoch=archived.epoch, files=files,
         first=max(earliest, last - COMPARED_SEQS + 1), last=last,
     )  # fmt: skip
     found = look(stretch)
     if found.problem is not None:
-        if lake.has(life.topic, life.epoch, files):
+        if lake.has(archived.topic, archived.epoch, files):
             raise Damaged(found.problem)
         return  # replaced meanwhile, by somebody who has verified it
     for one in found.differences if to_trim else (one for one in found.differences if one.fields):
         what = f"differs in {', '.join(one.fields)}" if one.fields else "is not in the lake"
         raise Failed(
-            f"seq {one.seq} of topic {life.topic} {what}, though the lake has archived it: the server's directory was "
-            "set back and written to again, or the lake is another server's",
+            f"seq {one.seq} of topic {archived.topic} {what}, but the lake has archived it: the server's directory "
+            "was set back and written to again, or the lake belongs to another server",
             next="topics pipeline audit names all records that differ; restore the server from a backup with topics "
-            "restore, which begins a new life of every topic, or archive into a new directory with --new-lake",
+            "restore, which begins a new epoch of every topic, or archive into a new directory with --new-lake",
         )
 
 
@@ -141,7 +148,7 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
     if first > last:
         return change
     known = merged([*((gap.first, gap.last) for gap in change.gaps), *_seqs(lake, change)])
-    missing = Life(topic=change.topic, epoch=change.epoch, covered=known).uncovered(first, last)
+    missing = ArchivedEpoch(topic=change.topic, epoch=change.epoch, covered=known).uncovered(first, last)
     if not missing:
         return change
     now_ms = SystemClock().now_ms()

@@ -20,7 +20,7 @@ from topics.arrow import GAP
 from topics.clock import SystemClock
 from topics.lake.manifest import Gap, Staged
 from topics.lake.write import write_files
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.source.plan import Span
 from topics.spark.source.read import How, read_span
 
@@ -37,7 +37,7 @@ _decode_done = msgspec.json.Decoder(list[Done]).decode
 
 
 def archive_spans(
-    spark: SparkSession, parts: Sequence[Sequence[Span]], *, connection: Connection, lake: str, staging: str
+    spark: SparkSession, parts: Sequence[Sequence[Span]], *, connection: ConnectionOptions, lake: str, staging: str
 ) -> list[Done]:
     """Runs one task for each of the parts.
 

@@ -15,23 +15,23 @@ from msgspec import Struct, field
 from topics.client import Client
 from topics.client.request import Summary
 from topics.errors import Code, TopicsError
-from topics.lake import File, Lake, Life, Snapshot
+from topics.lake import ArchivedEpoch, File, Lake, Snapshot
 from topics.lake.heal import last_seq
 from topics.lake.layout import topic_folder
 from topics.spark.pipelines.audit.task import (
     Difference,
     FileCheck,
-    FileFound,
-    Found,
+    FileFindings,
     Range,
     Stretch,
+    StretchFindings,
     check_file,
     joined,
     look,
 )
 from topics.spark.pipelines.run.executors import run_on_executors
-from topics.spark.pipelines.run.job import Failed, Job, JobOptions
-from topics.spark.pipelines.run.report import Gap, Report, TopicReport
+from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
+from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.unknown_names import existing_lake, no_topic, unknown_topic
 
 ATTEMPTS = 5  # when the lake changes under the audit
@@ -50,27 +50,27 @@ FINDINGS = {
 }
 
 
-class Account(Struct, kw_only=True):
+class EpochAccount(Struct, kw_only=True):
     """One life of a topic: what is known of it, and what was found."""
 
     topic: str
     epoch: int
     head: int
     state: Summary | None  # None: not the life that the server has
-    life: Life
+    archived: ArchivedEpoch
     told_to: int = 0  # the server was told that everything up to here is archived
     trimmed_to: int = 0  # and that this much of it was deleted from the topic
     damaged: list[tuple[File, str]] = field(default_factory=list)
-    found: list[Found] = field(default_factory=list)
+    found: list[StretchFindings] = field(default_factory=list)
 
-    def stretches(self, lake: str, job: Job, url: str) -> Iterator[Stretch]:
+    def stretches(self, lake: str, job: PipelineJob, url: str) -> Iterator[Stretch]:
         bad = [file for file, _ in self.damaged]
-        size_bytes = sum(file.bytes for file in self.life.files) * INFLATION
+        size_bytes = sum(file.bytes for file in self.archived.files) * INFLATION
         size_bytes += 0 if self.state is None else self.state.bytes
         step = max(min(STRETCH_SEQS, STRETCH_BYTES * self.head // max(size_bytes, 1)), 1000)
         for first in range(1, self.head + 1, step):
             last = min(first + step - 1, self.head)
-            files = self.life.files_in(first, last)
+            files = self.archived.files_in(first, last)
             yield Stretch(
                 lake=lake,
                 connection=None if self.state is None else job.connection(url),
@@ -80,9 +80,9 @@ class Account(Struct, kw_only=True):
                 last=last,
                 files=[file for file in files if file not in bad],
                 damaged=[(file.first, file.last) for file in files if file in bad],
-                gaps=[(gap.first, gap.last) for gap in self.life.gaps_in(first, last)],
-                uncovered=self.life.uncovered(first, last),
-                trimmed_to=self.life.trimmed_to,
+                gaps=[(gap.first, gap.last) for gap in self.archived.gaps_in(first, last)],
+                uncovered=self.archived.uncovered(first, last),
+                trimmed_to=self.archived.trimmed_to,
                 told_to=self.told_to,
             )
 
@@ -102,12 +102,12 @@ class Account(Struct, kw_only=True):
         return sum(one.counts.get(name, 0) for one in self.found)
 
 
-def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> Report:
+def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> RunReport:
     """Looks for every seq of these topics, or of all that server and lake have. `ok` says whether all were found.
 
     A dry run lists what would be looked at and finds nothing, so it is never a proof: `checked` is false.
     """
-    with Job("audit", servers=[url], **options) as job, job.client(url) as client:
+    with PipelineJob("audit", servers=[url], **options) as job, job.client(url) as client:
         place = existing_lake(lake)
         accounts = _audited(job, client, place, url, topics)
         if job.dry_run:
@@ -123,19 +123,19 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
     return job.report
 
 
-def _warn_of_trims(job: Job, accounts: list[Account]) -> None:
+def _warn_of_trims(job: PipelineJob, accounts: list[EpochAccount]) -> None:
     """No finding by itself: where the lake lacks records as well, these are unexplained."""
     for account in accounts:
-        if account.trimmed_to > account.life.trimmed_to:
+        if account.trimmed_to > account.archived.trimmed_to:
             job.warn(
-                f"topic {account.topic} was trimmed up to seq {account.trimmed_to}, as its server was told, and this "
-                f"lake knows of a trim up to {account.life.trimmed_to}: it lacks its last versions, or another lake "
-                "trims the topic. Bring it back from a copy, or run topics pipeline archive --trim with it, which "
-                "notes the trim again"
+                f"topic {account.topic}: the server was told of a trim up to seq {account.trimmed_to}, but this lake "
+                f"has recorded a trim up to seq {account.archived.trimmed_to}: the lake lacks its last versions, or "
+                "another lake trims the topic. Restore the lake from a copy, or run topics pipeline archive --trim, "
+                "which records the trim again"
             )
 
 
-def _audited(job: Job, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[Account]:
+def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Sequence[str]) -> list[EpochAccount]:
     for _ in range(ATTEMPTS):
         snapshot = lake.snapshot()
         accounts = _accounts(client, lake, snapshot, topics)
@@ -148,28 +148,28 @@ def _audited(job: Job, client: Client, lake: Lake, url: str, topics: Sequence[st
     )
 
 
-def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[Account]:
+def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[str]) -> list[EpochAccount]:
     live = _live_topics(client, topics)
-    archived = set(snapshot.topics())
+    in_lake = set(snapshot.topics())
     for name in topics:
-        if name not in live and name not in archived:
+        if name not in live and name not in in_lake:
             raise unknown_topic(client, name, lake=lake)
-    names = list(dict.fromkeys(topics)) or sorted(archived | {name for name in live if not name.startswith("sys:")})
+    names = list(dict.fromkeys(topics)) or sorted(in_lake | {name for name in live if not name.startswith("sys:")})
     if not names:
         raise no_topic([client], "exists yet: there is nothing to audit", lake=lake)
     found = []
     for name in names:
         state = live.get(name)
-        lives = {life.epoch: life for life in snapshot.lives(name)}
+        epochs = {archived.epoch: archived for archived in snapshot.epochs(name)}
         if state is not None:
-            lives.setdefault(state.epoch, Life(topic=name, epoch=state.epoch))
-        for epoch, life in sorted(lives.items()):
+            epochs.setdefault(state.epoch, ArchivedEpoch(topic=name, epoch=state.epoch))
+        for epoch, archived in sorted(epochs.items()):
             of_server = state if state is not None and state.epoch == epoch else None
-            head = max(last_seq(life), 0 if of_server is None else of_server.head_seq)
+            head = max(last_seq(archived), 0 if of_server is None else of_server.head_seq)
             told_to, trimmed_to = (0, 0) if of_server is None else _told(client, of_server)
             found.append(
-                Account(
-                    topic=name, epoch=epoch, head=head, state=of_server, life=life,
+                EpochAccount(
+                    topic=name, epoch=epoch, head=head, state=of_server, archived=archived,
                     told_to=told_to, trimmed_to=trimmed_to,
                 )
             )  # fmt: skip
@@ -204,15 +204,15 @@ def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
     return found
 
 
-def _attempt(job: Job, lake: Lake, url: str, snapshot: Snapshot, accounts: list[Account]) -> bool:
+def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
     """Fills the accounts; False where what was found may come from a lake that was changing."""
     _check_files(job, lake, accounts)
-    suspicious = any(account.damaged or account.trimmed_to > account.life.trimmed_to for account in accounts)
+    suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
     topics = {account.topic for account in accounts}  # several lives of one are one
     job.step(f"looking for {sum(account.head for account in accounts)} seqs of {len(topics)} topics")
     done = run_on_executors(
-        job.spark, [one for _, one in work], look, result=Found, weight=lambda one: one.last - one.first + 1
+        job.spark, [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
     )
     for (account, stretch), found in zip(work, done, strict=True):
         account.found.append(_closed(stretch, found))
@@ -221,16 +221,16 @@ def _attempt(job: Job, lake: Lake, url: str, snapshot: Snapshot, accounts: list[
     return not suspicious or lake.snapshot().version == snapshot.version
 
 
-def _closed(stretch: Stretch, found: Found) -> Found:
+def _closed(stretch: Stretch, found: StretchFindings) -> StretchFindings:
     """A stretch that could not be read is not explained."""
-    return found if found.problem is None else Found(unexplained=[(stretch.first, stretch.last)])
+    return found if found.problem is None else StretchFindings(unexplained=[(stretch.first, stretch.last)])
 
 
-def _check_files(job: Job, lake: Lake, accounts: list[Account]) -> None:
-    checks = [(account, file) for account in accounts for file in account.life.files]
+def _check_files(job: PipelineJob, lake: Lake, accounts: list[EpochAccount]) -> None:
+    checks = [(account, file) for account in accounts for file in account.archived.files]
     job.step(f"reading back {len(checks)} files of the lake")
     work = [FileCheck(lake=lake.path, topic=one.topic, epoch=one.epoch, file=file) for one, file in checks]
-    done = run_on_executors(job.spark, work, check_file, result=FileFound, weight=lambda check: check.file.bytes)
+    done = run_on_executors(job.spark, work, check_file, result=FileFindings, weight=lambda check: check.file.bytes)
     for (account, file), found in zip(checks, done, strict=True):
         if found.problem is not None:
             account.damaged.append((file, found.problem))
@@ -245,11 +245,11 @@ def _is_listed(path: str) -> bool:
 # --- telling
 
 
-def _expect(report: Report, url: str, accounts: list[Account]) -> None:
+def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
     """What a dry run says: where it would look. It has no findings, not even none, so that it passes for no proof."""
     for account in accounts:
         row = _bare_row(account, url)
-        files = account.life.files
+        files = account.archived.files
         row.figures = {"files": len(files)}
         row.size_bytes = sum(file.bytes for file in files)
         if files:
@@ -265,18 +265,18 @@ def _expect(report: Report, url: str, accounts: list[Account]) -> None:
     report.figures = {
         "checked": False,
         "seqs": sum(account.head for account in accounts),
-        "files": sum(len(account.life.files) for account in accounts),
+        "files": sum(len(account.archived.files) for account in accounts),
     }
 
 
-def _fill(report: Report, url: str, accounts: list[Account], strays: list[str]) -> None:
+def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: list[str]) -> None:
     for account in accounts:
         report.topics.append(_row(account, url))
     report.looked_at = len(report.names)
     report.figures = {
         "checked": True,
         "seqs": sum(account.head for account in accounts),
-        "files": sum(len(account.life.files) for account in accounts),
+        "files": sum(len(account.archived.files) for account in accounts),
         "compared": sum(one.both for account in accounts for one in account.found),
         "unexplained": sum(_size(pair) for account in accounts for pair in account.unexplained),
         "differing": sum(one.differing for account in accounts for one in account.found),
@@ -291,7 +291,7 @@ def _fill(report: Report, url: str, accounts: list[Account], strays: list[str]) 
         report.next = "see docs/pipelines.md, section Audit, for each kind of finding"
 
 
-def _row(account: Account, url: str) -> TopicReport:
+def _row(account: EpochAccount, url: str) -> TopicReport:
     figures: dict[str, Any] = {name: account.total(name) for name in ("live", "archived", "deleted", "in_gaps", "lost")}
     figures["unexplained"] = account.unexplained
     figures["doubled"] = account.doubled
@@ -299,15 +299,19 @@ def _row(account: Account, url: str) -> TopicReport:
     figures["damaged"] = [{"file": file.path, "problem": problem} for file, problem in account.damaged]
     lost = joined([pair for one in account.found for pair in one.lost])
     gaps = [
-        Gap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch) for gap in account.life.gaps
+        ReportedGap(from_seq=gap.first, to_seq=gap.last, reason=gap.reason, epoch=account.epoch)
+        for gap in account.archived.gaps
     ]
-    gaps += [Gap(from_seq=low, to_seq=high, reason="not in the ledger yet", epoch=account.epoch) for low, high in lost]
+    gaps += [
+        ReportedGap(from_seq=low, to_seq=high, reason="not in the ledger yet", epoch=account.epoch)
+        for low, high in lost
+    ]
     row = _bare_row(account, url)
     row.gaps, row.figures = gaps, figures
     return row
 
 
-def _bare_row(account: Account, url: str) -> TopicReport:
+def _bare_row(account: EpochAccount, url: str) -> TopicReport:
     return TopicReport(
         topic=account.topic,
         server=url.rstrip("/") if account.state is not None else "",
@@ -317,21 +321,21 @@ def _bare_row(account: Account, url: str) -> TopicReport:
     )
 
 
-def describe(report: Report) -> str:
+def describe(report: RunReport) -> str:
     return "\n".join(_lines(report))
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: RunReport) -> Iterator[str]:
     for row in report.topics:
-        life = "" if row.server else f" (an earlier life, {row.epoch})"
+        archived = "" if row.server else f" (an earlier life, {row.epoch})"
         if report.dry_run:
-            yield f"{row.topic}{life}: would {', '.join(row.would) or 'find nothing to look at'}"
+            yield f"{row.topic}{archived}: would {', '.join(row.would) or 'find nothing to look at'}"
             continue
         counts = {
             name.replace("_", " "): row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")
         }
         told = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
-        yield f"{row.topic}{life}: seqs {row.from_seq} to {row.to_seq}: {told}"
+        yield f"{row.topic}{archived}: seqs {row.from_seq} to {row.to_seq}: {told}"
         for low, high in row.figures["unexplained"][:SHOWN]:
             yield f"  unexplained: seqs {low} to {high}" if low < high else f"  unexplained: seq {low}"
         for low, high in row.figures["doubled"][:SHOWN]:
@@ -350,7 +354,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield _last_line(report)
 
 
-def _last_line(report: Report) -> str:
+def _last_line(report: RunReport) -> str:
     figures = report.figures
     looked = f"{figures['seqs']} seqs of {len(report.names)} topics, {figures['files']} files"
     if report.dry_run:

@@ -21,7 +21,7 @@ from topics.arrow import Cells, cells
 from topics.client import request
 from topics.errors import Code, TopicsError
 from topics.lake import Damaged, File, Lake
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.source.catalog import client_for
 from topics.storage.segments.run import Run
 
@@ -45,7 +45,7 @@ class FileCheck(Struct, kw_only=True):
     file: File
 
 
-class FileFound(Struct, kw_only=True):
+class FileFindings(Struct, kw_only=True):
     problem: str | None = None
 
 
@@ -53,7 +53,7 @@ class Stretch(Struct, kw_only=True):
     """Seqs `first` to `last` of one life, and what the manifest says of them."""
 
     lake: str
-    connection: Connection | None  # None: a life that is over, which only the lake knows
+    connection: ConnectionOptions | None  # None: a life that is over, which only the lake knows
     topic: str
     epoch: int
     first: int
@@ -73,7 +73,7 @@ class Difference(Struct, frozen=True, kw_only=True):
     fields: list[str]
 
 
-class Found(Struct, kw_only=True):
+class StretchFindings(Struct, kw_only=True):
     """What became of a stretch."""
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -87,30 +87,30 @@ class Found(Struct, kw_only=True):
     problem: str | None = None  # why it could not be looked at: a file has gone since
 
 
-def check_file(check: FileCheck) -> FileFound:
+def check_file(check: FileCheck) -> FileFindings:
     """Reads a file back: its checksum, and whether its rows are those that the manifest names."""
     lake, file = Lake(check.lake), check.file
     try:
         lake.verify(file)
         seqs = [batch.column("seq").to_numpy() for batch in lake.open(file).iter_batches(columns=["seq"])]
     except (Damaged, OSError, pa.ArrowException) as error:
-        return FileFound(problem=str(error))
+        return FileFindings(problem=str(error))
     seq = np.concatenate(seqs) if seqs else np.empty(0, np.int64)
     if len(seq) != file.rows or (seq[0], seq[-1]) != (file.first, file.last) or np.any(np.diff(seq) <= 0):
-        return FileFound(problem=f"{file.path}: its rows are not those that the manifest names")
-    return FileFound()
+        return FileFindings(problem=f"{file.path}: its rows are not those that the manifest names")
+    return FileFindings()
 
 
-def look(stretch: Stretch) -> Found:
+def look(stretch: Stretch) -> StretchFindings:
     """Every seq of a stretch, and every record that both have."""
     try:
         live, lost = _live(stretch)
         archived = _table(_archived(stretch))
     except Damaged as error:
-        return Found(problem=str(error))
+        return StretchFindings(problem=str(error))
     archived, doubled = _once(archived)
     marks = _mark(stretch, live, lost, archived)
-    found = Found(
+    found = StretchFindings(
         doubled=doubled,
         counts={name: int(np.count_nonzero(marks == mark)) for mark, name in NAMES.items()},
         unexplained=ranges(marks == UNEXPLAINED, stretch.first),
@@ -181,7 +181,7 @@ def _once(archived: pa.Table) -> tuple[pa.Table, list[Range]]:
     return archived.take(pa.array(at)), joined([(seq, seq) for seq in each[count > 1].tolist()])
 
 
-def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: Found) -> None:
+def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: StretchFindings) -> None:
     ours, theirs = live.column("seq").to_numpy(), archived.column("seq").to_numpy()
     common, at_live, at_archived = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
     found.both = len(common)

@@ -18,15 +18,24 @@ from msgspec import structs
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
-from topics.spark.pipelines.compact.task import GAPS_KEPT, META, Count, Outcome, Place, Range, WriteFile, WriteTopic
+from topics.spark.pipelines.compact.task import (
+    GAPS_KEPT,
+    META,
+    CompactPosition,
+    CompactResult,
+    Count,
+    Range,
+    WriteFile,
+    WriteTopic,
+)
 from topics.spark.pipelines.rounds import rounds
 from topics.spark.pipelines.rounds.rounds import STEP_SEQS, InTopic, Rounds, one_task
-from topics.spark.pipelines.rounds.source_frames import Source
+from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.failures import BadUsage
-from topics.spark.pipelines.run.job import Job, JobOptions, check_may_delete
+from topics.spark.pipelines.run.job import JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lenient_sql import lenient
-from topics.spark.pipelines.run.report import Gap, Report
+from topics.spark.pipelines.run.report import ReportedGap, RunReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,7 +61,7 @@ def compact(
     step_seqs: int = STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
-) -> Report:
+) -> RunReport:
     """The latest record for each value of `by`, a SQL expression over the record's columns and `value`.
 
     `null_removes`: a record whose data is null removes its key. `full`: begin anew with the first seq, which also
@@ -62,8 +71,8 @@ def compact(
         raise BadUsage("say where to: a topic (into) or a Parquet file (parquet)")
     if into == topic:
         raise BadUsage(f"{topic} cannot be compacted into itself: readers of the log would lose what it drops")
-    with Job("compact", servers=[url], **options) as job, job.client(url) as client:
-        source = Source(job, client, topic, lake=lake)
+    with PipelineJob("compact", servers=[url], **options) as job, job.client(url) as client:
+        source = SourceTopic(job, client, topic, lake=lake)
         if not source.appears(follow=follow):
             return job.report
         output: Output
@@ -80,17 +89,19 @@ def compact(
     return job.report
 
 
-class Compaction(Rounds[Place]):
+class Compaction(Rounds[CompactPosition]):
     """One topic on its way to its latest records."""
 
     _output: Output
 
-    def __init__(self, job: Job, source: Source, output: Output, *, by: str, step_seqs: int, full: bool) -> None:
+    def __init__(
+        self, job: PipelineJob, source: SourceTopic, output: Output, *, by: str, step_seqs: int, full: bool
+    ) -> None:
         self._by = by
-        self._anew = False  # whether what the output holds is of an earlier beginning
+        self._restarts = False  # whether what the output holds is of an earlier beginning
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
 
-    def check_fits(self, known: Place) -> None:
+    def check_fits(self, known: CompactPosition) -> None:
         topic = self._source.topic
         if (known.topic, known.by) != (topic, self._by):
             raise BadUsage(
@@ -98,34 +109,34 @@ class Compaction(Rounds[Place]):
                 next="use another output, or begin anew with --full",
             )
 
-    def beginning(self, epoch: int, life: int) -> Place:
-        self._anew = True
-        return Place(topic=self._source.topic, by=self._by, epoch=epoch, life=life)
+    def beginning(self, epoch: int, generation: int) -> CompactPosition:
+        self._restarts = True
+        return CompactPosition(topic=self._source.topic, by=self._by, epoch=epoch, generation=generation)
 
-    def made_again(self, at: Place, epoch: int) -> Place:
+    def made_again(self, at: CompactPosition, epoch: int) -> CompactPosition:
         self._job.warn(f"topic {at.topic} was made again; what its earlier life left unread is lost")
-        return structs.replace(at, epoch=epoch, done=0, plan=0, life=at.life + 1)
+        return structs.replace(at, epoch=epoch, done=0, plan=0, generation=at.generation + 1)
 
-    def upto(self, at: Place, head: int) -> int:
+    def upto(self, at: CompactPosition, head: int) -> int:
         """A plan that was left unfinished goes first: it was written down as it is."""
         return at.plan if at.plan > at.done else super().upto(at, head)
 
-    def take(self, at: Place, stop: int) -> Place:
+    def take(self, at: CompactPosition, stop: int) -> CompactPosition:
         part = Range(epoch=at.epoch, start=at.done + 1, stop=stop)
         planned = structs.replace(at, plan=stop - 1)
         latest = latest_of(self._source.load(part.start, part.stop), by=self._by, epoch=part.epoch)
         if self._job.dry_run:
-            self._note(self._output.count(latest, anew=self._anew), part)
+            self._note(self._output.count(latest, restarts=self._restarts), part)
             return structs.replace(planned, done=planned.plan)
-        planned = self._output.plan(planned, anew=self._anew)
-        outcome = self._output.write(latest, planned, part, anew=self._anew)
+        planned = self._output.plan(planned, restarts=self._restarts)
+        outcome = self._output.write(latest, planned, part, restarts=self._restarts)
         self._source.check_same(part.epoch)
         gaps = self._note(outcome, part)
         done = structs.replace(planned, done=planned.plan, stale_to=0, gaps=[*at.gaps, *gaps][-GAPS_KEPT:])
-        self._anew = False
+        self._restarts = False
         return self._output.commit(done)
 
-    def _note(self, outcome: Outcome, part: Range) -> list[Gap]:
+    def _note(self, outcome: CompactResult, part: Range) -> list[ReportedGap]:
         gaps = [structs.replace(gap, epoch=part.epoch) for gap in outcome.gaps]
         self._row.gaps += gaps
         self._row.records += outcome.records
@@ -155,7 +166,7 @@ def _latest(keyed: DataFrame) -> DataFrame:
 # --- outputs
 
 
-class Output(rounds.Output[Place]):
+class Output(rounds.Output[CompactPosition]):
     """Where the latest records go."""
 
     _null_removes: bool
@@ -163,22 +174,22 @@ class Output(rounds.Output[Place]):
     def check_rights(self) -> None:
         """Raises where the key may not do what `write` needs, before anything is written."""
 
-    def rows(self, latest: DataFrame, *, anew: bool) -> DataFrame:
+    def rows(self, latest: DataFrame, *, restarts: bool) -> DataFrame:
         """What is to be written because of the latest records of a part."""
         return latest
 
-    def count(self, latest: DataFrame, *, anew: bool) -> Outcome:
+    def count(self, latest: DataFrame, *, restarts: bool) -> CompactResult:
         """What `write` would do."""
-        return one_task(self.rows(latest, anew=anew), Count(self._null_removes), Outcome)
+        return one_task(self.rows(latest, restarts=restarts), Count(self._null_removes), CompactResult)
 
-    def plan(self, at: Place, *, anew: bool) -> Place:
+    def plan(self, at: CompactPosition, *, restarts: bool) -> CompactPosition:
         """Notes what is about to be done, where that is needed."""
         return at
 
-    def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
+    def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
         raise NotImplementedError
 
-    def commit(self, at: Place) -> Place:
+    def commit(self, at: CompactPosition) -> CompactPosition:
         """Makes it last; where it has come to."""
         raise NotImplementedError
 
@@ -186,13 +197,13 @@ class Output(rounds.Output[Place]):
 class FileOutput(Output):
     """One Parquet file, sorted by key, replaced as a whole."""
 
-    def __init__(self, job: Job, path: str, *, null_removes: bool) -> None:
+    def __init__(self, job: PipelineJob, path: str, *, null_removes: bool) -> None:
         self.name = path
         self._job = job
         self._null_removes = null_removes
         self._staged = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{job.report.run_id}.tmp")
 
-    def load(self) -> Place | None:
+    def load(self) -> CompactPosition | None:
         try:
             found = pq.read_metadata(self.name).metadata or {}
         except FileNotFoundError:
@@ -205,21 +216,21 @@ class FileOutput(Output):
             raise BadUsage(f"{self.name} is no Parquet file: {error}") from None
         if META not in found:
             raise BadUsage(f"{self.name} was not made by this pipeline, and is not replaced")
-        return msgspec.json.decode(found[META], type=Place)
+        return msgspec.json.decode(found[META], type=CompactPosition)
 
     def makes(self) -> str | None:
         return None if os.path.exists(self.name) else self.name
 
-    def rows(self, latest: DataFrame, *, anew: bool) -> DataFrame:
-        return latest if anew else with_known(latest, self._job.spark.read.parquet(self.name))
+    def rows(self, latest: DataFrame, *, restarts: bool) -> DataFrame:
+        return latest if restarts else with_known(latest, self._job.spark.read.parquet(self.name))
 
-    def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
+    def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
         os.makedirs(os.path.dirname(self.name), exist_ok=True)
         self._tidy()
         task = WriteFile(self._staged, structs.replace(at, done=at.plan), self._null_removes)
-        return one_task(self.rows(latest, anew=anew), task, Outcome, order=("key", "seq"))
+        return one_task(self.rows(latest, restarts=restarts), task, CompactResult, order=("key", "seq"))
 
-    def commit(self, at: Place) -> Place:
+    def commit(self, at: CompactPosition) -> CompactPosition:
         os.replace(self._staged, self.name)
         _sync(os.path.dirname(self.name))
         return at
@@ -239,11 +250,13 @@ def with_known(latest: DataFrame, known: DataFrame) -> DataFrame:
     return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
 
 
-class TopicOutput(InTopic[Place], Output):
+class TopicOutput(InTopic[CompactPosition], Output):
     """A topic that holds one record a key, with the key as its tag."""
 
-    def __init__(self, job: Job, client: Client, into: str, *, positions_topic: str, null_removes: bool) -> None:
-        super().__init__(job, client, into, Place, prefix=f"compact:{into}:", positions=positions_topic)
+    def __init__(
+        self, job: PipelineJob, client: Client, into: str, *, positions_topic: str, null_removes: bool
+    ) -> None:
+        super().__init__(job, client, into, CompactPosition, prefix=f"compact:{into}:", positions=positions_topic)
         self._null_removes = null_removes
 
     def check_rights(self) -> None:
@@ -254,23 +267,23 @@ class TopicOutput(InTopic[Place], Output):
             if error.code is not Code.TOPIC_NOT_FOUND:  # that it is not there is told only to who may
                 raise
 
-    def plan(self, at: Place, *, anew: bool) -> Place:
+    def plan(self, at: CompactPosition, *, restarts: bool) -> CompactPosition:
         epoch, head = self.target()
-        at = structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=head if anew else at.stale_to)
+        at = structs.replace(at, target_epoch=epoch, target_seq=head, stale_to=head if restarts else at.stale_to)
         self.save(at)
         return at
 
-    def write(self, latest: DataFrame, at: Place, part: Range, *, anew: bool) -> Outcome:
+    def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
         task = WriteTopic(
-            connection=self._connection, topic=self.name, place=at, part=part, fresh=at.target_seq == 0,
+            connection=self._connection, topic=self.name, position=at, part=part, fresh=at.target_seq == 0,
             null_removes=self._null_removes,
         )  # fmt: skip
-        outcome = one_task(latest, task, Outcome, order=("seq",))
+        outcome = one_task(latest, task, CompactResult, order=("seq",))
         if at.stale_to:
             self._client.delete(self.name, before_seq=at.stale_to + 1)
         return outcome
 
-    def commit(self, at: Place) -> Place:
+    def commit(self, at: CompactPosition) -> CompactPosition:
         """The first records make the topic, so its epoch is known only now."""
         at = structs.replace(at, target_epoch=at.target_epoch or self.target()[0])
         self.save(at)

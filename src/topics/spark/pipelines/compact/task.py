@@ -14,11 +14,11 @@ from msgspec import Raw, Struct, field, structs
 from topics.client import Client
 from topics.errors import TopicsError
 from topics.model import surrogates
-from topics.spark.options import BadOption, Connection
+from topics.spark.options import BadOption, ConnectionOptions
 from topics.spark.pipelines.rounds import append_rows, rounds
 from topics.spark.pipelines.rounds.rounds import answered
 from topics.spark.pipelines.run.delivery import REFUSED
-from topics.spark.pipelines.run.report import Gap
+from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import pieces
 from topics.spark.source.catalog import client_for
 
@@ -42,16 +42,16 @@ COLUMNS = pa.schema(
 _encode = msgspec.json.Encoder().encode
 
 
-class Place(rounds.Place, frozen=True, kw_only=True):
+class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     """How far it has come, and what the key was: keys of two expressions do not go together."""
 
     topic: str
     by: str
     plan: int = 0
     target_seq: int = 0
-    life: int = field(default=0, name="generation")
+    generation: int = field(default=0, name="generation")  # files of earlier releases use this name
     stale_to: int = 0  # records of the output up to this seq are of an earlier beginning
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[ReportedGap] = field(default_factory=list)
 
 
 class Range(Struct, frozen=True, kw_only=True):
@@ -62,7 +62,7 @@ class Range(Struct, frozen=True, kw_only=True):
     stop: int
 
 
-class Outcome(Struct, kw_only=True):
+class CompactResult(Struct, kw_only=True):
     """What the writing task saw."""
 
     looked_at: int = 0
@@ -71,14 +71,14 @@ class Outcome(Struct, kw_only=True):
     removed: int = 0
     records: int = 0
     repeated: int = 0
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[ReportedGap] = field(default_factory=list)
 
 
-def _sort_out(batch: pa.RecordBatch, outcome: Outcome) -> Iterator[dict[str, Any]]:
+def _sort_out(batch: pa.RecordBatch, outcome: CompactResult) -> Iterator[dict[str, Any]]:
     """The rows that stand for a key; the others are counted."""
     for row in batch.to_pylist():
         if row["gap_to"] is not None:
-            outcome.gaps.append(Gap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
+            outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
             continue
         outcome.looked_at += row["n"]
         if row["key"] is None:
@@ -94,12 +94,12 @@ class Count:
         self._null_removes = null_removes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = Outcome()
+        outcome = CompactResult()
         for batch in batches:
             self.kept(batch, outcome)
         yield answered(outcome)
 
-    def kept(self, batch: pa.RecordBatch, outcome: Outcome) -> list[dict[str, Any]]:
+    def kept(self, batch: pa.RecordBatch, outcome: CompactResult) -> list[dict[str, Any]]:
         rows = list(_sort_out(batch, outcome))
         kept = [row for row in rows if not (self._null_removes and is_null(row["data"]))]
         outcome.removed += len(rows) - len(kept)
@@ -111,21 +111,21 @@ class Count:
 class WriteFile(Count):
     """Rows, sorted by key, into a file under a temporary name. Losses come first, since they have no key."""
 
-    def __init__(self, path: str, place: Place, null_removes: bool) -> None:
+    def __init__(self, path: str, position: CompactPosition, null_removes: bool) -> None:
         super().__init__(null_removes)
         self._path = path
-        self._place = _encode(place)
+        self._position = _encode(position)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = Outcome()
-        place = msgspec.json.decode(self._place, type=Place)
+        outcome = CompactResult()
+        position = msgspec.json.decode(self._position, type=CompactPosition)
         with pq.ParquetWriter(self._path, COLUMNS, compression="zstd") as writer:
             for batch in batches:
                 if kept := self.kept(batch, outcome):
                     writer.write_batch(pa.RecordBatch.from_pylist(kept, schema=COLUMNS))
-            gaps = [structs.replace(gap, epoch=place.epoch) for gap in outcome.gaps]
-            place = structs.replace(place, gaps=[*place.gaps, *gaps][-GAPS_KEPT:])
-            writer.add_key_value_metadata({META.decode(): _encode(place).decode()})
+            gaps = [structs.replace(gap, epoch=position.epoch) for gap in outcome.gaps]
+            position = structs.replace(position, gaps=[*position.gaps, *gaps][-GAPS_KEPT:])
+            writer.add_key_value_metadata({META.decode(): _encode(position).decode()})
         with open(self._path, "rb") as file:
             os.fsync(file.fileno())
         yield answered(outcome)
@@ -135,17 +135,24 @@ class WriteTopic:
     """Rows, in the order of their seqs, to a topic; then the older records of the same keys are deleted there."""
 
     def __init__(
-        self, *, connection: Connection, topic: str, place: Place, part: Range, fresh: bool, null_removes: bool
+        self,
+        *,
+        connection: ConnectionOptions,
+        topic: str,
+        position: CompactPosition,
+        part: Range,
+        fresh: bool,
+        null_removes: bool,
     ) -> None:
         self._connection = connection
         self._topic = topic
-        self._source = place.topic
-        self._run = f"compact/{place.life}/{part.epoch}/{part.start}-{part.stop}"
+        self._source = position.topic
+        self._run = f"compact/{position.generation}/{part.epoch}/{part.start}-{part.stop}"
         self._fresh = fresh
         self._null_removes = null_removes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = Outcome()
+        outcome = CompactResult()
         with client_for(self._connection, self._connection.servers[0]) as client:
             for batch in batches:
                 rows = []
@@ -160,7 +167,7 @@ class WriteTopic:
                 outcome.keys += len(rows)
         yield answered(outcome)
 
-    def _put(self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: Outcome) -> None:
+    def _put(self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: CompactResult) -> None:
         """A repetition whose key the server has forgotten writes again, and then deletes the first copy: still one."""
         one = append_rows.chunk(self._topic, self._run, rows[0]["seq"], records)
         seqs: list[int] = []
@@ -180,7 +187,12 @@ class WriteTopic:
                 client.delete(self._topic, match=row["key"], before_seq=seq)
 
     def _put_refused(
-        self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: Outcome, error: TopicsError
+        self,
+        client: Client,
+        rows: list[dict[str, Any]],
+        records: list[bytes],
+        outcome: CompactResult,
+        error: TopicsError,
     ) -> None:
         """A record that is too large with what was added to it must not hold up the others: one tells of it instead."""
         self._fresh = False  # a part of the request may have been written before
@@ -197,7 +209,7 @@ class WriteTopic:
         lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
         told = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
         self._put(client, [told], [self._record(told)], outcome)
-        outcome.gaps.append(Gap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
+        outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
 
     def _record(self, row: dict[str, Any]) -> bytes:
         """The record as it was, with its key as its tag, and where it was in its meta."""

@@ -29,11 +29,11 @@ from topics.lake import Lake, Snapshot
 from topics.model.records import TagMatch
 from topics.spark.pipelines.erase import router_copies
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, Notes, TopicNotes
-from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Row, Rows, going, named, tagged
+from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Rows, TracedRow, going, named, tagged
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.failures import LakeFailed
-from topics.spark.pipelines.run.job import BadUsage, Failed, Job, JobOptions, check_may_delete
-from topics.spark.pipelines.run.report import Report
+from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
+from topics.spark.pipelines.run.report import RunReport
 from topics.spark.pipelines.run.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
 from topics.storage.segments.run import Run
 
@@ -42,7 +42,7 @@ ROUTER_PATIENCE_S = 30.0
 NOTES = "_erase"  # in the lake: what a run has found and not finished
 
 
-class Found(Struct):
+class TracedCopies(Struct):
     """What goes from one topic, beside what its tag tells."""
 
     ids: set[Id] = field(default_factory=set)  # copies without a tag
@@ -53,7 +53,7 @@ class Found(Struct):
         return len(self.unsure - self.ids)
 
 
-class Scope(Struct):
+class EraseScope(Struct):
     """Where this run looks."""
 
     states: dict[str, State]  # topics of the server, as they were when it began
@@ -93,10 +93,10 @@ def erase(
     prefix: str | None = None,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
-) -> Report:
+) -> RunReport:
     """`match` is a tag, or a prefix of tags and `*`. Without `topics` and `prefix` all topics are looked through."""
     wanted = parse(match)
-    with Job("erase", servers=[url], **options) as job, job.client(url) as client:
+    with PipelineJob("erase", servers=[url], **options) as job, job.client(url) as client:
         job.report.figures |= {"match": match, "topics": 0, "copies": 0, "lake": 0, "lake_files": 0}
         erasure = _Erasure(
             job, client, url, wanted, None if lake is None else existing_lake(lake), positions_topic=positions_topic
@@ -121,7 +121,7 @@ class _Erasure:
     """One run."""
 
     def __init__(
-        self, job: Job, client: Client, url: str, match: TagMatch, lake: Lake | None, *, positions_topic: str
+        self, job: PipelineJob, client: Client, url: str, match: TagMatch, lake: Lake | None, *, positions_topic: str
     ) -> None:
         self.job = job
         self.client = client
@@ -129,7 +129,7 @@ class _Erasure:
         self.match = match
         self.lake = lake
         self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
-        self.found: dict[str, Found] = defaultdict(Found)
+        self.found: dict[str, TracedCopies] = defaultdict(TracedCopies)
         self.settled: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
         what = f"{match.op} {match.text}"
         self.notes: Notes = (
@@ -166,7 +166,7 @@ class _Erasure:
 
     # --- where
 
-    def _scope(self, topics: Sequence[str], prefix: str | None) -> Scope:
+    def _scope(self, topics: Sequence[str], prefix: str | None) -> EraseScope:
         self.job.step("looking for topics and routers")
         routers = [self.client.router(one.router) for one in self.client.routers()]
         archived = [] if self.snapshot is None else self.snapshot.topics()
@@ -193,9 +193,9 @@ class _Erasure:
             looked_at.update(more)
             names |= {router.dest for router in routers if router.source in names} | set(dead_letters.values())
         used = [router for router in routers if router.source in names]
-        return Scope(states, sorted(names & set(archived)), used, dead_letters)
+        return EraseScope(states, sorted(names & set(archived)), used, dead_letters)
 
-    def _check_rights(self, scope: Scope) -> None:
+    def _check_rights(self, scope: EraseScope) -> None:
         """Half an erasure is worse than none: whatever can be refused is asked for before the first record goes."""
         for topic in scope.states:
             check_may_delete(self.client, topic)
@@ -213,7 +213,7 @@ class _Erasure:
                 raise
             return None
 
-    def _wait_for_routers(self, scope: Scope) -> None:
+    def _wait_for_routers(self, scope: EraseScope) -> None:
         """Until every copy that will be made of what is there now has been made."""
         deadline = time.monotonic() + ROUTER_PATIENCE_S
         for router in sorted(scope.routers, key=lambda router: scope.depth(router.source)):
@@ -237,7 +237,7 @@ class _Erasure:
 
     # --- what
 
-    def _trace(self, scope: Scope, topic: str) -> None:
+    def _trace(self, scope: EraseScope, topic: str) -> None:
         """Finds the copies that routers out of this topic made of what goes from it and left without a tag."""
         for router in scope.routers:
             if router.source != topic:
@@ -249,14 +249,14 @@ class _Erasure:
             for dest in scope.landing(router):
                 self.job.step(f"looking for copies in {dest}")
                 known = self.found[dest]
-                so_far = router_copies.Found(ids=known.ids, settled=self.settled[router.router])
+                so_far = router_copies.CopyMatches(ids=known.ids, settled=self.settled[router.router])
                 more = router_copies.copies(self._rows(scope, dest), origins, router, known=so_far)
                 known.ids |= more.ids
                 known.unsure |= more.unsure
                 self.settled[router.router] |= more.settled
 
-    def _origins(self, scope: Scope, topic: str, router: Router) -> Origins | None:
-        rows: dict[Id, Row] = {}
+    def _origins(self, scope: EraseScope, topic: str, router: Router) -> Origins | None:
+        rows: dict[Id, TracedRow] = {}
         if not router.preserve_tag:
             rows |= {row.id: row for row in going(self._rows(scope, topic, by_tag=True), self.match)}
         if self.found[topic].ids and router.filter is None:
@@ -268,12 +268,12 @@ class _Erasure:
         origins.note_others(self._rows(scope, topic))
         return origins
 
-    def _rows(self, scope: Scope, topic: str, *, by_tag: bool = False) -> Rows:
+    def _rows(self, scope: EraseScope, topic: str, *, by_tag: bool = False) -> Rows:
         """Every record that the topic or the lake has; some come twice. `by_tag`: at least those that match."""
         if self.lake is not None and self.snapshot is not None:
-            for life in self.snapshot.lives(topic):
-                for batch in self.lake.read(topic, life.epoch, columns=NEEDED, snapshot=self.snapshot):
-                    yield life.epoch, batch
+            for archived in self.snapshot.epochs(topic):
+                for batch in self.lake.read(topic, archived.epoch, columns=NEEDED, snapshot=self.snapshot):
+                    yield archived.epoch, batch
         state = scope.states.get(topic)
         if state is None:
             return
@@ -282,12 +282,12 @@ class _Erasure:
             if isinstance(piece, Run):
                 yield state.epoch, pa.RecordBatch.from_arrays(list(cells(piece)), names=list(NEEDED))
 
-    def _warn_of_untraceable(self, scope: Scope, router: Router) -> None:
+    def _warn_of_untraceable(self, scope: EraseScope, router: Router) -> None:
         state = scope.states.get(router.source)
         if state is None or state.earliest_seq <= 1:
             return
-        life = None if self.snapshot is None else self.snapshot.life(state.topic, state.epoch)
-        gone = [(1, state.earliest_seq - 1)] if life is None else life.uncovered(1, state.earliest_seq - 1)
+        archived = None if self.snapshot is None else self.snapshot.archived(state.topic, state.epoch)
+        gone = [(1, state.earliest_seq - 1)] if archived is None else archived.uncovered(1, state.earliest_seq - 1)
         if gone:
             lost = sum(last - first + 1 for first, last in gone)
             self.job.warn(
@@ -348,7 +348,7 @@ class _Erasure:
         ).deleted
         return by_tag, by_seq
 
-    def _erase_lake(self, lake: Lake, scope: Scope) -> None:
+    def _erase_lake(self, lake: Lake, scope: EraseScope) -> None:
         dry = self.job.dry_run
         self.job.step("counting in the lake" if dry else "rewriting files of the lake")
         names = sorted({*scope.states, *scope.archived})
@@ -374,18 +374,18 @@ class _Erasure:
     def _in_lake(self, lake: Lake, topic: str, about: Going) -> int:
         """How many records of a topic the lake has that are to go."""
         count, snapshot = 0, lake.snapshot()
-        for life in snapshot.lives(topic):
-            for batch in lake.read(topic, life.epoch, columns=("tag", "seq"), snapshot=snapshot):
-                count += pc.sum(self._goes(topic, life.epoch, batch, about)).as_py() or 0
+        for archived in snapshot.epochs(topic):
+            for batch in lake.read(topic, archived.epoch, columns=("tag", "seq"), snapshot=snapshot):
+                count += pc.sum(self._goes(topic, archived.epoch, batch, about)).as_py() or 0
         return count
 
-    def _kept(self, scope: Scope, topic: str, epoch: int, batch: pa.RecordBatch) -> pa.BooleanArray:
+    def _kept(self, scope: EraseScope, topic: str, epoch: int, batch: pa.RecordBatch) -> pa.BooleanArray:
         state = scope.states.get(topic)
         about = Going() if state is None else Going(epoch=state.epoch, head_seq=state.head_seq)
         return pc.invert(self._goes(topic, epoch, batch, about))
 
     def _goes(self, topic: str, epoch: int, batch: pa.RecordBatch, about: Going) -> pa.BooleanArray:
-        copied = pa.array(sorted(seq for life, seq in self.found[topic].ids if life == epoch), pa.int64())
+        copied = pa.array(sorted(seq for archived, seq in self.found[topic].ids if archived == epoch), pa.int64())
         goes = pc.or_(tagged(batch, self.match), pc.is_in(batch.column("seq"), value_set=copied))
         if about.epoch == epoch:
             goes = pc.and_(goes, pc.less_equal(batch.column("seq"), about.head_seq))

@@ -36,7 +36,7 @@ DEAD_LETTER = ("$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src
 NEEDED = ("seq", "ts", "node", "tag", "meta", "data")
 
 
-class Stamp(Struct):
+class CopyStamp(Struct):
     """Where a copy says that it comes from."""
 
     source: str
@@ -44,17 +44,17 @@ class Stamp(Struct):
     seq: int
 
 
-class Row(Struct, frozen=True):
+class TracedRow(Struct, frozen=True):
     """One record, as far as it matters here."""
 
     id: Id
     ts_ms: int
     tag: str | None
     content: Content
-    stamp: Stamp | None
+    stamp: CopyStamp | None
 
 
-class Found(Struct):
+class CopyMatches(Struct):
     """Copies in one destination, the originals that they are of, and what else could be one."""
 
     ids: set[Id] = field(default_factory=set)
@@ -65,10 +65,10 @@ class Found(Struct):
 class Origins:
     """Records of a source that are to be erased, by id and by content; and those that stay and look the same."""
 
-    def __init__(self, source: str, going: list[Row]) -> None:
+    def __init__(self, source: str, going: list[TracedRow]) -> None:
         self.source = source
         self.ids = {row.id for row in going}
-        self.going: dict[Content, list[Row]] = defaultdict(list)
+        self.going: dict[Content, list[TracedRow]] = defaultdict(list)
         for row in sorted(going, key=lambda row: row.id):
             self.going[row.content].append(row)
         self.others: dict[Content, Counter[int]] = defaultdict(Counter)
@@ -83,12 +83,12 @@ class Origins:
                 self.others[row.content][row.ts_ms] += 1
 
 
-def going(rows: Rows, match: TagMatch) -> list[Row]:
+def going(rows: Rows, match: TagMatch) -> list[TracedRow]:
     """The records with such a tag."""
     return list(_rows((epoch, batch.filter(tagged(batch, match))) for epoch, batch in rows))
 
 
-def named(rows: Rows, ids: set[Id]) -> list[Row]:
+def named(rows: Rows, ids: set[Id]) -> list[TracedRow]:
     """The records with these ids."""
     seqs = pa.array(sorted({seq for _, seq in ids}), pa.int64())
     chosen = ((epoch, batch.filter(pc.is_in(batch.column("seq"), value_set=seqs))) for epoch, batch in rows)
@@ -101,12 +101,12 @@ def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
     return pc.fill_null(found, False)
 
 
-def copies(rows: Rows, origins: Origins, router: Router, *, known: Found) -> Found:
+def copies(rows: Rows, origins: Origins, router: Router, *, known: CopyMatches) -> CopyMatches:
     """Records of the destination that the router made of `origins`, beside those that are known."""
     rows_by_id = {row.id: row for row in _rows(_with_data(rows, origins.data)) if row.tag is None}
     candidates = [row for row in rows_by_id.values() if row.id not in known.ids]
-    found = Found(settled=set(known.settled))
-    by_content: dict[Content, list[Row]] = defaultdict(list)
+    found = CopyMatches(settled=set(known.settled))
+    by_content: dict[Content, list[TracedRow]] = defaultdict(list)
     for row in sorted(candidates, key=lambda row: row.id):
         origin = _origin(row, origins)
         if origin is not None:
@@ -119,9 +119,9 @@ def copies(rows: Rows, origins: Origins, router: Router, *, known: Found) -> Fou
     return found
 
 
-def _as_copied(origins: Origins, router: Router) -> Iterator[tuple[Content, list[Row], Counter[int]]]:
+def _as_copied(origins: Origins, router: Router) -> Iterator[tuple[Content, list[TracedRow], Counter[int]]]:
     """Contents as the router writes them, with the records that go and the commit times of those that stay."""
-    going: dict[Content, list[Row]] = defaultdict(list)
+    going: dict[Content, list[TracedRow]] = defaultdict(list)
     others: dict[Content, Counter[int]] = defaultdict(Counter)
     for content, found in origins.going.items():
         going[_without_node(content, router)] += found
@@ -135,14 +135,16 @@ def _without_node(content: Content, router: Router) -> Content:
     return content if router.preserve_node else (*content[:2], None)
 
 
-def _origin(row: Row, origins: Origins) -> Id | None:
+def _origin(row: TracedRow, origins: Origins) -> Id | None:
     stamp = row.stamp
     if stamp is None or stamp.source != origins.source or (stamp.epoch, stamp.seq) not in origins.ids:
         return None
     return stamp.epoch, stamp.seq
 
 
-def _decide(rows: list[Row], going: list[Row], others: Counter[int], found: Found, *, exact: bool) -> None:
+def _decide(
+    rows: list[TracedRow], going: list[TracedRow], others: Counter[int], found: CopyMatches, *, exact: bool
+) -> None:
     """Which of these, all of one content, are copies of those that go; and how many of the rest might be."""
     first_ms = min(row.ts_ms for row in going)
     twins: dict[int, list[Id]] = defaultdict(list)
@@ -172,7 +174,7 @@ def _with_data(rows: Rows, data: pa.Array) -> Rows:
     return ((epoch, batch.filter(pc.is_in(batch.column("data"), value_set=data))) for epoch, batch in rows)
 
 
-def _rows(batches: Rows) -> Iterator[Row]:
+def _rows(batches: Rows) -> Iterator[TracedRow]:
     for epoch, batch in batches:
         if not batch.num_rows:
             continue
@@ -180,10 +182,10 @@ def _rows(batches: Rows) -> Iterator[Row]:
         columns = [batch.column(name).to_pylist() for name in ("seq", "node", "tag", "meta", "data")]
         for ts, seq, node, tag, meta, data in zip(ts_us, *columns, strict=True):
             members, stamp = _meta(meta)
-            yield Row((epoch, seq), ts // 1000, tag, (data, members, node), stamp)
+            yield TracedRow((epoch, seq), ts // 1000, tag, (data, members, node), stamp)
 
 
-def _meta(text: str | None) -> tuple[tuple[tuple[str, bytes], ...], Stamp | None]:
+def _meta(text: str | None) -> tuple[tuple[tuple[str, bytes], ...], CopyStamp | None]:
     """The members of meta in an order of their own, and the stamp apart. A writer may call anything a stamp."""
     if text is None:
         return (), None
@@ -192,7 +194,7 @@ def _meta(text: str | None) -> tuple[tuple[tuple[str, bytes], ...], Stamp | None
     stamp = None
     if raw is not None:
         try:
-            stamp = msgspec.json.decode(raw, type=Stamp)
+            stamp = msgspec.json.decode(raw, type=CopyStamp)
         except msgspec.MsgspecError:
             members[STAMP] = raw
     return tuple(sorted((name, bytes(value)) for name, value in members.items())), stamp

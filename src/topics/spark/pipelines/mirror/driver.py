@@ -12,22 +12,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Unpack
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from topics.client import Client
 from topics.client.request import Summary
 from topics.lake import Lake, NoLake
 from topics.model.topic import TopicConfig
 from topics.spark.pipelines.mirror import server_identity
-from topics.spark.pipelines.mirror.provenance import Lost, hops_of, is_copy
-from topics.spark.pipelines.mirror.task import MAX_ROUNDS, Errand, Outcome, copy, rehearse
+from topics.spark.pipelines.mirror.provenance import LostSeqs, hops_of, is_copy
+from topics.spark.pipelines.mirror.task import MAX_ROUNDS, CopyTask, MirrorResult, copy, rehearse
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.delivery import last_shown
 from topics.spark.pipelines.run.executors import run_on_executors
-from topics.spark.pipelines.run.job import RUNS, BadUsage, Job, JobOptions
+from topics.spark.pipelines.run.job import RUNS, BadUsage, JobOptions, PipelineJob
 from topics.spark.pipelines.run.lags import common, forget
 from topics.spark.pipelines.run.positions import Positions
-from topics.spark.pipelines.run.report import Gap, Report, TopicReport
+from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.trimmed import Removed, removed
 from topics.spark.pipelines.run.unknown_names import begins_with, no_topic, unknown_topic
 from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
@@ -48,17 +48,17 @@ KEPT_SETTINGS = (
 )
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class MirrorPosition(Struct, frozen=True, kw_only=True):
     """How far a topic has come in one direction. Between `done` and `plan` is what a killed run may have written."""
 
     epoch: int
     done: int = 0
     plan: int = 0
-    life: int = 0
+    generation: int = field(default=0, name="life")  # counts restarts from the first seq; part of every write's key
     target_epoch: int = 0  # of the target's topic; 0 while it is not there
     target_seq: int = 0  # its head when the plan was made, and when it was done
     lost_epoch: int | None = None  # the life before, until the target has been told that it is over
-    behind: Lost | None = None  # the loss right before what comes next
+    behind: LostSeqs | None = None  # the loss right before what comes next
 
 
 def mirror(
@@ -81,7 +81,7 @@ def mirror(
     step_seqs: int = STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
-) -> Report:
+) -> RunReport:
     """Copies from `source` to `target`, and back with `both_ways`; once, or until the job is stopped.
 
     `lake` is the source's: what the source has no more comes from there. Without it, a topic that was trimmed before it
@@ -98,9 +98,12 @@ def mirror(
         lake = _existing(lake)
         if skip_trimmed:
             raise BadUsage("lake and skip_trimmed: a lake has what was trimmed; give one of them")
-    wanted = Wanted(prefix=prefix, topics=tuple(topics), except_for=(*OURS, positions_topic))
+    wanted = MirrorSelection(prefix=prefix, topics=tuple(topics), except_for=(*OURS, positions_topic))
     keys = {source: source_token_file, target: target_token_file}
-    with Job("mirror", servers=[source, target], token_files=keys, **options) as job, ExitStack() as open_clients:
+    with (
+        PipelineJob("mirror", servers=[source, target], token_files=keys, **options) as job,
+        ExitStack() as open_clients,
+    ):
         job.step(f"looking at {source} and {target}")
         one, other = (open_clients.enter_context(job.client(url)) for url in (source, target))
         _check_wanted(job, wanted, [one, other] if both_ways else [one], follow=follow)
@@ -122,7 +125,7 @@ def mirror(
     return job.report
 
 
-class Wanted(Struct, frozen=True, kw_only=True):
+class MirrorSelection(Struct, frozen=True, kw_only=True):
     """Which topics are mirrored."""
 
     prefix: str | None
@@ -143,7 +146,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
         return not topic.startswith("sys:") or (self.prefix or "sys:").startswith("sys:")
 
 
-def _check_wanted(job: Job, wanted: Wanted, sources: Sequence[Client], *, follow: bool) -> None:
+def _check_wanted(job: PipelineJob, wanted: MirrorSelection, sources: Sequence[Client], *, follow: bool) -> None:
     """Names that name nothing are a mistake, unless there is time to wait for such topics."""
     there = {row.topic for client in sources for row in wanted.among(client)}
     where = " or ".join(client.url for client in sources)
@@ -165,12 +168,12 @@ class Link:
 
     def __init__(
         self,
-        job: Job,
-        wanted: Wanted,
+        job: PipelineJob,
+        wanted: MirrorSelection,
         *,
         source: Client,
         target: Client,
-        pattern: Errand,
+        pattern: CopyTask,
         step_seqs: int,
         positions_topic: str,
     ) -> None:
@@ -183,7 +186,7 @@ class Link:
         self._positions = Positions(
             target, f"mirror:{pattern.source_id}:", run=job.report.run_id, topic=positions_topic
         )
-        self._at = self._positions.load(Place)
+        self._at = self._positions.load(MirrorPosition)
         self._goal: dict[str, int] = {}
         self._told_removed: set[str] = set()
         self._told_circle: set[str] = set()
@@ -192,7 +195,7 @@ class Link:
         """A run that does not follow goes as far as topics reach now."""
         self._goal = {row.topic: row.head_seq for row in self._wanted.among(self.source)}
 
-    def plan(self, *, follow: bool) -> list[Errand]:
+    def plan(self, *, follow: bool) -> list[CopyTask]:
         """What to do next, written down at the target before it is done."""
         there = {row.topic: row for row in self._wanted.among(self.target)}
         rows = [row for row in self._wanted.among(self.source) if self._is_log(row)]
@@ -201,19 +204,19 @@ class Link:
         for row in rows:
             self._note_lag(row)
             head = row.head_seq if follow else min(row.head_seq, self._goal.get(row.topic, 0))
-            errand = self._errand(row, there.get(row.topic), head)
-            if errand is not None:
-                found.append(errand)
+            task = self._next_task(row, there.get(row.topic), head)
+            if task is not None:
+                found.append(task)
         if found and not self._job.dry_run:
             self._positions.check_alone()
-            self._positions.save({errand.topic: self._at[errand.topic] for errand in found})
+            self._positions.save({task.topic: self._at[task.topic] for task in found})
         return found
 
-    def _errand(self, row: Summary, there: Summary | None, head: int) -> Errand | None:
-        at = self._at.get(row.topic, Place(epoch=row.epoch))
+    def _next_task(self, row: Summary, there: Summary | None, head: int) -> CopyTask | None:
+        at = self._at.get(row.topic, MirrorPosition(epoch=row.epoch))
         target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
         if at.epoch != row.epoch or row.head_seq < max(at.done, at.plan):
-            at = Place(epoch=row.epoch, life=at.life + 1, lost_epoch=at.epoch)
+            at = MirrorPosition(epoch=row.epoch, generation=at.generation + 1, lost_epoch=at.epoch)
         elif (at.target_epoch and target_epoch != at.target_epoch) or target_seq < at.target_seq:
             at = self._at[row.topic] = self._filled_again(row.topic, at, there)
         if row.earliest_seq > at.done + 1 and self._is_held(row, at):
@@ -233,7 +236,7 @@ class Link:
             self._pattern,
             topic=row.topic,
             epoch=row.epoch,
-            life=at.life,
+            generation=at.generation,
             start=at.done + 1,
             stop=stop,
             present=present,
@@ -242,7 +245,7 @@ class Link:
             config=self._settings(row.topic) if there is None else {},
         )
 
-    def _is_held(self, row: Summary, at: Place) -> bool:
+    def _is_held(self, row: Summary, at: MirrorPosition) -> bool:
         """Whether seqs come next that only a lake has, and there is none: to go on would leave them out for good."""
         found = removed(self.source, row.topic, epoch=row.epoch, start=at.done + 1)
         if found is None:
@@ -280,30 +283,30 @@ class Link:
     def _row(self, topic: str) -> TopicReport:
         return self._job.report.topic(topic, server=self.source.url, into=self.target.url)
 
-    def _filled_again(self, topic: str, at: Place, there: Summary | None) -> Place:
+    def _filled_again(self, topic: str, at: MirrorPosition, there: Summary | None) -> MirrorPosition:
         """The target's topic is another than it was: one that came back from a backup shows how far it is filled."""
-        shown = self._present(topic, Place(epoch=at.epoch))
+        shown = self._present(topic, MirrorPosition(epoch=at.epoch))
         if not shown:
             self._job.warn(f"topic {topic} in {self.target.url} was deleted or set back: it is copied anew")
         target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
-        return Place(
-            epoch=at.epoch, done=shown, plan=shown, life=at.life + 1, lost_epoch=at.lost_epoch,
+        return MirrorPosition(
+            epoch=at.epoch, done=shown, plan=shown, generation=at.generation + 1, lost_epoch=at.lost_epoch,
             target_epoch=target_epoch, target_seq=target_seq,
         )  # fmt: skip
 
-    def settle(self, errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> None:
+    def settle(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
         """Notes what was done, and in which life of the target's topic: it is the steps that make it."""
         there = {row.topic: row for row in self._wanted.among(self.target)}
         done = {}
-        for errand, outcome in zip(errands, outcomes, strict=True):
-            at = self._at[errand.topic]
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            at = self._at[task.topic]
             done_to = outcome.trimmed_at - 1 if outcome.trimmed_at else at.plan
             at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None, behind=outcome.behind)
-            now = there.get(errand.topic)
+            now = there.get(task.topic)
             if now is not None and at.target_epoch in (0, now.epoch):  # else the next plan finds that it is another
                 at = structs.replace(at, target_epoch=now.epoch, target_seq=now.head_seq)
-            done[errand.topic] = self._at[errand.topic] = at
-            self._report(errand, outcome, upto=done_to)
+            done[task.topic] = self._at[task.topic] = at
+            self._report(task, outcome, upto=done_to)
         self._positions.save(done)
 
     def note_lags(self, client: Client) -> None:
@@ -320,24 +323,24 @@ class Link:
     def _rows(self) -> list[TopicReport]:
         return [row for row in self._job.report.topics if row.server == self.source.url]
 
-    def expect(self, errands: Sequence[Errand], outcomes: Sequence[Outcome]) -> None:
+    def expect(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
         """What a dry run says."""
-        for errand, outcome in zip(errands, outcomes, strict=True):
-            self._report(errand, outcome, upto=errand.stop - 1)
-            if errand.config:
-                self._row(errand.topic).would.append(f"make topic {errand.topic} in {self.target.url}")
+        for task, outcome in zip(tasks, outcomes, strict=True):
+            self._report(task, outcome, upto=task.stop - 1)
+            if task.config:
+                self._row(task.topic).would.append(f"make topic {task.topic} in {self.target.url}")
 
-    def _report(self, errand: Errand, outcome: Outcome, *, upto: int) -> None:
-        row = self._row(errand.topic)
-        row.epoch = errand.epoch
-        row.from_seq = row.from_seq or errand.start
+    def _report(self, task: CopyTask, outcome: MirrorResult, *, upto: int) -> None:
+        row = self._row(task.topic)
+        row.epoch = task.epoch
+        row.from_seq = row.from_seq or task.start
         row.to_seq = upto
         row.records += outcome.records
         row.repeated += outcome.repeated
         row.size_bytes += outcome.size_bytes
         row.gaps += outcome.gaps
-        if errand.lost_epoch is not None:
-            row.gaps.append(Gap(from_seq=0, to_seq=0, reason="recreated", epoch=errand.lost_epoch))
+        if task.lost_epoch is not None:
+            row.gaps.append(ReportedGap(from_seq=0, to_seq=0, reason="recreated", epoch=task.lost_epoch))
         lost = sum(gap.to_seq - gap.from_seq + 1 for gap in outcome.gaps)
         figures = {
             "echoes": outcome.echoes, "foreign": outcome.foreign, "circling": outcome.circling, "lost_seqs": lost,
@@ -346,7 +349,7 @@ class Link:
             if count:
                 row.figures[name] = row.figures.get(name, 0) + count
         if outcome.circling:
-            self._tell_circle(errand.topic)
+            self._tell_circle(task.topic)
 
     def _tell_circle(self, topic: str) -> None:
         if topic not in self._told_circle:
@@ -381,7 +384,7 @@ class Link:
                     next="leave this topic out, or delete the queue, or call it otherwise",
                 )
 
-    def _present(self, topic: str, at: Place) -> int:
+    def _present(self, topic: str, at: MirrorPosition) -> int:
         """How far an interrupted run came: the last seq of ours that the target has."""
 
         def seq_of(meta: bytes) -> int:
@@ -405,8 +408,8 @@ class Link:
 class _Maker(Struct, frozen=True):
     """Makes the links of one job."""
 
-    job: Job
-    wanted: Wanted
+    job: PipelineJob
+    wanted: MirrorSelection
     only_local: bool = False
     skip_trimmed: bool = False
     step_seqs: int = STEP_SEQS
@@ -422,7 +425,7 @@ class _Maker(Struct, frozen=True):
         *,
         lake: str | None = None,
     ) -> Link:
-        pattern = Errand(
+        pattern = CopyTask(
             source=self.job.connection(source.url), target=self.job.connection(target.url),
             source_id=source_id, target_id=target_id, topic="", epoch=0, start=0, stop=0,
             nodes=tuple(nodes), only_local=self.only_local,
@@ -434,7 +437,7 @@ class _Maker(Struct, frozen=True):
         )  # fmt: skip
 
 
-def _run(job: Job, links: Sequence[Link], *, follow: bool) -> None:
+def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
     if job.dry_run:
         for link in links:
             link.aim()
@@ -464,17 +467,15 @@ def _sum(lags: Iterable[int | None]) -> int | None:
     return None if None in found else sum(lag or 0 for lag in found)
 
 
-def _step(job: Job, links: Sequence[Link], *, follow: bool) -> bool:
+def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
     """One plan of all directions, done; False where there was nothing to do."""
-    plans: list[tuple[Link, list[Errand]]] = [(link, link.plan(follow=follow)) for link in links]
-    errands = [errand for _, planned in plans for errand in planned]
-    if not errands:
+    plans: list[tuple[Link, list[CopyTask]]] = [(link, link.plan(follow=follow)) for link in links]
+    tasks = [task for _, planned in plans for task in planned]
+    if not tasks:
         return False
     job.work()
     do = rehearse if job.dry_run else copy
-    outcomes = run_on_executors(
-        job.spark, errands, do, result=Outcome, weight=lambda errand: errand.stop - errand.start
-    )
+    outcomes = run_on_executors(job.spark, tasks, do, result=MirrorResult, weight=lambda task: task.stop - task.start)
     at = 0
     for link, planned in plans:
         (link.expect if job.dry_run else link.settle)(planned, outcomes[at : at + len(planned)])

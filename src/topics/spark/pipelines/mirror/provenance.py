@@ -27,7 +27,7 @@ KEY = "_topics_mirror"
 _MARK = f'"{KEY}"'.encode()
 
 
-class Lost(Struct, frozen=True, kw_only=True):
+class LostSeqs(Struct, frozen=True, kw_only=True):
     """Seqs of the source that are gone, both ends inclusive."""
 
     gap_from: int
@@ -44,7 +44,7 @@ class Hop(Struct, frozen=True, kw_only=True):
     seq: int
     ts: int | UnsetType = UNSET  # when it was committed there
     to: int | UnsetType = UNSET
-    lost: Lost | UnsetType = UNSET  # what was lost there right before it
+    lost: LostSeqs | UnsetType = UNSET  # what was lost there right before it
 
     def was_in(self, topic: str) -> bool:
         return isinstance(self.topic, UnsetType) or self.topic == topic

@@ -22,12 +22,12 @@ from topics.model.names import check_topic
 from topics.spark.options import read_options
 from topics.spark.pipelines.replay.task import Sender, origin_of
 from topics.spark.pipelines.run import positions
-from topics.spark.pipelines.run.delivery import Outcome, last_shown, target_of
+from topics.spark.pipelines.run.delivery import DeliveryResult, last_shown, target_of
 from topics.spark.pipelines.run.failures import explain
-from topics.spark.pipelines.run.job import BadUsage, Failed, Job, JobOptions
+from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.lenient_sql import lenient
 from topics.spark.pipelines.run.positions import Positions
-from topics.spark.pipelines.run.report import Gap, Report, TopicReport
+from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.unknown_names import missing_in
 from topics.spark.source import plan
 from topics.spark.source.catalog import NoSuchTopic, catalog_of
@@ -43,7 +43,7 @@ NEXT_AT_GAP = "--allow-gaps goes on and writes a record that tells of the loss; 
 ONE_PARTITION = str(1 << 40)  # a step is read by one task, in its order
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class ReplayPosition(Struct, frozen=True, kw_only=True):
     """How far a replay has come. Between `done` and `plan` is what a killed run may have written."""
 
     epoch: int  # of the source
@@ -54,7 +54,7 @@ class Place(Struct, frozen=True, kw_only=True):
     target_seq: int = 0  # head of the target when the plan was made
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class ReplayRequest(Struct, frozen=True, kw_only=True):
     """What is replayed: all that tells one replay from another."""
 
     lake: str | None = None
@@ -76,7 +76,8 @@ class Request(Struct, frozen=True, kw_only=True):
         return xxhash.xxh3_64_hexdigest(msgspec.json.encode(self))
 
     @property
-    def place(self) -> str:
+    def origin(self) -> str:
+        """The lake, directory or server that is replayed."""
         return self.lake or self.path or self.source_url or ""
 
     def check(self, url: str) -> None:
@@ -93,7 +94,7 @@ class Request(Struct, frozen=True, kw_only=True):
             except TopicsError as error:
                 raise BadUsage(error.message) from None
 
-    def options(self, job: Job) -> dict[str, str]:
+    def options(self, job: PipelineJob) -> dict[str, str]:
         """The source, as options of `format("topics")`."""
         found: dict[str, str] = {} if self.source_url is None else job.reading(self.source_url)
         if self.lake is not None:
@@ -138,7 +139,7 @@ def replay(
     step_seqs: int = STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
-) -> Report:
+) -> RunReport:
     """Writes the chosen records of `topic` to the topic `into` of the server `url`; their origin is in their meta.
 
     Seqs are inclusive. `rate` bounds records a second. A range that is lost fails the replay; with `allow_gaps` a
@@ -149,7 +150,7 @@ def replay(
         raise BadUsage("--lake and --path: an empty name is no directory")
     if rate is not None and not 0 < rate < math.inf:
         raise BadUsage("rate: a number of records a second above 0")
-    wanted = Request(
+    wanted = ReplayRequest(
         lake=None if lake is None else os.path.realpath(lake),
         path=None if path is None else os.path.realpath(path),
         source_url=None if source_url is None else source_url.rstrip("/"),
@@ -158,7 +159,7 @@ def replay(
     )  # fmt: skip
     wanted.check(url)
     keys = {} if wanted.source_url is None else {wanted.source_url: source_token_file}
-    with Job("replay", servers=[url], token_files=keys, **options) as job, job.client(url) as client:
+    with PipelineJob("replay", servers=[url], token_files=keys, **options) as job, job.client(url) as client:
         known = Positions(client, f"replay:{wanted.id}:", run=job.report.run_id, topic=positions_topic)
         _Run(job, wanted, client, known, rate=rate, allow_gaps=allow_gaps, step_seqs=step_seqs).run()
     return job.report
@@ -169,8 +170,8 @@ class _Run:
 
     def __init__(
         self,
-        job: Job,
-        wanted: Request,
+        job: PipelineJob,
+        wanted: ReplayRequest,
         client: Client,
         known: Positions,
         *,
@@ -183,25 +184,25 @@ class _Run:
         self._step_seqs = step_seqs
         if rate is not None and wanted.where is None:
             self._step_seqs = min(max(int(rate * STEP_S), GRID), step_seqs)
-        self._at = known.load(Place).get("at")
+        self._at = known.load(ReplayPosition).get("at")
         self._tables: Tables | None = None
 
     def run(self) -> None:
         job, wanted = self._job, self._wanted
-        job.step(f"looking at {wanted.topic} in {wanted.place}")
+        job.step(f"looking at {wanted.topic} in {wanted.origin}")
         span = self._span()
-        row = job.report.topic(wanted.topic, server=wanted.place, into=wanted.into)
+        row = job.report.topic(wanted.topic, server=wanted.origin, into=wanted.into)
         row.epoch, row.figures["id"] = span.epoch, wanted.id
-        at = self._at or Place(epoch=span.epoch, done=span.start - 1)
+        at = self._at or ReplayPosition(epoch=span.epoch, done=span.start - 1)
         if at.epoch != span.epoch:
             raise Failed(
-                f"topic {wanted.topic} in {wanted.place} was made again since this replay began",
+                f"topic {wanted.topic} in {wanted.origin} was made again since this replay began",
                 next="give the new replay a name of its own with --name",
             )
         epoch, _ = self._target()
         if at.target_epoch and epoch != at.target_epoch and not self._shown(at, from_seq=0):
             job.warn(f"topic {wanted.into} was deleted since this replay began: it begins anew")
-            at = Place(epoch=span.epoch, done=span.start - 1)
+            at = ReplayPosition(epoch=span.epoch, done=span.start - 1)
         goal = max(span.stop - 1, at.plan)
         if at.done >= goal and at.records:
             job.warn(
@@ -220,24 +221,24 @@ class _Run:
         try:
             options = read_options(given)
             with catalog_of(options) as catalog:
-                [place] = catalog.places()
-                found = plan.spans(options, [place], catalog.seq_at)
+                [extent] = catalog.extents()
+                found = plan.spans(options, [extent], catalog.seq_at)
         except NoSuchTopic:
-            raise missing_in(wanted.place, wanted.topic, self._names()) from None
+            raise missing_in(wanted.origin, wanted.topic, self._names()) from None
         except plan.Impossible as error:
             raise BadUsage(str(error).replace("endingOffsets", "to_seq")) from None
         if any(span.lost is not None for span in found):
-            raise BadUsage(f"from_seq: topic {wanted.topic} in {wanted.place} ends at seq {place.head}")
+            raise BadUsage(f"from_seq: topic {wanted.topic} in {wanted.origin} ends at seq {extent.head}")
         return found[-1] if found else Span(
-            server=place.server, topic=place.topic, epoch=place.epoch, start=place.end, stop=place.end
+            server=extent.server, topic=extent.topic, epoch=extent.epoch, start=extent.end, stop=extent.end
         )  # fmt: skip
 
     def _names(self) -> list[str]:
         """What could have been meant."""
         with catalog_of(read_options({**self._wanted.options(self._job), "subscribePrefix": ""})) as catalog:
-            return [place.topic for place in catalog.places()]
+            return [extent.topic for extent in catalog.extents()]
 
-    def _step(self, at: Place, goal: int, row: TopicReport) -> Place:
+    def _step(self, at: ReplayPosition, goal: int, row: TopicReport) -> ReplayPosition:
         """One plan: written down, done, and written down as done."""
         job = self._job
         present = 0
@@ -263,7 +264,7 @@ class _Run:
         job.progress.show(at.done, goal, unit="seqs")
         return at
 
-    def _send(self, at: Place, present: int) -> Outcome:
+    def _send(self, at: ReplayPosition, present: int) -> DeliveryResult:
         wanted = self._wanted
         sender = Sender(
             target=self._job.connection(self._client.url),
@@ -273,7 +274,7 @@ class _Run:
         frame = self._frame(at.done + 1, at.plan + 1, allow_gaps=self._allow_gaps)
         rows = frame.coalesce(1).mapInArrow(sender, "outcome BINARY")
         try:
-            found = [msgspec.json.decode(bytes(row.outcome), type=Outcome) for row in rows.collect()]
+            found = [msgspec.json.decode(bytes(row.outcome), type=DeliveryResult) for row in rows.collect()]
         except PySparkException as error:
             text = explain(error)
             if "are lost (" not in text:
@@ -282,7 +283,7 @@ class _Run:
                 text.partition("; with failOnDataLoss")[0],
                 next=NEXT_AT_GAP,
             ) from None
-        return found[0] if found else Outcome()
+        return found[0] if found else DeliveryResult()
 
     def _frame(self, start: int, stop: int, *, allow_gaps: bool) -> DataFrame:
         """The chosen rows of a range, and its gaps: a condition is about records."""
@@ -308,7 +309,7 @@ class _Run:
         except Failed as error:
             raise BadUsage(f"where: {error}") from None
 
-    def _expect(self, at: Place, goal: int, row: TopicReport) -> None:
+    def _expect(self, at: ReplayPosition, goal: int, row: TopicReport) -> None:
         """What a dry run says: records are counted, and losses named, though a run might fail at them."""
         if at.done >= goal:
             return
@@ -321,7 +322,7 @@ class _Run:
             if found.kind == "record" or self._allow_gaps:  # a gap is then written as a record, too
                 row.records += found["count"]
             if found.kind == "gap":
-                gap = Gap(from_seq=found.first, to_seq=found.gap_to, reason=found.reason, epoch=at.epoch)
+                gap = ReportedGap(from_seq=found.first, to_seq=found.gap_to, reason=found.reason, epoch=at.epoch)
                 row.gaps.append(gap)
         if row.gaps and not self._allow_gaps:
             self._job.warn(f"a run would fail at seq {row.gaps[0].from_seq}, which is lost")
@@ -332,12 +333,12 @@ class _Run:
     def _target(self) -> tuple[int, int]:
         return target_of(self._client, self._wanted.into)
 
-    def _present(self, at: Place) -> int:
+    def _present(self, at: ReplayPosition) -> int:
         """How far an interrupted run came: the last seq of this replay that the target shows."""
         from_seq = at.target_seq if self._target()[0] == at.target_epoch else 0
         return max(at.done, self._shown(at, from_seq=from_seq))
 
-    def _shown(self, at: Place, *, from_seq: int) -> int:
+    def _shown(self, at: ReplayPosition, *, from_seq: int) -> int:
         """The last seq of this replay behind a seq of the target; 0 where there is none."""
 
         def seq_of(meta: bytes) -> int:

@@ -21,9 +21,9 @@ import xxhash
 from msgspec import UNSET, Struct, UnsetType
 
 from topics.model import surrogates
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.run import delivery
-from topics.spark.pipelines.run.delivery import Delivery, Outcome, Row, fields_of, record_of
+from topics.spark.pipelines.run.delivery import DeliveryResult, OutgoingRow, RangeDelivery, fields_of, record_of
 from topics.spark.sink.chunks import MAX_BYTES, MAX_RECORDS
 from topics.spark.sink.write_options import WriteOptions
 from topics.spark.source.catalog import client_for
@@ -72,7 +72,7 @@ class Pace:
 class Sender(Struct, kw_only=True):
     """What the task of one plan does with its rows, for `mapInArrow`."""
 
-    target: Connection
+    target: ConnectionOptions
     into: str
     id: str
     topic: str
@@ -87,10 +87,10 @@ class Sender(Struct, kw_only=True):
         outcome = self.send(row for batch in batches for row in self._rows(batch))
         yield pa.RecordBatch.from_pylist([{"outcome": _encode(outcome)}], schema=OUTCOME)
 
-    def send(self, rows: Iterable[Row]) -> Outcome:
-        outcome, pace = Outcome(), Pace(self.rate)
+    def send(self, rows: Iterable[OutgoingRow]) -> DeliveryResult:
+        outcome, pace = DeliveryResult(), Pace(self.rate)
         with client_for(self.target, self.target.servers[0]) as client:
-            sending = Delivery(
+            sending = RangeDelivery(
                 client, WriteOptions(connection=self.target), self.into,
                 epoch=self.epoch, present=self.present, tell=self._loss, into=outcome,
             )  # fmt: skip
@@ -101,15 +101,15 @@ class Sender(Struct, kw_only=True):
                     sending.send(key, left)
         return outcome
 
-    def _loss(self, first: int, last: int, reason: str) -> Row:
+    def _loss(self, first: int, last: int, reason: str) -> OutgoingRow:
         data = _encode({"topic": self.topic, "gap_from": first, "gap_to": last, "reason": reason})
         origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
-        return Row(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', origin)), reason)
+        return OutgoingRow(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', origin)), reason)
 
-    def cut(self, rows: Iterable[Row]) -> Iterator[tuple[str, list[Row]]]:
+    def cut(self, rows: Iterable[OutgoingRow]) -> Iterator[tuple[str, list[OutgoingRow]]]:
         """Rows, in the order of their seqs, as requests under their keys."""
         most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
-        held: list[Row] = []
+        held: list[OutgoingRow] = []
         size_bytes, last = 0, self.start - 1
         for row in rows:
             assert last < row.first <= row.last < self.stop, "rows come in the order of their seqs"
@@ -123,17 +123,19 @@ class Sender(Struct, kw_only=True):
         if held:
             yield self._key(held), held
 
-    def _key(self, rows: list[Row]) -> str:
+    def _key(self, rows: list[OutgoingRow]) -> str:
         seqs = xxhash.xxh3_64_hexdigest(str([(row.first, row.last) for row in rows]).encode())
         return f"replay/{self.id}/{self.epoch}/{rows[0].first}-{rows[-1].last}/{seqs}"
 
-    def _rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+    def _rows(self, batch: pa.RecordBatch) -> Iterator[OutgoingRow]:
         for one in fields_of(batch):
             if one.kind == "gap":
                 yield self._loss(one.seq, one.to, one.reason)
                 continue
             origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=one.seq, ts=one.ts, node=one.node)
-            yield Row(one.seq, one.seq, record_of(one.data, self.node or one.node, one.tag, stamped(one.meta, origin)))
+            yield OutgoingRow(
+                one.seq, one.seq, record_of(one.data, self.node or one.node, one.tag, stamped(one.meta, origin))
+            )
 
 
 def stamped(meta: bytes | None, origin: Origin) -> bytes:

@@ -21,19 +21,19 @@ import xxhash
 from msgspec import Raw, Struct, field, structs
 
 from topics.client import Client
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.rollup import windows
 from topics.spark.pipelines.rollup.declaration import Declaration
 from topics.spark.pipelines.rollup.windows import Open, Seen
 from topics.spark.pipelines.rounds import append_rows, rounds
-from topics.spark.pipelines.rounds.append_rows import Stamp
+from topics.spark.pipelines.rounds.append_rows import PartStamp
 from topics.spark.pipelines.rounds.rounds import STEP_SEQS, InTopic, Rounds, answered, one_task
-from topics.spark.pipelines.rounds.source_frames import Source
+from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.failures import BadUsage, Failed
-from topics.spark.pipelines.run.job import Job, JobOptions
+from topics.spark.pipelines.run.job import JobOptions, PipelineJob
 from topics.spark.pipelines.run.lenient_sql import lenient
-from topics.spark.pipelines.run.report import Gap, Report
+from topics.spark.pipelines.run.report import ReportedGap, RunReport
 from topics.spark.sink.chunks import pieces
 from topics.spark.source.catalog import client_for
 
@@ -46,7 +46,7 @@ FOLDER = "_rollup"
 _encode = msgspec.json.Encoder().encode
 
 
-class Place(rounds.Place, frozen=True, kw_only=True):
+class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
     """How far it has come. `due` is what is being written, with the watermark before it, or None."""
 
     digest: str
@@ -66,7 +66,7 @@ class Due(Struct, frozen=True, kw_only=True):
     target_seq: int = 0
 
 
-class Outcome(Struct, kw_only=True):
+class RollupResult(Struct, kw_only=True):
     """What the writing task did."""
 
     records: int = 0
@@ -84,10 +84,10 @@ def rollup(
     step_seqs: int = STEP_SEQS,
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
-) -> Report:
+) -> RunReport:
     """Writes the windows that are over by now. `full` begins anew; windows are then written again."""
-    with Job("rollup", servers=[url], **options) as job, job.client(url) as client, ExitStack() as stack:
-        source = Source(job, client, declaration.topic, lake=lake)
+    with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client, ExitStack() as stack:
+        source = SourceTopic(job, client, declaration.topic, lake=lake)
         if not source.appears(follow=follow):
             return job.report
         output = stack.enter_context(closing(_output(job, client, declaration, positions_topic)))
@@ -96,22 +96,29 @@ def rollup(
     return job.report
 
 
-class Rolling(Rounds[Place]):
+class Rolling(Rounds[RollupPosition]):
     """One rollup at work."""
 
     _output: Output
 
     def __init__(
-        self, job: Job, source: Source, output: Output, declared: Declaration, *, step_seqs: int, full: bool
+        self,
+        job: PipelineJob,
+        source: SourceTopic,
+        output: Output,
+        declared: Declaration,
+        *,
+        step_seqs: int,
+        full: bool,
     ) -> None:
         self._declared = declared
         self._checked = False
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
         if self._at is not None and self._at.digest != declared.digest:
-            self._life, self._at = self._at.life + 1, None
+            self._generation, self._at = self._at.generation + 1, None
         self._row.figures["late"] = 0
 
-    def check_fits(self, known: Place) -> None:
+    def check_fits(self, known: RollupPosition) -> None:
         """A declaration that failed before anything was written may be corrected."""
         if known.digest != self._declared.digest and not (known.fresh and not self._output.holds(known.digest)):
             raise BadUsage(
@@ -119,24 +126,24 @@ class Rolling(Rounds[Place]):
                 next="use another output, or begin anew with --full: its windows are then written again",
             )
 
-    def beginning(self, epoch: int, life: int) -> Place:
-        return Place(digest=self._declared.digest, fresh=True, epoch=epoch, life=life)
+    def beginning(self, epoch: int, generation: int) -> RollupPosition:
+        return RollupPosition(digest=self._declared.digest, fresh=True, epoch=epoch, generation=generation)
 
-    def made_again(self, at: Place, epoch: int) -> Place:
+    def made_again(self, at: RollupPosition, epoch: int) -> RollupPosition:
         """The watermark stays, but what open windows had is gone with the life before."""
         self._job.warn(f"topic {self._declared.topic} was made again; windows that were open are lost")
-        return structs.replace(at, epoch=epoch, done=0, open=[], due=None, life=at.life + 1)
+        return structs.replace(at, epoch=epoch, done=0, open=[], due=None, generation=at.generation + 1)
 
-    def unfinished(self, at: Place) -> Place | None:
+    def unfinished(self, at: RollupPosition) -> RollupPosition | None:
         return None if at.due is None else self._write(at, at.due)
 
-    def take(self, at: Place, stop: int) -> Place:
+    def take(self, at: RollupPosition, stop: int) -> RollupPosition:
         if not self._checked:
             self._check_names(at, stop)
         at = self._look(at, stop)
         return at if at.due is None else self._write(at, at.due)
 
-    def _check_names(self, at: Place, stop: int) -> None:
+    def _check_names(self, at: RollupPosition, stop: int) -> None:
         """Before anything is noted. A record and a file have one column of a name; a second one would be lost."""
         self._windowed(self._source.load(at.done + 1, stop)).createOrReplaceTempView("records")
         try:
@@ -148,12 +155,12 @@ class Rolling(Rounds[Place]):
             raise BadUsage(f"two columns of the result are called {twice[0]}", next="give each a name of its own: AS …")
         self._checked = True
 
-    def _save(self, at: Place) -> Place:
+    def _save(self, at: RollupPosition) -> RollupPosition:
         if not self._job.dry_run:
             self._output.save(at)
         return at
 
-    def _look(self, at: Place, stop: int) -> Place:
+    def _look(self, at: RollupPosition, stop: int) -> RollupPosition:
         """Takes seqs up to `stop` in, and notes what is due because of them."""
         seen, latest_ms = self._seen(at, stop)
         self._source.check_same(at.epoch)
@@ -167,7 +174,7 @@ class Rolling(Rounds[Place]):
         at = structs.replace(at, done=stop - 1, watermark_ms=found.watermark_ms, open=found.open, due=due)
         return self._save(at)
 
-    def _seen(self, at: Place, stop: int) -> tuple[list[Seen], int | None]:
+    def _seen(self, at: RollupPosition, stop: int) -> tuple[list[Seen], int | None]:
         """The windows of a new range, and its latest event time. Losses are noted in the report."""
         from pyspark.sql import functions as F
 
@@ -180,7 +187,9 @@ class Rolling(Rounds[Place]):
         seen, latest = [], None
         for row in found.collect():
             if row.kind == "gap":
-                self._row.gaps.append(Gap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch))
+                self._row.gaps.append(
+                    ReportedGap(from_seq=row.low, to_seq=row.gap_to, reason=row.reason, epoch=at.epoch)
+                )
             elif row.begin is None:
                 self.add(without_time=row.n)
             else:
@@ -209,7 +218,7 @@ class Rolling(Rounds[Place]):
         )
         return spread.selectExpr("* EXCEPT (_start)", window)
 
-    def _write(self, at: Place, due: Due) -> Place:
+    def _write(self, at: RollupPosition, due: Due) -> RollupPosition:
         """Writes the windows that are due, and notes that."""
         self._source.tell_removed(at.epoch, due.low)
         self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
@@ -220,7 +229,7 @@ class Rolling(Rounds[Place]):
         try:
             result = self._job.spark.sql(lenient(self._declared.statement))
             dry = self._job.dry_run
-            outcome = Outcome(records=result.count()) if dry else self._output.write(result, at, due)
+            outcome = RollupResult(records=result.count()) if dry else self._output.write(result, at, due)
         finally:
             self._job.spark.catalog.dropTempView("records")
         self._source.check_same(at.epoch)
@@ -237,10 +246,10 @@ class Rolling(Rounds[Place]):
 # --- outputs
 
 
-class Output(rounds.Output[Place]):
+class Output(rounds.Output[RollupPosition]):
     """Where windows go."""
 
-    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
+    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> RollupResult:
         raise NotImplementedError
 
     def holds(self, digest: str) -> bool:
@@ -248,7 +257,7 @@ class Output(rounds.Output[Place]):
         raise NotImplementedError
 
 
-def _output(job: Job, client: Client, declared: Declaration, positions_topic: str) -> Output:
+def _output(job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> Output:
     if declared.parquet is None:
         return TopicOutput(job, client, declared, positions_topic)
     files = FileOutput(declared.parquet)
@@ -265,17 +274,17 @@ class FileOutput(Output):
         self._place = os.path.join(self.name, FOLDER, "position.json")
         self._lock: int | None = None
 
-    def load(self) -> Place | None:
+    def load(self) -> RollupPosition | None:
         try:
             with open(self._place, "rb") as file:
-                return msgspec.json.decode(file.read(), type=Place)
+                return msgspec.json.decode(file.read(), type=RollupPosition)
         except FileNotFoundError:
             return None
 
     def makes(self) -> str | None:
         return None if os.path.exists(self.name) else self.name
 
-    def save(self, at: Place) -> None:
+    def save(self, at: RollupPosition) -> None:
         _replace(self._place, _encode(at))
 
     def holds(self, digest: str) -> bool:
@@ -296,10 +305,10 @@ class FileOutput(Output):
                 f"another run is writing to {self.name}", next="let one of the two run, and stop the other"
             ) from None
 
-    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
-        name = f"{at.life:04d}-{_text(due.after_ms, plain=True)}-{_text(due.upto_ms, plain=True)}.parquet"
+    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> RollupResult:
+        name = f"{at.generation:04d}-{_text(due.after_ms, plain=True)}-{_text(due.upto_ms, plain=True)}.parquet"
         staged = os.path.join(self.name, FOLDER, name + ".tmp")
-        outcome = one_task(result, WriteFile(staged), Outcome)
+        outcome = one_task(result, WriteFile(staged), RollupResult)
         if outcome.records:
             os.replace(staged, os.path.join(self.name, name))
         else:
@@ -307,16 +316,16 @@ class FileOutput(Output):
         return outcome
 
 
-class TopicOutput(InTopic[Place], Output):
+class TopicOutput(InTopic[RollupPosition], Output):
     """A topic with one record for every window and group."""
 
-    def __init__(self, job: Job, client: Client, declared: Declaration, positions_topic: str) -> None:
+    def __init__(self, job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> None:
         assert declared.into is not None
         prefix = f"rollup:{declared.topic}:{declared.into}:"
-        super().__init__(job, client, declared.into, Place, prefix=prefix, positions=positions_topic)
+        super().__init__(job, client, declared.into, RollupPosition, prefix=prefix, positions=positions_topic)
         self._declared = declared
 
-    def is_lost(self, at: Place) -> bool:
+    def is_lost(self, at: RollupPosition) -> bool:
         """A topic that came back from a backup is another one, too, and holds what it held."""
         if not super().is_lost(at):
             return False
@@ -325,13 +334,13 @@ class TopicOutput(InTopic[Place], Output):
     def holds(self, digest: str) -> bool:
         return self.target()[0] != 0 and append_rows.holds(self._client, self.name, key=KEY, name=digest)
 
-    def write(self, result: DataFrame, at: Place, due: Due) -> Outcome:
-        name, plan = self._declared.digest, f"{at.epoch}.{at.life}/{due.after_ms}-{due.upto_ms}"
+    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> RollupResult:
+        name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
         present = append_rows.parts_present(self._client, self.name, due.target_seq, key=KEY, name=name, plan=plan)
         tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
         text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
         rows = result.selectExpr(text, f"{tag} AS tag")
-        return one_task(rows, WriteTopic(self._connection, self.name, name, plan, present), Outcome)
+        return one_task(rows, WriteTopic(self._connection, self.name, name, plan, present), RollupResult)
 
 
 # --- what tasks do
@@ -354,7 +363,7 @@ class WriteFile:
                 )
             file.flush()
             os.fsync(file.fileno())
-        yield answered(Outcome(records=sum(batch.num_rows for batch in found)))
+        yield answered(RollupResult(records=sum(batch.num_rows for batch in found)))
 
 
 def _sortable(table: pa.Table) -> list[str]:
@@ -364,14 +373,14 @@ def _sortable(table: pa.Table) -> list[str]:
 class WriteTopic:
     """The result, in the order of its text, to a topic."""
 
-    def __init__(self, connection: Connection, topic: str, name: str, plan: str, present: set[int]) -> None:
+    def __init__(self, connection: ConnectionOptions, topic: str, name: str, plan: str, present: set[int]) -> None:
         self._connection = connection
         self._topic = topic
         self._name, self._plan = name, plan
         self._present = present
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = Outcome()
+        outcome = RollupResult()
         rows = sorted(
             (data, tag or "")
             for batch in batches
@@ -392,7 +401,7 @@ class WriteTopic:
         yield answered(outcome)
 
     def _record(self, data: str, tag: str, part: int) -> bytes:
-        stamp = Stamp(name=self._name, plan=self._plan, part=part)
+        stamp = PartStamp(name=self._name, plan=self._plan, part=part)
         record: dict[str, Any] = {"data": Raw(data.encode()), "meta": {KEY: stamp}}
         if tag:
             record["tag"] = tag

@@ -20,7 +20,7 @@ from topics.spark.sink.writers import TOO_LARGE
 MAX_RECORDS = 1000  # in one request
 
 
-class Stamp(Struct, frozen=True, kw_only=True):
+class PartStamp(Struct, frozen=True, kw_only=True):
     """What a written record says of the run that made it, under a key of its meta."""
 
     name: str
@@ -57,16 +57,16 @@ def holds(client: Client, topic: str, *, key: str, name: str) -> bool:
     return any(stamp.name == name for stamp in _stamps(client, topic, 0, key=key))
 
 
-def _stamps(client: Client, topic: str, from_seq: int, *, key: str) -> Iterator[Stamp]:
+def _stamps(client: Client, topic: str, from_seq: int, *, key: str) -> Iterator[PartStamp]:
     """Of what lies behind this seq; none where there is no such topic."""
     return (stamp for meta in metas(client, topic, from_seq=from_seq) if (stamp := _stamp(meta, key)) is not None)
 
 
-def _stamp(meta: bytes, key: str) -> Stamp | None:
+def _stamp(meta: bytes, key: str) -> PartStamp | None:
     if key.encode() not in meta:
         return None
     try:
         found = surrogates.members(meta).get(key)
-        return None if found is None else msgspec.json.decode(found, type=Stamp)
+        return None if found is None else msgspec.json.decode(found, type=PartStamp)
     except msgspec.MsgspecError:
         return None

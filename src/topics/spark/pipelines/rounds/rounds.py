@@ -1,7 +1,7 @@
-"""A topic taken in part by part, and what comes of it written to an output: what `compact` and `rollup` have in common.
+"""Process a topic range by range and write the results to an output: the loop that `compact` and `rollup` share.
 
-How far it has come is a `Place`, which the output keeps beside what it holds. An output that is gone is filled again,
-and a topic that was made again is begun anew.
+The output stores a `RoundsPosition` beside its data. If the output was deleted, it is filled again from the first seq.
+If the source topic was recreated, the run continues with seq 1 of the new epoch.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, field
 
 from topics.client import Client
-from topics.spark.pipelines.rounds.source_frames import Source
+from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run.delivery import target_of
-from topics.spark.pipelines.run.job import Job
+from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.lags import heads
 from topics.spark.pipelines.run.positions import Positions
-from topics.spark.pipelines.run.report import Gap
+from topics.spark.pipelines.run.report import ReportedGap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,16 +28,16 @@ STEP_SEQS = 1_000_000
 _encode = msgspec.json.Encoder().encode
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class RoundsPosition(Struct, frozen=True, kw_only=True):
     """How far it has come."""
 
     epoch: int
     done: int = 0
-    life: int = 0  # counts beginnings: what is written anew is another write
+    generation: int = field(default=0, name="life")  # counts restarts from the first seq; part of every write's key
     target_epoch: int = 0  # of the topic it goes to; 0 while that is not there
 
 
-At = TypeVar("At", bound=Place)
+At = TypeVar("At", bound=RoundsPosition)
 Result = TypeVar("Result", bound=Struct)
 
 
@@ -70,7 +70,9 @@ class Output(Generic[At]):
 class InTopic(Output[At]):
     """A topic; the position is among those of its server."""
 
-    def __init__(self, job: Job, client: Client, into: str, kind: type[At], *, prefix: str, positions: str) -> None:
+    def __init__(
+        self, job: PipelineJob, client: Client, into: str, kind: type[At], *, prefix: str, positions: str
+    ) -> None:
         self.name = into
         self._client = client
         self._kind = kind
@@ -97,14 +99,16 @@ class InTopic(Output[At]):
 class Rounds(Generic[At]):
     """One topic at work. In a dry run the output is one that only counts."""
 
-    def __init__(self, job: Job, source: Source, output: Output[At], *, step_seqs: int, full: bool) -> None:
+    def __init__(
+        self, job: PipelineJob, source: SourceTopic, output: Output[At], *, step_seqs: int, full: bool
+    ) -> None:
         self._job = job
         self._source = source
         self._output = output
         self._step_seqs = step_seqs
         self._row = job.report.topic(source.topic, into=output.name)
         known = output.load()
-        self._life = 0 if known is None else known.life + int(full)
+        self._generation = 0 if known is None else known.generation + int(full)
         if known is not None and not full:
             self.check_fits(known)
         self._at = None if full else known
@@ -116,7 +120,7 @@ class Rounds(Generic[At]):
         """Raises `BadUsage` where the output holds something else."""
         raise NotImplementedError
 
-    def beginning(self, epoch: int, life: int) -> At:
+    def beginning(self, epoch: int, generation: int) -> At:
         raise NotImplementedError
 
     def made_again(self, at: At, epoch: int) -> At:
@@ -172,11 +176,11 @@ class Rounds(Generic[At]):
         state, at = self._source.state(), self._at
         if at is not None and self._output.is_lost(at):
             self._job.warn(f"topic {self._output.name} was deleted: it is filled again")
-            self._life, at = at.life + 1, None
-        at = at or self.beginning(state.epoch, self._life)
+            self._generation, at = at.generation + 1, None
+        at = at or self.beginning(state.epoch, self._generation)
         if at.epoch == state.epoch and state.head_seq >= at.done:
             return at
-        self._row.gaps.append(Gap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
+        self._row.gaps.append(ReportedGap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
         return self.made_again(at, state.epoch)
 
     def finish(self) -> None:

@@ -10,7 +10,7 @@ from topics.client import Client
 from topics.client.request import State
 from topics.errors import Code, TopicsError
 from topics.spark.pipelines.run.failures import Failed
-from topics.spark.pipelines.run.job import Job
+from topics.spark.pipelines.run.job import PipelineJob
 from topics.spark.pipelines.run.trimmed import removed
 from topics.spark.pipelines.run.unknown_names import existing_lake, unknown_topic
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 WAIT_MS = 500
 
 
-class Source:
+class SourceTopic:
     """One topic of one server, healed by a lake where there is one."""
 
-    def __init__(self, job: Job, client: Client, topic: str, *, lake: str | None = None) -> None:
+    def __init__(self, job: PipelineJob, client: Client, topic: str, *, lake: str | None = None) -> None:
         self.topic, self.url = topic, client.url
         self._job = job
         self._client = client

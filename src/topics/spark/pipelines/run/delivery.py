@@ -19,16 +19,16 @@ from topics.client.request import Record
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.spark.pipelines.run.failures import Failed
-from topics.spark.pipelines.run.report import Gap
+from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import Chunk
 from topics.spark.sink.write_options import WriteOptions
-from topics.spark.sink.writers import Written, send
+from topics.spark.sink.writers import TaskWrites, send
 
 REFUSED = (Code.RECORD_TOO_LARGE, Code.INVALID_REQUEST)
 _encode = msgspec.json.Encoder().encode
 
 
-class Row(NamedTuple):
+class OutgoingRow(NamedTuple):
     """A record to send, and the source seqs that it stands for."""
 
     first: int
@@ -37,12 +37,12 @@ class Row(NamedTuple):
     lost: str | None = None  # the reason, of one that tells of a loss
 
 
-class Outcome(Struct, kw_only=True):
+class DeliveryResult(Struct, kw_only=True):
     """What became of a range."""
 
     records: int = 0
     repeated: int = 0  # of these, how many were there already
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[ReportedGap] = field(default_factory=list)
 
 
 class Fields(NamedTuple):
@@ -59,7 +59,7 @@ class Fields(NamedTuple):
     data: bytes
 
 
-Tell = Callable[[int, int, str], Row]  # the row that tells of a loss: first seq, last seq, reason
+Tell = Callable[[int, int, str], OutgoingRow]  # the row that tells of a loss: first seq, last seq, reason
 
 
 def fields_of(batch: pa.RecordBatch) -> Iterator[Fields]:
@@ -71,11 +71,19 @@ def fields_of(batch: pa.RecordBatch) -> Iterator[Fields]:
     yield from map(Fields._make, zip(*texts, *raw, strict=True))
 
 
-class Delivery:
+class RangeDelivery:
     """Sends requests of one range to one topic, and counts what became of them."""
 
     def __init__(
-        self, client: Client, options: WriteOptions, topic: str, *, epoch: int, present: int, tell: Tell, into: Outcome
+        self,
+        client: Client,
+        options: WriteOptions,
+        topic: str,
+        *,
+        epoch: int,
+        present: int,
+        tell: Tell,
+        into: DeliveryResult,
     ) -> None:
         self._client, self._options, self._topic = client, options, topic
         self._epoch = epoch
@@ -83,7 +91,7 @@ class Delivery:
         self._tell = tell
         self._outcome = into
 
-    def new(self, key: str, rows: list[Row]) -> tuple[str, list[Row]]:
+    def new(self, key: str, rows: list[OutgoingRow]) -> tuple[str, list[OutgoingRow]]:
         """Without what the target is known to have; a request is taken whole or not at all, so it hardly parts one."""
         outcome = self._outcome
         outcome.gaps += [self._gap(row, row.lost) for row in rows if row.lost is not None]
@@ -92,7 +100,7 @@ class Delivery:
         outcome.repeated += len(rows) - len(left)
         return (key if len(left) == len(rows) else f"{key}/after-{self._present}"), left
 
-    def send(self, key: str, rows: list[Row]) -> None:
+    def send(self, key: str, rows: list[OutgoingRow]) -> None:
         """One request. A record that the target refuses must not hold up all behind it: one tells of it instead."""
         try:
             self.put(key, [row.record for row in rows])
@@ -110,7 +118,7 @@ class Delivery:
             self._outcome.gaps.append(self._gap(row, reason))
 
     def put(self, key: str, records: list[bytes]) -> None:
-        written = Written()
+        written = TaskWrites()
         try:
             send(self._client, self._options, [Chunk(self._topic, key, records)], written)
         except TopicsError as error:
@@ -127,8 +135,8 @@ class Delivery:
             "raise its cap_records or cap_bytes, or let it evict its oldest records (discard: old)"
         )
 
-    def _gap(self, row: Row, reason: str) -> Gap:
-        return Gap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self._epoch)
+    def _gap(self, row: OutgoingRow, reason: str) -> ReportedGap:
+        return ReportedGap(from_seq=row.first, to_seq=row.last, reason=reason, epoch=self._epoch)
 
 
 # --- records and their meta

@@ -10,7 +10,7 @@ from topics.errors import Code, TopicsError
 from topics.lake.disk import TELLING
 from topics.lake.errors import Damaged, LakeError, NoLake
 from topics.spark.options import BadOption
-from topics.spark.pipelines.run.report import Problem, Report
+from topics.spark.pipelines.run.report import RunProblem, RunReport
 from topics.spark.source.catalog import NoSuchTopic
 from topics.storage.datadir import DataDirError
 
@@ -22,7 +22,7 @@ ANEW = "run the same command again"
 AGAIN = f"{ANEW}: it goes on where this run stopped"
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """What a report calls a failure, and the exit status of the command that met it."""
 
     USAGE = "usage", 2
@@ -54,39 +54,39 @@ class LakeFailed(Failed):
 
 
 _OF_CODE = {
-    Code.UNAUTHORIZED: Kind.FORBIDDEN,
-    Code.FORBIDDEN: Kind.FORBIDDEN,
-    Code.NOT_READY: Kind.UNREACHABLE,
-    Code.SHUTTING_DOWN: Kind.UNREACHABLE,
+    Code.UNAUTHORIZED: FailureKind.FORBIDDEN,
+    Code.FORBIDDEN: FailureKind.FORBIDDEN,
+    Code.NOT_READY: FailureKind.UNREACHABLE,
+    Code.SHUTTING_DOWN: FailureKind.UNREACHABLE,
 }
 _OF_TASK = {  # by the name of what was raised inside Spark
-    "Refused": Kind.FORBIDDEN,
-    "Unreachable": Kind.UNREACHABLE,
-    "BadOption": Kind.USAGE,
-    "NoLake": Kind.USAGE,
-    "NoSuchTopic": Kind.USAGE,
-    "Damaged": Kind.LAKE,
-    "LakeError": Kind.LAKE,
+    "Refused": FailureKind.FORBIDDEN,
+    "Unreachable": FailureKind.UNREACHABLE,
+    "BadOption": FailureKind.USAGE,
+    "NoLake": FailureKind.USAGE,
+    "NoSuchTopic": FailureKind.USAGE,
+    "Damaged": FailureKind.LAKE,
+    "LakeError": FailureKind.LAKE,
 }
 
 
-def kind_of(error: BaseException) -> Kind:
+def kind_of(error: BaseException) -> FailureKind:
     """The one place that decides it, for every pipeline."""
     if isinstance(error, KeyboardInterrupt):
-        return Kind.INTERRUPTED
+        return FailureKind.INTERRUPTED
     if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic | DataDirError):
-        return Kind.USAGE
+        return FailureKind.USAGE
     if isinstance(error, LakeFailed | LakeError) or _refused_by_disk(error) is not None:
-        return Kind.LAKE
+        return FailureKind.LAKE
     if isinstance(error, TopicsError):
-        return _OF_CODE.get(error.code, Kind.FAILED)
+        return _OF_CODE.get(error.code, FailureKind.FAILED)
     if _is_of_spark(error):
         if any(one.__name__ == "AnalysisException" for one in type(error).__mro__):
-            return Kind.USAGE  # of an expression that somebody gave
+            return FailureKind.USAGE  # of an expression that somebody gave
         if _does_not_fit(error):
-            return Kind.USAGE
-        return _OF_TASK.get(_innermost(str(error))[0], Kind.FAILED)
-    return Kind.FAILED
+            return FailureKind.USAGE
+        return _OF_TASK.get(_innermost(str(error))[0], FailureKind.FAILED)
+    return FailureKind.FAILED
 
 
 def _does_not_fit(error: BaseException) -> bool:
@@ -119,22 +119,22 @@ def _refused_by_disk(error: BaseException) -> str | None:
     return None
 
 
-def problem_of(error: BaseException, *, resumes: bool = True, began: bool = True) -> Problem:
+def problem_of(error: BaseException, *, resumes: bool = True, began: bool = True) -> RunProblem:
     step = next_step(error, resumes=resumes, began=began)
-    return Problem(kind=kind_of(error).wire, message=explain(error), next=step)
+    return RunProblem(kind=kind_of(error).wire, message=explain(error), next=step)
 
 
-def attach(error: BaseException, report: Report) -> None:
+def attach(error: BaseException, report: RunReport) -> None:
     """Lets the failure carry what the run had done by then."""
     error.__dict__["report"] = report
 
 
-def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> Report:
+def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> RunReport:
     """The report of a run that failed; one without any work where it failed before it began."""
     known = error.__dict__.get("report")
-    if isinstance(known, Report):
+    if isinstance(known, RunReport):
         return known
-    report = Report(pipeline=pipeline, run_id="", dry_run=dry_run)
+    report = RunReport(pipeline=pipeline, run_id="", dry_run=dry_run)
     report.fail(problem_of(error, resumes=False, began=False))
     return report
 
@@ -218,18 +218,18 @@ def next_step(error: BaseException, *, resumes: bool = True, began: bool = True)
             "'…'), try_divide, try_add; then run the command with it"
         )
     kind = kind_of(error)
-    if kind is Kind.FORBIDDEN:
+    if kind is FailureKind.FORBIDDEN:
         return _key_needed(error.detail if isinstance(error, TopicsError) else None)
-    if kind is Kind.UNREACHABLE and not began:
+    if kind is FailureKind.UNREACHABLE and not began:
         return f"see that the server runs and that the URL is right, then {ANEW}"
     step = _NEXT.get(kind, AGAIN)
     return step if resumes else step.replace(AGAIN, ANEW)
 
 
 _NEXT = {
-    Kind.USAGE: "correct the command; --help shows its options",
-    Kind.UNREACHABLE: f"see that the server runs and can be reached from here, then {AGAIN}",
-    Kind.LAKE: f"see to the lake, which is as it was after its last commit, then {AGAIN}",
+    FailureKind.USAGE: "correct the command; --help shows its options",
+    FailureKind.UNREACHABLE: f"see that the server runs and can be reached from here, then {AGAIN}",
+    FailureKind.LAKE: f"see to the lake, which is as it was after its last commit, then {AGAIN}",
 }
 
 

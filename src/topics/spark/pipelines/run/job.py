@@ -26,11 +26,11 @@ import msgspec
 from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
-from topics.spark.options import BadOption, Connection
+from topics.spark.options import BadOption, ConnectionOptions
 from topics.spark.pipelines.run.failures import BadUsage, Failed, as_failed, attach, problem_of
-from topics.spark.pipelines.run.progress import Progress, Silent
+from topics.spark.pipelines.run.progress import Progress, SilentProgress
 from topics.spark.pipelines.run.quiet_jvm import quiet_start
-from topics.spark.pipelines.run.report import Report, TopicReport
+from topics.spark.pipelines.run.report import RunReport, TopicReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,7 @@ class JobOptions(TypedDict, total=False):
     started_ms: int | None  # when the command started, if that was before the job
 
 
-class Job:
+class PipelineJob:
     """One run of a pipeline."""
 
     def __init__(
@@ -87,9 +87,9 @@ class Job:
         if token is not None and token_file is not None:
             raise BadUsage("token and token_file: give one of them")
         began_ms = SystemClock().now_ms() if started_ms is None else started_ms
-        self.report = Report(pipeline=pipeline, run_id=secrets.token_hex(8), started_ms=began_ms, dry_run=dry_run)
+        self.report = RunReport(pipeline=pipeline, run_id=secrets.token_hex(8), started_ms=began_ms, dry_run=dry_run)
         self.dry_run = dry_run
-        self.progress: Progress = progress or Silent()
+        self.progress: Progress = progress or SilentProgress()
         self.stopping = stop or threading.Event()
         self._servers = tuple(dict.fromkeys(url.rstrip("/") for url in servers))
         self._token, self._token_file = token, None if token_file is None else os.path.abspath(token_file)
@@ -227,10 +227,10 @@ class Job:
         """Return a client for `url`. The caller closes it."""
         return Client(url, token=self.connection(url).read_token(), retries=PATIENT_RETRIES)
 
-    def connection(self, url: str) -> Connection:
+    def connection(self, url: str) -> ConnectionOptions:
         """Return what an executor needs to reach the server."""
         own = self._token_files.get(url.rstrip("/"))
-        return Connection(
+        return ConnectionOptions(
             servers=(url.rstrip("/"),),
             token=self._token if own is None else None,
             token_file=own or self._token_file,
@@ -301,4 +301,4 @@ def check_may_delete(client: Client, topic: str) -> None:
     client.delete(topic, before_seq=1, dry_run=True)
 
 
-__all__ = ["BadUsage", "Failed", "Job", "JobOptions", "Report", "TopicReport", "check_may_delete"]
+__all__ = ["BadUsage", "Failed", "JobOptions", "PipelineJob", "RunReport", "TopicReport", "check_may_delete"]

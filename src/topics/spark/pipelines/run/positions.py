@@ -28,7 +28,7 @@ DELETE_REPLACED_EVERY = 500
 Value = TypeVar("Value", bound=Struct)
 
 
-class _Entry(Struct):
+class _PositionRecord(Struct):
     name: str
     run: str
     value: Raw
@@ -76,7 +76,7 @@ class Positions:
         names = [self._prefix + name for name in values]
         self._moved.update(names)
         for name, value in zip(names, values.values(), strict=True):
-            entry = _Entry(name, self._run, Raw(msgspec.json.encode(value)))
+            entry = _PositionRecord(name, self._run, Raw(msgspec.json.encode(value)))
             records.append({"data": Raw(msgspec.json.encode(entry)), "tag": tag_of(name)})
         self._count += 1
         for start in range(0, len(records), 5000):
@@ -96,14 +96,14 @@ class Positions:
             if error.code not in (Code.FORBIDDEN, Code.TOPIC_NOT_FOUND):
                 raise
 
-    def _entries(self, from_seq: int) -> list[tuple[int, _Entry]]:
+    def _entries(self, from_seq: int) -> list[tuple[int, _PositionRecord]]:
         found = []
         match = ["tag", "Glob", tag_of(self._prefix) + "*"]
         try:
             for item in self._client.read(self.topic, from_seq=from_seq, filter=match):
                 if isinstance(item, Record):
                     self._at = item.seq
-                    entry = msgspec.json.decode(item.data, type=_Entry)
+                    entry = msgspec.json.decode(item.data, type=_PositionRecord)
                     if entry.name.startswith(self._prefix):
                         found.append((item.seq, entry))
         except TopicsError as error:

@@ -24,7 +24,7 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-class Silent:
+class SilentProgress:
     """Shows nothing: a Python caller has the report."""
 
     def step(self, text: str) -> None: ...
@@ -34,7 +34,7 @@ class Silent:
     def close(self) -> None: ...
 
 
-class Lines:
+class ProgressLines:
     """One line per step, and one every ten seconds of a long step: for logs and with `--json`."""
 
     EVERY_S = 10.0
@@ -61,7 +61,7 @@ class Lines:
     def close(self) -> None: ...
 
 
-class Bar:
+class ProgressBar:
     """The running step and its figures on one line of a terminal, redrawn in place."""
 
     WIDTH = 24
@@ -112,7 +112,7 @@ class Bar:
 def progress_for(*, quiet: bool = False, out: TextIO | None = None) -> Progress:
     """Return a bar for a terminal, lines for anything else."""
     stream = out or sys.stderr
-    return Bar(stream) if stream.isatty() and not quiet else Lines(stream)
+    return ProgressBar(stream) if stream.isatty() and not quiet else ProgressLines(stream)
 
 
 def _print(text: str, out: TextIO) -> None:

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 State = Literal["running", "done", "failed", "stopped"]
 
 
-class Gap(Struct, frozen=True, kw_only=True):
+class ReportedGap(Struct, frozen=True, kw_only=True):
     """A range that was lost before the pipeline came to it; both ends inclusive."""
 
     from_seq: int
@@ -21,7 +21,7 @@ class Gap(Struct, frozen=True, kw_only=True):
     epoch: int = 0
 
 
-class Problem(Struct, frozen=True, kw_only=True):
+class RunProblem(Struct, frozen=True, kw_only=True):
     """Why a run failed: the kind is for programs (see `failures.Kind`), the rest for people."""
 
     kind: str
@@ -48,12 +48,12 @@ class TopicReport(Struct, kw_only=True, omit_defaults=True):
     repeated: int = 0  # of these, how many an interrupted run had written already
     size_bytes: int = 0
     lag: int | None = None  # seqs between what is done and the head, when last looked
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[ReportedGap] = field(default_factory=list)
     would: list[str] = field(default_factory=list)  # in a dry run
     figures: dict[str, Any] = field(default_factory=dict)  # what only this pipeline knows
 
 
-class Report(Struct, kw_only=True):
+class RunReport(Struct, kw_only=True):
     """One run. `ok` is false where it failed, or worked and found something wrong; the command then exits with 1.
 
     `looked_at` counts topics with those that had nothing new: a pipeline that takes a prefix has rows for the others
@@ -71,7 +71,7 @@ class Report(Struct, kw_only=True):
     topics: list[TopicReport] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    error: Problem | None = None
+    error: RunProblem | None = None
     next: str | None = None  # what to do now, where something failed or was found
 
     def topic(self, name: str, *, server: str = "", into: str = "") -> TopicReport:
@@ -82,7 +82,7 @@ class Report(Struct, kw_only=True):
         self.topics.append(TopicReport(topic=name, server=server, into=into))
         return self.topics[-1]
 
-    def fail(self, problem: Problem) -> None:
+    def fail(self, problem: RunProblem) -> None:
         self.state, self.ok = "failed", False
         self.error, self.next = problem, problem.next
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from topics.client import Client
 from topics.errors import Code, TopicsError
 from topics.lake import Lake
-from topics.spark.options import Connection
+from topics.spark.options import ConnectionOptions
 from topics.spark.source.catalog import client_for
 from topics.spark.source.plan import Span
 
@@ -33,8 +33,8 @@ class Removed(Struct, frozen=True, kw_only=True):
 
     def is_in(self, lake: str, topic: str, epoch: int) -> bool:
         """Whether this lake is the one that has them."""
-        life = Lake(lake).snapshot().life(topic, epoch)
-        return life is not None and life.archived_to >= self.last
+        archived = Lake(lake).snapshot().archived(topic, epoch)
+        return archived is not None and archived.archived_to >= self.last
 
 
 def removed(client: Client, topic: str, *, epoch: int, start: int) -> Removed | None:
@@ -61,7 +61,7 @@ class Watch:
     can say whether they had been deleted before or went with the trim.
     """
 
-    def __init__(self, span: Span, connection: Connection) -> None:
+    def __init__(self, span: Span, connection: ConnectionOptions) -> None:
         self.trimmed_at = 0
         self._span = span
         self._connection = connection
