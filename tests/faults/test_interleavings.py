@@ -366,6 +366,24 @@ def test_power_loss_while_refused_writes_are_taken_back_damages_nothing(seed: in
     assert after.data("f") == ["1"] + ["2"] * (len(after.data("f")) - 1)
 
 
+def test_record_that_expires_before_its_delete_is_durable_counts_as_lost_until_restart() -> None:
+    server, sync = slow()
+    server.engine.put_topic("f", ConfigPatch(ttl_ms=40))
+    write = server.engine.append("f", request("1", "2"))
+    server.engine.commits.settle()
+    assert write.value().last == 2
+    delete = server.engine.delete_records("f", before_seq=3, match=None)
+    server.engine.flush()
+    server.clock.advance(ms=41)
+    assert server.walk("f") == ([], [(1, 2, "ttl")])
+    sync.run_all()
+    server.turn()
+    assert delete.done
+    assert server.walk("f") == ([], [(1, 2, "ttl")])
+    after = server.crash("keep")
+    assert (after.walk("f"), after.engine.topic("f").head) == (([], []), 2), "the replay deletes the records first"
+
+
 @pytest.mark.torture
 @pytest.mark.parametrize("block", range(20))
 def test_many_schedules_break_no_promise(block: int, counts: Counts) -> None:
