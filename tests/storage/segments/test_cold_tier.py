@@ -63,6 +63,7 @@ def test_older_segments_move_to_the_cold_folder_and_are_read_from_there(
     server = start_server(**settings)
     with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
         write(client, "t", RECORDS)
+        wait_until(client, lambda: segments(data / "segments"))
         topic_dir = next((data / "segments").iterdir()).name
         wait_until(client, lambda: len(segments(data / "segments" / topic_dir)) <= 3 and len(segments(cold)) >= 5)
         assert read_all(client, "t") == list(range(RECORDS))
@@ -86,6 +87,7 @@ def test_bytes_bound_what_stays_in_the_data_directory(start_server: StartServer,
     server = start_server(**SMALL_PARTS, data_dir=data, cold_dir=cold, hot_retain_bytes=2000)
     with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
         write(client, "t", RECORDS)
+        wait_until(client, lambda: segments(data / "segments"))
         topic_dir = next((data / "segments").iterdir()).name
         hot = data / "segments" / topic_dir
         wait_until(client, lambda: segments(cold) and size_bytes(segments(hot)) <= 4000)

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.model.records import TagMatch
-from topics.storage.segments.columns import Columns, GrowingNames, SortedNames, extend, growable, render_without, runs
+from topics.storage.segments.columns import (
+    NO_NAMES,
+    Columns,
+    GrowingNames,
+    SortedNames,
+    extend,
+    growable,
+    render_without,
+    runs,
+)
 
 names = st.text(max_size=4)
 
@@ -123,3 +132,13 @@ def test_parts_of_a_record_are_cut_where_they_begin(node, meta, data):
     assert cut(meta=False) == b'%b,"data":%b},' % (start, data)
     assert cut(data=False) == b"%b%b}," % (start, meta)
     assert cut(tags=True, data=False, meta=False) == b'%b,"$tag":"t"},' % start
+
+
+def test_columns_without_names_share_one_empty_dictionary():
+    plain = columns_of({"sizes": [1]})
+    named = columns_of({"sizes": [1], "tags": ["x"], "nodes": ["n"]})
+    late = columns_of({"sizes": [1]}, {"sizes": [1], "tags": ["y"]})
+    assert plain.tag_names is plain.node_names is late.node_names is NO_NAMES
+    assert growable(plain).tag_names is NO_NAMES
+    assert (named.tag_at(0), named.node_at(0), late.tag_at(0), late.tag_at(1)) == ("x", "n", None, "y")
+    assert (len(NO_NAMES), NO_NAMES.id_of("x"), list(NO_NAMES.ids_with_prefix(""))) == (0, 0, [])

@@ -25,6 +25,7 @@ from topics.engine.write import apply, archived
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir, DataDirError
+from topics.storage.fs import File
 from topics.storage.log import entry as entries
 from topics.storage.log import walfile
 from topics.storage.log.frame import Head
@@ -94,8 +95,9 @@ def _recover(
     number, snapshot = load_snapshot(datadir, damage)
     if snapshot is not None:
         state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
-        for topic in snapshot.topics:
-            restore_topic(datadir, state, shelf, topic, cold_dir, damage)
+        with Tails(datadir) as tails:
+            for topic in snapshot.topics:
+                restore_topic(datadir, state, shelf, topic, cold_dir, damage, tails)
         state.names.rebuild(state.by_name)
         snapshot_parts.load_state(state, snapshot.extra)
     since = 0 if snapshot is None else snapshot.wal_number
@@ -189,11 +191,40 @@ def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapsh
     return 0, None
 
 
+class Tails:
+    """The tails files of a directory. Each is opened once, since every topic of a snapshot may have a part in it."""
+
+    def __init__(self, datadir: DataDir) -> None:
+        self._dir = datadir
+        self._files: dict[int, File] = {}
+
+    def __enter__(self) -> Tails:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def read(self, ref: snap.TailRef) -> bytes:
+        """Return the bytes of one tail. Raise `FileNotFoundError` if its file is missing."""
+        file = self._files.get(ref.tails)
+        if file is None:
+            file = self._files[ref.tails] = self._dir.fs.open(self._dir.tails_path(ref.tails))
+        return file.pread(ref.size, ref.offset)
+
+
 def restore_topic(
-    datadir: DataDir, state: State, shelf: Shelf, found: snap.TopicSnapshot, cold_dir: str | None, damage: list[str]
+    datadir: DataDir,
+    state: State,
+    shelf: Shelf,
+    found: snap.TopicSnapshot,
+    cold_dir: str | None,
+    damage: list[str],
+    tails: Tails,
 ) -> Topic:
     sealed = []
-    _check_cold(datadir, found, cold_dir)
+    if found.segments:
+        _check_cold(datadir, found, cold_dir)
     for ref in found.segments:
         segment = SealedSegment(
             shelf,
@@ -210,7 +241,7 @@ def restore_topic(
     if found.tail is not None:
         path = datadir.tails_path(found.tail.tails)
         try:
-            data = read_part(datadir, path, found.tail.offset, found.tail.size)
+            data = tails.read(found.tail)
             harmless: list[str] = []
             tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
             for what in harmless:

@@ -196,7 +196,9 @@ def decode_flags(block: bytes) -> bytearray | None:
 
 
 def damaged_flags(block: bytes) -> list[int]:
-    """Positions of flag bytes that no writer wrote."""
+    """Return the positions of flag bytes that are none of the three values."""
+    if not block.translate(None, _FLAG_TO_DISK):
+        return []
     known = np.isin(np.frombuffer(block, np.uint8), np.array([LIVE, DELETED, LOST], np.uint8))
     return [int(at) for at in np.flatnonzero(~known)]
 

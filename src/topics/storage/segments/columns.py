@@ -108,8 +108,13 @@ class SortedNames:
         return len(self.ends)
 
 
+# Of columns without names. A run gets a dictionary of its own with its first name: most runs of a server with many
+# topics never do, and each empty dictionary would cost four objects.
+NO_NAMES = SortedNames(memoryview(b"").cast("I"), b"")
+
+
 class Columns:
-    """The columns of one run. `array` while it grows, memoryviews once it is sealed: both index the same way."""
+    """The columns of one run: `array` while it grows, memoryviews once it is sealed. Both index the same way."""
 
     __slots__ = ("extras", "first", "metas", "node_names", "nodes", "offsets", "tag_names", "tags", "ts")
 
@@ -120,8 +125,8 @@ class Columns:
         self.tags: Column | None = None
         self.nodes: Column | None = None
         self.metas: Column | None = None  # bytes of `,"meta":{…}` at the record's end, 0 for none
-        self.tag_names: GrowingNames | SortedNames = GrowingNames()
-        self.node_names: GrowingNames | SortedNames = GrowingNames()
+        self.tag_names: GrowingNames | SortedNames = NO_NAMES
+        self.node_names: GrowingNames | SortedNames = NO_NAMES
         self.extras: dict[int, bytes] = {}  # by position: what the engine keeps of a record and no reader sees
 
     def __len__(self) -> int:
@@ -190,9 +195,11 @@ def extend(
     offsets += array("I", list(accumulate(sizes, initial=offsets[-1]))[1:])
     columns.ts += array("Q", (ts,)) * n
     if tags is not None or columns.tags is not None:
-        columns.tags = _extend_ids(columns.tags, columns.tag_names, tags, at, n)
+        columns.tag_names = names = _growing(columns.tag_names)
+        columns.tags = _extend_ids(columns.tags, names, tags, at, n)
     if nodes is not None or columns.nodes is not None:
-        columns.nodes = _extend_ids(columns.nodes, columns.node_names, nodes, at, n)
+        columns.node_names = names = _growing(columns.node_names)
+        columns.nodes = _extend_ids(columns.nodes, names, nodes, at, n)
     if metas is not None or columns.metas is not None:
         lengths = _grown(columns.metas, at)
         lengths.extend([0] * n if metas is None else metas)
@@ -206,6 +213,7 @@ def extend_plain(columns: Columns, ts: int, size_bytes: int, tags: Sequence[str 
     offsets, ids = columns.offsets, columns.tags
     if tags is not None or ids is not None:
         if ids is None:
+            columns.tag_names = _growing(columns.tag_names)
             ids = columns.tags = _grown(None, len(columns.ts))
         names, tag = columns.tag_names, None if tags is None else tags[0]
         ids.append(0 if tag is None else names.ids.get(tag) or names.add(tag))  # type: ignore[union-attr]
@@ -225,25 +233,40 @@ def first_of(columns: Columns, n: int, *, tag_names: int, node_names: int) -> Co
     early.tags = None if (tags := columns.tags) is None else tags[:n]
     early.nodes = None if (nodes := columns.nodes) is None else nodes[:n]
     early.metas = None if (metas := columns.metas) is None else metas[:n]
-    assert isinstance(columns.tag_names, GrowingNames)
-    assert isinstance(columns.node_names, GrowingNames)
-    early.tag_names = columns.tag_names.first_ones(tag_names)
-    early.node_names = columns.node_names.first_ones(node_names)
+    early.tag_names = _first_names(columns.tag_names, tag_names)
+    early.node_names = _first_names(columns.node_names, node_names)
     early.extras = {at: extra for at, extra in columns.extras.copy().items() if at < n} if columns.extras else {}
     return early
 
 
 def growable(columns: Columns) -> Columns:
-    """The same columns in a form that takes more records."""
-    fresh = Columns(columns.first)
+    """Return a copy of the columns that takes more records."""
+    fresh = Columns.__new__(Columns)
+    fresh.first = columns.first
     fresh.offsets, fresh.ts = array("I", bytes(columns.offsets)), array("Q", bytes(columns.ts))
     fresh.tags = None if columns.tags is None else array("I", bytes(columns.tags))
     fresh.nodes = None if columns.nodes is None else array("I", bytes(columns.nodes))
     fresh.metas = None if columns.metas is None else array("I", bytes(columns.metas))
-    fresh.tag_names = GrowingNames(_all_names(columns.tag_names))
-    fresh.node_names = GrowingNames(_all_names(columns.node_names))
+    fresh.tag_names = NO_NAMES if columns.tags is None else GrowingNames(_all_names(columns.tag_names))
+    fresh.node_names = NO_NAMES if columns.nodes is None else GrowingNames(_all_names(columns.node_names))
     fresh.extras = dict(columns.extras)
     return fresh
+
+
+def _growing(names: GrowingNames | SortedNames) -> GrowingNames:
+    """Return the dictionary if it takes more names, or a new one in place of an empty one."""
+    if isinstance(names, GrowingNames):
+        return names
+    assert not len(names), "the dictionary of a sealed run takes no names"
+    return GrowingNames()
+
+
+def _first_names(names: GrowingNames | SortedNames, n: int) -> GrowingNames | SortedNames:
+    """Return the dictionary as it was when it had `n` names."""
+    if not n:
+        return NO_NAMES
+    assert isinstance(names, GrowingNames)
+    return names.first_ones(n)
 
 
 def _all_names(names: GrowingNames | SortedNames) -> list[str]:
@@ -251,9 +274,8 @@ def _all_names(names: GrowingNames | SortedNames) -> list[str]:
 
 
 def _extend_ids(
-    column: Column | None, names: GrowingNames | SortedNames, values: Sequence[str | None] | str | None, at: int, n: int
+    column: Column | None, names: GrowingNames, values: Sequence[str | None] | str | None, at: int, n: int
 ) -> array[int]:
-    assert isinstance(names, GrowingNames)
     ids = _grown(column, at)
     if values is None:
         ids.extend([0] * n)

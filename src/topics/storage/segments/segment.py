@@ -149,9 +149,9 @@ class MemorySegment(Segment):
 
     __slots__ = ("columns", "opened_ms", "rendered")
 
-    def __init__(self, first: int, *, opened_ms: int = 0) -> None:
+    def __init__(self, first: int, *, opened_ms: int = 0, columns: Columns | None = None) -> None:
         super().__init__(first)
-        self.columns = Columns(first)
+        self.columns = Columns(first) if columns is None else columns
         self.rendered = bytearray()
         self.opened_ms = opened_ms
 
@@ -177,8 +177,7 @@ class MemorySegment(Segment):
             harmless.append("the first bytes of a segment are damaged")
         if harmless is not None and codec.damaged_flags(flags):
             harmless.append("a flag byte is damaged")
-        segment = cls(footer.first, opened_ms=opened_ms)
-        segment.columns = growable(columns)
+        segment = cls(footer.first, opened_ms=opened_ms, columns=growable(columns))
         segment.rendered = bytearray(rendered)
         segment.count, segment.min_ts, segment.max_ts = footer.count, footer.min_ts, footer.max_ts
         segment._marks = codec.decode_flags(flags)
