@@ -10,6 +10,7 @@ from topics.engine.engine import Engine
 from topics.engine.read.read import Query, Reading
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits, State
+from topics.engine.steps import run_all
 from topics.engine.write.commit import Log, LogFailed, Ticket
 from topics.model.records import Limits, NewRecord, WriteRequest
 from topics.model.topic import ConfigPatch
@@ -95,7 +96,7 @@ def put(engine: Engine, name: str, **fields: Any) -> Any:
 
 def delete(engine: Engine, name: str, **fields: Any) -> Any:
     wanted = {"before_seq": None, "match": None} | fields
-    return done(engine, waiting(lambda: engine.delete_records(name, **wanted)))
+    return done(engine, run_all(engine.delete_records(name, **wanted)))
 
 
 def read(engine: Engine, name: str, **query: Any) -> Reading:
@@ -152,8 +153,8 @@ class Sealer:
         """Saves the marks and opens every sealed segment anew, as a restart does."""
         for at, was in enumerate(topic.segments):
             if isinstance(was, SealedSegment):
-                if was.unsaved:
-                    was.save_marks(was.unsaved)()
+                if unsaved := was.unsaved_marks():
+                    was.save_marks(unsaved)()
                 self.shelf.drop(was)
                 topic.segments[at] = SealedSegment(
                     self.shelf, was.path, self._footer(was.path), live=was.live, live_bytes=was.live_bytes

@@ -19,6 +19,7 @@ from tests.sampling import amount
 from topics.engine.engine import Appended, Configured, Deleted, Dropped
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
+from topics.engine.steps import run_all
 from topics.engine.write import archived
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
@@ -213,7 +214,7 @@ class Pair:
             case Append(name, request):
                 return self.engine.append(name, request)
             case Delete(name, before_seq, match):
-                return waiting(lambda: self.engine.delete_records(name, before_seq=before_seq, match=match))
+                return run_all(self.engine.delete_records(name, before_seq=before_seq, match=match))
             case Put(name, patch):
                 return self.engine.put_topic(name, patch)
             case Drop(name, if_empty):

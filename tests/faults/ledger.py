@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from topics.engine.engine import Appended, Configured
+from topics.engine.steps import run_all
 from topics.engine.write.archived import report as reported
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
@@ -363,7 +364,9 @@ class Client:
         removal = Removal(before_seq=head if before_seq is None else min(before_seq, head), tag=tag)
         life.removals.append(removal)
         match = None if tag is None else TagMatch("Eq", tag)
-        self._follow(removal, lambda: self.server.engine.delete_records(name, before_seq=before_seq, match=match))
+        self._follow(
+            removal, lambda: run_all(self.server.engine.delete_records(name, before_seq=before_seq, match=match))
+        )
 
     def archive(self, name: str, *, behind: int = 0) -> None:
         """Somebody has archived everything but the last `behind` records."""

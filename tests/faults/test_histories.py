@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import Counts
 from tests.sampling import SEED, amount
+from topics.engine.steps import run_all
 from topics.engine.write import archived
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
@@ -172,7 +173,7 @@ class Pair:
                 match = None if tag is None else TagMatch("Eq", tag)
                 return (
                     lambda: oracle.delete(name, before_seq=before, match=match),
-                    lambda: waiting(lambda: engine.delete_records(name, before_seq=before, match=match)),
+                    lambda: run_all(engine.delete_records(name, before_seq=before, match=match)),
                 )
             case ("put", name, config):
                 patch = ConfigPatch(**({"durability": self.durability} | config))

@@ -19,6 +19,7 @@ from tests.sampling import SEED, amount
 from topics.engine.queue import dead_letters, verbs
 from topics.engine.queue.verbs import Want
 from topics.engine.state.leases import leases_of
+from topics.engine.steps import run_all
 from topics.engine.write import archived
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
@@ -173,7 +174,7 @@ class World:
         before = self.rng.choice([None, 2, 5, 9])
         match = None if before else TagMatch("Eq", "x")
         topic = self.topic()
-        self.done(waiting(lambda: self.server.engine.delete_records(topic, before_seq=before, match=match)))
+        self.done(run_all(self.server.engine.delete_records(topic, before_seq=before, match=match)))
         self.resolve_deletes(topic)
 
     def resolve_deletes(self, name: str) -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from topics.engine.steps import run_all
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
@@ -67,7 +68,7 @@ class Pair:
             case ("delete", name, before):
                 match_x = TagMatch("Eq", "x") if before is None else None
                 self.both(
-                    lambda: server.engine.delete_records(name, before_seq=before, match=match_x),
+                    lambda: run_all(server.engine.delete_records(name, before_seq=before, match=match_x)),
                     lambda: oracle.delete(name, before_seq=before, match=match_x),
                 )
             case ("router", name, request):

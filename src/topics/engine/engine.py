@@ -21,7 +21,7 @@ from topics.engine.state import idempotency
 from topics.engine.state.job_terms import only_for_queues
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
-from topics.engine.steps import Steps
+from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply, ceilings, removal
 from topics.engine.write.class_change import Saver, when_saved
 from topics.engine.write.commit import Commits, Log, NoLog, Ticket
@@ -313,19 +313,30 @@ class Engine:
 
     def delete_records(
         self, name: str, *, before_seq: int | None, match: TagMatch | None, dry_run: bool = False
-    ) -> Ticket:
-        """Removes what is there now, for every reader at once; or only counts it. Ends with `Deleted`."""
+    ) -> Steps[Ticket]:
+        """Delete the records that are there now, for every reader at once; or only count them. Ends with `Deleted`.
+
+        By tag, in steps of one segment each, see `removal`: then it takes effect within some 50 µs per segment.
+        """
         topic = self.topics.get(name)
         if topic is None or topic.changing:
             topic = self._settled(name)
         if topic is None:
             topic = self.topic(name)
         bound = topic.next_seq if before_seq is None else min(before_seq, topic.next_seq)
-        found = removal.below(topic, bound) if match is None else removal.by_tag(topic, match, bound)
+        if match is None:
+            found = yield from once_loaded(partial(removal.below, topic, bound))
+        else:
+            found = yield from removal.by_tag(topic, match, bound)
+        if self.find(name) is not topic:
+            raise topic_not_found(name)
         now = self.clock.now_ms()
         if dry_run:
             self.expire(topic)
-            would = apply.count_matching(topic, bound, match, found.chosen)
+            if match is None:
+                would = retention.live_between(topic, topic.earliest, min(bound, topic.head + 1))[0]
+            else:
+                would = apply.count_tagged(topic, bound, match, found.chosen)
             return Ticket.of(Deleted(topic, would, topic.earliest, topic.head, topic.count, topic.bytes))
         op, text = (None, "") if match is None else (match.op, match.text)
         entry = log.Delete(topic.topic_id, bound, op, text, now)

@@ -15,12 +15,12 @@ from topics import logs
 from topics.engine.state.topic import Topic
 from topics.storage.segments.cold import Cold, Needs, waiting
 from topics.storage.segments.columns import runs
+from topics.storage.segments.marks import LOST
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, MemorySegment, Segment
 
 log = logs.Log("engine")
 
-LOST = 2
 IDLE_ROUNDS = 8  # see `read_past`
 
 T = TypeVar("T")

@@ -6,15 +6,61 @@ it deals with that.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
-from topics.storage.segments.cold import Cold, Hold
+from topics.storage.segments.cold import Cold, Hold, Needs
 
 T = TypeVar("T")
+TOGETHER = 64  # pieces of work that one trip to the disk serves
 
 # Yields None after a step, or `Cold` where the disk has to be asked before the next one. Returns the verb's result.
 Steps = Generator[Cold | None, None, T]
+
+
+def once_loaded(work: Callable[[], T]) -> Steps[T]:
+    """Run `work` as one step, and again with everything in memory that it asked for whenever it raises `Cold`."""
+    # Bound: what was fetched is held until the next step has ended, so every round gets further than the one before.
+    while True:
+        try:
+            return work()
+        except Cold as cold:
+            missing = cold
+        yield missing
+
+
+def each_loaded(works: Iterable[Callable[[], object]]) -> Steps[None]:
+    """Run each piece of work as one step. Those that raise `Cold` are run again together, after one trip to the disk.
+
+    What such work has to do with what was fetched should be little: a step runs up to `TOGETHER` pieces of it.
+    """
+    cold: list[Callable[[], object]] = []
+    needs = Needs()
+    for work in works:
+        if not _has_run(work, needs):
+            cold.append(work)
+        if needs.full or len(cold) >= TOGETHER:
+            yield from _run_cold(cold, needs)
+            cold, needs = [], Needs()
+        yield None
+    yield from _run_cold(cold, needs)
+
+
+def _run_cold(works: list[Callable[[], object]], needs: Needs) -> Steps[None]:
+    # Bound: see `once_loaded`.
+    while works:
+        yield Cold(needs.found, more=needs.more)
+        needs = Needs()
+        works = [work for work in works if not _has_run(work, needs)]
+
+
+def _has_run(work: Callable[[], object], needs: Needs) -> bool:
+    try:
+        work()
+    except Cold as cold:
+        needs.add(cold)
+        return False
+    return True
 
 
 def run_all(steps: Steps[T]) -> T:

@@ -38,6 +38,7 @@ from topics.storage.fs import File, Fs
 from topics.storage.log import walfile
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
+from topics.storage.segments.marks import pack_marks, put_marks
 
 COPIED_BOOT_ID = "copied"
 MAX_TRIES = 20
@@ -335,13 +336,11 @@ class _Copier:
                         f"seqs {ref.first} to {ref.first + ref.count - 1}"
                     )
                     continue
-                for at, mark in snap.unpack_marks(ref.pending):
-                    marks[at] = mark
+                put_marks(marks, ref.pending)
                 missing = np.flatnonzero((np.frombuffer(marks, np.uint8) > 0) & (np.frombuffer(there, np.uint8) == 0))
-                positions: list[int] = missing.tolist()
-                ref.pending = snap.pack_marks(marks, positions)
-                if positions:
-                    late.append((path, footer, [(at, marks[at]) for at in positions]))
+                ref.pending = pack_marks(marks, missing)
+                if ref.pending:
+                    late.append((path, footer, [(at, marks[at]) for at in missing.tolist()]))
         return late
 
     def _save_marks(self, path: str, footer: codec.Footer, marks: list[tuple[int, int]]) -> None:

@@ -129,13 +129,3 @@ def _decode_one(data: bytes, path: str) -> Snapshot:
         return _decoder.decode(memoryview(data)[_HEADER.size : -8])
     except msgspec.MsgspecError as error:
         raise Corrupt(path, _HEADER.size, f"a snapshot cannot be decoded: {error}") from error
-
-
-def pack_marks(marks: bytearray | None, positions: list[int]) -> bytes:
-    if marks is None:
-        return b""
-    return b"".join(struct.pack("<IB", position, marks[position]) for position in positions)
-
-
-def unpack_marks(packed: bytes) -> list[tuple[int, int]]:
-    return list(struct.iter_unpack("<IB", packed))

@@ -24,6 +24,7 @@ from topics.engine.durable.store import Store
 from topics.engine.engine import Appended, Configured, Deleted, Dropped, Engine
 from topics.engine.read.read import Query, Reading
 from topics.engine.state.topics import SegmentLimits, State
+from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig
@@ -183,9 +184,7 @@ class SimServer:
         return found
 
     def delete(self, name: str, *, before_seq: int | None = None, match: TagMatch | None = None) -> Deleted:
-        found: Deleted = self.done(
-            waiting(lambda: self.engine.delete_records(name, before_seq=before_seq, match=match))
-        )
+        found: Deleted = self.done(run_all(self.engine.delete_records(name, before_seq=before_seq, match=match)))
         return found
 
     def drop(self, name: str) -> Dropped:

@@ -14,6 +14,7 @@ from tests.queues.harness import Workshop
 from topics.engine.engine import Engine
 from topics.engine.read.read import Query
 from topics.engine.state.topic import Topic
+from topics.engine.steps import run_all
 from topics.engine.write import archived
 from topics.engine.write.delete_seqs import delete_seqs
 from topics.errors import TopicsError
@@ -145,15 +146,19 @@ def test_a_router_out_of_a_waiting_topic_begins_at_its_head() -> None:
 CHANGES: Mapping[str, Callable[[SimServer], Any]] = {
     "delete": lambda server: server.delete("a", before_seq=4).deleted,
     "delete by seq": lambda server: server.done(delete_seqs(server.engine, "a", [2, 5, 9])).deleted,
-    "count": lambda server: server.engine.delete_records("a", before_seq=4, match=None, dry_run=True).value().deleted,
+    "count": lambda server: (
+        run_all(server.engine.delete_records("a", before_seq=4, match=None, dry_run=True)).value().deleted
+    ),
     "configure": lambda server: server.put("a", cap_records=2).topic.count,
     "drop": lambda server: (server.drop("a").deleted, server.append("a", "1").first),
     "archive": lambda server: (
         server.done(archived.report(server.engine, "a", seq=5, epoch=server.engine.topic("a").epoch)).archived
     ),
     "preview": lambda server: (
-        server.engine.routers.expire_and_preview(
-            server.engine.topic("a"), TagMatch("Glob", "*"), from_seq=0, from_ts=None
+        run_all(
+            server.engine.routers.expire_and_preview(
+                server.engine.topic("a"), TagMatch("Glob", "*"), from_seq=0, from_ts=None
+            )
         ).scanned
     ),
 }

@@ -19,6 +19,7 @@ from topics.engine.read.read import Query, Reading
 from topics.engine.read.scan import Scan
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
+from topics.engine.steps import Steps
 from topics.engine.write import delete_seqs
 from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, Projection, TagMatch, WriteRequest
@@ -70,6 +71,28 @@ class Loop:
     def done(self, verb: Callable[[], Ticket], **options: Any) -> Any:
         """What a verb ends with; taking effect must not wait either."""
         ticket = self.run(verb, **options)
+        return self.calm(lambda: self.server.done(ticket))
+
+    def step(self, steps: Steps[T]) -> T:
+        """The result of a verb in steps. Only what one trip fetched is in memory for the step after it."""
+        self.trips = 0
+        hold = Hold()
+        while True:
+            try:
+                cold = self.calm(lambda: next(steps))
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            hold.release()
+            if cold is not None:
+                self.trips += 1
+                assert self.trips < 200, "loads again and again what it has already loaded"
+                hold = Hold()
+                hold.load(cold)
+
+    def deleted(self, steps: Steps[Ticket]) -> Any:
+        """What a delete in steps ends with; taking effect must not wait either."""
+        ticket = self.step(steps)
         return self.calm(lambda: self.server.done(ticket))
 
     # --- verbs
@@ -215,10 +238,10 @@ def test_delete_by_tag_takes_effect_without_a_wait(restarted: bool):
     loop = filled(300, rare=10)
     if not restarted:
         loop.read(limit=1000)
-    assert loop.done(lambda: loop.engine.delete_records(TOPIC, before_seq=None, match=RARE, dry_run=True)).deleted == 30
-    gone = loop.done(lambda: loop.engine.delete_records(TOPIC, before_seq=151, match=RARE))
+    assert loop.deleted(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE, dry_run=True)).deleted == 30
+    gone = loop.deleted(loop.engine.delete_records(TOPIC, before_seq=151, match=RARE))
     assert (gone.deleted, gone.count) == (15, 285)
-    rest = loop.done(lambda: loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
+    rest = loop.deleted(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
     assert (rest.deleted, rest.count) == (15, 270)
     topic = loop.engine.topic(TOPIC)
     assert topic.bytes == sum(segment.live_bytes for segment in topic.segments)
@@ -228,8 +251,8 @@ def test_delete_by_tag_takes_effect_without_a_wait(restarted: bool):
 
 def test_delete_by_tag_counts_right_if_records_go_while_it_is_on_its_way():
     loop = filled(100, rare=5)
-    first = loop.run(lambda: loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
-    second = loop.run(lambda: loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
+    first = loop.step(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
+    second = loop.step(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
     third = loop.run(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, [5, 6, 7]))
     loop.engine.flush()
     assert [ticket.value().deleted for ticket in (first, second, third)] == [20, 0, 2]
@@ -245,7 +268,7 @@ def test_delete_of_named_seqs_and_of_a_prefix_take_effect_without_a_wait():
     assert loop.done(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, wanted)).deleted == len(wanted)
     loop = reopened(loop.server)
     left = [seq for seq in range(1, 201) if seq not in wanted]
-    before = loop.done(lambda: loop.engine.delete_records(TOPIC, before_seq=101, match=None))
+    before = loop.deleted(loop.engine.delete_records(TOPIC, before_seq=101, match=None))
     assert before.deleted == len([seq for seq in left if seq <= 100])
     assert loop.walk(limit=1000) == [seq for seq in left if seq > 100]
 
@@ -364,7 +387,7 @@ def test_exactly_once_router_finds_its_cold_copies_again():
 def test_preview_of_a_router_over_cold_records_counts_them(filter: TagMatch | None):
     loop = filled(300, rare=10)
     source = loop.engine.topic(TOPIC)
-    found = loop.run(lambda: loop.engine.routers.expire_and_preview(source, filter, from_seq=5, from_ts=None))
+    found = loop.step(loop.engine.routers.expire_and_preview(source, filter, from_seq=5, from_ts=None))
     assert (found.scanned, found.matched) == (295, 295 if filter is None else 30)
     assert (found.first, found.last) == ((6, 300) if filter is None else (10, 300))
     assert loop.trips == 1
@@ -390,7 +413,7 @@ def test_feed_that_needs_the_disk_does_not_wait_behind_busy_ones(monkeypatch: py
 
 def test_replay_of_deletes_over_cold_segments_ends_as_the_live_server_did():
     loop = filled(200, rare=10)
-    loop.done(lambda: loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
+    loop.deleted(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
     loop.done(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, [1, 101, 199]))
     seen = loop.walk(limit=1000)
     again = Loop(loop.server.crash("keep"))

@@ -5,6 +5,7 @@ import pytest
 from tests.engine.harness import FakeLog, objects, open_engine, read, record, seqs, write
 from topics.engine.engine import Engine
 from topics.engine.state.topic import FIRST_CEILING
+from topics.engine.steps import run_all
 from topics.engine.write import apply
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
@@ -107,7 +108,7 @@ def test_the_verbs_of_a_turn_share_one_flush():
 def test_frames_stand_in_the_log_in_the_order_of_the_verbs():
     bench = Bench(a=FSYNC)
     bench.engine.append("a", write())
-    bench.engine.delete_records("a", before_seq=2, match=None)
+    run_all(bench.engine.delete_records("a", before_seq=2, match=None))
     bench.engine.append("b", write(config=FSYNC))
     bench.turn()
     bench.engine.put_topic("a", ConfigPatch(ttl_ms=5))
@@ -144,7 +145,7 @@ def test_an_ephemeral_topic_logs_no_records_and_waits_for_nothing():
     bench = Bench(a=EPHEMERAL)
     bench.log.write_fails = True
     ticket = bench.engine.append("a", write())
-    gone = bench.engine.delete_records("a", before_seq=9, match=None)
+    gone = run_all(bench.engine.delete_records("a", before_seq=9, match=None))
     bench.engine.flush()
     assert (ticket.value().first, gone.value().deleted, bench.log.frames) == (1, 1, [])
 
@@ -174,7 +175,10 @@ def test_a_log_that_cannot_write_refuses_the_turn_and_hands_the_seqs_out_again(d
     bench.turn()
     bench.log.write_fails = True
     tickets = [bench.engine.append("a", write(record(), record())) for _ in range(2)]
-    tickets += [bench.engine.delete_records("a", before_seq=9, match=None), bench.engine.append("new", write())]
+    tickets += [
+        run_all(bench.engine.delete_records("a", before_seq=9, match=None)),
+        bench.engine.append("new", write()),
+    ]
     bench.turn()
     assert all(is_refused(ticket) for ticket in tickets)
     topic = bench.engine.topic("a")
@@ -352,7 +356,7 @@ def test_all_who_ask_about_a_ticket_are_told_in_the_order_they_asked():
 def test_a_delete_by_tag_in_a_turn_sees_the_writes_before_it():
     bench = Bench(a=FSYNC)
     bench.engine.append("a", write(record(tag="x"), record()))
-    gone = bench.engine.delete_records("a", before_seq=None, match=TagMatch("Eq", "x"))
+    gone = run_all(bench.engine.delete_records("a", before_seq=None, match=TagMatch("Eq", "x")))
     bench.turn()
     assert (gone.value().deleted, gone.value().earliest) == (1, 2)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.engine.harness import Sealer, append, delete, done, open_engine, put, read, record, seqs, write
+from topics.engine.steps import run_all
 from topics.engine.write import apply
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
@@ -73,7 +74,7 @@ def test_a_delete_never_touches_what_is_written_after_it(topic):
 
 def test_a_delete_takes_what_was_staged_before_it_in_the_same_turn_and_no_more(topic):
     topic.append("a", write(record(tag="x")))
-    ticket = topic.delete_records("a", before_seq=None, match=EQ_X)
+    ticket = run_all(topic.delete_records("a", before_seq=None, match=EQ_X))
     topic.append("a", write(record(tag="x")))
     assert done(topic, ticket).deleted == 5
     assert seqs(read(topic, "a", from_seq=9)) == [10, 12]
@@ -124,5 +125,5 @@ def test_seqs_in_a_hole_do_not_shield_those_after_it():
 
 def test_a_delete_needs_a_topic():
     with pytest.raises(TopicsError) as caught:
-        open_engine().delete_records("a", before_seq=1, match=None)
+        run_all(open_engine().delete_records("a", before_seq=1, match=None))
     assert caught.value.code is Code.TOPIC_NOT_FOUND

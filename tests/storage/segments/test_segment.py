@@ -2,18 +2,21 @@
 
 import errno
 
+import numpy as np
 import pytest
 
 from topics.errors import Corrupt
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Hold
 from topics.storage.segments.columns import extend
+from topics.storage.segments.marks import marked_positions, pack_marks
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, MemorySegment
 from topics.storage.segments.shelf import Shelf
 from topics.testing.disk import SimDisk
 
 ROWS = [b'{"$seq":%d},' % seq for seq in range(10, 16)]
+MANY_ROWS = [b"x" * (1 + at % 7) for at in range(200)]
 
 
 def memory(rows=tuple(ROWS), first: int = 10) -> MemorySegment:
@@ -123,11 +126,11 @@ def test_marks_made_before_sealing_come_along_and_those_after_are_written_throug
     disk = Disk(was)
     sealed = disk.adopted()
     sealed.mark([4], 2)
-    positions = sealed.unsaved
-    assert 4 in positions
-    sealed.save_marks(positions)()
-    sealed.saved(positions)
-    assert sealed.unsaved == []
+    packed = sealed.unsaved_marks()
+    assert marked_positions(packed).tolist() == [0, 4]
+    sealed.save_marks(packed)()
+    sealed.saved(packed)
+    assert sealed.unsaved_marks() == b""
     data = disk.fs.contents(sealed.path)
     flags = data[sealed.footer.flags_at : sealed.footer.flags_at + 6]
     assert codec.decode_flags(flags) == bytearray([1, 0, 0, 0, 2, 0])
@@ -135,9 +138,37 @@ def test_marks_made_before_sealing_come_along_and_those_after_are_written_throug
 
 def test_marks_that_a_snapshot_knows_and_the_file_lacks_are_kept():
     disk = Disk(memory())
-    sealed = disk.reopened(pending=[(1, 1), (5, 2)])
+    pending = pack_marks(bytes([0, 1, 0, 0, 0, 2]), np.array([1, 5]))
+    sealed = disk.reopened(pending=pending)
     assert bytes(waiting(lambda: sealed.marks)) == bytes([0, 1, 0, 0, 0, 2])
-    assert sealed.unsaved == [1, 5]
+    assert sealed.unsaved_marks() == pending
+
+
+def test_marks_made_after_a_save_began_are_not_written_with_it():
+    was = memory(MANY_ROWS)
+    disk = Disk(was)
+    sealed = disk.adopted()
+    sealed.mark(range(0, 160, 2), 1)  # more runs than are written one by one
+    packed = sealed.unsaved_marks()
+    sealed.mark([1, 7], 2)
+    save = sealed.save_marks(packed)
+    sealed.mark([199], 2)
+    save()
+    sealed.saved(packed)
+    flags = disk.fs.contents(sealed.path)[sealed.footer.flags_at :][:200]
+    assert codec.decode_flags(flags) == bytearray(b"\1\0" * 80 + b"\0" * 40)
+    assert marked_positions(sealed.unsaved_marks()).tolist() == [1, 7, 199]
+
+
+@pytest.mark.parametrize("value", [1, 2])
+def test_many_records_are_marked_like_few(value: int):
+    many, few = memory(MANY_ROWS), memory(MANY_ROWS)
+    for segment in (many, few):
+        segment.mark([3, 5], 1)
+    positions = [*range(0, 200, 3), 3, 9]
+    gone = [few.mark([at], value) for at in positions]
+    assert many.mark(positions, value) == tuple(map(sum, zip(*gone, strict=True)))
+    assert (many.marks, many.live, many.live_bytes) == (few.marks, few.live, few.live_bytes)
 
 
 def test_a_cold_segment_says_what_to_load_instead_of_waiting():

@@ -232,7 +232,7 @@ def restore_topic(
             Footer(*ref.footer),
             live=ref.live,
             live_bytes=ref.live_bytes,
-            pending=snap.unpack_marks(ref.pending),
+            pending=ref.pending,
         )
         segment.cold = ref.cold
         sealed.append(segment)

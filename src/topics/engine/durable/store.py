@@ -318,8 +318,8 @@ class Store:
             pending = {ref.first: ref.pending for ref in one.segments if ref.pending}
             for segment in topic.segments if topic is not None and pending else ():
                 if isinstance(segment, SealedSegment) and segment.first in pending:
-                    positions = [at for at, _ in snap.unpack_marks(pending[segment.first])]
-                    saves.append((segment, positions, segment.save_marks(positions)))
+                    packed = pending[segment.first]
+                    saves.append((segment, packed, segment.save_marks(packed)))
 
         def work() -> None:
             for _, _, save in saves:
@@ -331,8 +331,8 @@ class Store:
             if error is not None:
                 log.warning("cleaning_failed", reason=str(error))
             else:
-                for segment, positions, _ in saves:
-                    segment.saved(positions)
+                for segment, packed, _ in saves:
+                    segment.saved(packed)
                 self._move_cold()
             self.save()
 

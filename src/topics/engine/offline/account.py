@@ -10,6 +10,7 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.state.losses import Losses
 from topics.engine.state.topic import Topic
+from topics.storage.segments.marks import LOST
 
 Span = tuple[int, int]  # seqs, both ends inclusive
 
@@ -81,7 +82,7 @@ def look_at_segments(topic: Topic) -> Covered:
         covered.deleted_records += deleted
         covered.lost_records += lost
         covered.live += _spans(marks == 0, segment.first + low)
-        covered.lost += _spans(marks == retention.LOST, segment.first + low)
+        covered.lost += _spans(marks == LOST, segment.first + low)
     if at <= topic.head:
         covered.holes.append((at, topic.head))
     return covered

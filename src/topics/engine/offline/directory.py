@@ -22,7 +22,6 @@ from topics.engine.state.losses import Losses
 from topics.engine.state.topic import Topic, Totals
 from topics.engine.state.topics import State
 from topics.model.topic import TopicConfig
-from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs
 from topics.storage.readonly import ReadOnlyFs
@@ -159,7 +158,7 @@ def _reading(topic: Topic, query: Query, now_ms: int) -> tuple[Topic, Reading]:
 
 def _piece(topic: Topic, segment: Segment, low: int, high: int) -> Sealed | bytes:
     if isinstance(segment, SealedSegment):
-        pending = snap.pack_marks(segment.marks_if_known, segment.unsaved)
+        pending = segment.unsaved_marks()
         return Sealed(segment.path, list(segment.footer), segment.live, segment.live_bytes, pending)
     assert isinstance(segment, MemorySegment)
     cut = runs.Slice.of(segment.columns, [(low, high)], [segment.read(low, high)]).run()
@@ -180,7 +179,7 @@ def _topic(datadir: DataDir, excerpt: Excerpt) -> Topic:
         else:
             segment = SealedSegment(
                 shelf, piece.path, codec.Footer(*piece.footer), live=piece.live, live_bytes=piece.live_bytes,
-                pending=snap.unpack_marks(piece.pending),
+                pending=piece.pending,
             )  # fmt: skip
         topic.segments.append(segment)
         topic.count += segment.live

@@ -30,6 +30,7 @@ from topics.storage.log import entry as entries
 from topics.storage.log import walfile
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
+from topics.storage.segments.marks import put_marks
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged
 from topics.storage.segments.shelf import Shelf
@@ -232,8 +233,7 @@ class _Verifier:
             self._damaged_seqs(path, problem.offset, problem.what, found.name, first, last)
         if examined.columns is not None and len(examined.flags) == ref.count and not examined.problems:
             marks = codec.decode_flags(examined.flags) or bytearray(ref.count)
-            for at, mark in snap.unpack_marks(ref.pending):
-                marks[at] = mark
+            put_marks(marks, ref.pending)
             live, live_bytes = _live(marks, examined, found.earliest)
             if (live, live_bytes) != (ref.live, ref.live_bytes):
                 said = f"the snapshot counts {ref.live} live records of {ref.live_bytes} bytes here"

@@ -157,10 +157,10 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
 
 def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> npt.NDArray[np.intp]:
     """Positions in [low, high) that a router with this filter forwards."""
-    positions = segment.live_positions(low, high)
-    if match is not None:
-        positions = np.intersect1d(positions, segment.columns.matching(match, low, high), assume_unique=True)
-    return positions
+    if match is None:
+        return segment.live_positions(low, high)
+    positions, marks = segment.columns.matching(match, low, high), segment.marks
+    return positions if marks is None else positions[np.frombuffer(marks, np.uint8)[positions] == 0]
 
 
 def count_lost(router: Router, upto: int) -> int:
@@ -198,17 +198,13 @@ def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, f
 
     def look(columns: Columns, marks: bytearray | None) -> Eligible:
         start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
-        positions = np.arange(start, high)
+        live = high - start if marks is None else marks.count(0, start, high)
+        positions = np.arange(start, high) if match is None else columns.matching(match, start, high)
         if marks is not None:
-            positions = np.flatnonzero(np.frombuffer(marks, np.uint8)[start:high] == 0) + start
-        live = len(positions)
-        if match is not None:
-            positions = np.intersect1d(positions, columns.matching(match, start, high), assume_unique=True)
+            positions = positions[np.frombuffer(marks, np.uint8)[positions] == 0]
         if not len(positions):
             return Eligible(live, 0, 0, 0, 0)
-        ends = np.frombuffer(columns.offsets, np.uint32)
-        size_bytes = int((ends[positions + 1].astype(np.int64) - ends[positions]).sum())
-        return Eligible(live, len(positions), size_bytes, int(positions[0]), int(positions[-1]))
+        return Eligible(live, len(positions), columns.size_of(positions), int(positions[0]), int(positions[-1]))
 
     key = None if match is None else (match.op, match.text)
     return segment.look(("eligible", key, low, high, from_ts), look)

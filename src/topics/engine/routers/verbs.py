@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -10,10 +11,11 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.routers import replay
-from topics.engine.routers.copy import look_for, mark
+from topics.engine.routers.copy import Eligible, look_for, mark
 from topics.engine.routers.forwarder import Forwarder
 from topics.engine.routers.graph import Feed, Router, upstream
 from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, each_loaded, once_loaded
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError, topic_not_found
@@ -23,7 +25,6 @@ from topics.model.router import RouterRequest, check_request, fan_in, router_cyc
 from topics.model.topic import TopicConfig
 from topics.storage.log import entry as log
 from topics.storage.log.router_entry import Mark, RouterDrop, RouterPut
-from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.segment import Damaged, Segment
 
 
@@ -44,6 +45,15 @@ class Preview(Struct):
     scanned: int
     first: int | None
     last: int | None
+
+    def add(self, part: Eligible, first: int) -> None:
+        """Add what was found in the segment that begins at seq `first`."""
+        self.scanned += part.live
+        self.matched += part.count
+        self.bytes += part.size_bytes
+        if part.count:
+            self.last = max(first + part.last, self.last or 0)
+            self.first = first + part.first if self.first is None else min(first + part.first, self.first)
 
 
 class Routers(Forwarder):
@@ -161,43 +171,29 @@ class Routers(Forwarder):
 
     def expire_and_preview(
         self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None
-    ) -> Preview:
-        """Expire the source's records, then count what a filter would forward of them. Raises `Cold` like a read."""
-        if source.config.ttl_ms:
-            retention.need_for_expiry(source, self._engine.clock.now_ms())
-            retention.expire(source, self._engine.clock.now_ms())
+    ) -> Steps[Preview]:
+        """Expire the source's records, then count what a filter would forward of the records that are there now.
 
-        def look() -> Preview:
-            return self._preview(source, match, from_seq=from_seq, from_ts=from_ts)
-
-        try:
-            return look()
-        except Damaged as damage:
-            return retention.read_past(source, damage, look)
-
-    def _preview(self, source: Topic, match: TagMatch | None, *, from_seq: int, from_ts: int | None) -> Preview:
-        start = max(from_seq + 1, source.earliest)
-        found, needs = Preview(source, 0, 0, 0, None, None), Needs()
-        for segment, low, high in source.spans(start, source.head + 1):
-            if not segment.live or (from_ts is not None and segment.max_ts < from_ts):
-                continue
-            try:
-                self._preview_segment(found, segment, low, high, match, from_ts)
-            except Cold as cold:
-                needs.add(cold)
-        needs.check()
+        In steps of one segment each: 1 ms for 65,536 records, up to 5 ms if each has another tag. Records that are
+        evicted or deleted between two steps may be counted or not.
+        """
+        yield from once_loaded(partial(self._expire, source))
+        found = Preview(source, 0, 0, 0, None, None)
+        yield from each_loaded(
+            partial(_preview_segment, found, segment, match, low, high, from_ts)
+            for segment, low, high in source.walk(max(from_seq + 1, source.earliest), source.head + 1)
+            if segment.live and (from_ts is None or segment.max_ts >= from_ts)
+        )
+        if source.gone:
+            raise topic_not_found(source.name)
         return found
 
-    def _preview_segment(
-        self, found: Preview, segment: Segment, low: int, high: int, match: TagMatch | None, from_ts: int | None
-    ) -> None:
-        part = look_for(segment, match, low, high, from_ts=from_ts)
-        found.scanned += part.live
-        found.matched += part.count
-        found.bytes += part.size_bytes
-        if part.count:
-            found.last = segment.first + part.last
-            found.first = segment.first + part.first if found.first is None else found.first
+    def _expire(self, topic: Topic) -> None:
+        """Expire records up to now. Raises `Cold` like a read."""
+        if topic.config.ttl_ms:
+            now = self._engine.clock.now_ms()
+            retention.need_for_expiry(topic, now)
+            retention.expire(topic, now)
 
     # --- inside the verbs
 
@@ -258,6 +254,21 @@ class Routers(Forwarder):
     def _marks(self, topics: set[Topic]) -> list[Mark]:
         linked = sorted((topic for topic in topics if topic.links is not None), key=lambda topic: topic.topic_id)
         return [mark(topic.links, head=topic.head, out=True, holds=False) for topic in linked]
+
+
+def _preview_segment(
+    found: Preview, segment: Segment, match: TagMatch | None, low: int, high: int, from_ts: int | None
+) -> None:
+    """Add what a filter finds in a part of a segment, unless the segment has left the topic in between."""
+    low = max(low, found.source.earliest - segment.first)  # records below `earliest` are not live, and have no mark
+    if segment not in found.source.segments or low >= high:
+        return
+    try:
+        part = look_for(segment, match, low, high, from_ts=from_ts)
+    except Damaged as damage:
+        retention.lose_range(found.source, damage)
+    else:
+        found.add(part, segment.first)
 
 
 def _too_many(name: str, limit: int) -> TopicsError:

@@ -24,6 +24,8 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 if TYPE_CHECKING:
@@ -229,12 +231,28 @@ class Leases:
 
     def left_range(self, low: int, high: int) -> None:
         """The same for all of [low, high): in as many steps as there are records or jobs, whichever are fewer."""
-        places: list[Mapping[int, object]] = [self.leases, self.leaving, self.reclaim, self.resting, self.later]
-        touched = sum(map(len, places))
+        touched = self._touched()
         if high - low > touched:
-            self.left([seq for place in places for seq in place if low <= seq < high])
+            self.left([seq for place in self._places() for seq in place if low <= seq < high])
         elif touched:
             self.left(range(low, high))
+
+    def left_taken(self, parts: list[tuple[int, npt.NDArray[np.uint8]]]) -> None:
+        """The same for every seq `first + i` with `taken[i]` of each `(first, taken)` in `parts`, which ascend."""
+        if not parts or not self._touched():
+            return
+        touched = np.sort(np.array([seq for place in self._places() for seq in place], np.int64))
+        for first, taken in parts:
+            low, high = np.searchsorted(touched, (first, first + len(taken)))
+            mine = touched[low:high]
+            self.left(mine[taken[mine - first] > 0].tolist())
+
+    def _places(self) -> list[Mapping[int, object]]:
+        """Where a job may be of which more is known than its record says."""
+        return [self.leases, self.leaving, self.reclaim, self.resting, self.later]
+
+    def _touched(self) -> int:
+        return len(self.leases) + len(self.leaving) + len(self.reclaim) + len(self.resting) + len(self.later)
 
     # --- leases
 

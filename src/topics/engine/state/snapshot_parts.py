@@ -194,7 +194,7 @@ def restore(
 
 
 def _ref(segment: SealedSegment) -> snap.SegmentRef:
-    pending = snap.pack_marks(segment.marks_if_known, segment.unsaved)
+    pending = segment.unsaved_marks()
     return snap.SegmentRef(
         segment.first, segment.count, segment.live, segment.live_bytes, list(segment.footer), segment.cold, pending
     )

@@ -180,6 +180,14 @@ class Topic:
             if start < stop:
                 yield segment, start, stop
 
+    def walk(self, low: int, high: int) -> Iterator[tuple[Segment, int, int]]:
+        """Like `spans`, for work in steps: each part is looked up when it is asked for, so the topic may change."""
+        # Bound: every round moves `low` past one segment.
+        while not self.gone and (span := next(self.spans(max(low, self.earliest), high), None)) is not None:
+            segment, _, stop = span
+            low = segment.first + stop
+            yield span
+
     def is_live(self, seq: int) -> bool:
         """Whether there is a record with this seq. Raises `Cold` like a read."""
         if not self.earliest <= seq <= self.head:

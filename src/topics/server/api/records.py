@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec import UNSET
 from topics.engine.engine import Appended, Deleted
 from topics.engine.read.read import Query, Reading, Tombstone
 from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, once_loaded
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.delete_seqs import delete_seqs
 from topics.errors import TopicsError, invalid
@@ -290,25 +292,30 @@ class LongPoll:
             self._loading.cancel()
 
 
-def _staged_delete(app: TopicsApp, name: str, wanted: DeleteRequest) -> Ticket:
+def _staged_delete(app: TopicsApp, name: str, wanted: DeleteRequest) -> Steps[Ticket]:
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
     if wanted.seqs is not None:
         if wanted.before_seq is not None or match is not None:
             raise invalid("seqs goes without before_seq and match", field="seqs")
         seqs = [check_u64(seq, "seqs") for seq in wanted.seqs]
-        return delete_seqs(app.engine, name, seqs, dry_run=wanted.dry_run)
+        return (yield from once_loaded(partial(delete_seqs, app.engine, name, seqs, dry_run=wanted.dry_run)))
     if wanted.before_seq is None and match is None:
         raise invalid("a delete needs before_seq, match, or both", field="before_seq")
     before_seq = None if wanted.before_seq is None else check_u64(wanted.before_seq, "before_seq")
-    return app.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=wanted.dry_run)
+    return (yield from app.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=wanted.dry_run))
 
 
 def delete(app: TopicsApp, call: Call) -> Answer:
+    """Run in slices: a delete by tag looks at all records of its topic."""
+    return app.slices.answer(call.request, _delete(app, call))
+
+
+def _delete(app: TopicsApp, call: Call) -> Steps[Answer]:
     request = call.request
     wanted: DeleteRequest = decode_body(_decode_delete, request.body)
     if wanted.epoch is not None:
         check_epoch(app.engine.topic(call.params["topic"]), check_u64(wanted.epoch, "epoch"))
-    ticket = _staged_delete(app, call.params["topic"], wanted)
+    ticket = yield from _staged_delete(app, call.params["topic"], wanted)
 
     def encode(done: Ticket, request: Request) -> Response:
         gone: Deleted = done.result

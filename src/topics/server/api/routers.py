@@ -30,6 +30,7 @@ from topics.server.loop.answer import json_answer, performance, when_done
 
 if TYPE_CHECKING:
     from topics.engine.routers.graph import Router
+    from topics.engine.steps import Steps
     from topics.engine.write.commit import Ticket
     from topics.server.access.caller import Caller
     from topics.server.api.route import Call
@@ -111,6 +112,11 @@ def decode_preview(body: bytes) -> PreviewRequest:
 
 
 def preview(app: TopicsApp, call: Call) -> Answer:
+    """Run in slices: a preview looks at all records of its source."""
+    return app.slices.answer(call.request, _preview(app, call))
+
+
+def _preview(app: TopicsApp, call: Call) -> Steps[Answer]:
     """Of a router as it is, with another filter, or (where `source` is given) of one that does not exist yet."""
     wanted: PreviewRequest = call.body()
     name = check_router(call.params["router"])
@@ -124,7 +130,7 @@ def preview(app: TopicsApp, call: Call) -> Answer:
         source = app.engine.topic(wanted.source)
     from_seq = check_u64(wanted.from_seq, "from_seq")
     from_ts = None if wanted.from_ts is None else check_u64(wanted.from_ts, "from_ts")
-    found = app.engine.routers.expire_and_preview(source, match, from_seq=from_seq, from_ts=from_ts)
+    found = yield from app.engine.routers.expire_and_preview(source, match, from_seq=from_seq, from_ts=from_ts)
     answer = PreviewAnswer(
         router=name,
         source=source.name,

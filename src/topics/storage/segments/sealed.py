@@ -8,7 +8,7 @@ would make the caller wait for a disk: `Cold` is raised then, see `cold.py`.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import ref
@@ -22,12 +22,15 @@ from topics.storage.fs import File
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
+from topics.storage.segments.marks import FEW, LIVE, Positions, marked_positions, pack_marks, put_marks
 from topics.storage.segments.segment import Damaged, Held, MemorySegment, Rendered, Segment
 from topics.storage.segments.shelf import Loaded, Shelf
 
 LARGE_INDEX_BYTES = 4 << 20  # a larger index is decoded on a thread even if the page cache has it
 SMALL_INDEX_BYTES = 64 << 10  # a larger one is, where one of many segments is looked at
 SMALL_PART = 4  # a piece that is this many times smaller than the block it lies in is copied out of it
+
+_FLAG_OF_MARK = bytes((codec.LIVE, codec.DELETED, codec.LOST)).ljust(256, b"\0")
 
 T = TypeVar("T")
 
@@ -60,7 +63,7 @@ def _part(block: Rendered, low: int, high: int) -> Rendered:
 
 
 class SealedSegment(Segment):
-    """A run in a file. Marks are written through to the file by whoever calls `take_unsaved`."""
+    """A run in a file. The store writes marks through to the file, see `save_marks`."""
 
     __slots__ = (
         "_damage", "_fetched", "_file", "_held", "_loaded", "_marks_known", "_pending", "_shelf", "_unsaved",
@@ -75,7 +78,7 @@ class SealedSegment(Segment):
         *,
         live: int,
         live_bytes: int,
-        pending: list[tuple[int, int]] | None = None,
+        pending: bytes = b"",
     ) -> None:
         super().__init__(footer.first)
         self.count = footer.count
@@ -94,8 +97,10 @@ class SealedSegment(Segment):
         self.file_in_use = False  # since the shelf last looked
         self.cold = False  # whether the file lives in the cold folder
         self._marks_known = live == footer.count and not pending
-        self._pending = pending or []  # marks that a snapshot knows and the file may lack
-        self._unsaved = {at for at, _ in self._pending}
+        self._pending = pending  # packed marks that a snapshot has and the file may lack
+        self._unsaved: bytearray | None = None  # a byte per record: 1 if the file may lack its mark; None for no record
+        if pending:
+            self._note_unsaved(marked_positions(pending))
         self._damage: Damaged | None = None  # found by a load elsewhere, told to the next reader here
 
     @classmethod
@@ -105,7 +110,7 @@ class SealedSegment(Segment):
         sealed._marks = was._marks
         sealed._marks_known = True
         if was._marks is not None:
-            sealed._unsaved = {at for at, mark in enumerate(was._marks) if mark}
+            sealed._note_unsaved(np.flatnonzero(np.frombuffer(was._marks, np.uint8)))
         return sealed
 
     @property
@@ -142,50 +147,72 @@ class SealedSegment(Segment):
             return None
         return self._loaded or (None if self._held is None else self._held())
 
-    def mark_counted(self, positions: npt.NDArray[np.intp], value: int, *, gone: int, gone_bytes: int) -> None:
-        super().mark_counted(positions, value, gone=gone, gone_bytes=gone_bytes)
-        self._unsaved.update(positions.tolist())
+    def mark_deleted(self, low: int, taken: npt.NDArray[np.uint8], *, count: int, size_bytes: int) -> None:
+        super().mark_deleted(low, taken, count=count, size_bytes=size_bytes)
+        np.frombuffer(self._unsaved_column(), np.uint8)[low : low + len(taken)] |= taken
 
-    def mark(self, positions: Iterable[int], value: int) -> tuple[int, int]:
-        wanted = list(positions)
-        result = super().mark(wanted, value)
+    def mark(self, positions: Sequence[int] | Positions, value: int) -> tuple[int, int]:
+        result = super().mark(positions, value)
         self._marks_known = True
-        self._unsaved.update(wanted)
+        self._note_unsaved(positions)
         return result
+
+    def _unsaved_column(self) -> bytearray:
+        if self._unsaved is None:
+            self._unsaved = bytearray(self.count)
+        return self._unsaved
+
+    def _note_unsaved(self, positions: Sequence[int] | Positions) -> None:
+        unsaved = self._unsaved_column()
+        if len(positions) > FEW:
+            np.frombuffer(unsaved, np.uint8)[np.asarray(positions, np.intp)] = 1
+        else:
+            for at in positions:
+                unsaved[at] = 1
 
     @property
     def marks_if_known(self) -> bytearray | None:
         """Marks as far as they are in memory; those not loaded yet are all in the file, or still pending."""
         if self._marks_known or not self._pending:
             return self._marks
-        marks = bytearray(self.count)
-        for at, mark in self._pending:
-            marks[at] = mark
-        return marks
+        known = bytearray(self.count)
+        put_marks(known, self._pending)
+        return known
 
-    @property
-    def unsaved(self) -> list[int]:
-        """Positions whose mark the file may lack."""
-        return sorted(self._unsaved)
+    def unsaved_marks(self) -> bytes:
+        """Return the marks that the file may lack, packed as `pack_marks` does."""
+        known = self.marks_if_known
+        if self._unsaved is None or known is None:
+            return b""
+        return pack_marks(known, np.flatnonzero(np.frombuffer(self._unsaved, np.uint8)))
 
-    def save_marks(self, positions: list[int]) -> Callable[[], None]:
-        """Work that writes the marks at `positions` into the file and syncs it. Blocks: run it where that may be."""
-        marks, at = self.marks_if_known, self.footer.flags_at
-        disk = (codec.LIVE, codec.DELETED, codec.LOST)
-        assert marks is not None
-        writes = [(at + first, bytes(disk[marks[position]] for position in range(first, last + 1)))
-                  for first, last in runs(np.asarray(positions, np.intp))]  # fmt: skip
+    def save_marks(self, packed: bytes) -> Callable[[], None]:
+        """Return work that writes these marks into the file and syncs it. It blocks: run it on a pool thread."""
+        saved: bytearray | None = None  # the marks that the file has, if all of them are known
+        if self._marks_known and self._marks is not None and self._unsaved is not None:
+            saved = bytearray(self._marks)
+            np.frombuffer(saved, np.uint8)[np.frombuffer(self._unsaved, np.uint8) > 0] = LIVE
 
         def save() -> None:
+            pieces = runs(marked_positions(packed))
+            marks = bytearray(self.count) if saved is None else saved
+            put_marks(marks, packed)
+            if saved is not None and len(pieces) > FEW:
+                pieces = [(pieces[0][0], pieces[-1][1])]  # between the pieces, the file already has these flags
+            flags = marks.translate(_FLAG_OF_MARK)
             file = self._open()
-            for offset, flags in writes:
-                file.pwrite(flags, offset)
+            for first, last in pieces:
+                file.pwrite(bytes(flags[first : last + 1]), self.footer.flags_at + first)
             file.datasync()
 
         return save
 
-    def saved(self, positions: list[int]) -> None:
-        self._unsaved.difference_update(positions)
+    def saved(self, packed: bytes) -> None:
+        """Note that the file has these marks."""
+        if self._unsaved is not None:
+            np.frombuffer(self._unsaved, np.uint8)[marked_positions(packed)] = 0
+            if 1 not in self._unsaved:
+                self._unsaved = None
 
     def read(self, low: int, high: int) -> Rendered:
         if self._damage is not None:
@@ -384,8 +411,8 @@ class SealedSegment(Segment):
                 log.error("flags_damaged", file=self.path, offset=self.footer.flags_at + bad[0], seqs=seqs)
             if self._pending and marks is None:
                 marks = bytearray(self.count)
-            for at, mark in self._pending:
-                marks[at] = mark  # type: ignore[index]
+            if marks is not None:
+                put_marks(marks, self._pending)
             self._marks = marks
             self._marks_known = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from topics.errors import Corrupt
 from topics.storage.segments import codec
 from topics.storage.segments.cold import Need
 from topics.storage.segments.columns import Columns, growable
+from topics.storage.segments.marks import FEW, LIVE, Positions
 
 Rendered = bytes | memoryview  # of records: as they came from a file, without another copy, or out of memory
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class Segment:
         self.live_bytes = 0
         self.min_ts = 0
         self.max_ts = 0
-        self._marks: bytearray | None = None  # 0 live, 1 deleted, 2 lost; None while all are live
+        self._marks: bytearray | None = None  # see `marks`; None while all records are live
 
     @property
     def end(self) -> int:
@@ -92,21 +93,32 @@ class Segment:
         """The data of [low, high): more where that has fewer than `at_least_bytes`, less past `max_bytes`."""
         raise NotImplementedError
 
-    def mark_counted(self, positions: npt.NDArray[np.intp], value: int, *, gone: int, gone_bytes: int) -> None:
-        """Do what `mark` does where it is known how many of `positions` are live, and their bytes. Needs no columns."""
+    def mark_deleted(self, low: int, taken: npt.NDArray[np.uint8], *, count: int, size_bytes: int) -> None:
+        """Delete the records at `low + i` for which `taken[i]` is 1. They are live: `count` of them, of `size_bytes`.
+
+        Needs no columns.
+        """
         marks = self.marks
         if marks is None:
             marks = self._marks = bytearray(self.count)
-        view = np.frombuffer(marks, np.uint8)
-        view[positions[view[positions] == 0]] = value
+        np.frombuffer(marks, np.uint8)[low : low + len(taken)] |= taken  # live is 0, and deleted is 1
+        self.live -= count
+        self.live_bytes -= size_bytes
+
+    def mark(self, positions: Sequence[int] | Positions, value: int) -> tuple[int, int]:
+        """Mark the live records among `positions` as deleted or lost. Return how many these are, and their bytes."""
+        marks = self.marks
+        if marks is None:
+            marks = self._marks = bytearray(self.count)
+        if len(positions) > FEW:
+            gone, gone_bytes = self._mark_many(marks, np.unique(np.asarray(positions, np.intp)), value)
+        else:
+            gone, gone_bytes = self._mark_few(marks, positions, value)
         self.live -= gone
         self.live_bytes -= gone_bytes
+        return gone, gone_bytes
 
-    def mark(self, positions: Iterable[int], value: int) -> tuple[int, int]:
-        """Takes the live ones among `positions` out for good; how many, and their bytes."""
-        marks = self.marks
-        if marks is None:
-            marks = self._marks = bytearray(self.count)
+    def _mark_few(self, marks: bytearray, positions: Sequence[int] | Positions, value: int) -> tuple[int, int]:
         offsets = self.columns.offsets
         gone = gone_bytes = 0
         for at in positions:
@@ -114,9 +126,13 @@ class Segment:
                 marks[at] = value
                 gone += 1
                 gone_bytes += offsets[at + 1] - offsets[at]
-        self.live -= gone
-        self.live_bytes -= gone_bytes
         return gone, gone_bytes
+
+    def _mark_many(self, marks: bytearray, positions: Positions, value: int) -> tuple[int, int]:
+        column = np.frombuffer(marks, np.uint8)
+        live = positions[column[positions] == LIVE]
+        column[live] = value
+        return len(live), self.columns.size_of(live)
 
     def live_within(self, low: int, high: int) -> tuple[int, int]:
         """How many records at [low, high) are live, and their bytes."""
@@ -126,8 +142,7 @@ class Segment:
         if marks is None:
             return high - low, size
         dead = np.flatnonzero(np.frombuffer(marks, np.uint8)[low:high]) + low
-        ends = np.frombuffer(offsets, np.uint32)
-        return high - low - len(dead), size - int((ends[dead + 1].astype(np.int64) - ends[dead]).sum())
+        return high - low - len(dead), size - self.columns.size_of(dead)
 
     def live_positions(self, low: int, high: int) -> npt.NDArray[np.intp]:
         marks = self.marks
