@@ -359,6 +359,7 @@ def _move(
 
     `leaving` is what a delete of the seqs has to know beforehand.
     """
+    engine.commits.will_change(source)
     dest = engine.topics.get(name)
     if dest is None:
         return _move_creating(engine, source, name, move, copies, leaving, result=result)

@@ -95,6 +95,8 @@ class Routers(Forwarder):
             touched |= {router.feed.source, router.feed.dest}
         if source is not None:
             touched |= set(upstream(source))
+        for topic in touched:
+            engine.commits.will_change(topic)
         ticket = self._stage(
             [*creates, *self._marks(touched), entry], lambda _: self._put_applied(creates, entry, router is None)
         )

@@ -155,6 +155,8 @@ class Commits:
         self.tick_ns = tick_ns
         self.creating: dict[str, Ticket] = {}  # names that a staged entry brings into being
         self.turn_ms = 0  # the time of all writes of this turn; 0 before the first
+        # Called with a topic before the first logged change of it is staged, while a snapshot is being taken.
+        self.before_change: Callable[[Topic], None] | None = None
         self.pending_bytes = 0  # of records that were accepted, for any topic, and have not taken effect yet
         self._staged: list[Ticket] = []
         self._written: list[Ticket] = []  # in the log, waiting for the next sync to begin, or behind one that does
@@ -178,6 +180,8 @@ class Commits:
         topic = ticket.topic
         if topic is not None and topic.links is not None:
             topic.links.staging(ticket)
+        if self.before_change is not None and topic is not None:
+            self.before_change(topic)
         if not self._staged:
             self.schedule(self.flush)
         self._staged.append(ticket)
@@ -189,6 +193,11 @@ class Commits:
                 topic.waiting += 1
             elif topic.waiting:
                 ticket.behind = True
+
+    def will_change(self, topic: Topic) -> None:
+        """Announce a change of `topic` by a ticket that is staged for another topic, or for none."""
+        if self.before_change is not None:
+            self.before_change(topic)
 
     def flush(self) -> None:
         """Writes what is staged, and lets it take effect unless it waits for a sync."""
