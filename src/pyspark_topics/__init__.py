@@ -1,10 +1,10 @@
-"""Lets Spark find the data source `topics` by itself: it looks for modules named like this one."""
+"""Lets Spark find the data source `topics` without registration: Spark loads modules named `pyspark_*`."""
 
 from topics.spark.source.data_source import TopicsSource
 
 
 class DefaultSource(TopicsSource):
-    """The class that Spark looks for."""
+    """The class name that Spark looks for."""
 
 
 __all__ = ["DefaultSource"]

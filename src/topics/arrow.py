@@ -1,10 +1,10 @@
-"""Runs of records as Arrow columns, without a Python step a record and without parsing `data`.
+"""Convert runs of records to Arrow columns, without a Python step per record and without parsing `data`.
 
-The string offsets of an Arrow array must be contiguous, and the values in a run's bytes are not: between two of them
-lie the rendered `{"$seq":…` and `},`. So starts and ends are laid alternately into one offsets array over the raw
-bytes; its even slots are the wanted values, its odd ones what lies between, and `take` keeps the even ones.
+The string offsets of an Arrow array must be contiguous, but the values in a run's bytes are not: the rendered
+`{"$seq":…` and `},` lie between them. So starts and ends alternate in one offsets array over the raw bytes. Its even
+slots are the values, its odd slots the bytes between them, and `take` keeps the even slots.
 
-Needs pyarrow, which the server does without: only who was asked for Arrow imports this.
+Needs pyarrow, which the server does not require: it is imported only for a request that accepts Arrow.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Positions = npt.NDArray[np.int64]
 
 
 class Cells(NamedTuple):
-    """The columns of a run's records, in the order of their seqs; a value that a record has not is null."""
+    """The columns of a run's records, sorted by seq. A value that a record lacks is null."""
 
     seq: pa.Array
     ts: pa.Array
@@ -97,7 +97,7 @@ def gap_batch(topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordB
 
 
 class StreamEncoder:
-    """Batches as an Arrow IPC stream, piece by piece."""
+    """Encodes batches as an Arrow IPC stream, piece by piece."""
 
     def __init__(self) -> None:
         self._buffer = io.BytesIO()
@@ -107,7 +107,7 @@ class StreamEncoder:
         self._writer.write_batch(batch)
 
     def note(self, name: str, value: Any) -> None:
-        """A batch without rows whose metadata says something, as JSON."""
+        """Write a batch without rows whose metadata holds `value` as JSON."""
         batch = pa.RecordBatch.from_pylist([], schema=SCHEMA)
         self._writer.write_batch(batch, custom_metadata={name: msgspec.json.encode(value)})
 
@@ -115,7 +115,7 @@ class StreamEncoder:
         self._writer.close()
 
     def take(self) -> bytes:
-        """What was written since the last time."""
+        """Return the bytes written since the last call."""
         data = self._buffer.getvalue()
         self._buffer.seek(0)
         self._buffer.truncate()
@@ -123,7 +123,7 @@ class StreamEncoder:
 
 
 def _digits(values: Positions) -> Positions | int:
-    """How many decimal digits each value has. They ascend, so mostly it is one number for all."""
+    """Return the number of decimal digits of each value: one number if it is the same for all (values ascend)."""
     first, last = len(str(values[0])), len(str(values[-1]))
     if first == last:
         return first
@@ -132,13 +132,13 @@ def _digits(values: Positions) -> Positions | int:
 
 
 def _node_sizes(run: Run) -> Positions | int:
-    """Bytes of `,"$node":"…"` in each record."""
+    """Return the size of `,"$node":"…"` in each record."""
     ids, names = run.columns.nodes, run.columns.node_names
     if ids is None:
         return 0
     ends, blob = _dictionary(names)
     raw = np.frombuffer(blob, np.uint8)
-    if np.any((raw < 0x20) | (raw == ord('"')) | (raw == ord("\\"))):  # some have escapes: measured one by one
+    if np.any((raw < 0x20) | (raw == ord('"')) | (raw == ord("\\"))):  # some names have escapes: measure each one
         sizes = np.array(
             [0, *(_NODE + len(encode_json(names.name_of(at + 1))) for at in range(len(ends) - 1))], np.int64
         )
@@ -148,7 +148,7 @@ def _node_sizes(run: Run) -> Positions | int:
 
 
 def _named(ids: Any, names: GrowingNames | SortedNames, n: int, at: npt.NDArray[np.intp] | None) -> pa.Array:
-    """An id column as strings; null for id 0."""
+    """Return an id column as strings, null for id 0."""
     if ids is None:
         return pa.nulls(n if at is None else len(at), pa.string())
     ends, blob = _dictionary(names)
@@ -156,12 +156,12 @@ def _named(ids: Any, names: GrowingNames | SortedNames, n: int, at: npt.NDArray[
     wanted = np.frombuffer(ids, np.uint32)
     if at is not None:
         wanted = wanted[at]
-    # Unsigned arithmetic would turn "none" into a huge index, so it goes through a signed one.
+    # Unsigned arithmetic would turn id 0 into a huge index, so convert to a signed type first.
     return values.take(pa.array(wanted.astype(np.int64) - 1, mask=wanted == 0))
 
 
 def _dictionary(names: GrowingNames | SortedNames) -> tuple[Positions, bytes]:
-    """Offsets, one more than names, and the blob they cut."""
+    """Return the offsets of the names, one more than there are names, and the bytes that they index."""
     if isinstance(names, SortedNames):
         return np.concatenate((np.zeros(1, np.int64), np.frombuffer(names.ends, np.uint32))), names.blob
     encoded = [name.encode() for name in names.names]
@@ -173,11 +173,11 @@ def _slices(
     data: bytes, start: Positions, stop: Positions, at: npt.NDArray[np.intp] | None,
     absent: npt.NDArray[np.bool_] | None = None,
 ) -> pa.Array:  # fmt: skip
-    """The values data[start[i]:stop[i]] at the positions `at`, or at all. That they are UTF-8 was checked on entry."""
+    """Return data[start[i]:stop[i]] for the positions `at`, or for all. UTF-8 was checked when they were written."""
     if at is not None:
         start, stop = start[at], stop[at]
         absent = None if absent is None else absent[at]
-    if absent is not None:  # nothing may run backwards, not even what is not looked at
+    if absent is not None:  # offsets must not decrease, even in slots that are masked
         start = np.where(absent, stop, start)
     n = len(start)
     offsets = np.empty(2 * n + 1, np.int32)

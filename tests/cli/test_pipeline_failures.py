@@ -114,9 +114,9 @@ def test_arguments_that_are_refused_before_a_run_begins_have_a_report_too(run: A
     ("line", "message"),
     [
         ("archive --url URL --topic ../../x --lake DIR/lake", "is not a topic name"),
-        ("archive --url URL --topic a --lake /etc/passwd", "/etc/passwd is not a directory"),
-        ("archive --url URL --topic a --lake=", "an empty name is no directory"),
-        ("replay --url URL --lake= --topic a --into b", "an empty name is no directory"),
+        ("archive --url URL --topic a --lake /etc/passwd", "/etc/passwd is a file, and a lake is a directory"),
+        ("archive --url URL --topic a --lake=", "the path of the lake is empty"),
+        ("replay --url URL --lake= --topic a --into b", "the path of the lake is empty"),
         ("replay --url URL --from-url URL --topic a --into b --rate nan", "rate: a number"),
         ("replay --url URL --from-url URL --topic a --into b --positions a/b", "--positions: 'a/b' is not a topic"),
         ("compact --url URL --topic shop.orders --parquet /dev/null", "/dev/null/shop.orders.parquet cannot be a file"),
@@ -146,7 +146,7 @@ def in_spark(text: str) -> BaseException:
 def test_a_full_disk_in_a_task_is_told_with_its_place() -> None:
     from topics.spark.pipelines.run.failures import explain, kind_of
 
-    said = "/lake/_lake/staging: No space left on device; make room there, and run the same command again"
+    said = "/lake/_lake/staging: No space left on device; free space there, and run the same command again"
     error = in_spark(
         "Job aborted: Traceback (most recent call last):\n  File x\nOSError: [Errno 28] No space left on device\n\n"
         "The above exception was the direct cause of the following exception:\n\n"
@@ -232,7 +232,7 @@ def test_an_interruption_is_told_and_has_a_status_of_its_own(capsys: pytest.Capt
 )
 def test_a_lake_that_is_not_there_fails_before_spark_starts(run: Any, line: str) -> None:
     ended = run(line)
-    assert "is no lake" in check(ended, status=2, kind="usage")
+    assert "is not a lake" in check(ended, status=2, kind="usage")
     assert "starting Spark" not in ended.err
 
 

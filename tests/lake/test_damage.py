@@ -81,7 +81,7 @@ def test_a_checkpoint_without_the_versions_beside_it_is_damage(lake: Lake):
 def test_whoever_has_seen_a_later_version_notices_that_the_lake_was_set_back(filled: Lake):
     assert filled.snapshot().version == ROUNDS
     commit_path(filled, ROUNDS).unlink()
-    with pytest.raises(Damaged, match=f"has versions up to {ROUNDS - 1}, and {ROUNDS} was there"):
+    with pytest.raises(Damaged, match=f"has versions up to {ROUNDS - 1}, but version {ROUNDS} existed before"):
         filled.snapshot()
 
 
@@ -128,7 +128,7 @@ def test_a_merge_of_files_that_no_version_has_is_damage():
     from tests.lake.test_manifest import file
 
     merge = Change(op="merge", topic="a", epoch=EPOCH, adds=[Staged(file(1, 20))], removes=[file(1, 10), file(11, 20)])
-    with pytest.raises(Damaged, match="no earlier one has it"):
+    with pytest.raises(Damaged, match="no earlier version has it"):
         Snapshot().after(Commit(version=1, made_at=0, run="r", changes=[merge]))
 
 
@@ -229,7 +229,7 @@ def test_files_that_a_killed_writer_has_replaced_and_not_removed_are_no_strays(
 # --- disks
 
 
-@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "make room"), (errno.EROFS, "see how it is mounted")])
+@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "free space"), (errno.EROFS, "check how it is mounted")])
 def test_a_disk_that_refuses_is_named_with_what_to_do_next(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, number: int, told: str
 ):
@@ -250,5 +250,5 @@ def test_a_place_where_no_lake_can_be_made_is_named(tmp_path: Path, monkeypatch:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
     monkeypatch.setattr(os, "makedirs", refuse)
-    with pytest.raises(LakeError, match="staging: Read-only file system; see how it is mounted"):
+    with pytest.raises(LakeError, match="staging: Read-only file system; check how it is mounted"):
         Lake(str(tmp_path / "lake")).create()

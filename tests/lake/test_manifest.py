@@ -65,7 +65,7 @@ def test_an_earlier_version_does_not_change_when_a_later_one_is_made():
 def test_two_who_archive_the_same_seqs_clash():
     base = Snapshot()
     newest = after(base, archived(1, 10))
-    with pytest.raises(Conflict, match="up to 10 by somebody else"):
+    with pytest.raises(Conflict, match="up to 10 by another run"):
         newest.check(base, [archived(1, 12)])
     newest.check(base, [archived(1, 5, topic="b")])
 

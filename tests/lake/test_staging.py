@@ -63,7 +63,7 @@ def test_files_that_are_committed_and_cannot_be_put_in_place_are_kept_for_the_ne
 
     with lake.stage() as staging:
         monkeypatch.setattr(os, "rename", no_space)
-        with pytest.raises(LakeError, match="lake: No space left on device; make room"):
+        with pytest.raises(LakeError, match="lake: No space left on device; free space"):
             archive(lake, staging, "a", 1, 100)
     monkeypatch.undo()
     assert len(known(lake)) == 100
@@ -182,7 +182,7 @@ def test_a_version_whose_file_was_removed_long_ago_cannot_be_made_again(lake: La
             archive(lake, staging, "a", 1 + at, 1 + at)
         before = lake.snapshot()
         late = Commit(version=1, made_at=0, run="late", changes=[])
-        with pytest.raises(Conflict, match="moved on"):
+        with pytest.raises(Conflict, match="many newer versions"):
             Commits(lake.path).add(late, via=str(tmp_path))
     assert "00000000000000000001.json" not in commit_files(lake)
     assert Lake(lake.path).snapshot().published() == before.published()
@@ -268,7 +268,7 @@ def test_an_archive_on_its_way_during_an_erase_reads_again_even_if_the_erase_fou
 def test_a_directory_that_is_no_lake_says_so(tmp_path: Path):
     lake = Lake(str(tmp_path / "nothing"))
     assert not lake.exists()
-    with pytest.raises(NoLake, match="is no lake"):
+    with pytest.raises(NoLake, match="is not a lake"):
         lake.snapshot()
 
 

@@ -1,4 +1,4 @@
-"""Clients. `Client` is the blocking one; what is sent and what answers mean is in `request`, without any I/O."""
+"""Python clients. `Client` is the blocking one. `request` encodes requests and decodes answers, without I/O."""
 
 from topics.client.sync import Client
 

@@ -1,6 +1,6 @@
-"""`Client.read` with a lake: what the server has no more comes from there. Needs pyarrow, so it is imported when asked.
+"""`Client.read` with a lake: records that the server no longer has come from the lake.
 
-See `topics.lake.heal` for which of the two answers for a seq.
+Needs pyarrow, so it is imported at the first use. `topics.lake.heal` defines which of the two answers for a seq.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from topics.lake import ArchivedEpoch, Gap, Lake, heal
 from topics.lake.heal import Healer, RecordFilter
 from topics.model.records import parse_match
 
-DROPPED = "dropped"  # the word of the Spark source for a topic that is gone from the server
+DROPPED = "dropped"  # reason of a gap, as in the Spark source: the topic was deleted from the server
 
 
 class HealedTopic(Struct, frozen=True):
-    """A topic in two places. `ask` is `Client.diff`; `look` gives the topic as it is now, None where it is gone."""
+    """A topic on a server and in a lake. `ask` is `Client.diff`; `look` returns its state, or None if deleted."""
 
     topic: str
     lake: Lake
@@ -31,7 +31,7 @@ class HealedTopic(Struct, frozen=True):
     look: Callable[[], State | None]
 
     def trimmed_to(self, epoch: int) -> int:
-        """What the server was told of this life."""
+        """Return the last trimmed seq that the server knows for this epoch."""
         state = self.look()
         return 0 if state is None or state.epoch != epoch else state.trimmed_seq or 0
 
@@ -40,8 +40,8 @@ class HealedTopic(Struct, frozen=True):
 
 
 def read(source: HealedTopic, *, from_seq: int, last: int, fields: Mapping[str, Any]) -> Iterator[Record | Tombstone]:
-    """Everything behind the cursor up to the head; nothing is asked for that lies behind `last`."""
-    source.lake.snapshot()  # a lake that is not there is an error now, and not when the first hole is met
+    """Yield everything after the cursor up to the head. Requests nothing after `last`."""
+    source.lake.snapshot()  # raise for a missing lake now, and not at the first gap
     asked = dict(fields)
     wanted = _wanted(source, asked)
     from_ts = asked.pop("from_ts", None)
@@ -69,19 +69,19 @@ def _page(page: Diff, from_seq: int, healer: Healer, form: RecordForm) -> Iterat
         yield lost
         at = 1
     elif lost is not None:
-        yield from form.tell(healer.passed_over(at, lost.gap_from - 1))
-        yield from form.tell(healer.lost(lost.gap_from, lost.gap_to, lost.reason))
+        yield from form.items(healer.passed_over(at, lost.gap_from - 1))
+        yield from form.items(healer.lost(lost.gap_from, lost.gap_to, lost.reason))
         at = lost.gap_to + 1
-    # A trim takes everything up to a seq: what is missing behind a record that is there was deleted by somebody.
+    # A trim deletes everything up to a seq. So a seq that is missing after a live record was deleted on request.
     first = page.records[0].seq if page.records else page.next_from_seq + 1
-    yield from form.tell(healer.passed_over(at, min(first, page.earliest_seq) - 1))
+    yield from form.items(healer.passed_over(at, min(first, page.earliest_seq) - 1))
     yield from page.records
 
 
 def _only_archived(
     source: HealedTopic, asked: Mapping[str, Any], from_seq: int, wanted: RecordFilter, missing: TopicsError
 ) -> Iterator[Record | Tombstone]:
-    """A topic that is gone from the server, as far as it was archived."""
+    """Yield the archived records of a topic that was deleted from the server. Raise `missing` if there are none."""
     epoch = asked.get("epoch")
     archived = heal.newest_epoch(source.lake, source.topic)
     if epoch is not None:
@@ -89,11 +89,11 @@ def _only_archived(
     if archived is None:
         raise missing
     healer = Healer(source.lake, source.topic, archived.epoch, wanted)
-    yield from _form(asked, archived).tell(healer.lost(from_seq + 1, heal.last_seq(archived), DROPPED))
+    yield from _form(asked, archived).items(healer.lost(from_seq + 1, heal.last_seq(archived), DROPPED))
 
 
 def _before(source: HealedTopic, from_ts: int, asked: Mapping[str, Any]) -> int:
-    """The cursor behind which everything from this time on lies, in the lake or on the server."""
+    """Return the cursor before the first record from this time on, in the lake or on the server."""
     lake = source.lake
     try:
         page = source.ask(source.topic, from_seq=0, from_ts=from_ts, **{**asked, "limit": 1, "wait_ms": 0})
@@ -137,7 +137,7 @@ def _form(asked: Mapping[str, Any], known: Diff | ArchivedEpoch) -> RecordForm:
 
 
 class RecordForm(Struct, frozen=True):
-    """Which parts of a record the reader asked for, and what a tombstone says of the topic."""
+    """The requested parts of a record, and the state of the topic for tombstones."""
 
     tags: bool
     meta: bool
@@ -145,8 +145,8 @@ class RecordForm(Struct, frozen=True):
     head_seq: int
     epoch: int
 
-    def tell(self, pieces: Iterator[pa.RecordBatch | Gap]) -> Iterator[Record | Tombstone]:
-        """Archived rows and gaps as a server would have told them."""
+    def items(self, pieces: Iterator[pa.RecordBatch | Gap]) -> Iterator[Record | Tombstone]:
+        """Yield archived rows and gaps as the records and tombstones that a server would return."""
         for piece in pieces:
             if isinstance(piece, Gap):
                 missed = piece.last - piece.first + 1

@@ -1,7 +1,7 @@
-"""The pieces of a bulk answer (`application/vnd.topics.segments`), without a connection: bytes in, runs and losses out.
+"""Decode the pieces of a bulk answer (`application/vnd.topics.segments`). No I/O: bytes in, runs and tombstones out.
 
 A piece is a head of 8 bytes (u32 LE length, u32 LE kind) and a body: records in the form of a segment file, or JSON.
-The answer ends with an `End`; where it stops before, it was cut off, and `resume_at` says where to ask for the rest.
+The answer ends with an `End`. If it stops earlier, it was cut off, and `resume_at` gives the cursor for the rest.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ RECORDS, CONTROL = 1, 2
 
 
 class CutOff(Exception):
-    """The answer stopped in the middle of a piece, or between two."""
+    """The answer stopped before its `End`, inside a piece or between two."""
 
 
 class At(Struct):
-    """Everything up to here was looked at and skipped."""
+    """Everything up to this cursor was scanned; the records after the previous piece were filtered out."""
 
     next_from_seq: int
 
@@ -41,9 +41,9 @@ _decode_control = msgspec.json.Decoder(_Control).decode
 
 
 def read(take: Callable[[int], bytes], *, source: str) -> Iterator[Piece]:
-    """Every piece up to the `End`. `take(n)` gives n bytes, or fewer at the end of the connection.
+    """Yield every piece up to the `End`. `take(n)` returns n bytes, or fewer at the end of the connection.
 
-    Raises `CutOff`, `Corrupt` where bytes do not add up, and what the server says went wrong.
+    Raise `CutOff` if the answer is incomplete, `Corrupt` if a checksum is wrong, and the error that the server reports.
     """
     while True:
         head = _exactly(take, HEAD_BYTES)
@@ -57,11 +57,11 @@ def read(take: Callable[[int], bytes], *, source: str) -> Iterator[Piece]:
                 yield piece
             if isinstance(piece, End):
                 return
-        # A kind of a later server says nothing that this reader needs: the API grows by addition.
+        # An unknown kind comes from a newer server and is ignored: the API only grows by addition.
 
 
 def resume_at(piece: Piece) -> tuple[int, int | None]:
-    """The cursor behind a piece, and the epoch to go on with where that changed."""
+    """Return the cursor after a piece, and the new epoch if it changed, else None."""
     if isinstance(piece, Run):
         return piece.last, None
     if isinstance(piece, Tombstone):

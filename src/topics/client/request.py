@@ -1,4 +1,4 @@
-"""Requests and answers of `/v0`, without a connection: what to send for a verb, and what an answer means."""
+"""Encode requests of `/v0` and decode their answers. No I/O."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SEGMENTS = "application/vnd.topics.segments"
 
 
 class ApiCall(Struct, frozen=True):
-    """One request. `safe` says that sending it twice does no more than sending it once."""
+    """One request. `safe` means that sending it twice has the same effect as sending it once."""
 
     method: str
     path: str
     body: bytes = b""
     accept: str = JSON
     safe: bool = True
-    timeout_ms: int = 0  # that the server may take beyond the usual, for a call that waits
+    timeout_ms: int = 0  # added to the client's timeout, for a call that waits on the server
 
     def headers(self, token: str | None) -> dict[str, str]:
         headers = {"accept": self.accept}
@@ -39,16 +39,16 @@ class ApiCall(Struct, frozen=True):
 
 
 class Server(Struct, frozen=True):
-    """Where a server is."""
+    """The address of a server."""
 
     host: str
     port: int
     secure: bool
-    prefix: str  # of every path: for a server behind a proxy
+    prefix: str  # put before every path, for a server behind a proxy
 
 
 class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
-    """One event. `data` and `meta` are JSON text; `value` and `headers` decode them."""
+    """One record. `data` and `meta` are JSON text; `value` decodes `data`."""
 
     seq: int
     ts: int
@@ -63,7 +63,7 @@ class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag":
 
 
 class Tombstone(Struct):
-    """A range that was lost without anybody asking for it; both ends inclusive."""
+    """A lost range, both ends inclusive: evicted, expired or corrupt, not deleted on request."""
 
     gap_from: int
     gap_to: int
@@ -71,7 +71,7 @@ class Tombstone(Struct):
     missed_estimate: int = 0
     earliest_seq: int = 0
     head_seq: int = 0
-    epoch: int = 0  # of the life that the reader goes on with, where it is told
+    epoch: int = 0  # the epoch that the reader continues with, if the answer contains it
 
 
 class State(Struct):
@@ -144,7 +144,7 @@ class Diff(Struct):
 
 
 class End(Struct):
-    """How a bulk read ended: everything up to `next_from_seq` was delivered, told as lost, or rightly skipped."""
+    """The end of a bulk read: every seq up to `next_from_seq` was delivered, reported as lost, deleted or filtered."""
 
     next_from_seq: int
     head_seq: int
@@ -204,10 +204,10 @@ _decode_diff = msgspec.json.Decoder(Diff).decode
 
 
 def server_at(url: str) -> Server:
-    """The parts of a base URL such as `http://127.0.0.1:4000`."""
+    """Parse a base URL such as `http://127.0.0.1:4000`. Raise `ValueError` if it is not an http(s) URL."""
     parts = urlsplit(url if "//" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not an http(s) URL of a server")
+        raise ValueError(f"{url!r} is not the http(s) URL of a server")
     secure = parts.scheme == "https"
     return Server(parts.hostname, parts.port or (443 if secure else 80), secure, parts.path.rstrip("/"))
 
@@ -242,7 +242,7 @@ def append(
     disable_backpressure: bool = False,
     return_seqs: bool = False,
 ) -> ApiCall:
-    """Records as mappings with `data` and, where wanted, `tag`, `node`, `meta`; or as ready JSON objects."""
+    """Append records: mappings with `data` and optionally `tag`, `node`, `meta`, or encoded JSON objects."""
     body: dict[str, Any] = {"records": records}
     if node is not None:
         body["node"] = node
@@ -259,13 +259,13 @@ def append(
 
 
 def diff(topic: str, *, from_seq: int = 0, wait_ms: int = 0, **fields: Any) -> ApiCall:
-    """`fields` are those of `DiffRequest`: limit, node, include_tags, include_meta, filter, from_ts, epoch …"""
+    """Read one page. `fields` are those of `DiffRequest`: limit, node, include_tags, filter, from_ts, epoch …"""
     body = {"from_seq": from_seq, "wait_ms": wait_ms, **_fields(fields, DiffRequest)}
     return ApiCall("POST", _topic(topic) + "/diff", _json(body), timeout_ms=wait_ms)
 
 
 def scan(topic: str, *, from_seq: int = 0, accept: str = SEGMENTS, **fields: Any) -> ApiCall:
-    """A bulk read. `fields` are those of `ScanRequest`: upto_seq, node, filter …; include_tags for JSON lines only."""
+    """Read in bulk. `fields` are those of `ScanRequest`: upto_seq, node, filter …; include_tags is for JSON lines."""
     body = {"from_seq": from_seq, **_fields(fields, ScanRequest)}
     return ApiCall("POST", _topic(topic) + "/scan", _json(body), accept=accept)
 
@@ -279,7 +279,7 @@ def delete(
     epoch: int | None = None,
     dry_run: bool = False,
 ) -> ApiCall:
-    """By seq, by tag or both; or `seqs` one by one. `epoch` makes sure that no other life of the topic is meant."""
+    """Delete by seq, by tag or both, or a list of `seqs`. The request fails if the topic has another `epoch`."""
     body: dict[str, Any] = {}
     if seqs is not None:
         body["seqs"] = list(seqs)
@@ -323,7 +323,7 @@ def ready() -> ApiCall:
 
 
 def diff_answer(body: bytes) -> Diff:
-    """Records keep what was written, half a surrogate pair included, which the decoder takes only in disguise."""
+    """Decode the answer of `diff`. Half surrogate pairs, which the decoder rejects, are masked and then restored."""
     try:
         answer = _decode_diff(body)
     except msgspec.DecodeError:
@@ -341,12 +341,12 @@ def diff_answer(body: bytes) -> Diff:
 
 
 def upto(items: Iterable[Record | Tombstone], last: int) -> Iterator[Record | Tombstone]:
-    """What of a read lies at or below a seq. Asks for nothing behind it; a loss that goes on there is cut."""
+    """Yield the items of a read up to the seq `last`, without reading further. A gap across `last` is clipped."""
     for item in items:
         if isinstance(item, Record):
             if item.seq > last:
                 return
-        elif item.reason != "recreated":  # that one tells of a life, not of a range
+        elif item.reason != "recreated":  # which reports a new epoch, not a range
             if item.gap_from > last:
                 return
             if item.gap_to > last:
@@ -356,7 +356,7 @@ def upto(items: Iterable[Record | Tombstone], last: int) -> Iterator[Record | To
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
-    """What a non-2xx answer says. An answer that is not ours (a proxy's, say) is told by its status."""
+    """Return the error of a non-2xx answer. If the body is not ours (but a proxy's), the status decides the code."""
     try:
         error = msgspec.json.decode(body, type=_ErrorBody).error
         code, message, detail = BY_WIRE.get(error.code, Code.INTERNAL), error.message, error.detail
@@ -367,7 +367,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsErro
 
 
 def refusal(error: TopicsError, call: ApiCall, url: str, *, has_key: bool) -> str:
-    """What a 401 or 403 means for whoever has several keys, servers and topics: which right is missing for what."""
+    """Return the message for a 401 or 403: which right is missing, for what, and on which server."""
     if error.code is Code.UNAUTHORIZED:
         return f"{url} does not know the key" if has_key else f"{url} asks for a key, and none was given"
     detail = error.detail or {}
@@ -375,34 +375,34 @@ def refusal(error: TopicsError, call: ApiCall, url: str, *, has_key: bool) -> st
         what = _named_in(call.path)
         return f"the key lacks the scope {' and '.join(detail['scope'])}{what and f' for {what}'} on {url}"
     if "name" in detail:
-        return f"the key may not use {detail['name']} on {url}: its prefixes leave that name out"
+        return f"the key may not use {detail['name']} on {url}: its prefixes do not cover that name"
     return f"{url}: {error.message}"
 
 
 def _named_in(path: str) -> str:
-    """The topic or router that a path is about, if it is about one."""
+    """Return the topic or router that a path names, or an empty string."""
     parts = path.partition("?")[0].split("/")
     return f"{parts[2].removesuffix('s')} {unquote(parts[3])}" if len(parts) > 3 else ""
 
 
 def _retry_after(headers: Mapping[str, str], detail: dict[str, Any] | None) -> int | None:
-    told = (detail or {}).get("retry_after_ms")
-    if isinstance(told, int):
-        return told
+    retry_after_ms = (detail or {}).get("retry_after_ms")
+    if isinstance(retry_after_ms, int):
+        return retry_after_ms
     seconds = headers.get("retry-after", "")
     return int(seconds) * 1000 if seconds.isdigit() else None
 
 
 def _fields(given: Mapping[str, Any], request: type[Struct]) -> dict[str, Any]:
-    """Those that say something. A server ignores what it does not know, so a name that is wrong is an error here."""
+    """Return the fields that are not None. Raise `TypeError` for an unknown field: a server would ignore it."""
     for name in given:
         if name not in request.__struct_fields__:
-            raise TypeError(f"there is no field {name!r}; there are {', '.join(request.__struct_fields__)}")
+            raise TypeError(f"there is no field {name!r}; the fields are {', '.join(request.__struct_fields__)}")
     return {name: value for name, value in given.items() if value is not None}
 
 
 def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A setting may well be None: that takes it back."""
+    """Return the settings after a check of their names. None is kept: it resets a setting to its default."""
     _fields(config, ConfigPatch)
     return dict(config)
 

@@ -1,4 +1,4 @@
-"""The blocking client: one connection, kept open, with retries where a retry can help and cannot harm."""
+"""The blocking client: one connection that is kept open. It retries if a retry can help and is safe."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ NO_LAST = (1 << 64) - 1  # the highest seq there could be
 
 
 class Unreachable(TopicsError):
-    """No answer came: the server is not there, or went away in the middle."""
+    """No answer, or an incomplete one: the server is not running, or the connection broke."""
 
     def __init__(self, url: str, cause: Exception) -> None:
         super().__init__(Code.NOT_READY, f"no answer from {url}: {cause or type(cause).__name__}")
 
 
 class Refused(TopicsError):
-    """The key is not known, or may not do this: says which right is missing, for what, and where."""
+    """The server does not know the key, or the key lacks a right. The message says which, for what, and where."""
 
 
 class NoPyArrow(ImportError):
-    """A lake is files of Parquet, and nothing here can read them."""
+    """Reading from a lake needs pyarrow, and it is not installed."""
 
     def __init__(self) -> None:
         super().__init__("reading from a lake needs pyarrow, which is not installed: pip install pyarrow")
 
 
 class Client:
-    """A server's verbs as methods. Not for several threads at once: give each its own."""
+    """The verbs of a server as methods. Not thread-safe: each thread needs its own client."""
 
     def __init__(
         self, url: str = "http://127.0.0.1:4000", *, token: str | None = None, timeout_s: float = 60.0, retries: int = 5
@@ -94,7 +94,7 @@ class Client:
     # --- records
 
     def append(self, topic: str, records: Sequence[Mapping[str, Any] | Raw], **options: Any) -> request.Written:
-        """See `request.append` for the options. Without an idempotency key a lost answer is not asked for again."""
+        """Append records; options as in `request.append`. Without an idempotency key a lost answer is not retried."""
         return self._call(request.append(topic, records, **options), request.Written)
 
     def diff(self, topic: str, **fields: Any) -> request.Diff:
@@ -109,15 +109,15 @@ class Client:
         lake: str | os.PathLike[str] | None = None,
         **fields: Any,
     ) -> Iterator[request.Record | request.Tombstone]:
-        """Everything behind the cursor up to the head as it is met, page by page; losses stand where they happened.
+        """Yield the records after the cursor, page by page up to the head, and a tombstone at each gap.
 
-        `upto_seq` is the last seq that is wanted. `fields` as for `request.diff`; `limit` is the size of a page.
+        `upto_seq` is the last seq to read. `fields` are those of `request.diff`; `limit` is the size of a page.
 
-        `lake` is the directory of `topics pipeline archive`: what the server has no more is read from there, and only
-        what neither has is told as lost. Needs pyarrow.
+        `lake` is the directory of `topics pipeline archive`: records that the server no longer has are read from
+        there, and only ranges that neither has are reported as lost. Needs pyarrow.
         """
         fields = {"limit": PAGE_RECORDS, **fields}
-        request.diff(topic, from_seq=from_seq, **fields)  # a field that there is not is an error at once
+        request.diff(topic, from_seq=from_seq, **fields)  # raise for an unknown field now, not at the first page
         last = NO_LAST if upto_seq is None else upto_seq
         if lake is not None:
             return request.upto(self._read_healed(topic, lake, from_seq, last, fields), last)
@@ -160,10 +160,10 @@ class Client:
             return None
 
     def scan(self, topic: str, *, from_seq: int = 0, **fields: Any) -> Iterator[Run | request.Tombstone | request.End]:
-        """A range in bulk: runs of records, losses where they happened, and an `End` as the last thing.
+        """Read a range in bulk: yield runs of records, a tombstone at each gap, and last an `End`.
 
-        `fields` as for `request.scan`. A connection that breaks is made anew and goes on behind the last whole piece,
-        so that nothing comes twice and nothing is left out.
+        `fields` are those of `request.scan`. After a broken connection the scan continues after the last complete
+        piece, so that no record is repeated or left out.
         """
         attempt = 0
         while True:
@@ -188,13 +188,13 @@ class Client:
     def delete(
         self, topic: str, *, before_seq: int | None = None, match: str | Sequence[str] | None = None, **options: Any
     ) -> request.Deleted:
-        """See `request.delete` for the options."""
+        """Delete records; see `request.delete` for the options."""
         return self._call(request.delete(topic, before_seq=before_seq, match=match, **options), request.Deleted)
 
     def archived(self, topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> request.Archived:
-        """Reports that an archive has every record of this life of the topic up to `seq`.
+        """Report that an archive has every record of this epoch of the topic up to `seq`.
 
-        One that deletes from the topic what it has says up to where, beforehand: `trimmed_seq`.
+        An archive that deletes archived records from the topic reports the last one first, as `trimmed_seq`.
         """
         call = request.archived(topic, seq=seq, epoch=epoch, trimmed_seq=trimmed_seq)
         return self._call(call, request.Archived)
@@ -207,7 +207,7 @@ class Client:
     def routers(
         self, *, prefix: str | None = None, source: str | None = None, dest: str | None = None
     ) -> Iterator[request.RouterSummary]:
-        """Those that the key may see."""
+        """Yield the routers that the key may see."""
         cursor = None
         while True:
             asked = request.list_routers(prefix=prefix, source=source, dest=dest, cursor=cursor)
@@ -227,7 +227,7 @@ class Client:
     # --- inside
 
     def _pieces(self, call: ApiCall) -> Iterator[pieces.Piece]:
-        """One attempt, on a connection of its own: it ends with the answer, and other calls may come in between."""
+        """Yield the pieces of one attempt, on a separate connection: other calls may run before the answer ends."""
         connection = None
         try:
             connection = self._connect()
@@ -245,7 +245,7 @@ class Client:
         return msgspec.json.decode(self._with_retries(call), type=answer)
 
     def _with_retries(self, call: ApiCall) -> bytes:
-        """Tries again what the server said may work later, and what broke underway if sending it twice is safe."""
+        """Send a call. Retry a retryable error, and a missing answer if the call is safe to repeat."""
         attempt = 0
         while True:
             try:
@@ -277,11 +277,11 @@ class Client:
         error = request.error_of(response.status, headers, body)
         if error.code not in (Code.UNAUTHORIZED, Code.FORBIDDEN):
             return error
-        told = request.refusal(error, call, self.url, has_key=self._token is not None)
-        return Refused(error.code, told, detail=error.detail)
+        message = request.refusal(error, call, self.url, has_key=self._token is not None)
+        return Refused(error.code, message, detail=error.detail)
 
     def _open(self, call: ApiCall) -> http.client.HTTPResponse:
-        """The answer's head. A connection kept open may have been closed by the other side: once more, then."""
+        """Return the head of the answer. If a kept connection was closed by the server, try once on a new one."""
         kept = self._connection is not None
         while True:
             try:
@@ -307,7 +307,7 @@ class Client:
         return connection.getresponse()
 
 
-def _pause_s(attempt: int, told_ms: int | None) -> float:
-    """What the server asked for, or twice as long each time; with some chance in it, so that not all come together."""
-    pause_ms = told_ms if told_ms is not None else min(FIRST_PAUSE_MS * 2**attempt, LONGEST_PAUSE_MS)
+def _pause_s(attempt: int, retry_after_ms: int | None) -> float:
+    """Return the pause that the server asked for, or an exponential one; with jitter, so that clients spread out."""
+    pause_ms = retry_after_ms if retry_after_ms is not None else min(FIRST_PAUSE_MS * 2**attempt, LONGEST_PAUSE_MS)
     return pause_ms * random.uniform(0.8, 1.2) / 1000

@@ -1,9 +1,9 @@
-"""A lake of Parquet files: topics, kept for good, readable by everything that reads Parquet.
+"""A lake: archived topics as Parquet files, readable by every tool that reads Parquet.
 
     from topics.lake import Lake
 
-Needs pyarrow (`pip install 'topics[spark]'`), but neither Spark nor a server. What lies where: `layout`; how a change
-survives being killed: `staging`.
+Needs pyarrow (`pip install 'topics[spark]'`), but neither Spark nor a server. `layout` describes the files; `staging`
+describes how a change survives a kill.
 """
 
 from topics.lake.errors import Conflict, Damaged, LakeError, NoLake

@@ -1,12 +1,12 @@
-"""The manifest on disk: numbered commits, each made by one exclusive create, and now and then all of them folded.
+"""The manifest on disk: numbered commits, each written by one exclusive create, and checkpoints that fold them.
 
-Whoever creates the file of the next version has made it; everybody else finds the name taken, looks at what came in
-between, and tries the one after. A checkpoint holds what all commits up to its version add up to, so that opening a
-lake costs a few files however old it is; commits far below one are removed.
+The process that creates the file of the next version has committed it. Other processes find the name taken, read the
+new commit, and try the next version. A checkpoint holds the sum of all commits up to its version, so that opening a
+lake reads a few files, however old it is. Commits far below a checkpoint are removed.
 
-A commit names the checksum of the one it was made from, and the highest of them is never removed. So a version that is
-missing shows: as a hole below a higher one, as a checkpoint without the commit that it was made from, or as a parent
-that is another one. What only looks complete would have records archived twice, or taken for archived that are gone.
+A commit contains the checksum of its parent, and the newest commit is never removed. So a missing version is detected:
+as a missing number below a higher one, as a checkpoint without its commit, or as a wrong parent. Otherwise records
+could be archived twice, or could count as archived although their files are missing.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from topics.lake.layout import CHECKPOINT, COMMITS, HIDDEN, checkpoint_version, 
 from topics.lake.manifest import Commit, Snapshot
 
 CHECKPOINT_EVERY = 32
-KEPT = 64  # commits below a checkpoint: for readers who are a little behind, and for people who want to look
+KEPT = 64  # commits below a checkpoint, for readers that are a little behind and for inspection
 
 _decode_commit = msgspec.json.Decoder(Commit).decode
 _decode_snapshot = msgspec.json.Decoder(Snapshot).decode
 
 
 class Commits:
-    """Reads and adds versions. Remembers the newest it has seen, so that asking again costs little."""
+    """Reads and adds versions. Caches the newest one, so that the next read is cheap."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -39,9 +39,9 @@ class Commits:
         return os.path.isdir(os.path.join(self._root, COMMITS))
 
     def newest(self) -> Snapshot:
-        """The newest version. Raises `NoLake`, and `Damaged` where versions are missing."""
+        """Return the newest version. Raise `NoLake` if there is no lake, and `Damaged` if versions are missing."""
         if not self.exists():
-            raise NoLake(f"{self._root} is no lake: topics pipeline archive makes one")
+            raise NoLake(f"{self._root} is not a lake: topics pipeline archive creates one")
         snapshot = self._newest or Snapshot()
         while True:
             snapshot = self._checkpoint_after(snapshot.version) or snapshot
@@ -52,18 +52,18 @@ class Commits:
                 return snapshot
 
     def since(self, version: int) -> list[Commit]:
-        """The commits after a version."""
+        """Return the commits after a version."""
         found: list[Commit] = []
         while (read := self._read(version + len(found) + 1)) is not None:
             found.append(read[0])
         return found
 
     def unfolded(self) -> list[Commit]:
-        """Those since the newest checkpoint: what they ask for may not have been done yet."""
+        """Return the commits since the newest checkpoint. They may not be published yet."""
         return self.since(max(self.checkpoints(), default=0))
 
     def add(self, commit: Commit, *, via: str) -> bool:
-        """Makes a version; False if somebody else has made it. `via` is where temporary files go."""
+        """Write a version. Return False if another process has written it. `via` is the folder for temporary files."""
         path = self._path(COMMITS, commit_name(commit.version))
         before = self._read(commit.version - 1)
         if commit.parent and before is not None and before[1] != commit.parent:
@@ -71,13 +71,13 @@ class Commits:
         if not disk.create_whole(path, msgspec.json.encode(commit), via=via):
             return False
         if max(self.checkpoints(), default=0) >= commit.version:
-            # The name was free because the version is so old that its file was removed: nobody will ever read this one.
+            # The name was free because the version is so old that its file was removed: no reader will read this one.
             disk.remove(path)
-            raise Conflict("the lake moved on a long way while this change was being made")
+            raise Conflict("many newer versions were committed while this change was prepared")
         return True
 
     def fold(self, snapshot: Snapshot, *, via: str) -> None:
-        """Writes a checkpoint. All that commits up to it ask for has been done."""
+        """Write a checkpoint. All commits up to it must have been published."""
         data = msgspec.json.encode(snapshot.published())
         disk.write_whole(self._path(HIDDEN, f"{CHECKPOINT}{commit_name(snapshot.version)}"), data, via=via)
         for version in self.checkpoints():
@@ -92,25 +92,25 @@ class Commits:
         return [version for version in found if version is not None]
 
     def _versions(self) -> list[int]:
-        """Those whose commits are there."""
+        """Return the versions whose commit files exist."""
         found = map(commit_version, os.listdir(self._path(COMMITS)))
         return [version for version in found if version is not None]
 
     def _is_newest(self, version: int) -> bool:
-        """Whether nothing lies behind a version whose next one was not there; False if it has come since."""
+        """Return False if a newer version appeared, else True. Raise `Damaged` if one is missing."""
         highest = max(self._versions(), default=0)
         if highest == version:
             return True
         if highest < version:
             raise Damaged(
-                f"{self._path(COMMITS)} has versions up to {highest}, and {version} was there: the lake was replaced "
-                "by an older copy, or lacks files; bring them back"
+                f"{self._path(COMMITS)} has versions up to {highest}, but version {version} existed before: the lake "
+                "was replaced by an older copy, or lacks files; restore them from a copy"
             )
         if self._read(version + 1) is None and max(self.checkpoints(), default=0) <= version:
             lacking = "and so is the checkpoint, " if version == 0 else ""
             raise Damaged(
-                f"{self._path(COMMITS, commit_name(version + 1))} is missing, {lacking}though there are later versions "
-                f"up to {highest}: bring it back from a copy of the lake"
+                f"{self._path(COMMITS, commit_name(version + 1))} is missing, {lacking}but there are later versions "
+                f"up to {highest}: restore it from a copy of the lake"
             )
         return False
 
@@ -127,13 +127,13 @@ class Commits:
                 with open(path, "rb") as file:
                     return _decode_snapshot(file.read())
             except FileNotFoundError:
-                continue  # a newer one has taken its place
+                continue  # a newer checkpoint has replaced it
             except msgspec.MsgspecError as error:
                 raise Damaged(f"{path}: {error}; bring it back from a copy of the lake") from error
         return None
 
     def _read(self, version: int) -> tuple[Commit, str] | None:
-        """A commit and the checksum of its bytes."""
+        """Return a commit and the checksum of its bytes, or None if it does not exist."""
         path = self._path(COMMITS, commit_name(version))
         try:
             with open(path, "rb") as file:

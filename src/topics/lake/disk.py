@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and stay there when the power goes."""
+"""Write files atomically and durably, and turn disk errors into errors with a remedy."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from contextlib import contextmanager, suppress
 
 from topics.lake.errors import LakeError
 
-TELLING = {
-    errno.ENOSPC: "make room there, and run the same command again",
-    errno.EDQUOT: "make room there, and run the same command again",
-    errno.EROFS: "see how it is mounted, and run the same command again",
-    errno.EACCES: "see to whom it belongs, and run the same command again",
-    errno.EPERM: "see to whom it belongs, and run the same command again",
-    errno.EIO: "see to the disk, then have topics pipeline audit look at the lake",
+REMEDIES = {
+    errno.ENOSPC: "free space there, and run the same command again",
+    errno.EDQUOT: "free space there, and run the same command again",
+    errno.EROFS: "check how it is mounted, and run the same command again",
+    errno.EACCES: "check its owner and permissions, and run the same command again",
+    errno.EPERM: "check its owner and permissions, and run the same command again",
+    errno.EIO: "check the disk, then check the lake with topics pipeline audit",
 }
 
 
 @contextmanager
-def telling(place: str) -> Iterator[None]:
-    """What a disk refuses becomes an error that names the place, and says what to do next."""
+def with_remedies(path: str) -> Iterator[None]:
+    """Turn a disk error into a `LakeError` that names the file, or else `path`, and the remedy."""
     try:
         yield
     except OSError as error:
-        if error.errno not in TELLING:
+        if error.errno not in REMEDIES:
             raise
-        name = error.filename if isinstance(error.filename, str) else place
-        raise LakeError(f"{name}: {error.strerror}; {TELLING[error.errno]}") from error
+        name = error.filename if isinstance(error.filename, str) else path
+        raise LakeError(f"{name}: {error.strerror}; {REMEDIES[error.errno]}") from error
 
 
 def sync_folder(path: str) -> None:
-    """Makes renames in a folder last."""
+    """Sync a folder, so that renames in it survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -41,16 +41,16 @@ def sync_folder(path: str) -> None:
 
 
 def write_whole(path: str, data: bytes, *, via: str) -> None:
-    """Writes or replaces a file. It grows in the folder `via`, whose left-overs somebody cleans."""
+    """Write or replace a file atomically. The temporary file is in the folder `via`, which is cleaned regularly."""
     temporary = _write_temporary(via, data)
     os.replace(temporary, path)
     sync_folder(os.path.dirname(path))
 
 
 def create_whole(path: str, data: bytes, *, via: str) -> bool:
-    """Creates a file with all of its content; False if there is one of that name already.
+    """Create a file with all of its content. Return False if the name is taken.
 
-    A hard link does both at once: nobody sees half a file, and of several who try one succeeds.
+    A hard link is atomic: readers never see half a file, and one of several concurrent writers succeeds.
     """
     temporary = _write_temporary(via, data)
     try:

@@ -1,19 +1,19 @@
-"""What can go wrong with a lake, by what whoever met it can do about it."""
+"""The errors of a lake, one class per remedy."""
 
 from __future__ import annotations
 
 
 class LakeError(RuntimeError):
-    """A lake that cannot be used as asked."""
+    """The lake cannot be used as requested."""
 
 
 class NoLake(LakeError):
-    """There is none at this place."""
+    """There is no lake at this path."""
 
 
 class Conflict(LakeError):
-    """Somebody else changed what this change was made from: look again, and make it anew."""
+    """Another writer changed the base of this change: load the newest snapshot and build the change again."""
 
 
 class Damaged(LakeError):
-    """A file that is missing, or does not hold what was written to it."""
+    """A file is missing, or its content is not what was written."""

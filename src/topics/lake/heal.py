@@ -1,13 +1,14 @@
-"""Lake and live topic as one history: what a server lost, or gave up because the lake has it, comes from the lake.
+"""Read a live topic and its lake as one history: records that the server lost or trimmed come from the lake.
 
-The server goes first. Where it has a record, that one counts, and where somebody deleted one that it would still have,
-the delete counts. The lake is asked for two kinds of ranges only: what the server tells as lost, and what it passes
-over in silence because `--trim` took it away. Each seq comes once, in order, and what neither has is a gap.
+The server has precedence. If it has a record, that record counts; if a record was deleted on request, the delete
+counts. The lake fills only two kinds of ranges: those that the server reports as lost, and those that the server skips
+silently because `--trim` removed them. Each seq is read once, in order. A range that neither has is a gap.
 
-The manifest is looked at anew for every such range, always after the server's answer: an archiver notes what it will
-trim before it trims, so whoever has seen the effect of a trim finds the note. It tells the server as well. Where that
-knows of more than this lake, then the lake is an older copy, another one, or has lost its last versions: what it has
-comes all the same, and what it lacks is a gap, because nobody can tell any more what was trimmed from what was deleted.
+The manifest is read again for every such range, always after the server's answer. An archiver records a trim in the
+manifest before it trims, so a reader that sees the effect of a trim also finds it in the manifest. The archiver reports
+the trim to the server as well. If the server knows of a longer trim than this lake, the lake is an older copy, another
+lake, or has lost its last versions. Then its records are still read, and the rest is a gap, because trimmed and deleted
+records can no longer be distinguished.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from topics.model.records import TagMatch
 
 Piece: TypeAlias = pa.RecordBatch | Gap
 
-OTHER_LAKE = "other_lake"  # of a gap: archived, as the server was told, but not in this lake
+OTHER_LAKE = "other_lake"  # reason of a gap: archived according to the server, but not in this lake
 
 
 class RecordFilter(Struct, frozen=True, kw_only=True):
-    """What a reader asked a server to leave out: the lake leaves out the same."""
+    """The filter of a read request, applied to archived records as the server applies it to live ones."""
 
     tag: TagMatch | None = None
     nodes: tuple[str, ...] = ()  # whose records are left out
@@ -49,7 +50,7 @@ EVERYTHING = RecordFilter()
 
 
 class Healer:
-    """Fills the holes in one life of one topic."""
+    """Fills the gaps in one epoch of a topic from a lake."""
 
     def __init__(
         self,
@@ -60,18 +61,18 @@ class Healer:
         *,
         trimmed_to: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`trimmed_to` asks the server up to where it was told that this life is trimmed."""
+        """`trimmed_to` asks the server for the last trimmed seq of this epoch."""
         self._lake = lake
         self._topic, self._epoch = topic, epoch
         self._wanted = wanted
         self._trimmed_to = trimmed_to
 
     def archived(self) -> ArchivedEpoch | None:
-        """What the lake has of it now; None if it was never archived."""
+        """Return the archived part of the epoch as of now, or None if it was never archived."""
         return self._lake.snapshot().archived(self._topic, self._epoch)
 
     def lost(self, first: int, last: int, reason: str) -> Iterator[Piece]:
-        """In place of seqs that the server lost: the lake's records, and gaps where it has none either."""
+        """Yield the archived records of a range that the server lost, and gaps for the rest."""
         if first > last:
             return
         archived = self.archived()
@@ -87,7 +88,7 @@ class Healer:
             at = high + 1
 
     def passed_over(self, first: int, last: int) -> Iterator[Piece]:
-        """In place of seqs that the server skipped without a word: only what was trimmed comes back."""
+        """Yield the archived records of a range that the server skipped silently, up to the last trimmed seq."""
         if first > last:
             return
         archived = self.archived()
@@ -105,26 +106,25 @@ class Healer:
 
 
 def newest_epoch(lake: Lake, topic: str) -> ArchivedEpoch | None:
-    """The last life of a topic that the lake knows of."""
+    """Return the newest archived epoch of a topic, or None."""
     epochs = lake.snapshot().epochs(topic)
     return epochs[-1] if epochs else None
 
 
 def last_seq(archived: ArchivedEpoch) -> int:
-    """The last seq that the lake knows anything of."""
+    """Return the last seq that the archive covers."""
     return max([archived.archived_to, *(high for _, high in archived.covered)])
 
 
 def first_record(archived: ArchivedEpoch | None) -> int | None:
-    """The lowest seq that is in a file."""
+    """Return the lowest seq in a file, or None if there is no file."""
     return None if archived is None or not archived.files else archived.files[0].first
 
 
 def first_at(lake: Lake, archived: ArchivedEpoch, ts_ms: int) -> int:
-    """Where somebody begins who wants everything from a time on: right behind the last archived record that is older.
+    """Return the seq at which a read from a time on begins: right after the last archived record that is older.
 
-    Not at the first one that is newer: between the two may lie a gap whose time nobody knows any more, which is to be
-    told and not jumped.
+    This may be before the first newer record: a gap between the two has no known time, so it must be reported.
     """
     begin = max((file.last + 1 for file in archived.files if file.max_ts < ts_ms), default=1)
     newer = next((file for file in archived.files if file.max_ts >= ts_ms), None)

@@ -1,4 +1,4 @@
-"""A lake: topics as Parquet, with a manifest that says what is in it, what was lost, and how far it goes."""
+"""A lake: topics as Parquet files, with a manifest of its files, its gaps, and how far each topic is archived."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Found = TypeVar("Found")
 
 
 class Lake:
-    """The lake in a directory. Making one of these does nothing; it may travel to executors."""
+    """The lake in a directory. The constructor does no I/O beyond a check of the path; tasks may receive a `Lake`."""
 
-    def __init__(self, place: str) -> None:
-        self.path = local_path(place)
+    def __init__(self, location: str) -> None:
+        self.path = local_path(location)
         self._commits = Commits(self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,24 +46,24 @@ class Lake:
         return self._commits.exists()
 
     def create(self) -> None:
-        """Makes the directory a lake, if it is none yet."""
-        with disk.telling(self.path):
+        """Create the lake unless it exists."""
+        with disk.with_remedies(self.path):
             os.makedirs(os.path.join(self.path, STAGING), exist_ok=True)
             ledger.create(self.path)
             os.makedirs(os.path.join(self.path, COMMITS), exist_ok=True)
 
     def snapshot(self) -> Snapshot:
-        """The newest version. Raises `NoLake`."""
+        """Return the newest version. Raise `NoLake` if there is no lake."""
         return self._commits.newest()
 
     def ledger(self) -> pa.Table:
-        """Every gap: topic, epoch, from_seq, to_seq, reason, met_at."""
+        """Return every gap: topic, epoch, from_seq, to_seq, reason, met_at."""
         return ledger.table_of(ledger.rows_of(self.snapshot()))
 
     def dataset(self, topic: str | None = None) -> ds.Dataset:
-        """The records of a topic, or of all, by the manifest, with `topic` and `date` as columns.
+        """Return the records of a topic, or of all, by the manifest, with the columns `topic` and `date`.
 
-        Unlike one made from a listing, it takes a topic called 007 for a string.
+        Unlike a dataset made from a directory listing, it keeps a topic called 007 a string.
         """
         while True:
             snapshot = self.snapshot()
@@ -89,7 +89,7 @@ class Lake:
     # --- files
 
     def locate(self, file: File) -> str:
-        """Where a file lies now. Raises `Damaged` where it is not."""
+        """Return the present path of a file. Raise `Damaged` if it is missing."""
         for path in (file.staged, file.path):
             if path and os.path.exists(os.path.join(self.path, path)):
                 return os.path.join(self.path, path)
@@ -99,29 +99,29 @@ class Lake:
         raise Damaged(f"{target} is missing: bring it back from a copy of the lake")
 
     def open(self, file: File) -> pq.ParquetFile:
-        """Raises `Damaged`."""
+        """Open a file. Raise `Damaged` if it is missing or cannot be read."""
         try:
             return self._at(file, lambda path: pq.ParquetFile(path, buffer_size=READ_AHEAD_BYTES, pre_buffer=False))
         except pa.ArrowException as error:
             raise _unreadable(self.path, file, error) from error
 
     def verify(self, file: File) -> None:
-        """Reads a file back and compares its checksum. Raises `Damaged`."""
+        """Read a file back. Raise `Damaged` if its checksum is wrong."""
         if self._at(file, _sum_of) != file.sum:
             path = os.path.join(self.path, file.path)
             raise Damaged(f"{path} does not hold what was written to it: bring it back from a copy of the lake")
 
     def _at(self, file: File, do: Callable[[str], Found]) -> Found:
-        """Does something with a file where it lies now. It moves once, into its place, and may go from there."""
+        """Call `do` with the path of a file. Retry, because the file is renamed once, and then may be replaced."""
         for _ in range(2):
             with suppress(FileNotFoundError):
                 return do(self.locate(file))
         return do(self.locate(file))
 
     def strays(self) -> list[str]:
-        """Files among the records, relative to the lake, that no version has: who lists the directory reads them, too.
+        """Return the record files, relative to the lake, that no version has. Directory listings would read them.
 
-        Those that a version has replaced, and that are about to be removed, are none.
+        Files that a version has replaced, and that are about to be removed, do not count.
         """
         there = [
             os.path.relpath(os.path.join(folder, name), self.path)
@@ -150,9 +150,9 @@ class Lake:
         columns: Sequence[str] | None = None,
         snapshot: Snapshot | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """The records of a life from `first` to `last`, in the order of their seqs.
+        """Yield the records of an epoch from `first` to `last`, sorted by seq.
 
-        Where files are replaced meanwhile it goes on with the new ones, behind the last record that was given.
+        If files are replaced meanwhile, the read continues in the new files, after the last yielded record.
         """
         end = LAST if last is None else last
         archived = (snapshot or self.snapshot()).archived(topic, epoch)
@@ -173,7 +173,7 @@ class Lake:
     def history(
         self, topic: str, epoch: int, *, first: int = 1, last: int | None = None, snapshot: Snapshot | None = None
     ) -> Iterator[pa.RecordBatch | Gap]:
-        """Records and gaps in the order of their seqs."""
+        """Yield records and gaps, sorted by seq."""
         end = LAST if last is None else last
         snapshot = snapshot or self.snapshot()
         archived = snapshot.archived(topic, epoch)
@@ -193,12 +193,12 @@ class Lake:
     # --- changes
 
     def stage(self) -> Staging:
-        """A place to prepare changes in. Raises `NoLake`, on entering."""
+        """Return a staging folder for changes. Raise `NoLake` if there is no lake."""
         self.snapshot()
         return Staging(self.path, self._commits)
 
     def merge(self, staging: Staging, topic: str, epoch: int, *, min_files: int) -> int:
-        """Merges what small files of a life there are; how many went into others. One commit for each merged file."""
+        """Merge the small files of an epoch, with one commit per merged file. Return the number of files merged."""
         done = 0
         base = self.snapshot()
         archived = base.archived(topic, epoch)
@@ -213,18 +213,18 @@ class Lake:
                 staging.commit(base, [Change(op="merge", topic=topic, epoch=epoch, adds=[merged], removes=group)])
             except Conflict:
                 staging.discard([merged.file])
-                continue  # somebody has merged or rewritten them: the next round looks again
+                continue  # another process has merged or rewritten them: the next round tries again
             done += len(group)
         return done
 
     def has(self, topic: str, epoch: int, files: Iterable[File]) -> bool:
-        """Whether the newest version still has all of these: a file that it has not may well be missing."""
+        """Return whether the newest version still has all of these files: only such a file must exist."""
         archived = self.snapshot().archived(topic, epoch)
         there = set() if archived is None else {file.path for file in archived.files}
         return all(file.path in there for file in files)
 
     def _moved_since(self, base: Snapshot) -> bool:
-        """Where a file of `base` is missing: whether that may be because others have replaced it since."""
+        """Return whether there is a newer version than `base`, which may have replaced a missing file."""
         return self.snapshot().version > base.version
 
     def erase(
@@ -237,10 +237,10 @@ class Lake:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> list[Rewritten]:
-        """Rewrites every file that holds a record for which `keep(topic, epoch, columns)` is not true; in one commit.
+        """Rewrite, in one commit, every file with a record for which `keep(topic, epoch, columns)` is not true.
 
-        Every topic that was named is marked as touched even where nothing was found in it: an archive that has read
-        its records before they were erased from the topic, and has not committed them yet, must read again.
+        Every named topic is marked as erased even if no record was found: an archive run that read its records before
+        they were erased from the topic, and has not committed them yet, must read again.
         """
         named = None if topics is None else sorted(set(topics))
         with self.stage() as staging:
@@ -299,7 +299,7 @@ def _rewrite_all(
 
 
 def _erasures(topics: Iterable[str], done: Sequence[Rewritten]) -> list[Change]:
-    changes = [Change(op="erase", topic=topic, epoch=0) for topic in topics]  # life 0: of no life, only a mark
+    changes = [Change(op="erase", topic=topic, epoch=0) for topic in topics]  # epoch 0: only marks the topic
     for one in done:
         adds = [] if one.new is None else [one.new]
         changes.append(Change(op="erase", topic=one.topic, epoch=one.epoch, adds=adds, removes=[one.old]))
@@ -307,7 +307,7 @@ def _erasures(topics: Iterable[str], done: Sequence[Rewritten]) -> list[Change]:
 
 
 def _within(parquet: pq.ParquetFile, first: int, last: int, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    """What of a file lies in the range, row group by row group."""
+    """Yield the records of a file within the range, row group by row group."""
     names = SCHEMA.names if columns is None else list(columns)
     needed = names if "seq" in names else [*names, "seq"]
     for number in range(parquet.num_row_groups):

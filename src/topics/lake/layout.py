@@ -1,15 +1,15 @@
-"""Where things lie in a lake, and what they are called.
+"""The paths and names of the files of a lake.
 
     LAKE/topic=<percent-encoded>/date=YYYY-MM-DD/<epoch>-<first>-<last>.parquet   records, by topic and UTC date
     LAKE/_gaps/<version>.parquet                                                  the gap ledger
-    LAKE/_lake/commits/<version>.json                                             the manifest: what is true
+    LAKE/_lake/commits/<version>.json                                             the manifest, one file per commit
     LAKE/_lake/checkpoint-<version>.json                                          the manifest, folded
-    LAKE/_lake/staging/<run>/                                                     files on their way
+    LAKE/_lake/staging/<run>/                                                     files that are not published yet
 
-Readers that list directories (Spark, pyarrow, DuckDB with `topic=*/*/*.parquet`) see the first line alone: names that
-begin with an underscore are hidden to them. Numbers in names are padded, so that names sort as what they stand for. A
-file made out of others (merged, or rewritten without some records) has a part of its checksum in its name: no name is
-ever used for a second content, so nothing has to be ordered to rename or remove files again after a crash.
+Readers that list directories (Spark, pyarrow, DuckDB with `topic=*/*/*.parquet`) see only the first line, because they
+skip names that begin with an underscore. Numbers in names are padded, so that names sort by number. A file made from
+others (merged, or rewritten without some records) has a part of its checksum in its name. So a name never stands for
+two contents, and renames and removals can be repeated in any order after a crash.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ STAGING = f"{HIDDEN}/staging"
 GAPS = "_gaps"
 CHECKPOINT = "checkpoint-"
 
-MAX_NAME_BYTES = 255  # that file systems take for one directory or file
+MAX_NAME_BYTES = 255  # the limit of file systems for one name
 DAY_US = 86_400_000_000
 
 _COMMIT = re.compile(r"([0-9]{20})\.json")
 
 
-def local_path(place: str) -> str:
-    """A path or `file:` URL as an absolute path. Raises `NoLake` for a place that is no directory."""
-    if not place:
-        raise NoLake("an empty name is no directory of a lake")
-    scheme, colon, rest = place.partition(":")
+def local_path(location: str) -> str:
+    """Return a path or `file:` URL as an absolute path. Raise `NoLake` if it cannot be a directory."""
+    if not location:
+        raise NoLake("the path of the lake is empty: give the directory of a lake")
+    scheme, colon, rest = location.partition(":")
     if colon and "/" not in scheme:
         if scheme != "file" or not rest.startswith("/"):
-            raise NoLake(f"{place}: a lake is a directory that driver and executors see under the same path")
-        place = "/" + rest.lstrip("/")
-    path = os.path.abspath(place)
+            raise NoLake(f"{location}: a lake is a directory that driver and executors see under the same path")
+        location = "/" + rest.lstrip("/")
+    path = os.path.abspath(location)
     if os.path.exists(path) and not os.path.isdir(path):
-        raise NoLake(f"{path} is not a directory: a lake is one")
+        raise NoLake(f"{path} is a file, and a lake is a directory")
     return path
 
 
 def topic_folder(topic: str) -> str:
-    """The folder of a topic. Raises `LakeError` where its name, encoded, is too long for one."""
+    """Return the folder of a topic. Raise `LakeError` if its encoded name is too long for a folder."""
     name = f"topic={quote(topic, safe='')}"
     if len(name) > MAX_NAME_BYTES:
         raise LakeError(
@@ -86,7 +86,7 @@ def topic_folder(topic: str) -> str:
 
 
 def file_path(topic: str, date: str, epoch: int, first: int, last: int, mark: str = "") -> str:
-    """Where the records `first` to `last` of a date lie, relative to the lake."""
+    """Return the path, relative to the lake, of the file with the records `first` to `last` of a date."""
     return f"{topic_folder(topic)}/date={date}/{epoch:016d}-{first:020d}-{last:020d}{mark and '.' + mark}.parquet"
 
 
@@ -95,7 +95,7 @@ def commit_name(version: int) -> str:
 
 
 def commit_version(name: str) -> int | None:
-    """The version that a file of the manifest holds; None for a file that is not ours."""
+    """Return the version in the name of a commit file, or None for another name."""
     return int(found[1]) if (found := _COMMIT.fullmatch(name)) else None
 
 
@@ -104,5 +104,5 @@ def checkpoint_version(name: str) -> int | None:
 
 
 def date_of(day: int) -> str:
-    """A number of days since 1970 as `YYYY-MM-DD`."""
+    """Return a number of days since 1970 as `YYYY-MM-DD`."""
     return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d")

@@ -1,7 +1,6 @@
-"""The gap ledger: each range that was lost before it could be archived, as rows of Parquet that anybody can read.
+"""The gap ledger: each range that was lost before it was archived, as rows of Parquet files.
 
-It is made from the manifest. A version that adds gaps adds a file; when there are many, one takes the place of all
-(`<version>-all`).
+It is derived from the manifest. A version that adds gaps adds a file. Many files are folded into one, `<version>-all`.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ Row = tuple[str, int, Gap]
 
 
 def create(root: str) -> None:
-    """A ledger without rows: there is something to read, with the right columns, before anything was lost."""
+    """Create a ledger without rows, so that readers find a file with the right columns before the first gap."""
     os.makedirs(os.path.join(root, GAPS), exist_ok=True)
     if not _files(root):
         disk.write_whole(_path(root, 0), _encode([]), via=os.path.join(root, HIDDEN))
 
 
 def publish(root: str, commits: Iterable[Commit], *, via: str) -> None:
-    """Adds the gaps of these commits, where they are not there yet."""
+    """Add the gaps of these commits that the ledger lacks."""
     there = _files(root)
     folded = max((version for version, is_all in there if is_all), default=-1)
     for commit in commits:
@@ -45,7 +44,7 @@ def publish(root: str, commits: Iterable[Commit], *, via: str) -> None:
 
 
 def fold(root: str, snapshot: Snapshot, *, via: str) -> None:
-    """One file for all, if there are many."""
+    """Replace the files by one if there are at least `FOLD_AT`."""
     if len(_files(root)) < FOLD_AT:
         return
     disk.write_whole(_path(root, snapshot.version, ALL), _encode(rows_of(snapshot)), via=via)
@@ -75,13 +74,13 @@ def _encode(rows: Iterable[Row]) -> bytes:
 
 
 def _files(root: str) -> set[tuple[int, bool]]:
-    """Version, and whether it stands for all before. What has another name is not ours, and is left alone."""
+    """Return the version of each ledger file, and whether it replaces all earlier ones. Other files are ignored."""
     names = map(_NAME.fullmatch, os.listdir(os.path.join(root, GAPS)))
     return {(int(found[1]), found[2] is not None) for found in names if found}
 
 
 def _remove(root: str, *, upto: int) -> None:
-    """Files that the one for all has taken the place of."""
+    """Remove the files that a folded one has replaced."""
     for version, is_all in _files(root):
         if version < upto or (version == upto and not is_all):
             disk.remove(_path(root, version, ALL if is_all else ""))

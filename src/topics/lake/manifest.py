@@ -1,6 +1,6 @@
-"""What a lake knows: for every life of every topic its files, gaps and progress. Pure: no files, no clock.
+"""The content of a lake: the files, gaps and progress of every epoch of every topic. Pure: no files, no clock.
 
-A snapshot is one version of it and never changes; a commit makes the next version out of it.
+A snapshot is one version and is immutable. A commit leads from one version to the next.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Range = tuple[int, int]  # seqs, both ends inclusive
 
 
 class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One file of records of one date. `staged` is where it may still lie if its last rename was not reached."""
+    """One file of records of one date. `staged` is its path before it is published."""
 
     path: str  # relative to the lake
     date: str
@@ -34,7 +34,7 @@ class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Gap(Struct, frozen=True):
-    """Seqs that were lost before they could be archived; both ends inclusive."""
+    """Seqs that were lost before they were archived, both ends inclusive."""
 
     first: int
     last: int
@@ -43,7 +43,7 @@ class Gap(Struct, frozen=True):
 
 
 class Staged(Struct, frozen=True):
-    """A finished file that is in no version yet."""
+    """A finished file that is not committed yet."""
 
     file: File
 
@@ -53,7 +53,7 @@ class Staged(Struct, frozen=True):
 
 
 class Change(Struct, kw_only=True, omit_defaults=True):
-    """What a commit does to one life of a topic."""
+    """The effect of a commit on one epoch of a topic."""
 
     op: Op
     topic: str
@@ -66,7 +66,7 @@ class Change(Struct, kw_only=True, omit_defaults=True):
 
 
 class Commit(Struct, kw_only=True):
-    """One version, as the difference to the one before, which `parent` is the checksum of."""
+    """One version, as the difference to its parent. `parent` is the checksum of the parent's commit."""
 
     version: int
     parent: str = ""
@@ -77,10 +77,10 @@ class Commit(Struct, kw_only=True):
 
 
 class ArchivedEpoch(Struct, frozen=True, kw_only=True):
-    """One epoch of a topic.
+    """The archived part of one epoch of a topic.
 
     Every seq in `covered` is in a file, in a gap, or was deleted: before it was archived, or by an erase. Up to
-    `trimmed_to` the archive deleted the live records (or is about to), so there the lake is the one who knows.
+    `trimmed_to` the archive has deleted the live records, or is about to, so only the lake has them.
     """
 
     topic: str
@@ -92,7 +92,7 @@ class ArchivedEpoch(Struct, frozen=True, kw_only=True):
 
     @property
     def archived_to(self) -> int:
-        """The last seq up to which everything from the first one on is covered."""
+        """The last seq of the covered range that begins at seq 1; 0 if there is none."""
         return self.covered[0][1] if self.covered and self.covered[0][0] == 1 else 0
 
     def files_in(self, first: int, last: int) -> list[File]:
@@ -105,7 +105,7 @@ class ArchivedEpoch(Struct, frozen=True, kw_only=True):
         return found
 
     def gaps_in(self, first: int, last: int) -> list[Gap]:
-        """Clipped to the range."""
+        """Return the gaps in the range, clipped to it."""
         return [
             Gap(max(gap.first, first), min(gap.last, last), gap.reason, gap.met_at)
             for gap in self.gaps
@@ -113,7 +113,7 @@ class ArchivedEpoch(Struct, frozen=True, kw_only=True):
         ]
 
     def uncovered(self, first: int, last: int) -> list[Range]:
-        """What of the range nobody has archived."""
+        """Return the parts of the range that are not archived."""
         found = []
         for low, high in self.covered:
             if low > last:
@@ -127,7 +127,7 @@ class ArchivedEpoch(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, kw_only=True):
-    """One version of everything. Not to be changed: versions share what they have in common."""
+    """One version of a lake. Immutable, because versions share their common parts."""
 
     version: int = 0
     epochs_by_topic: dict[str, dict[str, ArchivedEpoch]] = field(default_factory=dict, name="lives_of")  # epoch as text
@@ -138,18 +138,18 @@ class Snapshot(Struct, kw_only=True):
         return sorted(self.epochs_by_topic)
 
     def epochs(self, topic: str) -> list[ArchivedEpoch]:
-        """The lives of a topic, oldest first."""
+        """Return the archived epochs of a topic, oldest first."""
         return sorted(self.epochs_by_topic.get(topic, {}).values(), key=lambda archived: archived.epoch)
 
     def archived(self, topic: str, epoch: int) -> ArchivedEpoch | None:
         return self.epochs_by_topic.get(topic, {}).get(str(epoch))
 
     def after(self, commit: Commit, sum: str = "") -> Snapshot:
-        """The next version. Raises `Damaged` where the commit cannot have been made from this one."""
+        """Return the next version. Raise `Damaged` if the commit was not made from this version."""
         assert commit.version == self.version + 1, "commits are applied in order"
         if commit.parent and self.sum and commit.parent != self.sum:
             raise Damaged(
-                f"version {commit.version} was made from another version {self.version} than the one that is here"
+                f"version {commit.version} was made from another version {self.version} than the existing one"
             )
         epochs_by_topic, erased = dict(self.epochs_by_topic), self.erased
         for topic in {change.topic for change in commit.changes}:
@@ -165,7 +165,7 @@ class Snapshot(Struct, kw_only=True):
         return Snapshot(version=commit.version, epochs_by_topic=epochs_by_topic, erased=erased, sum=sum)
 
     def published(self) -> Snapshot:
-        """The same, once no file lies in staging any more."""
+        """Return this version without staging paths, for a checkpoint: all files are published."""
         return structs.replace(
             self,
             epochs_by_topic={
@@ -175,7 +175,7 @@ class Snapshot(Struct, kw_only=True):
         )
 
     def check(self, base: Snapshot, changes: Sequence[Change]) -> None:
-        """Raises `Conflict` where a change that was made from `base` does not fit this version any more."""
+        """Raise `Conflict` if a change that was made from `base` does not fit this version."""
         for change in changes:
             archived = self.archived(change.topic, change.epoch) or ArchivedEpoch(
                 topic=change.topic, epoch=change.epoch
@@ -190,13 +190,13 @@ class Snapshot(Struct, kw_only=True):
     def _check_archive(self, base: Snapshot, change: Change, archived: ArchivedEpoch) -> None:
         assert change.covered is not None, "an archive change says what it covers"
         if change.covered[0] != archived.archived_to + 1:
-            raise Conflict(f"topic {change.topic} was archived up to {archived.archived_to} by somebody else")
+            raise Conflict(f"topic {change.topic} was archived up to {archived.archived_to} by another run")
         if self.erased.get(change.topic, 0) > base.version:
             raise Conflict(f"records of topic {change.topic} were erased while they were being archived")
 
 
 def changed(archived: ArchivedEpoch, change: Change) -> ArchivedEpoch:
-    """A life after one change. Raises `Damaged` where the two contradict each other: no seq is archived twice."""
+    """Return the epoch after one change. Raise `Damaged` if the two contradict: no seq is archived twice."""
     _check_consistent(archived, change)
     gone = {file.path for file in change.removes}
     files = [file for file in archived.files if file.path not in gone] if gone else list(archived.files)
@@ -220,14 +220,14 @@ def _check_consistent(archived: ArchivedEpoch, change: Change) -> None:
     there = {file.path for file in archived.files} if change.removes else set()
     for file in change.removes:
         if file.path not in there:
-            raise Damaged(f"{file.path} is replaced by a version, and no earlier one has it")
+            raise Damaged(f"{file.path} is replaced by a version, but no earlier version has it")
     if change.covered is not None and archived.uncovered(*change.covered) != [change.covered]:
         first, last = change.covered
-        raise Damaged(f"seqs {first} to {last} of topic {archived.topic}, life {archived.epoch}, are archived twice")
+        raise Damaged(f"seqs {first} to {last} of topic {archived.topic}, epoch {archived.epoch}, are archived twice")
 
 
 def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
-    """The same seqs in as few ranges as they fit in."""
+    """Return the same seqs in the smallest number of ranges."""
     found: list[Range] = []
     for low, high in sorted(ranges):
         if found and low <= found[-1][1] + 1:
@@ -238,7 +238,7 @@ def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
 
 
 def joined(gaps: Iterable[Gap]) -> list[Gap]:
-    """Neighbours with the same reason as one: a gap that was cut between tasks is one gap again."""
+    """Join neighbouring gaps with the same reason: a gap that was cut between tasks becomes one gap again."""
     found: list[Gap] = []
     for gap in sorted(gaps, key=lambda gap: gap.first):
         if found and found[-1].last + 1 == gap.first and found[-1].reason == gap.reason:

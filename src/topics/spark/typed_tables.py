@@ -14,11 +14,12 @@ SAMPLE = 1000
 
 
 def table(spark: SparkSession, topic: str, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:
-    """The topic with the fields of `data` as columns, typed by `schema`, or by a sample of it if none is given.
+    """Return the topic with the fields of `data` as columns, typed by `schema`, or by a sample of the records.
 
-    What surrounds a record has an underscore before its name: `_seq`, `_ts`, `_tag` and so on, `_data` as the text it
-    was written as. A record that does not fit the schema has its text in `_malformed`, so that none is lost in silence.
-    With `failOnDataLoss=false` a lost range is a row whose `_kind` is gap. `options` are those of the source.
+    The other columns of the source have an underscore before their names: `_seq`, `_ts`, `_tag` and so on; `_data` is
+    the JSON text as it was written. A record that does not fit the schema has its text in `_malformed`, so that no
+    record is lost silently. With `failOnDataLoss=false` a lost range is a row whose `_kind` is gap. `options` are the
+    options of the source.
     """
     wanted = infer_schema(spark, topic, **options) if schema is None else _struct(schema)
     frame = _load(spark, topic, options)
@@ -30,13 +31,13 @@ def table(spark: SparkSession, topic: str, *, schema: StructType | str | None = 
 
 
 def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **options: Any) -> StructType:
-    """The schema of `data` by the first `sample` records. Raises `ValueError` where none of them is a JSON object."""
+    """Return the schema of `data` in the first `sample` records. Raise `ValueError` if none is a JSON object."""
     frame = _load(spark, topic, options)
     rows = frame.where("kind = 'record'").select("data").limit(sample).collect()
     objects = [row.data for row in rows if row.data.startswith("{")]
     if not objects:
-        raise ValueError(f"topic {topic}: none of {len(rows)} records is a JSON object; give a schema")
-    # One literal array of all samples: Spark merges its elements into one type, and Connect can do that as well.
+        raise ValueError(f"topic {topic}: none of {len(rows)} records is a JSON object; pass a schema")
+    # One literal array of all samples: Spark merges its elements into one type. This works over Connect as well.
     [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(objects)}]"))).collect()
     found = ArrayType.fromDDL(ddl)
     assert isinstance(found, ArrayType)
@@ -46,7 +47,7 @@ def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **opt
 
 def _load(spark: SparkSession, topic: str, options: dict[str, Any]) -> DataFrame:
     if any(name.lower() == "kafkacolumns" for name in options):
-        raise ValueError("a table has columns of its own; leave kafkaColumns out")
+        raise ValueError("kafkaColumns: a table has its own columns; remove the option")
     reader = spark.read.format("topics").option("subscribe", topic)
     for name, value in options.items():
         reader = reader.option(

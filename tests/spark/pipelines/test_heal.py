@@ -21,7 +21,7 @@ from topics.lake import Lake, NoLake
 from topics.spark.options import BadOption, read_options
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.read import DataLoss
-from topics.spark.source.stream import TopicGone, TopicsStreamReader
+from topics.spark.source.stream import TopicDeleted, TopicsStreamReader
 
 
 def write(client: Client, topic: str, count: int, **config: Any) -> list[Seen]:
@@ -290,9 +290,9 @@ def test_what_a_stream_has_seen_of_a_dropped_topic_and_nobody_has_is_an_error_or
         with pytest.raises(DataLoss, match=r"seqs 13 to 20 .* are lost \(dropped\)"):
             batch_of(strict, at)
     else:
-        with pytest.raises(TopicGone, match=r"read up to seq 5, was deleted(.|\n)*\nnext: .* failOnDataLoss=false"):
+        with pytest.raises(TopicDeleted, match=r"read up to seq 5, was deleted(.|\n)*\nnext: .* failOnDataLoss=false"):
             batch_of(strict, at)
-    with pytest.raises(TopicGone, match="read up to seq 20, was deleted"):
+    with pytest.raises(TopicDeleted, match="read up to seq 20, was deleted"):
         batch_of(stream_of(lake, subscribe=topic), end)
 
 
@@ -307,7 +307,7 @@ def test_an_earlier_life_in_the_lake_is_not_read_in_place_of_a_later_one_that_wa
     at, found = batch_of(stream, stream.initialOffset())
     assert found == written
     client.drop_topic(topic)
-    with pytest.raises(TopicGone, match="does not have all of that"):
+    with pytest.raises(TopicDeleted, match="does not have all of that"):
         batch_of(stream, at)
     lenient = stream_of(tmp_path, subscribe=topic, failOnDataLoss="false")
     assert batch_of(lenient, at) == (at, [])
@@ -326,8 +326,8 @@ def test_a_lake_is_read_without_a_server_too(client: Client, topic: str, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lakeOnly": "true"}, "say where the lake is"),
-        ({"lakeOnly": "true", "lake": "/x", "url": "http://h:1"}, "leave one of them out"),
+        ({"lakeOnly": "true"}, "the option lake is missing"),
+        ({"lakeOnly": "true", "lake": "/x", "url": "http://h:1"}, "remove one of them"),
         ({"lake": "/x", "path": "/y"}, "path and lake: give one of them"),
         ({"lake": "s3://x"}, "is not a directory"),
     ],

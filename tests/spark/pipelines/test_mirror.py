@@ -254,7 +254,7 @@ def test_without_its_lake_a_trimmed_topic_is_copied_from_behind_what_is_gone_if_
 
     assert (report.ok, report.records) == (True, 4)
     assert "seqs 1 to 4 were removed" in report.warnings[0], "the fifth is in no lake"
-    with pytest.raises(BadUsage, match="is no lake"):
+    with pytest.raises(BadUsage, match="is not a lake"):
         run(here, pair, topic, lake=str(tmp_path / "none"))
 
 

@@ -210,7 +210,7 @@ def test_a_lake_that_has_lost_the_note_of_its_last_trim_is_read_all_the_same_and
 
     run(trim=True)
     assert archived_epoch_of(Lake(lake.path), written).trimmed_to == 23
-    assert "was trimmed" not in describe(look_for())
+    assert "was told of a trim" not in describe(look_for())
 
 
 def test_several_archivers_of_one_lake_do_not_take_each_other_for_another_lake(

@@ -55,7 +55,7 @@ def test_with_data_format_text_a_string_is_written_as_a_string():
     "text", ["", "hello", "{", '{"a":1}}', '1},{"data":2', "NaN", "'a'", '{"a":1} {"b":2}', "[" * 100_000, "01"]
 )
 def test_a_string_that_is_no_json_is_refused_and_spoils_nothing(text: str):
-    with pytest.raises(BadValue, match=r"is no JSON text.*dataFormat"):
+    with pytest.raises(BadValue, match=r"is not JSON text.*dataFormat"):
         records("data STRING", {"data": ['{"fine":1}', text]})
 
 
@@ -96,8 +96,8 @@ def test_a_row_that_tells_of_a_loss_becomes_a_record_that_tells_of_it():
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("id BIGINT, data STRING", "column 'id' has no place in a record"),
-        ("topic STRING", 'no column "data"'),
+        ("id BIGINT, data STRING", "column 'id' is not part of a record"),
+        ("topic STRING", 'the column "data" is missing'),
         ("data STRING, tag BIGINT", "column 'tag' must be a string"),
         ("data STRING, seq STRING, topic STRING", "column 'seq' must be a bigint"),
         ("data INTERVALS", r"data.a is of type interval day to second"),
@@ -109,7 +109,7 @@ def test_columns_that_cannot_be_written_are_refused(schema: str, message: str):
 
 
 def test_without_a_topic_anywhere_nothing_is_written():
-    with pytest.raises(BadColumns, match="say where to write"):
+    with pytest.raises(BadColumns, match="the destination is missing"):
         Renderer(columns("data STRING"))
 
 

@@ -94,8 +94,8 @@ def test_what_a_topic_cannot_take_is_refused_with_a_reason(
 ):
     one = spark.range(1).selectExpr("id AS data")
     writer = one.write.format("topics").option("url", server.url).option("topic", topic)
-    assert 'Write with mode("append")' in fails(lambda: writer.mode("overwrite").save())
-    assert "has no place in a record" in fails(lambda: save(spark.range(1), server.url, topic=topic))
+    assert 'write with mode("append")' in fails(lambda: writer.mode("overwrite").save())
+    assert "is not part of a record" in fails(lambda: save(spark.range(1), server.url, topic=topic))
     assert "did you mean 'topic'" in fails(lambda: save(one, server.url, topik=topic))
     bad = one.selectExpr("'hello' AS data")
     assert 'set the option dataFormat to "text"' in fails(lambda: save(bad, server.url, topic=topic))
@@ -103,7 +103,7 @@ def test_what_a_topic_cannot_take_is_refused_with_a_reason(
     assert texts(client, topic) == ['"hello"']
     assert "does not exist" in fails(lambda: save(one, server.url, topic=f"{topic}.no", createTopics="false"))
     client.put_topic(topic, idempotency_window_ms=1000)
-    assert "remembers writes for 1000 ms" in fails(
+    assert "has an idempotency window of 1000 ms" in fails(
         lambda: save(one, server.url, topic=topic, idempotencyWindowMs=60_000)
     )
 

@@ -209,5 +209,5 @@ def test_what_cannot_be_read_says_why(spark: SparkSession, server: ServerProcess
     client.append("few", [{"data": 1}])
     with pytest.raises(AnalysisException, match="no seq 8 yet"):
         load(spark, url=server.url, subscribe="few", endingOffsets='{"few": 9}').count()
-    with pytest.raises(AnalysisException, match="for streams only"):
+    with pytest.raises(AnalysisException, match="only streams have this option"):
         load(spark, url=server.url, subscribe="few", maxOffsetsPerTrigger=5).count()

@@ -187,9 +187,9 @@ class History:
             if isinstance(gap, Tombstone):
                 self._check_tombstone(gap, epoch)
         if by_client:
-            expected = self._told(by_client, epoch)
-            assert self._told(self._by_spark(), epoch) == expected
-            assert self._told(self._by_stream(), epoch) == expected
+            expected = self._values_read(by_client, epoch)
+            assert self._values_read(self._by_spark(), epoch) == expected
+            assert self._values_read(self._by_stream(), epoch) == expected
 
     def _check_rows(self, rows: list[Row], epoch: int, live: set[int]) -> None:
         records = {seq: data for seq, _, data in rows if isinstance(data, bytes)}
@@ -203,7 +203,7 @@ class History:
         if live or self.topic in self.model.topics:
             assert written.keys() - records.keys() - asked <= set(lost), "silence"
 
-    def _told(self, rows: list[Row], epoch: int) -> dict[int, bytes]:
+    def _values_read(self, rows: list[Row], epoch: int) -> dict[int, bytes]:
         """What is said of each seq, but of those that somebody deleted.
 
         To a reader who comes from before a seq that was evicted a server tells these as lost, too: he finds them in the

@@ -97,7 +97,7 @@ def test_a_key_in_a_file_is_read_where_it_is_used(tmp_path: Any):
         ({"subscribe": ""}, "at least one topic"),
         ({"subscribe": "no/slash"}, "is not a topic name"),
         ({"subscribePrefix": "a"}, "subscribe and subscribePrefix"),
-        ({"subscribePattern": "("}, "is no regular expression"),
+        ({"subscribePattern": "("}, "is not a regular expression"),
         ({"startingOffsets": "first"}, "neither"),
         ({"startingOffsets": '{"orders": 0}'}, "neither"),
         ({"startingOffsets": '{"orders": true}'}, "neither"),

@@ -35,8 +35,8 @@ def test_a_stopped_directory_is_read_in_parts_and_left_as_it_was(
     frame = load(spark, path=str(data), subscribe="t", minPartitions=3)
     assert frame.rdd.getNumPartitions() == 3
     rows = frame.selectExpr("count(*)", "sum(seq)", "count(distinct seq)", "max(data)", "max(meta)").collect()
-    gone = range(3 * 700 + 1, 4 * 700 + 1)
-    assert tuple(rows[0]) == (6300, 7000 * 7001 // 2 - sum(gone), 6300, "9", '{"n":9}')
+    deleted = range(3 * 700 + 1, 4 * 700 + 1)
+    assert tuple(rows[0]) == (6300, 7000 * 7001 // 2 - sum(deleted), 6300, "9", '{"n":9}')
     assert load(spark, path=str(data), subscribe="t", tag="g5").count() == 700
     assert load(spark, path=str(data), subscribe="t", node="a").count() == 0
     assert fingerprint(data) == before

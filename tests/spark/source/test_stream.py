@@ -119,7 +119,7 @@ def test_several_servers_are_one_stream(
     numbers(client, topic, range(3, 4))
     [batch] = drain(stream, tmp_path)
     assert sorted((row.server, row.seq) for row in batch) == sorted([(server.url, 4), (other, 4)])
-    assert "made with one server" in fails(lambda: drain(source(spark, server.url, subscribe=topic), tmp_path))
+    assert "written with one server" in fails(lambda: drain(source(spark, server.url, subscribe=topic), tmp_path))
 
 
 def test_a_stream_that_never_ends_sees_records_soon_after_they_are_written(

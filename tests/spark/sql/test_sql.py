@@ -126,8 +126,8 @@ def test_fields_of_a_join_are_missed_in_the_table_they_are_asked_of(ask: Ask, cl
     assert ask(f"select data.sku from {orders} union all select data.name from {users}")[2] == ""
     said = ask(f"select o.data.age, u.data.nothing {join}")[2].splitlines()
     assert said == [
-        f"note: data.age is in none of 4 records of {orders} that were looked at",
-        f"note: data.nothing is in none of 1 records of {users} that were looked at",
+        f"note: data.age is in none of 4 records of {orders} that were sampled",
+        f"note: data.nothing is in none of 1 records of {users} that were sampled",
     ]
 
 
@@ -247,7 +247,7 @@ def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
         (["--url", "URL", "drop table shop.orders"], 2, "only queries can be run here"),
         (["--url", "http://127.0.0.1:9", "select 1"], 1, "no answer from http://127.0.0.1:9"),
         (["--url", "nonsense", "select 1"], 2, "'nonsense' is not the URL of a server"),
-        (["--lake", "DIR/none", "select 1"], 2, "DIR/none is no lake"),
+        (["--lake", "DIR/none", "select 1"], 2, "DIR/none is not a lake"),
         (["--path", "DIR/none", "select 1"], 2, "data directory DIR/none cannot be read"),
         (["--url", "URL", "--token-file", "DIR/none", "select 1"], 2, "DIR/none cannot be read"),
     ],

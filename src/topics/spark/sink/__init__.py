@@ -1,4 +1,4 @@
 """The sink `topics` for Spark: appends the rows of a batch or a micro-batch to topics, each row once.
 
-`writers` is what Spark calls; the other modules turn rows into requests and need no server.
+Spark calls `writers`. The other modules turn rows into requests and need no server.
 """

@@ -1,13 +1,13 @@
-"""Rows to write, cut into requests that come out the same again. Pure: no Spark, no server.
+"""Cut rows into requests in a repeatable way. Pure: no Spark, no server.
 
-A write is exactly-once when its repetition, after a crash, asks for the same requests under the same idempotency keys.
-So nothing that may differ the next time goes into a cut: not the number of partitions, not the rate, not the order in
-which partitions run. Rows that carry their source are cut on the absolute grid of `plan.GRID` seqs, on which readers
-cut partitions, too; a request holds the rows of one cell of one source topic.
+A write is exactly-once if its repetition after a crash sends the same requests under the same idempotency keys. So a
+cut depends on nothing that may differ the next time: not on the number of partitions, the rate, or the order in which
+partitions run. Rows with a source are cut on the absolute grid of `plan.GRID` seqs, on which readers cut partitions as
+well. A request holds the rows of one grid cell of one source topic.
 
-A key is made of the run (query and batch), the source range and a digest of what is written. The digest is there so
-that two branches of one query that write the same source seqs are two writes: where a key is wrong, records must come
-twice rather than not at all.
+A key consists of the run (query and batch), the source range and a digest of the records. Because of the digest, two
+branches of one query that write the same source seqs are two writes. If a key is wrong, a record must be written twice
+rather than not at all.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from topics.spark.source.plan import GRID
 
 KeyBy = Literal["rows", "source"]
 
-MAX_RECORDS = 10_000  # what a server takes in one write unless told otherwise
+MAX_RECORDS = 10_000  # the default limit of a server for one write
 MAX_BYTES = 4 << 20
 HELD_BYTES = 32 << 20
 
 
 class Chunk(NamedTuple):
-    """One request: records, as JSON objects, for one topic, under their key."""
+    """One request: records, as JSON objects, for one topic, with their idempotency key."""
 
     topic: str
     key: str
     records: list[bytes]
 
     def halves(self) -> list[Chunk]:
-        """For a server that takes less in one write than we send."""
+        """Return two chunks with half of the records each, for a server with a lower limit."""
         middle = len(self.records) // 2
         return [
             Chunk(self.topic, f"{self.key}.0", self.records[:middle]),
@@ -45,16 +45,16 @@ class Chunk(NamedTuple):
 
 
 class Sourced(NamedTuple):
-    """A row that says where it comes from."""
+    """A row with its source topic and seq."""
 
-    topic: str  # that it goes to
-    source: str  # that it was read from
+    topic: str  # the destination
+    source: str  # the topic that the row was read from
     seq: int
     record: bytes
 
 
 class Plain(NamedTuple):
-    """A row that does not."""
+    """A row without a source."""
 
     topic: str
     record: bytes
@@ -64,11 +64,10 @@ Cell = tuple[str, str, int]  # destination, source topic, seq // GRID
 
 
 class GridChunks:
-    """Rows with a source, cell by cell.
+    """Collects rows with a source by grid cell, and returns a request per cell.
 
-    Cells are held until memory is needed, the one that was touched least recently first: for rows in the order of
-    their source that is one that is complete, and for rows that went through a shuffle it gives the others time to
-    come together.
+    Cells are held until memory is needed. The least recently used cell is released first: if rows come in the order of
+    their source, that cell is complete; if rows went through a shuffle, the other cells get time to fill.
     """
 
     def __init__(self, run: str, *, key_by: KeyBy = "rows", held_bytes: int = HELD_BYTES) -> None:
@@ -104,7 +103,7 @@ class GridChunks:
         self._cells.clear()
 
     def _release(self) -> Iterator[Chunk]:
-        """Lets go of cells until half the room is free; the one being filled stays unless it is too much by itself."""
+        """Release cells until half of the limit is free. The last cell stays unless it exceeds the limit alone."""
         while self._cells and self._held_bytes > self._limit_bytes // 2:
             if len(self._cells) == 1 and self._held_bytes <= self._limit_bytes:
                 return
@@ -116,7 +115,7 @@ class GridChunks:
     def _cut(self, cell: Cell, rows: list[tuple[int, bytes]]) -> Iterator[Chunk]:
         topic, source, _ = cell
         if any(one[0] > other[0] for one, other in pairwise(rows)):
-            rows.sort(key=lambda row: row[0])  # stable: rows made of one record keep their order
+            rows.sort(key=lambda row: row[0])  # stable: rows derived from the same record keep their order
         earlier = self._released.get(cell, 0)
         for index, piece in enumerate(pieces([record for _, record in rows])):
             part = rows[piece]
@@ -128,10 +127,11 @@ class GridChunks:
 
 
 class OrderedChunks:
-    """Rows without a source, in the order in which they come, as many in a request as go.
+    """Collects rows without a source in their order of arrival, and fills each request up to the limits.
 
-    The key holds the partition and a digest that does not care for order: rows of a shuffle may come in another one the
-    next time, and as long as they fit into one request that changes nothing. `sort` does the same for any number.
+    The key holds the partition and a digest that does not depend on the order: after a shuffle, a repetition may see
+    rows in another order, and the key stays the same as long as they fit into one request. With `sort`, it stays the
+    same for any number of rows.
     """
 
     def __init__(self, run: str, partition: int, *, sort: bool = False) -> None:
@@ -166,7 +166,7 @@ class OrderedChunks:
 
 
 def pieces(records: Sequence[bytes], *, most: int = MAX_RECORDS) -> Iterator[slice]:
-    """The slices that fit into one request each, of no more than so many records."""
+    """Yield slices that fit into one request each, with at most `most` records."""
     start = size_bytes = 0
     for at, record in enumerate(records):
         if at > start and (at - start >= most or size_bytes + len(record) > MAX_BYTES):
@@ -178,5 +178,5 @@ def pieces(records: Sequence[bytes], *, most: int = MAX_RECORDS) -> Iterator[sli
 
 
 def framed(records: Sequence[bytes]) -> bytes:
-    """Bytes that differ whenever the records do: each is one JSON object, so they part in one way only."""
+    """Return bytes that are unique to these records: each record is one JSON object, so they can be split again."""
     return b"\n".join(records)

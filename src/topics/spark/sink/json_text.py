@@ -1,6 +1,6 @@
-"""Values of any Spark type as JSON text, in the form that Spark's `to_json` gives them.
+"""Convert values of any Spark type to JSON text, in the form of Spark's `to_json`.
 
-Where the two differ, nothing is lost here: a timestamp keeps its microseconds, and is in UTC whatever the session says.
+The two differ where `to_json` loses information: here a timestamp keeps its microseconds, and is always in UTC.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _AS_THEY_ARE = (
 
 
 class NoJson(TypeError):
-    """A type that has no form in JSON."""
+    """A Spark type has no JSON form."""
 
 
 def converter(kind: t.DataType, where: str) -> Convert | None:
-    """What makes a value, as Arrow gives it to Python, encodable; None if it is already. Raises `NoJson`."""
+    """Return a function that makes an Arrow value encodable, or None if it is already. Raise `NoJson` if none can."""
     if isinstance(kind, _AS_THEY_ARE):
         return None
     if isinstance(kind, t.DoubleType | t.FloatType):
@@ -52,7 +52,7 @@ def converter(kind: t.DataType, where: str) -> Convert | None:
         return _map(converter(kind.keyType, f"{where} (keys)"), converter(kind.valueType, f"{where} (values)"))
     if isinstance(kind, t.StructType):
         return _struct({field.name: converter(field.dataType, f"{where}.{field.name}") for field in kind.fields})
-    raise NoJson(f"{where} is of type {kind.simpleString()}, which has no form in JSON; cast it to a string")
+    raise NoJson(f"{where} is of type {kind.simpleString()}, which has no JSON form; cast it to a string")
 
 
 def _or_null(convert: Convert) -> Convert:
@@ -60,7 +60,7 @@ def _or_null(convert: Convert) -> Convert:
 
 
 def _number(value: float) -> float | str:
-    """JSON has no word for these three; `to_json` writes them so."""
+    """Return a finite number as it is, and NaN or an infinity as a string, as `to_json` does: JSON has none."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -89,7 +89,7 @@ def _name(key: Any) -> str:
 
 def _struct(fields: dict[str, Convert | None]) -> Convert:
     def convert(values: dict[str, Any]) -> dict[str, Any]:
-        """Fields that are NULL are left out, as `to_json` leaves them out."""
+        """Return the fields that are not NULL, as `to_json` does."""
         return {
             name: value if (one := fields[name]) is None else one(value)
             for name, value in values.items()

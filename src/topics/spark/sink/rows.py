@@ -1,14 +1,14 @@
-"""From the columns of a DataFrame to records to write: which column means what, and the JSON of each record.
+"""Convert the columns of a DataFrame to records: the meaning of each column, and the JSON of each record.
 
-    data          what to write: a string or binary column holds JSON text, any other type is written as its JSON
+    data          the payload: a string or binary column holds JSON text, any other type is converted to JSON
     tag, node     strings
     meta          a string with a JSON object, or a struct or map
-    topic         where to write, unless the option `topic` says it
-    seq, topic    where the row comes from, as the source gives it; `source_topic` where `topic` is the destination
-    server        part of where it comes from, with several servers
+    topic         the destination, unless the option `topic` is set
+    seq, topic    the source of the row, as the reader gives it; `source_topic` if `topic` is the destination
+    server        part of the source, with several servers
 
-Kafka's names `value`, `key`, `headers` and `offset` stand for data, tag, meta and seq. Columns of the source that are
-no part of a record (`kind`, `ts` …) are left out; any other column is an error, because leaving it out would lose it.
+Kafka's names `value`, `key`, `headers` and `offset` stand for data, tag, meta and seq. Columns of the reader that are
+not part of a record (`kind`, `ts` …) are ignored. Any other column is an error, because ignoring it would lose data.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ _TEXT = (StringType, CharType, VarcharType)
 
 
 class BadColumns(ValueError):
-    """A DataFrame that cannot be written: which column, and what would be right."""
+    """A DataFrame cannot be written. The message names the column and the remedy."""
 
 
 class BadValue(ValueError):
-    """A value that cannot be written."""
+    """A value cannot be written."""
 
 
 class Renderer:
-    """Makes records of Arrow batches. Built on the driver, where a wrong schema shows at once; used by tasks."""
+    """Converts Arrow batches to records. Built on the driver, which finds a wrong schema at once; used by tasks."""
 
     def __init__(self, schema: StructType, *, topic: str | None = None, data_format: DataFormat = "json") -> None:
-        self._made_of = schema, topic, data_format
+        self._arguments = schema, topic, data_format
         self._at = _positions(schema)
         self._topic = topic
         kinds = {name: schema.fields[at].dataType for name, at in self._at.items()}
@@ -62,14 +62,14 @@ class Renderer:
         if "meta" in self._at and schema.fields[self._at["meta"]].name.lower() == "headers":
             self._meta = _headers_texts
         self.has_source = "seq" in kinds and ("source_topic" in kinds or "topic" in kinds)
-        self._tells_gaps = self.has_source and {"kind", "gap_to", "reason"} <= kinds.keys()
+        self._has_gaps = self.has_source and {"kind", "gap_to", "reason"} <= kinds.keys()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Tasks make their own: functions made for a schema do not travel."""
-        return _renderer, self._made_of
+        """Pickle the arguments: the functions built for a schema cannot be pickled, so a task builds its own."""
+        return _renderer, self._arguments
 
     def rows(self, batch: pa.RecordBatch) -> tuple[list[Sourced], list[Plain]]:
-        """Those that say where they come from, and those that do not."""
+        """Return the rows with a source, and the rows without one."""
         records = self._records(batch)
         topics = self._destinations(batch)
         if not self.has_source:
@@ -96,21 +96,21 @@ class Renderer:
                 parts.append(_quoted(name, column))
         if self._meta is not None and (column := self._column(batch, "meta")).null_count < len(column):
             parts.append([b"" if text is None else b',"meta":%b' % text for text in self._meta(column)])
-        if self._tells_gaps:
+        if self._has_gaps:
             self._put_gaps(batch, data, parts)
         if not parts:
             return [b'{"data":%b}' % (text or b"null") for text in data]
         return [b'{"data":%b%b}' % (text or b"null", b"".join(rest)) for text, *rest in zip(data, *parts, strict=True)]
 
     def _put_gaps(self, batch: pa.RecordBatch, data: list[bytes | None], parts: list[list[bytes]]) -> None:
-        """A row that tells of a loss becomes a record that tells of it: a copy must not look whole when it is not."""
+        """Render each row of kind gap as a record that reports the gap: a copy with gaps must not look complete."""
         gaps = pc.equal(self._column(batch, "kind"), "gap")
         if not pc.any(gaps).as_py():
             return
         metas = [b""] * batch.num_rows
         for at in pc.indices_nonzero(gaps).to_pylist():
             if data[at] is not None:
-                continue  # the query has its own way of telling it
+                continue  # the query has set the data of this gap itself
             data[at] = encode(
                 {
                     "topic": self._sources(batch.slice(at, 1))[0],
@@ -149,7 +149,7 @@ def _renderer(schema: StructType, topic: str | None, data_format: DataFormat) ->
 
 
 def _positions(schema: StructType) -> dict[str, int]:
-    """Where the columns that are used stand. Raises `BadColumns` for one that has no place in a record."""
+    """Return the index of each used column. Raise `BadColumns` for a column that is not part of a record."""
     given = {field.name.lower(): at for at, field in enumerate(schema.fields)}
     found = {name: at for name, at in given.items() if name in USED}
     for alias, name in ALIASES.items():
@@ -159,24 +159,24 @@ def _positions(schema: StructType) -> dict[str, int]:
     for name in given:
         if name not in USED and name not in ignored:
             raise BadColumns(
-                f"column {name!r} has no place in a record: drop it, or put it into data, "
+                f"column {name!r} is not part of a record: drop it, or put it into data, "
                 f'such as df.select(struct("{name}", …).alias("data"))'
             )
     if "data" not in found:
-        raise BadColumns('there is no column "data" to write; make one, such as struct("*").alias("data")')
+        raise BadColumns('the column "data" is missing; create it, such as struct("*").alias("data")')
     return found
 
 
 def _check_kinds(kinds: dict[str, DataType], topic: str | None) -> None:
     if topic is None and "topic" not in kinds:
-        raise BadColumns("say where to write: with the option topic, or in a column topic")
+        raise BadColumns("the destination is missing: set the option topic, or add a column topic")
     for name in ("topic", "source_topic", "node", "server"):
         if name in kinds and not isinstance(kinds[name], _TEXT):
             raise BadColumns(f"column {name!r} must be a string, not {kinds[name].simpleString()}")
     if "tag" in kinds and not isinstance(kinds["tag"], (*_TEXT, BinaryType)):
         raise BadColumns(f"column 'tag' must be a string, not {kinds['tag'].simpleString()}")
     if "seq" in kinds and not isinstance(kinds["seq"], LongType):
-        raise BadColumns(f"column 'seq' must be a bigint, as the source gives it, not {kinds['seq'].simpleString()}")
+        raise BadColumns(f"column 'seq' must be a bigint, as the reader gives it, not {kinds['seq'].simpleString()}")
 
 
 def _data_texts(kind: DataType, data_format: DataFormat) -> Texts:
@@ -211,7 +211,7 @@ def _json_of(kind: DataType, name: str) -> Texts:
 
 
 def _json_texts(name: str, column: pa.Array) -> list[bytes | None]:
-    """JSON that is there already: checked, because half a value would spoil the records beside it."""
+    """Return JSON texts as they are, after a check: an incomplete value would corrupt the records beside it."""
     texts: list[bytes | None] = column.cast(pa.binary()).to_pylist()
     for text in texts:
         if text is not None:
@@ -224,7 +224,7 @@ def _json_texts(name: str, column: pa.Array) -> list[bytes | None]:
 
 
 def _is_json(text: bytes) -> bool:
-    """The slow and thorough look: the fast decoder refuses half surrogate pairs, which are legal JSON text."""
+    """Check a text on the slow path: the fast decoder rejects half surrogate pairs, which are valid JSON text."""
     import json
 
     try:
@@ -241,7 +241,7 @@ def _refuse(constant: str) -> None:
 def _not_json(name: str, text: bytes, error: Exception) -> BadValue:
     shown = text[:80].decode(errors="replace")
     hint = '; to write plain strings, set the option dataFormat to "text"' if name == "data" else ""
-    return BadValue(f"column {name}: {shown!r} is no JSON text ({error}){hint}")
+    return BadValue(f"column {name}: {shown!r} is not JSON text ({error}){hint}")
 
 
 def _strings(name: str, column: pa.Array) -> list[str | None]:
@@ -257,7 +257,7 @@ def _quoted(name: str, column: pa.Array) -> list[bytes]:
 
 
 def _headers_texts(column: pa.Array) -> list[bytes | None]:
-    """Kafka's headers: pairs of a name and bytes. Those that the source made are JSON; others are taken as text."""
+    """Return Kafka headers as JSON objects: values that are JSON are kept, other bytes are taken as text."""
     return [None if pairs is None else surrogates.object_of(dict(_headers(pairs))) for pairs in column.to_pylist()]
 
 

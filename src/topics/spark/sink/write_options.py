@@ -1,4 +1,4 @@
-"""The options of the sinks: rows like those of the readers, checked the same way."""
+"""The options of the sinks: one row per option, checked in the same way as those of the readers."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from topics.spark.sink.chunks import KeyBy
 from topics.spark.sink.rows import DataFormat
 
 DEFAULT_WINDOW_MS = 7 * 24 * 3_600_000
-# A sink waits for a server that is being restarted: its tasks have nothing better to do, and a failed query has to be
-# started again by somebody. The pauses between so many attempts add up to about half a minute.
+# A sink waits for a server that restarts, because a failed query must be started again by hand. The pauses between
+# so many attempts add up to about half a minute.
 PATIENT_RETRIES = 12
 
 WRITE = (
     *CONNECTION,
-    Option("topic", "topic to write to; without it, the column topic says it for each row"),
+    Option("topic", "topic to write to; without it, the column topic of each row"),
     Option("dataFormat", 'of a string column data: "json" (default), written as the JSON it holds, or "text"'),
     Option("createTopics", "true (default): topics that do not exist are created by the first write"),
     Option("topicConfig", 'settings for topics created here, as JSON: {"ttl_ms": 86400000}'),
     Option(
         "idempotencyWindowMs",
-        f"how long created topics remember what was written; {DEFAULT_WINDOW_MS} (a week). "
-        "A topic that is there already must have at least this, if it is given",
+        f"idempotency window of created topics; {DEFAULT_WINDOW_MS} (a week). "
+        "If it is given, an existing topic must have at least this window",
     ),
-    Option("keyBy", 'what a repeated write is known by: "rows" (default), or "source" for columns with random parts'),
+    Option("keyBy", 'how a repeated write is recognised: "rows" (default), or "source" if columns have random parts'),
     Option("sortRows", "true: rows without a source are sorted in each task, so that a shuffle cannot reorder them"),
-    Option("writeId", "name for this write; under the same name it writes nothing twice, whoever repeats it"),
+    Option("writeId", "name of this write; repeating it under the same name writes nothing twice"),
 )
 
-OF_SPARK = ("checkpointlocation", "queryname")  # what Spark's streams are told in the same way
+OF_SPARK = ("checkpointlocation", "queryname")  # options that Spark's own streams read
 
 
 class WriteOptions(Struct, frozen=True, kw_only=True):
-    """Everything a writer was told, checked."""
+    """The checked options of a writer."""
 
     connection: ConnectionOptions = ConnectionOptions()
     topic: str | None = None
     data_format: DataFormat = "json"
     create: bool = True
     config: dict[str, Any] = {}
-    window_ms: int | None = None  # None: nobody asked for a particular one
+    window_ms: int | None = None  # None: idempotencyWindowMs is not set
     key_by: KeyBy = "rows"
     sort_rows: bool = False
     write_id: str | None = None
 
     @property
     def creation(self) -> dict[str, Any]:
-        """The settings of a topic that a write creates."""
+        """The settings for a topic that a write creates."""
         return {"idempotency_window_ms": DEFAULT_WINDOW_MS, **self.config}
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of a writer. Raises `BadOption`."""
+    """Return the checked options of a writer. Raise `BadOption` if one is invalid."""
     if any(key.lower() == "path" for key in given):
-        raise BadOption("path: a topic is written through its server; give topic, and url")
+        raise BadOption("path: a topic is written through its server; use the options topic and url")
     found = known({key: given[key] for key in given if key.lower() not in OF_SPARK}, WRITE)
     window_ms = number(found, "idempotencyWindowMs", None, least=0)
     config = _config(found)
@@ -88,7 +88,7 @@ def _one_server(found: Mapping[str, str]) -> ConnectionOptions:
 
 
 def patient(made: ConnectionOptions, given: Mapping[str, str]) -> ConnectionOptions:
-    """The connection of a stream or sink: with more attempts than usual, unless somebody chose their number."""
+    """Return the connection of a stream or sink, with more retries than the default unless `retries` is set."""
     if any(key.lower() == "retries" for key in given):
         return made
     return structs.replace(made, retries=PATIENT_RETRIES)
@@ -111,9 +111,9 @@ def _config(found: Mapping[str, str]) -> dict[str, Any]:
         config: Any = msgspec.json.decode(text)
         configure("topic", msgspec.convert(config, ConfigPatch))
     except (msgspec.MsgspecError, TopicsError) as error:
-        raise BadOption(f"topicConfig: {text[:200]!r} are no settings of a topic: {error}") from None
-    if strange := sorted(set(config) - set(ConfigPatch.__struct_fields__)):
-        raise BadOption(f"topicConfig: a topic has no setting {strange[0]!r}")
+        raise BadOption(f"topicConfig: {text[:200]!r} are not settings of a topic: {error}") from None
+    if unknown := sorted(set(config) - set(ConfigPatch.__struct_fields__)):
+        raise BadOption(f"topicConfig: a topic has no setting {unknown[0]!r}")
     return dict(config)
 
 
@@ -127,5 +127,5 @@ def _choice(found: Mapping[str, str], name: str, choices: tuple[Any, ...]) -> An
 def _write_id(found: Mapping[str, str]) -> str | None:
     name = found.get("writeId")
     if name is not None and not 1 <= len(name) <= 64:
-        raise BadOption("writeId: 1 to 64 characters, please")
+        raise BadOption(f"writeId: {len(name)} characters; 1 to 64 are allowed")
     return name

@@ -1,8 +1,9 @@
-"""Writers: the rows of a batch or of a stream's micro-batches, appended to topics.
+"""Append the rows of a batch, or of a stream's micro-batches, to topics.
 
-A task sends its rows in requests whose cuts and idempotency keys come out the same when it, or the whole batch, is
-repeated (`chunks`): the server knows the ones it has, so repeating is harmless for as long as it remembers them. What
-was written by a task is there at once. A log takes nothing back, so there is nothing to commit or to abort.
+A task sends its rows in requests whose cuts and idempotency keys are the same when the task or the whole batch is
+repeated (`chunks`). The server recognises a repeated key within its idempotency window, so a repetition writes nothing
+twice. Records are readable as soon as a task has sent them. A log cannot take records back, so there is no commit or
+abort.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ TOO_LARGE = (Code.BATCH_TOO_LARGE, Code.PAYLOAD_TOO_LARGE)
 
 
 class NotAppend(ValueError):
-    """A mode that would have to take records back."""
+    """The write mode would have to remove records from a log."""
 
 
 class ShortWindow(ValueError):
-    """A topic that forgets sooner what was written than the query needs it to remember."""
+    """The idempotency window of the topic is shorter than the query needs."""
 
 
 @dataclass
 class TaskWrites(WriterCommitMessage):
-    """What a task did; `repeated` counts the records that were there already."""
+    """The number of records that a task wrote; `repeated` of them were in the topic already."""
 
     records: int = 0
     repeated: int = 0
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write`. Made once and sent to tasks, so its id is the same in every attempt."""
+    """`df.write`. Created once and sent to the tasks, so its id is the same in every attempt."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise NotAppend('a topic is a log: rows are added to it and never replaced. Write with mode("append")')
+            raise NotAppend('a topic is a log: its records cannot be replaced; write with mode("append")')
         self._options = options
         self._renderer = Renderer(schema, topic=options.topic, data_format=options.data_format)
         self._write_id = options.write_id or uuid.uuid4().hex
@@ -63,12 +64,12 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream`. Made anew for every micro-batch."""
+    """`df.writeStream`. Spark creates one per micro-batch."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise NotAppend(
-                "output mode complete replaces what was written before, which a topic cannot: "
+                "output mode complete replaces earlier rows, and the records of a topic cannot be replaced: "
                 'use outputMode("append"), or write the batches of foreachBatch'
             )
         self._options = options
@@ -80,7 +81,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def run_name(options: WriteOptions, *, otherwise: str | None) -> str:
-    """What this run is called in keys: query and batch inside a stream's micro-batch, `foreachBatch` included."""
+    """Return the name of this run for keys: query and batch in a stream (also in `foreachBatch`), else `otherwise`."""
     task = TaskContext.get()
     query = None if task is None else task.getLocalProperty(QUERY_ID)
     batch = None if task is None else task.getLocalProperty(BATCH_ID)
@@ -91,7 +92,7 @@ def run_name(options: WriteOptions, *, otherwise: str | None) -> str:
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, renderer: Renderer, run: str) -> TaskWrites:
-    """Everything one task has to write."""
+    """Write all rows of one task."""
     task = TaskContext.get()
     grid = GridChunks(run, key_by=options.key_by)
     plain = OrderedChunks(run, 0 if task is None else task.partitionId(), sort=options.sort_rows)
@@ -112,7 +113,7 @@ def send(client: Client, options: WriteOptions, chunks: Iterable[Chunk], done: T
 
 
 def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: TaskWrites) -> None:
-    """One request; two of half the size where the server takes less at a time."""
+    """Send one chunk; if the server has a lower limit, send it in halves. While the topic is full, retry."""
     deadline = time.monotonic() + options.connection.timeout_ms / 1000
     while True:
         try:
@@ -128,7 +129,7 @@ def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: TaskW
                 return send(client, options, chunk.halves(), done)
             if error.code is not Code.TOPIC_FULL or time.monotonic() > deadline:
                 raise
-            time.sleep(FULL_PAUSE_S)  # it rejects what does not fit; somebody may be making room
+            time.sleep(FULL_PAUSE_S)  # the topic rejects appends while it is full; a delete may make room
             continue
         done.records += answer.count
         done.repeated += answer.count if answer.deduped else 0
@@ -136,7 +137,7 @@ def _send_chunk(client: Client, options: WriteOptions, chunk: Chunk, done: TaskW
 
 
 def check_window(options: WriteOptions) -> None:
-    """Raises `ShortWindow` where a window was asked for and the topic, made by somebody else, has a shorter one."""
+    """Raise `ShortWindow` if idempotencyWindowMs is set and the existing topic has a shorter window."""
     if options.window_ms is None or options.topic is None:
         return
     with client_for(options.connection, options.connection.servers[0]) as client:
@@ -148,7 +149,7 @@ def check_window(options: WriteOptions) -> None:
             raise
     if state.config.idempotency_window_ms < options.window_ms:
         raise ShortWindow(
-            f"topic {options.topic} remembers writes for {state.config.idempotency_window_ms} ms, less than "
+            f"topic {options.topic} has an idempotency window of {state.config.idempotency_window_ms} ms, less than "
             f"idempotencyWindowMs={options.window_ms}; raise it with "
             f'PUT /v0/topics/{options.topic} {{"idempotency_window_ms": {options.window_ms}}}'
         )

@@ -1,4 +1,4 @@
 """The data source `topics` for Spark: reads topics of a server, a data directory or a lake, in batches or as a stream.
 
-`data_source` is the class that Spark loads; it plans on the driver and reads on executors.
+`data_source` holds the class that Spark loads. The driver plans; executors read.
 """

@@ -1,4 +1,4 @@
-"""`spark.read.format("topics")`: plans on the driver, reads on executors."""
+"""`spark.read.format("topics")`: the driver plans partitions, executors read them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from topics.spark.source.filters import Narrowing, narrowing
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 
-CARRIED_BYTES = 16 << 20  # that a partition takes along of what is in no file
+CARRIED_BYTES = 16 << 20  # most bytes that a partition carries of records that are in no segment file
 
 
 class ReadPartition(InputPartition):
-    """What one task reads."""
+    """The spans that one task reads, each with an excerpt if it is read from a data directory."""
 
     def __init__(self, spans: list[tuple[Span, Excerpt | None]]) -> None:
         super().__init__(None)
@@ -28,13 +28,14 @@ class ReadPartition(InputPartition):
 
 
 class PushFilters:
-    """`pushFilters` of a reader, whether or not filter pushdown is switched on in Spark.
+    """The method `pushFilters` of a reader, in a form that works whether or not Spark has filter pushdown enabled.
 
-    Spark refuses a reader that overrides the method while `spark.sql.python.filterPushdown.enabled` is off, and cannot
-    tell a reader which of the two it is. It looks at the function behind the method; this one shows the inherited one.
+    Spark rejects a reader that overrides the method while `spark.sql.python.filterPushdown.enabled` is off, and a
+    reader cannot find out the setting. Spark compares the function behind the method (`__func__`) with the inherited
+    one; this class presents the inherited one.
 
-    It is used only where the option `pushFilters` asks for it. Spark 4.3 keeps what was planned for one query of a
-    DataFrame for all its later ones: after `df.where("seq < 10")` a `df.count()` would count nine records, in silence.
+    It is used only if the option `pushFilters` is true. Spark 4.3 reuses the plan of one query of a DataFrame for its
+    later queries: after `df.where("seq < 10")` a `df.count()` would silently count nine records.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)
@@ -47,18 +48,18 @@ class PushFilters:
 
 
 class TopicsReader(DataSourceReader):
-    """A batch read."""
+    """Plans and reads one batch query."""
 
     def __init__(self, options: ReadOptions) -> None:
         if options.max_offsets is not None:
-            raise BadOption("maxOffsetsPerTrigger: for streams only; a batch reads its whole range")
+            raise BadOption("maxOffsetsPerTrigger: only streams have this option; a batch reads its whole range")
         self.options = options
         self.narrowing = Narrowing()
         if options.push_filters:
             self.pushFilters: Any = PushFilters(self)
 
     def push(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Takes note of what narrows the read. All come back, so that Spark's own answer decides in every case."""
+        """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
         self.narrowing = narrowing(filters, kafka=self.options.kafka_columns)
         return filters
 
@@ -74,7 +75,7 @@ class TopicsReader(DataSourceReader):
                 partition_bytes=self.options.partition_bytes,
             )
             carried = [[(span, catalog.excerpt(span)) for span in part] for part in parts]
-        # No partition at all would be taken for one without a range.
+        # Spark would turn an empty list into one partition of its own, which `read` does not accept.
         return [ReadPartition(spans) for part in carried for spans in _portable(part)] or [ReadPartition([])]
 
     def _spans(self, catalog: Catalog, extents: list[TopicExtent]) -> list[Span]:
@@ -97,7 +98,7 @@ class TopicsReader(DataSourceReader):
 
 
 def _portable(part: list[tuple[Span, Excerpt | None]]) -> Iterator[list[tuple[Span, Excerpt | None]]]:
-    """A partition in pieces that are not too heavy to send to an executor."""
+    """Split a partition so that each piece carries at most `CARRIED_BYTES` to its executor, or one excerpt."""
     held: list[tuple[Span, Excerpt | None]] = []
     size_bytes = 0
     for span, excerpt in part:

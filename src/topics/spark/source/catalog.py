@@ -1,4 +1,4 @@
-"""What there is to read: topics of servers, a directory or a lake, as they are at this moment. Asked by the driver."""
+"""Look up the subscribed topics on servers, in a data directory or in a lake. Used by the driver to plan a read."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from topics.storage.fs import RealFs
 
 
 class NoSuchTopic(ValueError):
-    """A topic that was named is not there."""
+    """A subscribed topic does not exist."""
 
 
 class Catalog(Protocol):
     def extents(self) -> list[TopicExtent]:
-        """The topics subscribed to, by server and name. Raises `NoSuchTopic` where one was named and is nowhere."""
+        """Return the subscribed topics, sorted by server and name. Raise `NoSuchTopic` if a named one is missing."""
 
     def seq_at(self, extent: TopicExtent, ts_ms: int) -> int:
-        """Where reading begins for a reader who wants everything from this time on.
+        """Return the seq at which a read of all records from `ts_ms` on begins.
 
-        The seq of the first record at or after it, head + 1 if there is none. Where some of what he wants was lost at
-        the front, which seqs that were is not known any more: then 1, as `diff` would tell it.
+        This is the seq of the first record at or after that time, or head + 1 if there is none. If records from the
+        front of the topic were lost, their times are unknown: then return 1, so that the gap is reported as in `diff`.
         """
 
     def excerpt(self, span: Span) -> Excerpt | None:
-        """What an executor needs beside the span, if anything."""
+        """Return the part of a data directory that an executor needs to read the span, or None for other sources."""
 
     def __enter__(self) -> Self: ...
 
@@ -46,7 +46,7 @@ class Catalog(Protocol):
 
 
 def client_for(connection: ConnectionOptions, server: str) -> Client:
-    """A connection of its own: to be closed by whoever asked for it."""
+    """Return a new client for the server. The caller closes it."""
     return Client(
         server, token=connection.read_token(), timeout_s=connection.timeout_ms / 1000, retries=connection.retries
     )
@@ -61,7 +61,7 @@ def catalog_of(options: ReadOptions) -> Catalog:
 
 
 class ServerCatalog:
-    """The topics of one or several servers; with a lake, as far back as that goes."""
+    """The topics of one or several servers. With a lake, extents begin where the archive begins."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -84,29 +84,30 @@ class ServerCatalog:
         return found
 
     def present(self) -> list[TopicExtent]:
-        """Those of the topics that are there, on a server or in the lake: a stream may wait for the others."""
+        """Return the subscribed topics that exist on a server or in the lake. A stream may wait for the others."""
         found = [extent for server, client in self._clients.items() for extent in self._extents(server, client)]
         if self._lake is None:
             return found
         snapshot = self._lake.snapshot()
         epochs = [(extent, snapshot.archived(extent.topic, extent.epoch)) for extent in found]
-        gone = self._only_archived(self._lake, {extent.topic for extent in found})
+        only_archived = self._only_archived(self._lake, {extent.topic for extent in found})
         return [
             _with_archive(extent, archived, self._trimmed_to(extent, archived)) for extent, archived in epochs
-        ] + gone
+        ] + only_archived
 
     def _trimmed_to(self, extent: TopicExtent, archived: ArchivedEpoch | None) -> int:
-        """Up to where the server says it was trimmed, where that can make a difference: not for what the lake has."""
+        """Return the last trimmed seq that the server knows, or 0 if the lake covers everything before the topic."""
         if extent.earliest == 1 or (archived is not None and not archived.uncovered(1, extent.earliest - 1)):
             return 0
-        key, stand = (extent.server, extent.topic), (extent.epoch, extent.earliest)
-        asked_at, told = self._trimmed.get(key, (None, 0))
-        if asked_at != stand:  # a trim moves the first record
-            told = self._told(extent)
-            self._trimmed[key] = stand, told
-        return told
+        key, start = (extent.server, extent.topic), (extent.epoch, extent.earliest)
+        known_for, trimmed_to = self._trimmed.get(key, (None, 0))
+        if known_for != start:  # a trim moves the first record, so the cached answer is stale
+            trimmed_to = self._trimmed_seq(extent)
+            self._trimmed[key] = start, trimmed_to
+        return trimmed_to
 
-    def _told(self, extent: TopicExtent) -> int:
+    def _trimmed_seq(self, extent: TopicExtent) -> int:
+        """Ask the server for the last trimmed seq of this epoch; 0 if there is none or the topic was deleted."""
         try:
             state = self._clients[extent.server].topic(extent.topic)
         except TopicsError as error:
@@ -115,15 +116,15 @@ class ServerCatalog:
             return 0
         return (state.trimmed_seq or 0) if state.epoch == extent.epoch else 0
 
-    def _only_archived(self, lake: Lake, there: set[str]) -> list[TopicExtent]:
-        """Topics that are gone from the servers: their last life is in the lake, and reading finds out the rest."""
+    def _only_archived(self, lake: Lake, live: set[str]) -> list[TopicExtent]:
+        """Return the newest archived epoch of each subscribed topic that no server has."""
         server = self._options.connection.servers[0]
-        gone = [name for name in lake.snapshot().topics() if self._options.wants(name) and name not in there]
-        epochs = [archived for name in gone if (archived := heal.newest_epoch(lake, name)) is not None]
-        return [structs.replace(_archived_extent(server, archived), gone=True) for archived in epochs]
+        names = [name for name in lake.snapshot().topics() if self._options.wants(name) and name not in live]
+        epochs = [archived for name in names if (archived := heal.newest_epoch(lake, name)) is not None]
+        return [structs.replace(_archived_extent(server, archived), only_archived=True) for archived in epochs]
 
     def wait(self, extent: TopicExtent, ms: int) -> None:
-        """Until the topic has grown, or for this long."""
+        """Return when the topic has new records, at the latest after `ms`."""
         try:
             self._clients[extent.server].diff(
                 extent.topic, from_seq=extent.head, epoch=extent.epoch, limit=1, include_meta=False, wait_ms=ms
@@ -160,9 +161,9 @@ class ServerCatalog:
             page = client.diff(extent.topic, from_seq=from_seq, from_ts=ts_ms, limit=1, epoch=extent.epoch)
             if self._lake is not None and from_seq == 0:
                 floor = 0 if page.tombstone is None else page.tombstone.gap_to
-                floor = max(floor, self._told(extent))
-                if (archived := _archived_at(self._lake, extent, ts_ms, floor)) is not None:
-                    return archived
+                floor = max(floor, self._trimmed_seq(extent))
+                if (archived_seq := _archived_at(self._lake, extent, ts_ms, floor)) is not None:
+                    return archived_seq
             elif page.tombstone is not None:
                 return 1
             if page.records:
@@ -218,7 +219,7 @@ class DirectoryCatalog:
 
 
 class LakeCatalog:
-    """The topics of a lake, without a server: of each the last life that was archived."""
+    """The topics of a lake, without a server. Each topic is read in its newest archived epoch."""
 
     def __init__(self, options: ReadOptions, path: str) -> None:
         self._options = options
@@ -248,7 +249,7 @@ class LakeCatalog:
 
 
 def _with_archive(extent: TopicExtent, archived: ArchivedEpoch | None, trimmed_to: int) -> TopicExtent:
-    """The topic as lake and server have it together. What was trimmed, and this lake lacks, is part of it: as a gap."""
+    """Return the extent of lake and server together. It includes trimmed seqs that this lake lacks, as gaps."""
     known = archived or ArchivedEpoch(topic=extent.topic, epoch=extent.epoch)
     lacking = known.uncovered(1, trimmed_to)
     first = min(heal.first_record(archived) or extent.earliest, lacking[0][0] if lacking else extent.earliest)
@@ -268,7 +269,7 @@ def _archived_extent(where: str, archived: ArchivedEpoch) -> TopicExtent:
 
 
 def _archived_at(lake: Lake, extent: TopicExtent, ts_ms: int, floor: int) -> int | None:
-    """Where reading from a time on begins in the lake; None if what the server has is all of it."""
+    """Return the archived seq at which a read from `ts_ms` on begins, or None if the read begins on the server."""
     archived = lake.snapshot().archived(extent.topic, extent.epoch)
     if archived is None:
         return 1 if floor else None

@@ -1,4 +1,4 @@
-"""The data source `topics`."""
+"""The class that Spark loads for `format("topics")`: it creates readers and writers from their options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topics.spark.source.stream import TopicsStreamReader
 
 
 class TopicsSource(DataSource):
-    """`spark.read.format("topics")` and its relatives."""
+    """`format("topics")` for read, readStream, write and writeStream."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""Conditions of a query that narrow what is read. Spark checks every one of them again: here they only save work."""
+"""Filters of a query that narrow the read. Spark evaluates each of them again, so here they only save work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from topics.spark.source.schema import MEANING
 
 
 class Narrowing(Struct, kw_only=True):
-    """What a row must at least be, as far as filters say so. Bounds of seqs and of times in ms: [low, high)."""
+    """Necessary conditions on a row, derived from the filters. Seqs and times (ms) have bounds [low, high)."""
 
     topics: frozenset[str] | None = None
     topic_prefix: str = ""
@@ -40,12 +40,13 @@ class Narrowing(Struct, kw_only=True):
 
 
 def narrowing(filters: Iterable[Filter], *, kafka: bool) -> Narrowing:
+    """Return the conditions that the filters imply. A filter that implies none is ignored."""
     found = Narrowing()
     for one in filters:
         path: tuple[str, ...] = getattr(one, "attribute", ())
         meaning = MEANING.get(path[0]) if len(path) == 1 else None
         if kafka and meaning == "tag":
-            continue  # there it is `key`, and binary
+            continue  # Kafka's name for the tag is `key`, and it is binary
         value = getattr(one, "value", None)
         if meaning == "topic":
             _topic(found, one, value)
@@ -93,7 +94,7 @@ def _seq(found: Narrowing, one: Filter, value: Any) -> None:
 def _ts(found: Narrowing, one: Filter, value: Any) -> None:
     if not isinstance(value, datetime):
         return
-    at = ms_of(value)  # rounded up: a record's ms is at or after `value` from here on
+    at = ms_of(value)  # rounded up: a record at or after `value` has at least this ms
     match one:
         case EqualTo() | EqualNullSafe():
             _times(found, at, at + 1)

@@ -1,15 +1,15 @@
-"""How far a stream has come, and how far its next micro-batch goes. Pure: asks nobody, needs no Spark.
+"""Offsets of a stream: how far it has read, and how far its next micro-batch goes. Pure: no server, no Spark.
 
 An offset is two maps, as JSON, with the names sorted because Spark compares offsets as text:
 
     {"from": {"orders": {"epoch": 7, "seq": 1}}, "to": {"orders": {"epoch": 7, "seq": 1001}}}
 
 A seq is the next one to read, so `to` is exclusive. With several servers the maps of topics are one level deeper, below
-the server's URL. `from` is where the batch begins. Spark keeps only the ends of batches: after a crash in the first one
-it would ask again where to begin, and "latest" would be another place by then.
+the server's URL. `from` is where the batch begins. It is stored because Spark keeps only the ends of batches: after a
+crash in the first batch Spark asks for the start again, and "latest" would then be another seq.
 
-A topic that was deleted and made again has another epoch; one that was set back to an older backup has an end before
-what was read. Both are met as `recreated`, never as a step backwards that nobody notices.
+A topic that was deleted and recreated has another epoch. A topic restored from an older backup may end before the
+position of the stream. Both are reported as a gap with the reason `recreated`; a stream never goes back silently.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ StreamPositions = dict[Key, StreamPosition]
 
 
 class ForeignOffset(ValueError):
-    """A checkpoint that was not made by this query."""
+    """The checkpoint was not written by a query with these options."""
 
 
 class OffsetCodec(NamedTuple):
-    """How positions are named in JSON. A single server has no name: it may move without spoiling a checkpoint."""
+    """Converts positions to JSON and back. A single server is not named, so that its URL may change."""
 
     servers: tuple[str, ...]
 
@@ -48,7 +48,7 @@ class OffsetCodec(NamedTuple):
         try:
             return self._positions(offset["from"]), self._positions(offset["to"])
         except (KeyError, TypeError, AttributeError):
-            raise ForeignOffset(f"the checkpoint holds {str(offset)[:200]}, which is no offset of topics") from None
+            raise ForeignOffset(f"the checkpoint holds {str(offset)[:200]}, which is not an offset of topics") from None
 
     def _map(self, positions: StreamPositions) -> dict[str, Any]:
         if len(self.servers) == 1:
@@ -62,8 +62,8 @@ class OffsetCodec(NamedTuple):
         is_flat = all("seq" in value and "epoch" in value for value in found.values())
         if found and is_flat != (len(self.servers) == 1):
             raise ForeignOffset(
-                "the checkpoint was made with one server and url has several, or the other way round; "
-                "start a query with a checkpoint of its own"
+                "the checkpoint was written with one server and url has several, or the other way round; "
+                "start the query with a new checkpoint"
             )
         if len(self.servers) == 1:
             found = {self.servers[0]: found}
@@ -75,12 +75,12 @@ class OffsetCodec(NamedTuple):
 
 
 class TopicStep(NamedTuple):
-    """What one topic has for the next batch: seqs from `begin`, of which those from `first` on are there."""
+    """The seqs of one topic for the next batch: [begin, end). Those before `first` were lost."""
 
     begin: StreamPosition
     first: int
     end: int
-    again: bool  # it is another life than the one read so far
+    recreated: bool  # the topic has another epoch than the one read so far
 
     @property
     def room(self) -> int:
@@ -89,17 +89,17 @@ class TopicStep(NamedTuple):
     def upto(self, grant: int) -> StreamPosition:
         stop = self.first + grant
         if 10 * GRID <= grant < self.room:
-            stop = max(stop // GRID * GRID, self.first)  # whole cells make fewer and larger writes
+            stop = max(stop // GRID * GRID, self.first)  # whole grid cells give fewer and larger writes
         return StreamPosition(self.begin.epoch, stop)
 
 
 def advance(
     at: StreamPositions, extents: Iterable[TopicExtent], *, first_seq: Callable[[TopicExtent], int], budget: int | None
 ) -> tuple[StreamPositions, StreamPositions]:
-    """Where the next batch begins and ends. The two are equal when there is nothing new.
+    """Return where the next batch begins and ends. The two are equal if there is nothing new.
 
-    `first_seq` says where a topic begins that was not there before. `budget` is a number of seqs; a lost range costs
-    none of it, since nothing of it is read.
+    `first_seq` gives the start for a topic without a position. `budget` is a number of seqs. A lost range does not
+    count, because it is not read.
     """
     steps = {(extent.server, extent.topic): _step(at, extent, first_seq) for extent in extents}
     grants = share({key: step.room for key, step in steps.items()}, budget, turn=sum(seq for _, seq in at.values()))
@@ -108,26 +108,26 @@ def advance(
         stop = step.upto(grants[key])
         if stop.seq > step.begin.seq:
             end[key] = stop
-            if not step.again:
+            if not step.recreated:
                 begin[key] = step.begin
     return begin, end
 
 
 def _step(at: StreamPositions, extent: TopicExtent, first_seq: Callable[[TopicExtent], int]) -> TopicStep:
     known = at.get((extent.server, extent.topic))
-    again = known is not None and is_recreated(known, StreamPosition(extent.epoch, extent.end))
+    recreated = known is not None and is_recreated(known, StreamPosition(extent.epoch, extent.end))
     if known is None:
         begin = StreamPosition(extent.epoch, first_seq(extent))
-    elif again:
+    elif recreated:
         begin = StreamPosition(extent.epoch, 1)
     else:
         begin = known
-    return TopicStep(begin, min(max(begin.seq, extent.earliest), extent.end), extent.end, again)
+    return TopicStep(begin, min(max(begin.seq, extent.earliest), extent.end), extent.end, recreated)
 
 
-def at_home(at: StreamPositions, extent: TopicExtent) -> TopicExtent:
-    """A topic that is gone, of the server that had it: a lake does not say which of several that was, its life does."""
-    if extent.gone:
+def with_known_server(at: StreamPositions, extent: TopicExtent) -> TopicExtent:
+    """Return an archived extent with the server of the position of the same epoch: a lake does not name servers."""
+    if extent.only_archived:
         for (server, topic), known in at.items():
             if topic == extent.topic and known.epoch == extent.epoch:
                 return structs.replace(extent, server=server)
@@ -135,10 +135,7 @@ def at_home(at: StreamPositions, extent: TopicExtent) -> TopicExtent:
 
 
 def is_readable(at: StreamPositions, extent: TopicExtent) -> bool:
-    """Whether the lake has something for a reader who stands here, of a topic that is gone from its server.
-
-    All that he has read and perhaps more, or a later life. Otherwise it knows less than he does.
-    """
+    """Return whether the archive of a deleted topic reaches the position of the stream, or has a later epoch."""
     known = at.get((extent.server, extent.topic))
     return known is None or (known.epoch, known.seq) <= (extent.epoch, extent.end)
 
@@ -148,9 +145,9 @@ def is_recreated(begin: StreamPosition, end: StreamPosition) -> bool:
 
 
 def share(rooms: dict[Key, int], budget: int | None, *, turn: int) -> dict[Key, int]:
-    """The budget in fair parts: what a small topic does not need goes to the others.
+    """Divide the budget fairly: the part that a small topic does not need goes to the others.
 
-    Where there is less than one for each, topics take turns, so that none waits for ever.
+    If the budget is less than one seq per topic, topics take turns, so that none waits forever.
     """
     if budget is None or sum(rooms.values()) <= budget:
         return rooms
@@ -160,15 +157,15 @@ def share(rooms: dict[Key, int], budget: int | None, *, turn: int) -> dict[Key, 
         for index in range(budget):
             grants[waiting[(turn + index) % len(waiting)]] = 1
         return grants
-    left = budget
+    remaining = budget
     for index, key in enumerate(sorted(waiting, key=lambda key: rooms[key])):
-        grants[key] = min(rooms[key], left // (len(waiting) - index))
-        left -= grants[key]
+        grants[key] = min(rooms[key], remaining // (len(waiting) - index))
+        remaining -= grants[key]
     return grants
 
 
 def spans(begin: StreamPositions, end: StreamPositions) -> list[Span]:
-    """What lies between the two, in the order of names. Deterministic: a batch that is repeated reads the same."""
+    """Return the spans between two positions, sorted by name. Deterministic: a repeated batch reads the same spans."""
     found: list[Span] = []
     for (server, topic), stop in sorted(end.items()):
         start = begin.get((server, topic), StreamPosition(stop.epoch, 1))

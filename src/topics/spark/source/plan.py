@@ -1,7 +1,7 @@
-"""Which seqs of which topics a query reads, and how they are cut into partitions. Pure: asks nobody, needs no Spark.
+"""Plan which seqs of which topics a query reads, and cut them into partitions. Pure: no server, no Spark.
 
-Cuts lie on an absolute grid, at multiples of `GRID` seqs. That is what makes the keys of written ranges stable:
-whatever the number of partitions or the rate, a chunk that is cut on the grid has the same bounds the next time.
+Cuts lie on an absolute grid, at multiples of `GRID` seqs. This keeps the idempotency keys of written ranges stable:
+a chunk that is cut on the grid has the same bounds in every run, whatever the number of partitions or the rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ MAX_PARTITIONS = 10_000
 
 
 class TopicExtent(Struct, frozen=True, kw_only=True):
-    """A topic as it is now. `latest` is where "latest" is: one past the last seq that a reader of now may ask for."""
+    """The seqs of one topic that can be read now, earliest to head.
+
+    `latest` is the seq that the offset "latest" stands for; 0 means head + 1.
+    """
 
     server: str  # URL, or path of a directory
     topic: str
@@ -28,7 +31,7 @@ class TopicExtent(Struct, frozen=True, kw_only=True):
     count: int = 0
     size_bytes: int = 0
     latest: int = 0
-    gone: bool = False  # from the servers: all that is left of it is in the lake
+    only_archived: bool = False  # no server has the topic any more; the lake has its records
 
     @property
     def end(self) -> int:
@@ -36,12 +39,12 @@ class TopicExtent(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_seq(self) -> float:
-        """Bytes a seq costs to read; deleted ones cost nearly nothing, so it is the mean over all that are retained."""
+        """The mean size of a seq from earliest to head. Deleted seqs count as well: reading them is nearly free."""
         return self.size_bytes / max(self.head + 1 - self.earliest, 1)
 
 
 class Span(Struct, frozen=True, kw_only=True):
-    """Seqs [start, stop) of one life of one topic. `lost` says that they are known to be gone, and why."""
+    """Seqs [start, stop) of one epoch of a topic. `lost` is the reason if they are known to be lost."""
 
     server: str
     topic: str
@@ -52,14 +55,14 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 class Impossible(ValueError):
-    """A range that cannot be read because it was never written."""
+    """The requested range cannot be read because it was never written."""
 
 
 SeqAt = Callable[[TopicExtent, int], int]  # the first seq of a topic at or after a time
 
 
 def spans(options: ReadOptions, extents: Iterable[TopicExtent], seq_at: SeqAt) -> list[Span]:
-    """What a batch read covers, in the order of servers and topics. Raises `Impossible`."""
+    """Return the spans of a batch read, in the order of `extents`. Raise `Impossible` if one was never written."""
     found: list[Span] = []
     for extent in extents:
         found += _extent_spans(options, extent, seq_at)
@@ -77,7 +80,7 @@ def _extent_spans(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt) -> l
                 f"endingOffsets: topic {extent.topic} has no seq {stop - 1} yet; its head is {extent.head}"
             )
     if start > extent.head + 1:
-        # A cursor past the head comes from an earlier life of the topic; diff tells that in the same words.
+        # A cursor past the head comes from an earlier epoch of the topic. `diff` gives the same reason.
         lost = Span(
             server=extent.server,
             topic=extent.topic,
@@ -98,14 +101,14 @@ def _span(extent: TopicExtent, start: int, stop: int) -> list[Span]:
 
 
 def first_seq(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt, *, otherwise: Offset) -> int:
-    """Where reading a topic begins; `otherwise` where no option says it."""
+    """Return the first seq to read of a topic; `otherwise` applies if no option sets it."""
     if options.starting_ts is not None:
         return seq_at(extent, options.starting_ts)
     return at_offset(extent, options.starting, otherwise=otherwise)
 
 
 def at_offset(extent: TopicExtent, offsets: Offsets | None, *, otherwise: Offset) -> int:
-    """An offset as a seq."""
+    """Return the seq of the offset that applies to the topic."""
     offset = otherwise if offsets is None else offsets.of(extent.server, extent.topic)
     if offset == "earliest":
         return extent.earliest
@@ -115,7 +118,7 @@ def at_offset(extent: TopicExtent, offsets: Offsets | None, *, otherwise: Offset
 
 
 def narrow(given: Iterable[Span], *, low: int | None, high: int | None) -> list[Span]:
-    """The part of each span that lies within [low, high)."""
+    """Return the part of each span within [low, high)."""
     found = []
     for span in given:
         start = span.start if low is None else max(span.start, low)
@@ -128,9 +131,9 @@ def narrow(given: Iterable[Span], *, low: int | None, high: int | None) -> list[
 def cut(
     given: Iterable[Span], bytes_per_seq: Callable[[Span], float], *, min_partitions: int, partition_bytes: int
 ) -> list[list[Span]]:
-    """Partitions of about equal size, no more than `partition_bytes` where the grid allows it.
+    """Return partitions of about equal size, at most `partition_bytes` each as far as the grid allows.
 
-    A large span is cut on the grid; small ones share a partition, or ten thousand small topics would be as many tasks.
+    A large span is cut on the grid. Small spans share a partition: ten thousand small topics must not be as many tasks.
     """
     sized = [(span, max((span.stop - span.start) * bytes_per_seq(span), 1.0)) for span in given]
     total = sum(size for _, size in sized)
@@ -141,7 +144,7 @@ def cut(
         pieces = cut_on_grid(span, max(round(size / share), 1))
         for piece in pieces:
             piece_bytes = size * (piece.stop - piece.start) / (span.stop - span.start)
-            if not partitions or piece_bytes > room + share / 100:  # a hair too much still goes in
+            if not partitions or piece_bytes > room + share / 100:  # tolerate 1 % above the share
                 partitions.append([])
                 room = share
             partitions[-1].append(piece)
@@ -150,7 +153,7 @@ def cut(
 
 
 def cut_on_grid(span: Span, parts: int) -> list[Span]:
-    """The span in about so many parts of equal length, cut at multiples of `GRID` only."""
+    """Cut the span at multiples of `GRID` into about `parts` pieces of equal length."""
     length = span.stop - span.start
     wanted = [span.start + length * part // parts for part in range(1, parts)]
     inner = {-(-at // GRID) * GRID for at in wanted}

@@ -1,6 +1,6 @@
-"""One span to record batches, on an executor. Every seq of it is delivered, told as lost, or was rightly skipped.
+"""Read one span as record batches, on an executor. Each seq is delivered, reported as lost, deleted or filtered out.
 
-Batch and stream both read through here, from a server, from files, or from a lake.
+Batch queries and streams both read through this module, from a server, from files, or from a lake.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from topics.storage.fs import RealFs
 from topics.storage.segments.run import Run
 
 HINTS = {
-    OTHER_LAKE: "the server was told that a lake has them, and this one has not: it is another lake, an older copy, or "
-    "lacks its last versions: bring the right one back; ",
+    OTHER_LAKE: "the server was told that a lake has them, but this lake does not: it is another lake, an older copy, "
+    "or lacks its last versions; restore the right one; ",
 }
 
 
 class DataLoss(RuntimeError):
-    """A range that a query asked for is gone."""
+    """A range that a query asked for is lost."""
 
     def __init__(self, span: Span, gap_from: int, gap_to: int, reason: str) -> None:
         super().__init__(
             f"seqs {gap_from} to {gap_to} of topic {span.topic} in {span.server} are lost ({reason}); "
             f"{HINTS.get(reason, '')}"
-            "with failOnDataLoss=false they come as a row of kind gap, and the query goes on"
+            "with failOnDataLoss=false the query continues, and the lost range is a row of kind gap"
         )
 
 
 class Incomplete(RuntimeError):
-    """A read ended before the end of its range though nothing says why."""
+    """A read ended before the end of its range, and no gap explains it."""
 
 
 class LostRange(Protocol):
-    """A tombstone, the engine's or the client's."""
+    """A lost range: a tombstone of the engine or of the client."""
 
     @property
     def gap_from(self) -> int: ...
@@ -60,11 +60,11 @@ class LostRange(Protocol):
     def reason(self) -> str: ...
 
 
-Piece: TypeAlias = Run | pa.RecordBatch | LostRange | int  # an int is the seq after the last one looked at
+Piece: TypeAlias = Run | pa.RecordBatch | LostRange | int  # an int is the seq after the last one examined
 
 
 class How(Struct, frozen=True, kw_only=True):
-    """How spans are read: what executors need of the options."""
+    """The part of the options that executors need to read spans."""
 
     connection: ConnectionOptions = ConnectionOptions()
     nodes: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class How(Struct, frozen=True, kw_only=True):
 
 
 def how_of(options: ReadOptions, *, tag: TagMatch | None = None) -> How:
-    """`tag` is a condition that a filter of the query allows besides."""
+    """Return what executors need to read. `tag` is a pushed-down filter, used if the options have no tag."""
     return How(
         connection=options.connection,
         nodes=options.nodes,
@@ -89,7 +89,7 @@ def how_of(options: ReadOptions, *, tag: TagMatch | None = None) -> How:
 
 
 def read_span(span: Span, how: How, excerpt: Excerpt | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a span; from files where there is an excerpt. Raises `DataLoss`."""
+    """Yield the rows of a span, from files if there is an excerpt. Raise `DataLoss` if gaps are not allowed."""
     rows = Rows(span, how)
     if span.lost is not None:
         yield from rows.lose(span.start, span.stop - 1, span.lost)
@@ -115,7 +115,7 @@ def _pieces(span: Span, how: How, excerpt: Excerpt | None) -> Iterator[Piece]:
 
 
 class Rows:
-    """Batches of one span, and an account of how far they have come."""
+    """Builds the batches of one span, and checks that they cover it."""
 
     def __init__(self, span: Span, how: How) -> None:
         self.at = span.start
@@ -136,7 +136,7 @@ class Rows:
         return self._batches.archived(batch, self._span.server, self._span.topic)
 
     def lose(self, gap_from: int, gap_to: int, reason: str) -> Iterator[pa.RecordBatch]:
-        """The gap clipped to the span: what lies outside is told by whoever reads there."""
+        """Yield the gap, clipped to the span. The reader of a neighbouring span reports the rest."""
         span = self._span
         gap_from, gap_to = max(gap_from, self.at), min(gap_to, span.stop - 1)
         if gap_from > gap_to:
@@ -149,21 +149,21 @@ class Rows:
     def check_complete(self) -> None:
         if self.at < self._span.stop:
             raise Incomplete(
-                f"reading topic {self._span.topic} in {self._span.server} ended at seq {self.at - 1} "
-                f"where {self._span.stop - 1} was the last one asked for"
+                f"reading topic {self._span.topic} in {self._span.server} ended at seq {self.at - 1}, "
+                f"before the last requested seq {self._span.stop - 1}"
             )
 
 
-DROPPED = "dropped"  # our word for a topic that was there when the query was planned and is not any more
-UNARCHIVED = "unarchived"  # our word for seqs that a lake knows nothing of, where nobody else is asked
+DROPPED = "dropped"  # reason of a gap: the topic was deleted after the query was planned
+UNARCHIVED = "unarchived"  # reason of a gap: lakeOnly, and the lake does not cover the seqs
 
 
 def _from_server(span: Span, how: How) -> Iterator[Run | LostRange | int]:
-    """Runs, losses, and at last the seq after the last one looked at."""
+    """Yield runs and gaps, and last the seq after the last one examined."""
     at = span.start
     for piece in _scan(span, how):
         if isinstance(piece, request.Tombstone) and piece.reason in ("recreated", DROPPED):
-            yield request.Tombstone(at, span.stop - 1, piece.reason)  # what follows is of another life
+            yield request.Tombstone(at, span.stop - 1, piece.reason)  # later pieces belong to another epoch
             yield span.stop
             return
         if isinstance(piece, Run):
@@ -195,35 +195,35 @@ def _from_files(span: Span, how: How, excerpt: Excerpt) -> Iterator[Piece]:
 
 
 def _healed(span: Span, how: How, lake: str) -> Iterator[Piece]:
-    """What the server has, and from the lake what it has no more; see `topics.lake.heal`."""
-    wanted = RecordFilter(tag=how.tag, nodes=_left_out(span, how))
+    """Yield the server's records, and the lake's where the server has none; see `topics.lake.heal`."""
+    wanted = RecordFilter(tag=how.tag, nodes=_filtered_nodes(span, how))
     healer = Healer(Lake(lake), span.topic, span.epoch, wanted, trimmed_to=lambda: _trimmed_to(span, how))
     at = span.start
     for piece in _from_server(span, how):
         if isinstance(piece, int):
-            # Of a topic that was trimmed, a server goes on to its first record, which may lie behind the span.
-            yield from _told(healer.passed_over(at, min(piece, span.stop) - 1))
+            # The server skips a trimmed range up to its first record, which may be after the end of the span.
+            yield from _as_tombstones(healer.passed_over(at, min(piece, span.stop) - 1))
             yield piece
             return
         if isinstance(piece, Run):
-            yield from _told(healer.passed_over(at, piece.first - 1))
+            yield from _as_tombstones(healer.passed_over(at, piece.first - 1))
             yield piece
             at = piece.last + 1
         else:
             low, high = max(piece.gap_from, at), min(piece.gap_to, span.stop - 1)
-            yield from _told(healer.passed_over(at, min(low, span.stop) - 1))
-            yield from _told(healer.lost(low, high, piece.reason))
+            yield from _as_tombstones(healer.passed_over(at, min(low, span.stop) - 1))
+            yield from _as_tombstones(healer.lost(low, high, piece.reason))
             at = max(at, high + 1)
 
 
 def _from_lake(span: Span, how: How, lake: str) -> Iterator[Piece]:
     healer = Healer(Lake(lake), span.topic, span.epoch, RecordFilter(tag=how.tag, nodes=how.nodes))
-    yield from _told(healer.lost(span.start, span.stop - 1, UNARCHIVED))
+    yield from _as_tombstones(healer.lost(span.start, span.stop - 1, UNARCHIVED))
     yield span.stop
 
 
-def _told(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[Piece]:
-    """A ledger's gaps in the words of a server."""
+def _as_tombstones(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[Piece]:
+    """Yield the pieces, with each archived gap converted to a tombstone."""
     for piece in pieces:
         if isinstance(piece, ArchivedGap):
             yield request.Tombstone(piece.first, piece.last, piece.reason)
@@ -231,8 +231,8 @@ def _told(pieces: Iterator[pa.RecordBatch | ArchivedGap]) -> Iterator[Piece]:
             yield piece
 
 
-def _left_out(span: Span, how: How) -> tuple[str, ...]:
-    """The nodes whose records a server would leave out of this topic."""
+def _filtered_nodes(span: Span, how: How) -> tuple[str, ...]:
+    """Return the nodes whose records the server would filter out of this topic."""
     if not how.nodes:
         return ()
     state = _state(span, how)
@@ -240,7 +240,7 @@ def _left_out(span: Span, how: How) -> tuple[str, ...]:
 
 
 def _trimmed_to(span: Span, how: How) -> int:
-    """Up to where the server was told that this life of the topic is trimmed."""
+    """Return the last trimmed seq that the server knows for this epoch of the topic."""
     state = _state(span, how)
     return 0 if state is None or state.epoch != span.epoch else state.trimmed_seq or 0
 

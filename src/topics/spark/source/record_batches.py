@@ -1,4 +1,4 @@
-"""Runs and gaps as the record batches that Spark takes: our columns or Kafka's, with the server where it matters."""
+"""Convert runs and gaps to record batches for Spark: plain or Kafka columns, with the server if there are several."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from topics.model import surrogates
 from topics.spark.source.schema import HEADERS, Shape
 from topics.storage.segments.run import Run
 
-LOG_APPEND_TIME = 1  # what Kafka calls a timestamp that the log gave
+LOG_APPEND_TIME = 1  # Kafka's timestampType for a timestamp that the log assigned
 
 
 class Batches:
-    """Makes batches of one shape."""
+    """Builds record batches of one shape."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -26,7 +26,7 @@ class Batches:
         return self._rows(cells(run), server, topic)
 
     def archived(self, batch: pa.RecordBatch, server: str, topic: str) -> pa.RecordBatch:
-        """Rows of a lake, whose columns have the same names."""
+        """Return archived rows, whose columns have the same names, as a batch of this shape."""
         return self._rows(Cells(*(batch.column(name) for name in Cells._fields)), server, topic)
 
     def _rows(self, found: Cells, server: str, topic: str) -> pa.RecordBatch:
@@ -41,7 +41,7 @@ class Batches:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def gap(self, server: str, topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
-        """A row that says [gap_from, gap_to] was lost."""
+        """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""
         row: dict[str, Any] = {"kind": GAP, "topic": topic, "gap_to": gap_to, "reason": reason}
         row["offset" if self._shape.kafka else "seq"] = gap_from
         if self._shape.kafka:
@@ -65,9 +65,9 @@ def _kafka(found: Cells, topic: str, n: int) -> list[pa.Array]:
 
 
 def _headers(meta: pa.Array, n: int) -> pa.Array:
-    """Meta as Kafka's headers: a string's own bytes, anything else as JSON. Row by row, where there is any.
+    """Return meta as Kafka headers: the bytes of a string, and JSON text for any other value.
 
-    Half a surrogate pair has no bytes of its own: a string with one is JSON, too, and a name has it as its escape.
+    Half a surrogate pair has no UTF-8 form: a string value with one stays JSON text, a name keeps the escape.
     """
     if meta.null_count == n:
         return pa.nulls(n, HEADERS)

@@ -1,4 +1,4 @@
-"""The columns of the data source, as Spark and as Arrow see them. Needs neither a session nor a server."""
+"""The columns of the data source, with their Spark and Arrow types. Needs neither a session nor a server."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa
 SERVER = ("server", "STRING", pa.string())
 
 PLAIN = (
-    ("kind", "STRING", pa.string()),  # record, or gap: a range that was lost
+    ("kind", "STRING", pa.string()),  # "record", or "gap" for a lost range
     ("topic", "STRING", pa.string()),
-    ("seq", "BIGINT", pa.int64()),  # of a gap: its first seq
+    ("seq", "BIGINT", pa.int64()),  # for a gap: its first seq
     ("ts", "TIMESTAMP", UTC_TIMESTAMP),
     ("node", "STRING", pa.string()),
     ("tag", "STRING", pa.string()),
     ("meta", "STRING", pa.string()),  # JSON text
     ("data", "STRING", pa.string()),  # JSON text, token for token as it was written
     ("gap_to", "BIGINT", pa.int64()),  # last seq of a gap
-    ("reason", "STRING", pa.string()),  # why it was lost
+    ("reason", "STRING", pa.string()),  # why the range was lost
 )
 
-# What Kafka's source calls the same things, and behind them what it has no word for: a loss must show here, too.
+# The names of Spark's Kafka source, followed by columns that it does not have: a gap must show here as well.
 KAFKA = (
     ("key", "BINARY", pa.binary()),
     ("value", "BINARY", pa.binary()),
@@ -41,12 +41,12 @@ KAFKA = (
     ("reason", "STRING", pa.string()),
 )
 
-# Where a filter on one of our columns, or on Kafka's name for it, is looked for.
+# The meaning of a column in a filter, under our name or Kafka's.
 MEANING = {"topic": "topic", "seq": "seq", "offset": "seq", "ts": "ts", "timestamp": "ts", "tag": "tag"}
 
 
 class Shape(Struct, frozen=True):
-    """Which columns rows have."""
+    """The set of columns: plain or Kafka names, with or without the server."""
 
     kafka: bool = False
     server: bool = False

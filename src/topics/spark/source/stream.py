@@ -1,4 +1,4 @@
-"""`spark.readStream.format("topics")`: the driver looks how far topics have come, executors read as in a batch."""
+"""`spark.readStream.format("topics")`: the driver compares offsets with the heads, executors read as in a batch."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 
-# Spark asks for the latest offset a hundred times a second when there is nothing to do, and a query that is being
-# stopped waits for the answer. So the answer is held back for as long as nobody minds.
+# An idle query asks for the latest offset a hundred times a second, so the answer waits for new records. The wait is
+# short because a query that is being stopped waits for the answer.
 WAIT_MS = 500
 WAIT_AMONG_MANY_MS = 100
 GUESSED_BYTES_PER_SEQ = 256.0
 
 
-class TopicGone(RuntimeError):
-    """A topic that the stream was reading is not there any more, and nobody can tell what it still held."""
+class TopicDeleted(RuntimeError):
+    """A topic of the stream was deleted, and how many unread records it held is unknown."""
 
     def __init__(self, server: str, topic: str, seq: int, *, lake: str | None) -> None:
         archived = "" if lake is None else f", and {lake} does not have all of that"
         super().__init__(
-            f"topic {topic} in {server}, read up to seq {seq - 1}, was deleted{archived}: what was written to it "
-            "behind that, if anything, is lost\n"
-            "next: if that was meant, start the query again with failOnDataLoss=false: it goes on without the topic, "
-            "and tells of the loss by a row of kind gap once it has been made again; or leave the topic out of what "
-            "is subscribed to. A topic that is archived before it is deleted is read on from its lake (option lake)"
+            f"topic {topic} in {server}, read up to seq {seq - 1}, was deleted{archived}: later records, "
+            "if there were any, are lost\n"
+            "next: if the delete was intended, start the query again with failOnDataLoss=false: it continues without "
+            "the topic, and reports the loss as a row of kind gap if the topic is recreated; or remove the topic from "
+            "the subscription. If a topic is archived before it is deleted, the option lake reads it to its end"
         )
 
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Keeps nothing that it would miss: what is cached here can be asked for again."""
+    """Plans and reads the micro-batches of one stream. All state is a cache: a restarted query does not need it."""
 
     def __init__(self, options: ReadOptions) -> None:
         _check(options)
@@ -49,14 +49,14 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._names = OffsetCodec(options.connection.servers)
         self._servers: ServerCatalog | None = None
         self._initial: dict[str, Any] | None = None
-        self._target: list[TopicExtent] | None = None  # of AvailableNow: what there was when the query began
+        self._target: list[TopicExtent] | None = None  # for AvailableNow: the topics when the query started
         self._seen: dict[Key, TopicExtent] = {}
-        self._ends: dict[Key, offsets.StreamPosition] = {}  # where topics ended when they were last there
+        self._ends: dict[Key, offsets.StreamPosition] = {}  # the last known end of each topic on a server
 
     # --- offsets
 
     def initialOffset(self) -> dict[str, Any]:
-        """Asked for more than once; it must be the same place each time."""
+        """Return the start of the stream. Spark asks more than once, and the answer must be the same each time."""
         if self._initial is None:
             at = {
                 (extent.server, extent.topic): offsets.StreamPosition(
@@ -71,7 +71,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self.options.max_offsets is None else ReadMaxRows(self.options.max_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._look()
+        self._target = self._refresh()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         _, at = self._names.load(start)
@@ -80,19 +80,19 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, end = self._advance(at, extents, budget)
         if begin == end and self._target is None:
             self._wait(extents)
-            begin, end = self._advance(at, self._look(), budget)
+            begin, end = self._advance(at, self._refresh(), budget)
         # Spark takes an equal offset for "nothing new".
         return start if begin == end else self._names.dump(begin, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """For the progress report: where the topics were when they were last looked at."""
+        """Return the last known ends of the topics, for Spark's progress report."""
         ends = {key: offsets.StreamPosition(extent.epoch, extent.end) for key, extent in self._seen.items()}
         return self._names.dump(ends, ends) if ends else None
 
     # --- batches
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The end says itself where its batch begins, so `start` is not needed: see `offsets`."""
+        """Return the partitions of a batch. The end offset contains the start of its batch: see `offsets`."""
         begin, stop = self._names.load(end)
         if start == end:
             return []
@@ -122,31 +122,37 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _advance(
         self, at: StreamPositions, extents: list[TopicExtent], budget: int | None
     ) -> tuple[StreamPositions, StreamPositions]:
-        extents = [offsets.at_home(at, extent) for extent in extents]
-        there = [self._with_unread(extent) for extent in extents if not extent.gone or offsets.is_readable(at, extent)]
+        extents = [offsets.with_known_server(at, extent) for extent in extents]
+        there = [
+            self._with_unread(extent)
+            for extent in extents
+            if not extent.only_archived or offsets.is_readable(at, extent)
+        ]
         names = {(extent.server, extent.topic) for extent in there}
         if self.options.fail_on_data_loss:
             for (server, topic), position in sorted(at.items()):
                 if (server, topic) not in names and self._is_wanted(server, topic):
-                    raise TopicGone(server, topic, position.seq, lake=self.options.lake)
-        return offsets.advance(at, [*there, *self._unread(at, names)], first_seq=self._first_of_new, budget=budget)
+                    raise TopicDeleted(server, topic, position.seq, lake=self.options.lake)
+        return offsets.advance(at, [*there, *self._unread(at, names)], first_seq=self._first_seq_of_new, budget=budget)
 
     def _unread(self, at: StreamPositions, there: set[Key]) -> list[TopicExtent]:
-        """Topics that are gone, of which this stream has seen more than it has read: that is told, and by its range."""
+        """Return deleted topics whose known end is after the position of the stream, so that the gap is reported."""
         return [
-            TopicExtent(server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, gone=True)
+            TopicExtent(
+                server=key[0], topic=key[1], epoch=end.epoch, earliest=end.seq, head=end.seq - 1, only_archived=True
+            )
             for key, end in self._ends.items()
             if key not in there and key in at and at[key].epoch == end.epoch and at[key].seq < end.seq
         ]
 
     def _is_wanted(self, server: str, topic: str) -> bool:
-        """A restarted query may ask for fewer topics than the one that made the checkpoint."""
+        """Return whether the topic is still subscribed to: a restarted query may subscribe to fewer topics."""
         return server in self.options.connection.servers and self.options.wants(topic)
 
     def _extents(self) -> list[TopicExtent]:
-        return self._look() if self._target is None else self._target
+        return self._refresh() if self._target is None else self._target
 
-    def _look(self) -> list[TopicExtent]:
+    def _refresh(self) -> list[TopicExtent]:
         if self._servers is None:
             self._servers = ServerCatalog(self.options)
         extents = self._servers.present()
@@ -154,20 +160,20 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends |= {
             key: offsets.StreamPosition(extent.epoch, extent.end)
             for key, extent in self._seen.items()
-            if not extent.gone
+            if not extent.only_archived
         }
         return extents
 
     def _with_unread(self, extent: TopicExtent) -> TopicExtent:
-        """A topic that only the lake has is as long as it was when it was last there, if the stream has seen that."""
+        """Return an archived extent up to the last known head of the deleted topic, if the stream has seen it."""
         end = self._ends.get((extent.server, extent.topic))
-        if not extent.gone or end is None or end.epoch != extent.epoch or end.seq <= extent.end:
+        if not extent.only_archived or end is None or end.epoch != extent.epoch or end.seq <= extent.end:
             return extent
         return structs.replace(extent, head=end.seq - 1)
 
     def _wait(self, extents: list[TopicExtent]) -> None:
         assert self._servers is not None
-        if len(extents) == 1 and not extents[0].gone:
+        if len(extents) == 1 and not extents[0].only_archived:
             self._servers.wait(extents[0], WAIT_MS)
         else:
             time.sleep(WAIT_AMONG_MANY_MS / 1000)
@@ -176,8 +182,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._servers is not None
         return plan.first_seq(self.options, extent, self._servers.seq_at, otherwise=otherwise)
 
-    def _first_of_new(self, extent: TopicExtent) -> int:
-        """A topic that came up while the stream ran is read from its very first seq, unless it was named in a start."""
+    def _first_seq_of_new(self, extent: TopicExtent) -> int:
+        """Return the first seq of a topic created after the start: 1, unless startingOffsets names the topic."""
         starting = self.options.starting
         if starting is not None and extent.topic in starting.names():
             return self._first_seq(extent, otherwise=1)
@@ -194,8 +200,8 @@ def _check(options: ReadOptions) -> None:
             "path: a directory does not grow while it is read; read it as a batch, or stream from its server"
         )
     if options.lake_only:
-        raise BadOption("lakeOnly: read a lake as a batch; a stream goes from the lake on to its server")
+        raise BadOption("lakeOnly: only batch reads have this option; a stream with lake continues on the server")
     if options.push_filters:
-        raise BadOption("pushFilters: for batch reads only; narrow a stream with the options tag and node")
+        raise BadOption("pushFilters: only batch reads have this option; narrow a stream with the options tag and node")
     if options.ending is not None or options.ending_ts is not None:
-        raise BadOption("endingOffsets, endingTimestamp: for batch reads only; a stream has no end")
+        raise BadOption("endingOffsets, endingTimestamp: only batch reads have these options; a stream has no end")

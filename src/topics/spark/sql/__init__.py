@@ -1,1 +1,1 @@
-"""SQL over topics: `rewrite` reads a statement, `tables` makes what it names, `show` prints what came of it."""
+"""SQL over topics: `rewrite` parses a statement, `tables` creates the views that it names, `show` prints the rows."""

@@ -1,8 +1,8 @@
-"""A SQL statement with topics as tables and fields of `data` by their path, as Spark can run it. Pure: text to text.
+"""Rewrite a SQL statement over topics so that Spark can run it. Pure: text to text.
 
-Two things in a statement are ours. A name of a topic may have dots, colons and dashes, and needs no backquotes where a
-table is expected: `from orders.eu`. And `data.user.id` is a field of a JSON text; it is asked of a typed twin of the
-column, `_data`, while `data` alone stays the text that was written. Everything else is Spark's, word for word.
+Two extensions are rewritten; everything else stays as it is. The name of a topic may have dots, colons and dashes, and
+needs no backquotes after FROM or JOIN: `from orders.eu`. And `data.user.id` is a field of the JSON in `data`: it
+becomes a field of the typed column `_data`, while `data` alone stays the JSON text that was written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Token(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The keyword it may be."""
+        """The token in lower case if it can be a keyword, else an empty string."""
         return self.text.lower() if self.kind == "word" else ""
 
     @property
@@ -64,7 +64,7 @@ class Token(NamedTuple):
 
 
 class TableName(NamedTuple):
-    """A name where a table is expected."""
+    """A name in the position of a table."""
 
     name: str
     at: int
@@ -73,7 +73,7 @@ class TableName(NamedTuple):
 
 
 class Field(NamedTuple):
-    """A field that a statement asks for, and of whom: the name or alias before it, if there is one."""
+    """A field that a statement uses. `of` is the table name or alias before it, if there is one."""
 
     column: str
     path: tuple[str, ...]
@@ -81,25 +81,25 @@ class Field(NamedTuple):
 
 
 class Statement(Struct, kw_only=True):
-    """A statement that was read: Spark's form of it, and what it needs."""
+    """A parsed statement: the text for Spark, and the tables and fields that it uses."""
 
     text: str
-    tables: list[str]  # topics and prefixes with a star, in their order, each time they occur
-    unknown: list[str] = field(default_factory=list)  # names that are no topic: a CTE, a view, or a mistake
-    paths: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)  # fields asked of `data` and of `meta`
-    fields: list[Field] = field(default_factory=list)  # the same, with whom they are asked of
-    aliases: dict[str, list[str]] = field(default_factory=dict)  # tables by what they may be called, in small letters
-    words: set[str] = field(default_factory=set)  # every name in it, in small letters
+    tables: list[str]  # topics, and prefixes with a star, in order, once per occurrence
+    unknown: list[str] = field(default_factory=list)  # table names that are not topics: a CTE, a view, or a mistake
+    paths: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)  # used fields of `data` and of `meta`
+    fields: list[Field] = field(default_factory=list)  # the same fields with their tables
+    aliases: dict[str, list[str]] = field(default_factory=dict)  # tables by their lower-case name or alias
+    words: set[str] = field(default_factory=set)  # every name in the statement, in lower case
     variant: bool = False  # whether `value:a.b` is used
     has_with: bool = False
 
 
 class NoQuery(ValueError):
-    """A statement that would change something, or is nothing at all."""
+    """The statement is empty, or is not a query."""
 
 
 def split(text: str) -> list[str]:
-    """The statements of a text, without their semicolons and without those that say nothing."""
+    """Return the statements of a text without their semicolons. Empty statements are dropped."""
     parts, start = [], 0
     for token in tokens(text):
         if token.text == ";":
@@ -110,21 +110,21 @@ def split(text: str) -> list[str]:
 
 
 def is_whole(text: str) -> bool:
-    """Whether a semicolon ends it, and not one in a comment or in quotes that are still open."""
+    """Return whether the text ends with a semicolon that is not inside a comment or an open quotation."""
     found = list(tokens(text))
-    said = [token for token in found if token.kind != "space"]
-    opened = any(token.kind == "sign" and token.text in "'\"`" for token in said)
+    code = [token for token in found if token.kind != "space"]
+    opened = any(token.kind == "sign" and token.text in "'\"`" for token in code)
     comment = any(one.text + other.text == "/*" for one, other in pairwise(found))
-    return bool(said) and said[-1].text == ";" and not opened and not comment
+    return bool(code) and code[-1].text == ";" and not opened and not comment
 
 
 def read(text: str, topics: set[str]) -> Statement:
-    """The statement, for a world with these topics. Raises `NoQuery`."""
+    """Parse and rewrite a statement; `topics` are the existing ones. Raise `NoQuery` if it is not a query."""
     found = [token for token in tokens(text) if token.kind != "space"]
     first = next((token for token in found if token.text != "("), None)
     if first is None or first.word not in _QUERIES:
-        said = "nothing" if first is None else first.text.upper()
-        raise NoQuery(f"only queries can be run here (SELECT, WITH, VALUES, SHOW, DESCRIBE, EXPLAIN), not {said}")
+        given = "nothing" if first is None else first.text.upper()
+        raise NoQuery(f"only queries can be run here (SELECT, WITH, VALUES, SHOW, DESCRIBE, EXPLAIN), not {given}")
     words = {token.name.lower() for token in found if token.is_name}
     statement = Statement(text=text, tables=[], has_with=any(token.word == "with" for token in found), words=words)
     edits: list[tuple[int, int, str]] = []
@@ -145,7 +145,7 @@ def read(text: str, topics: set[str]) -> Statement:
 
 
 def read_condition(text: str) -> Statement:
-    """A condition alone, as in `where`."""
+    """Parse and rewrite a condition, such as the text after WHERE."""
     statement = Statement(text=text, tables=[])
     found = [token for token in tokens(text) if token.kind != "space"]
     for start, stop, new in sorted(_paths(found, set(), set(), statement), reverse=True):
@@ -155,10 +155,10 @@ def read_condition(text: str) -> Statement:
 
 
 def surely_missing(text: str, topics: set[str]) -> str | None:
-    """A name that can be nothing but a topic, and is none. Where that is not certain, Spark knows better.
+    """Return a table name that can only be a topic and is not one, or None if that is not certain.
 
-    `from` has other meanings inside of functions (`extract(year from ts)`), behind DISTINCT, and before a function or
-    a file; what a WITH names is a table as well.
+    FROM has other meanings inside functions (`extract(year from ts)`), after DISTINCT, and before a function or a
+    file; the names of a WITH clause are tables as well. In these cases Spark reports the error.
     """
     found = [token for token in tokens(text) if token.kind != "space"]
     if any(token.word == "with" for token in found):
@@ -166,9 +166,10 @@ def surely_missing(text: str, topics: set[str]) -> str | None:
     depth = 0
     for at, token in enumerate(found[:-1]):
         depth += (token.text == "(") - (token.text == ")")
-        is_place = token.word == "join" or (token.word == "from" and found[at - 1].word != "distinct")
-        is_place |= at == 0 and len(found) == 2 and token.word in ("describe", "desc")
-        if depth or not is_place or not found[at + 1].is_name or found[at + 1].word in ("lateral", "values", "select"):
+        expects_table = token.word == "join" or (token.word == "from" and found[at - 1].word != "distinct")
+        expects_table |= at == 0 and len(found) == 2 and token.word in ("describe", "desc")
+        following = found[at + 1]
+        if depth or not expects_table or not following.is_name or following.word in ("lateral", "values", "select"):
             continue
         table = _table_at(text, found[at + 1])
         follows = next((other.text for other in found[at + 2 :] if other.at >= table.end), "")
@@ -178,7 +179,7 @@ def surely_missing(text: str, topics: set[str]) -> str | None:
 
 
 def known(name: str, topics: set[str]) -> str | None:
-    """The topic that is meant: with these letters, or with others where only one fits. A star makes it a prefix."""
+    """Return the topic with this name, or the only one that differs in case. A name with a star is a prefix."""
     if name.endswith("*"):
         return name if any(topic.startswith(name[:-1]) for topic in topics) else None
     if name in topics:
@@ -201,19 +202,19 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def _tables(text: str, found: list[Token]) -> Iterator[TableName]:
-    """Every name that stands behind FROM or JOIN, or behind a comma in such a list."""
+    """Yield every name after FROM or JOIN, or after a comma in such a list."""
     in_from = [False]
     expected = False
-    behind = 0  # what was taken as a name, though it has several tokens
+    name_end = 0  # end of the last table name, which may consist of several tokens
     for at, token in enumerate(found):
-        if token.at < behind:
+        if token.at < name_end:
             continue
         if expected and (token.is_name or token.kind == "number") and token.word not in ("lateral", "values", "select"):
             expected = False
             table = _table_at(text, token)
-            behind = table.end
+            name_end = table.end
             rest = [other for other in found[at + 1 :] if other.at >= table.end][:2]
-            if not rest or rest[0].text != "(":  # a function that makes a table
+            if not rest or rest[0].text != "(":  # a parenthesis means a table function
                 yield table._replace(alias=_alias(rest))
         elif token.text == "(":
             in_from.append(False)
@@ -241,7 +242,7 @@ def _table_at(text: str, token: Token) -> TableName:
 
 
 def _alias(rest: list[Token]) -> str | None:
-    """What a table is called in its statement, by what stands behind its name."""
+    """Return the alias of a table; `rest` are the tokens after its name."""
     if rest and rest[0].word == "as":
         rest = rest[1:]
     return rest[0].name if rest and rest[0].is_name and rest[0].word not in _NO_ALIAS else None
@@ -250,7 +251,7 @@ def _alias(rest: list[Token]) -> str | None:
 def _paths(
     found: list[Token], taken: set[int], topics: set[str], statement: Statement
 ) -> Iterator[tuple[int, int, str]]:
-    """What to put in place of `data` and `meta` where a field of them is asked for."""
+    """Yield the replacements of `data` and `meta` where one of their fields is used."""
     at = 0
     while at < len(found):
         if found[at].at in taken or not found[at].is_name:
@@ -274,7 +275,7 @@ def _paths(
 
 
 def _chain(found: list[Token], at: int) -> list[Token]:
-    """Names with dots between, from here on."""
+    """Return the names joined by dots that start at index `at`."""
     chain = [found[at]]
     while at + 2 < len(found) and found[at + 1].text == "." and found[at + 2].is_name:
         at += 2
@@ -283,7 +284,7 @@ def _chain(found: list[Token], at: int) -> list[Token]:
 
 
 def _root(chain: list[Token], topics: set[str], *, indexed: bool) -> int | None:
-    """Which part of a chain is the column of JSON whose field the rest asks for."""
+    """Return the index of the JSON column in a chain whose field the rest names, or None."""
     for at, token in enumerate(chain):
         if token.name.lower() in JSON_COLUMNS and (at + 1 < len(chain) or indexed):
             before = ".".join(other.name for other in chain[:at])

@@ -1,4 +1,4 @@
-"""Rows for people and for programs: a table, JSON, lines of JSON, or CSV."""
+"""Print the rows of a query as a table, JSON, JSON lines, or CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CELL_WIDTH = 80
 
 
 def lines(frame: DataFrame, form: Form, *, limit: int | None = None) -> Iterator[str]:
-    """The answer, line by line as it comes. A table must know its widths, so it ends after `TABLE_ROWS` unless told."""
+    """Yield the rows as lines of text. A table needs its column widths first, so it shows `TABLE_ROWS` by default."""
     names = frame.columns
     if form == "table":
         shown = TABLE_ROWS if limit is None else limit
@@ -40,14 +40,14 @@ def lines(frame: DataFrame, form: Form, *, limit: int | None = None) -> Iterator
         return
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadQuery(
-            f"several columns are called {', '.join(sorted(twice))}; as JSON each needs a name of its own: AS"
+            f"several columns are called {', '.join(sorted(twice))}; JSON needs distinct names: rename them with AS"
         )
     texts = (_json(dict(zip(names, map(_plain, row), strict=True))) for row in rows)
     yield from texts if form == "jsonl" else _array(texts)
 
 
 def _array(texts: Iterable[str]) -> Iterator[str]:
-    """One JSON array, an element a line, written while rows still come."""
+    """Yield one JSON array with one element per line, while rows still arrive."""
     before, held = "[", None
     for text in texts:
         if held is not None:
@@ -107,7 +107,7 @@ def _cell(value: Any, *, null: str = "NULL") -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value of Spark's as JSON has it."""
+    """Return a Spark value as a value that JSON can represent."""
     match value:
         case Row():
             return {name: _plain(inner) for name, inner in value.asDict().items()}

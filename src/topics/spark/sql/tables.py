@@ -1,4 +1,4 @@
-"""Topics as tables of a session: views that are made for one statement, with the fields it asks for."""
+"""Topics as tables of a session: views that are created for one statement, with the fields that it uses."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from topics.spark.sql.rewrite import (
 )
 from topics.storage.fs import RealFs
 
-SAMPLE = 1000  # records from either end that tell which fields there are
-GAP_LOOK_S = 2.0  # that may pass until a query begins, to find out whether gaps are among its rows
+SAMPLE = 1000  # records from both ends of the topics that are read to infer their fields
+GAP_LOOK_S = 2.0  # longest time before a query starts to count its gap rows
 RECORD_COLUMNS = ("topic", "seq", "ts", "node", "tag", "meta", "data")
 GAP_COLUMNS = ("kind", "gap_to", "reason")
 Nested = StructType | ArrayType
-LEDGER = "lake.gaps"  # a table that is no topic: what was lost before it could be archived
+LEDGER = "lake.gaps"  # a table that is not a topic: ranges that were lost before they were archived
 HIDDEN = tuple(f"_{name}" for name in JSON_COLUMNS)
 
 
 class BadQuery(BadUsage):
-    """A statement that cannot be run: what is wrong with it."""
+    """A statement cannot be run. The message says why."""
 
 
 class Answer(Struct):
-    """Rows to come, and what the person should know about them."""
+    """The rows of a query, and notes about them for the user."""
 
     frame: DataFrame
     notes: list[str]
 
 
 def names_of(options: Mapping[str, str]) -> set[str]:
-    """The tables that there are; needs no Spark."""
+    """Return the names of all tables. Needs no Spark."""
     found: set[str] = set()
     if (path := options.get("path")) is not None:
         cold = options.get("coldPath")
@@ -76,7 +76,7 @@ def names_of(options: Mapping[str, str]) -> set[str]:
 
 
 def check(text: str, names: set[str]) -> None:
-    """Raises `BadQuery` where it is plain without Spark that a statement cannot be run."""
+    """Raise `BadQuery` if a statement certainly fails. Needs no Spark."""
     try:
         read(text, names)
     except NoQuery as error:
@@ -86,22 +86,22 @@ def check(text: str, names: set[str]) -> None:
 
 
 class Tables:
-    """What a statement can name. `options` are those of the source: url, token, lake, path …"""
+    """The tables that a statement can name. `options` are those of the source: url, token, lake, path …"""
 
     def __init__(self, spark: SparkSession, options: Mapping[str, str], *, gaps: bool = False) -> None:
-        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)  # mistakes are told by us
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)  # `BadQuery` reports errors
         self._spark = spark
         self._options = {**options, "failOnDataLoss": "false" if gaps else "true"}
         self._gaps = gaps
         self._schemas: dict[tuple[str, str], tuple[Nested | None, int]] = {}
 
     def names(self) -> list[str]:
-        """Every table: topics first, then those of the server's own that begin with `sys:`, and the ledger last."""
+        """Return every table: topics first, then the `sys:` topics, and the gap ledger last."""
         found = names_of(self._options)
         return sorted(found, key=lambda name: (self._is_ledger(name), name.startswith("sys:"), name))
 
     def run(self, text: str) -> Answer:
-        """The answer to one statement. Raises `BadQuery`."""
+        """Run one statement and return its rows. Raise `BadQuery` if it cannot be run."""
         names = names_of(self._options)
         if (own := self._own(text, names)) is not None:
             return own
@@ -119,18 +119,18 @@ class Tables:
         return Answer(frame.drop(*hidden) if hidden and len(hidden) < len(frame.columns) else frame, notes)
 
     def cancel(self) -> None:
-        """Ends what runs, from another thread than the one that waits for it."""
+        """Cancel the running statement. Called from another thread than the one that waits for it."""
         self._spark.sparkContext.cancelAllJobs()
 
     def fields(self, topic: str, column: str) -> StructType | None:
-        """The fields of `data` or `meta` by a sample; None where there is no object in it."""
+        """Return the fields of `data` or `meta` in a sample, or None if the sample has no JSON object."""
         kind, _ = self._infer(topic, column)
         return kind if isinstance(kind, StructType) else None
 
     # --- names
 
     def _own(self, text: str, names: set[str]) -> Answer | None:
-        """Statements about the tables themselves."""
+        """Answer SHOW TABLES and DESCRIBE of a topic; return None for other statements."""
         words = text.lower().split()
         if words == ["show", "tables"]:
             rows = [(name,) for name in self.names()]
@@ -158,7 +158,7 @@ class Tables:
             if self._is_ledger(table):
                 self._ledger().createOrReplaceTempView(quoted(table))
                 continue
-            # A plan keeps the filters it was first made with: pushing them is for tables that are read once only.
+            # Spark reuses a plan with its first filters, so filters are pushed only for a table that is read once.
             push = statement.tables.count(table) == 1 and not statement.has_with
             frame = self._load(table, push=push)
             columns = [F.col(name) for name in self._columns()]
@@ -169,7 +169,7 @@ class Tables:
             frame.select(*columns).createOrReplaceTempView(quoted(table))
 
     def _is_ledger(self, table: str) -> bool:
-        """Unless there is a topic of that name."""
+        """Return whether the name is the gap ledger of the lake, and not an archived topic of that name."""
         lake = self._options.get("lake")
         return table == LEDGER and lake is not None and LEDGER not in Lake(lake).snapshot().topics()
 
@@ -188,10 +188,10 @@ class Tables:
         return {**self._options, "subscribe": table}
 
     def _typed(self, table: str, column: str, paths: list[tuple[str, ...]]) -> Nested:
-        """The type that `column` is read with: what a sample shows, and text for fields that are not in the sample.
+        """Return the type for `column`: the fields of a sample, and strings for other used fields.
 
-        A table is given the fields of its neighbours in the statement, too: which of them a name means is for Spark to
-        say.
+        A table also gets the fields that the statement uses of other tables: only Spark resolves which table a name
+        belongs to.
         """
         kind, _ = self._infer(table, column)
         if isinstance(kind, ArrayType):
@@ -205,7 +205,7 @@ class Tables:
     # --- notes
 
     def _missing(self, statement: Statement) -> list[str]:
-        """A line for each field that none of the tables has which it may be asked of."""
+        """Return a note for each used field that is in none of its possible tables."""
         notes: list[str] = []
         for field in statement.fields:
             asked = statement.aliases.get((field.of or "").lower(), statement.tables)
@@ -216,7 +216,7 @@ class Tables:
         return list(dict.fromkeys(notes))
 
     def _gap_notes(self, statement: Statement) -> list[str]:
-        """Where gap rows are taken for records: they are counted, and their fields are NULL."""
+        """Return a note for each table whose gap rows the statement may mistake for records: their fields are NULL."""
         if not self._gaps or statement.words & {"kind", "gap_to"}:
             return []
         notes = []
@@ -228,15 +228,16 @@ class Tables:
         return notes
 
     def _gap_rows(self, table: str) -> int | None:
-        """How many rows tell of a loss; None where it takes too long to find out.
+        """Return the number of gap rows, or None if counting takes longer than `GAP_LOOK_S`.
 
-        Planned as the query is, since a gap is cut where partitions are. A tag that no record has leaves gaps only.
+        The count uses the plan of the query, because a gap is cut at partitions. A tag that no record has leaves only
+        the gap rows.
         """
         reader = TopicsReader(read_options(self._subscription(table)))
         reader.narrowing = Narrowing(tag=TagMatch("Eq", uuid.uuid4().hex))
-        until, count = time.monotonic() + GAP_LOOK_S, 0
+        deadline, count = time.monotonic() + GAP_LOOK_S, 0
         for part in reader.partitions():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return None
             count += sum(batch.num_rows for batch in reader.read(part))
         return count
@@ -244,7 +245,7 @@ class Tables:
     # --- samples
 
     def _infer(self, table: str, column: str) -> tuple[Nested | None, int]:
-        """The type of the JSON in a column by its first and last records, and how many that were."""
+        """Return the type of the JSON in a column, from the first and last records, and the number of samples."""
         if (table, column) not in self._schemas:
             texts = [text for text in self._sample(table, column) if text is not None]
             objects = [text for text in texts if text.lstrip()[:1] == "{"]
@@ -261,7 +262,7 @@ class Tables:
         return found.elementType if isinstance(found.elementType, Nested) else None
 
     def _sample(self, table: str, column: str) -> Iterable[str | None]:
-        """From both ends of each topic, read here: no job has to be started for a few records."""
+        """Yield values from both ends of each topic. They are read on the driver, without a Spark job."""
         options = read_options({**self._subscription(table), "failOnDataLoss": "false"})
         with catalog_of(options) as catalog:
             extents = catalog.extents()
@@ -285,14 +286,14 @@ class Tables:
 def condition(
     frame: DataFrame, text: str, schema_of: Callable[[str], StructType | None], note: Callable[[str], None]
 ) -> DataFrame:
-    """The rows for which a condition holds, which may ask for fields of `data` and `meta` by their path."""
+    """Return the rows for which a condition holds. The condition may use fields of `data` and `meta` by path."""
     statement = read_condition(text)
     wide = frame
     for column, paths in statement.paths.items():
         kind = schema_of(column) or StructType()
         for path in paths:
             if path and not _has(kind, path):
-                note(f"{'.'.join((column, *path))} is in none of the records that were looked at")
+                note(f"{'.'.join((column, *path))} is in none of the sampled records")
                 kind = _with(kind, path)
         wide = wide.withColumn(f"_{column}", F.from_json(column, kind))
     if statement.variant:
@@ -309,13 +310,13 @@ def _has(kind: DataType, path: tuple[str, ...]) -> bool:
     while isinstance(kind, ArrayType):
         kind = kind.elementType
     if not isinstance(kind, StructType):
-        return True  # Spark says what is wrong with asking a number for its fields
+        return True  # Spark reports that a number has no fields
     inner = next((field.dataType for field in kind.fields if field.name.lower() == path[0].lower()), None)
     return inner is not None and _has(inner, path[1:])
 
 
 def _with(kind: DataType, path: tuple[str, ...]) -> StructType:
-    """The type with one more field, of type text."""
+    """Return the type with one more field, a string."""
     fields = list(kind.fields) if isinstance(kind, StructType) else []
     name, rest = path[0], path[1:]
     for at, field in enumerate(fields):
@@ -337,7 +338,7 @@ def _missing_note(field: Field, seen: Sequence[tuple[str, Nested | None, int]]) 
     names = [name for kind in kinds for name in kind.fieldNames()]
     near = difflib.get_close_matches(field.path[0], names, n=1)
     hint = f"; did you mean {field.column}.{near[0]}?" if near else ""
-    return f"{'.'.join((field.column, *field.path))} is in none of {where} that were looked at{hint}"
+    return f"{'.'.join((field.column, *field.path))} is in none of {where} that were sampled{hint}"
 
 
 def _no_topic(name: str, names: set[str]) -> str:
@@ -355,18 +356,19 @@ def _there_is(name: str, names: set[str]) -> str:
 
 
 def _explain(error: PySparkException, statement: Statement, names: set[str]) -> str:
-    """What Spark says, without its plans; of a table that is not there, which ones there are."""
+    """Return Spark's message without its plans; for a missing table, the names of existing tables."""
     condition = error.getCondition() or ""
-    odd = [name for name in statement.unknown if not name.replace("_", "").isalnum()]  # Spark stumbles over these
-    missing = statement.unknown if condition == "TABLE_OR_VIEW_NOT_FOUND" else odd if "PARSE" in condition else []
+    unparsable = [name for name in statement.unknown if not name.replace("_", "").isalnum()]
+    is_parse_error = "PARSE" in condition
+    missing = statement.unknown if condition == "TABLE_OR_VIEW_NOT_FOUND" else unparsable if is_parse_error else []
     if missing:
         return _no_topic(missing[0], names)
     if not isinstance(error, AnalysisException):
         return explain(error)
     head, _, rest = str(error).strip().partition(" SQLSTATE:")
     head = head.partition("] ")[2] if head.startswith("[") else head
-    place = re.search(r"line (\d+), pos (\d+)\)", rest)
+    position = re.search(r"line (\d+), pos (\d+)\)", rest)
     lines = statement.text.splitlines()
-    if place is None or int(place[1]) > len(lines):
+    if position is None or int(position[1]) > len(lines):
         return head
-    return f"{head}\n  {lines[int(place[1]) - 1]}\n  {' ' * int(place[2])}^"
+    return f"{head}\n  {lines[int(position[1]) - 1]}\n  {' ' * int(position[2])}^"

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from topics.errors import Code, TopicsError
-from topics.lake.disk import TELLING
+from topics.lake.disk import REMEDIES
 from topics.lake.errors import Damaged, LakeError, NoLake
 from topics.spark.options import BadOption
 from topics.spark.pipelines.run.report import RunProblem, RunReport
@@ -114,8 +114,8 @@ def as_failed(error: BaseException) -> BaseException:
 
 def _refused_by_disk(error: BaseException) -> str | None:
     """What a disk says that is full or may not be written, in the words that lakes have for it."""
-    if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno in TELLING:
-        return f"{error.filename}: {error.strerror}; {TELLING[error.errno]}"
+    if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno in REMEDIES:
+        return f"{error.filename}: {error.strerror}; {REMEDIES[error.errno]}"
     return None
 
 

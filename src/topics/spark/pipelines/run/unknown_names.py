@@ -42,7 +42,7 @@ def existing_lake(path: str) -> Lake:
     """Known before Spark is started, which would say it less clearly."""
     lake = Lake(path)
     if not lake.exists():
-        raise NoLake(f"{path} is no lake")
+        raise NoLake(f"{path} is not a lake")
     return lake
 
 
