@@ -40,7 +40,7 @@ class Inside:
         self.loop.close()
 
     async def _serve(self) -> None:
-        self.app = TopicsApp.build(self.settings, SystemClock(), self.loop)
+        self.app = TopicsApp(self.settings, SystemClock(), self.loop)
         self.app.http = http = HttpServer(self.app, HttpLimits.of(self.settings), budget=self.app.budget)
         server = await self.loop.create_server(http.connection, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
@@ -69,9 +69,9 @@ class Inside:
         """Tells the throttle these measurements, and takes its own away."""
 
         def tell() -> None:
-            self.app.throttle.end()
+            self.app.services.throttle.end()
             for lag_ms in lags_ms:
-                self.app.throttle.take(lag_ms)
+                self.app.services.throttle.take(lag_ms)
 
         self.call(tell)
 

@@ -54,7 +54,7 @@ class ManualLoop:
 
 def manual_app(clock: Clock | None = None, state: State | None = None, **settings: Any) -> tuple[TopicsApp, ManualLoop]:
     loop = ManualLoop()
-    app = TopicsApp.build(Settings(**settings), clock or SimClock(), loop)  # type: ignore[arg-type]
+    app = TopicsApp(Settings(**settings), clock or SimClock(), loop)  # type: ignore[arg-type]
     app.serve(state or State())
     return app, loop
 
@@ -64,6 +64,6 @@ def create(app: TopicsApp, loop: ManualLoop, names: list[str]) -> None:
     from topics.model.topic import ConfigPatch
 
     for name in names:
-        app.engine.put_topic(name, ConfigPatch())
-    app.engine.flush()
+        app.services.engine.put_topic(name, ConfigPatch())
+    app.services.engine.flush()
     loop.turn()

@@ -61,7 +61,7 @@ class World:
 
     def forget_columns(self) -> None:
         """As if other topics had needed the room, and nothing was known of how old the first record is."""
-        topic, storage = self.inside.app.engine.topic("t"), self.inside.app.storage
+        topic, storage = self.inside.app.services.engine.topic("t"), self.inside.app.services.storage
         topic.front_ts = 0
         for segment in topic.segments:
             if isinstance(segment, SealedSegment):
@@ -167,7 +167,7 @@ def test_client_that_leaves_is_not_read_for(world: World):
     world.disk.asked.clear()
     stuck = [Background(lambda: world.slow.diff("t", limit=1000)) for _ in range(8)]
     assert world.disk.asked.wait(WAIT_S)
-    loads = world.inside.app.loads
+    loads = world.inside.app.services.runtime.loads
     eventually(lambda: len(loads._running), lambda running: running == 8)
     leaver = socket.create_connection(("127.0.0.1", world.inside.port))
     body = b'{"from_seq":0,"limit":1000}'
@@ -176,7 +176,7 @@ def test_client_that_leaves_is_not_read_for(world: World):
     eventually(lambda: len(loads._waiting), lambda waiting: waiting == 1)
     leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     leaver.close()
-    eventually(lambda: [loading.then for loading in loads._waiting], lambda thens: thens == [None])
+    eventually(lambda: [loading.work for loading in loads._waiting], lambda work: work == [None])
     world.disk.gate.set()
     for request in stuck:
         assert len(request.result()["records"]) == RECORDS
@@ -206,7 +206,7 @@ def test_commands_behind_a_cold_one_wait_for_it(world: World):
 def test_long_poll_that_needs_the_disk_is_answered(world: World, ends: str):
     """What it was woken for may be in a file by then."""
     app, trips = world.inside.app, []
-    real = app.engine.read
+    real = app.services.engine.read
 
     def read(name: str, query: Any) -> Any:
         if name == "poll" and trips and trips[-1] != "loaded":
@@ -214,10 +214,10 @@ def test_long_poll_that_needs_the_disk_is_answered(world: World, ends: str):
         return real(name, query)
 
     world.api.write("poll", 1)
-    world.inside.call(lambda: setattr(app.engine, "read", read))
+    world.inside.call(lambda: setattr(app.services.engine, "read", read))
     wait_ms = 30_000 if ends == "woken" else 300
     waiting = Background(lambda: world.slow.diff("poll", from_seq=1, wait_ms=wait_ms))
-    eventually(lambda: len(app.polls), lambda polls: polls == 1)
+    eventually(lambda: len(app.services.runtime.open_ended), lambda polls: polls == 1)
     trips.append("woken")
     if ends == "woken":
         world.api.write("poll", 2)

@@ -12,7 +12,7 @@ from topics.errors import TopicsError
 from topics.model.watch import TopicOptions, WatchRequest
 from topics.server.access.caller import ANYONE
 from topics.server.app import TopicsApp
-from topics.server.push.pattern_waiters import Picking
+from topics.server.push.pattern_waiters import PatternWaiters
 from topics.server.push.sessions import WatchStream
 
 EVERYTHING = {"*": TopicOptions()}
@@ -21,13 +21,13 @@ EVERYTHING = {"*": TopicOptions()}
 def looked_at(app: TopicsApp, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of topics that the engine was asked for from now on."""
     names: list[str] = []
-    look = app.engine.expire_and_get
+    look = app.services.engine.expire_and_get
 
     def counting(name: str, *, touch: bool) -> Topic:
         names.append(name)
         return look(name, touch=touch)
 
-    monkeypatch.setattr(app.engine, "expire_and_get", counting)
+    monkeypatch.setattr(app.services.engine, "expire_and_get", counting)
     return names
 
 
@@ -36,7 +36,7 @@ def test_a_pattern_for_too_many_topics_is_refused_without_looking_at_all(monkeyp
     create(app, loop, [f"t{at:04}" for at in range(2_000)])
     names = looked_at(app, monkeypatch)
     with pytest.raises(TopicsError, match="more than 10 topics"):
-        app.sessions.create(WatchRequest(topics=EVERYTHING), ANYONE, lenient=False)
+        app.services.sessions.create(WatchRequest(topics=EVERYTHING), ANYONE, lenient=False)
     assert len(names) <= 21
 
 
@@ -44,19 +44,22 @@ def test_the_first_pattern_that_covers_a_topic_decides_how_it_is_watched() -> No
     app, loop = manual_app()
     create(app, loop, ["a.1", "a.2", "b"])
     topics = {"a.*": TopicOptions(filter="x"), "*": TopicOptions(tail=True), "a.2": TopicOptions(from_seq=0)}
-    session, _ = app.sessions.create(WatchRequest(topics=topics), ANYONE, lenient=False)
-    filters = {lane.topic.name: lane.view.match and lane.view.match.text for lane in session.lanes.values()}
+    session, _ = app.services.sessions.create(WatchRequest(topics=topics), ANYONE, lenient=False)
+    filters = {one.topic.name: one.view.match and one.view.match.text for one in session.subscriptions.values()}
     assert filters == {"a.1": "x", "a.2": None, "b": None}
 
 
 def test_a_stream_that_cannot_take_all_new_topics_says_so_once() -> None:
     app, loop = manual_app(max_watch_topics=5)
-    session, _ = app.sessions.create(WatchRequest(topics=EVERYTHING), ANYONE, lenient=False)
+    session, _ = app.services.sessions.create(WatchRequest(topics=EVERYTHING), ANYONE, lenient=False)
     create(app, loop, [f"t{at:04}" for at in range(500)])
-    stream = WatchStream(app, session, position=None, release=lambda: None)
+    services = app.services
+    stream = WatchStream(
+        services.runtime, services.dispatcher, services.sessions, session, position=None, release=lambda: None
+    )
     sink: Any = FrameSink()
     stream.opened(sink)
-    assert len(session.lanes) == 5
+    assert len(session.subscriptions) == 5
     assert [frame["topics"] for frame in sink.errors()] == [["t0005"]]
     create(app, loop, ["u"])
     assert [frame["topics"] for frame in sink.errors()] == [["t0005"], ["u"]]
@@ -87,28 +90,28 @@ def test_a_cursor_may_not_name_more_topics_than_a_session_may_have() -> None:
     create(app, loop, ["t0", "t1", "t2", "t3"])
     cursor = urlsafe_b64encode(json.dumps({f"t{at}": 0 for at in range(4)}).encode()).decode()
     with pytest.raises(TopicsError, match="the cursor names 4 topics"):
-        app.sessions.create(WatchRequest(topics={"t0": TopicOptions()}, cursor=cursor), ANYONE, lenient=False)
+        app.services.sessions.create(WatchRequest(topics={"t0": TopicOptions()}, cursor=cursor), ANYONE, lenient=False)
 
 
-def test_a_new_topic_is_told_to_those_who_want_it_and_to_nobody_else() -> None:
+def test_new_topic_reaches_exactly_the_watchers_of_its_prefixes() -> None:
     app, loop = manual_app()
     create(app, loop, ["room:green"])
-    topic, picking, told = app.engine.topic("room:green"), Picking(), list[str]()
+    topic, waiters, matched = app.services.engine.topic("room:green"), PatternWaiters(), list[str]()
     for watcher, prefixes in {
         "all": [""],
         "rooms": ["room:", "room:g"],
         "green": ["room:green"],
         "no": ["x", "rooms"],
     }.items():
-        picking.put(watcher, prefixes, lambda _, watcher=watcher: told.append(watcher))  # type: ignore[misc]
-    picking.created(topic)
-    assert sorted(told) == ["all", "green", "rooms"]
-    told.clear()
-    picking.put("rooms", ["other"], lambda _: told.append("rooms"))
-    picking.remove("all")
-    picking.created(topic)
-    assert told == ["green"]
+        waiters.put(watcher, prefixes, lambda _, watcher=watcher: matched.append(watcher))  # type: ignore[misc]
+    waiters.created(topic)
+    assert sorted(matched) == ["all", "green", "rooms"]
+    matched.clear()
+    waiters.put("rooms", ["other"], lambda _: matched.append("rooms"))
+    waiters.remove("all")
+    waiters.created(topic)
+    assert matched == ["green"]
     for watcher in ("rooms", "green", "no"):
-        picking.remove(watcher)
-    assert not picking._by_prefix
-    assert not picking._lengths
+        waiters.remove(watcher)
+    assert not waiters._by_prefix
+    assert not waiters._lengths

@@ -32,12 +32,12 @@ def api(inside):
 
 def climb(inside, step):
     inside.lag(*[STEP_MS[step]] * SAMPLES)
-    assert inside.call(lambda: inside.app.throttle.pressure.step) is step
+    assert inside.call(lambda: inside.app.services.throttle.pressure.step) is step
 
 
 def calm(inside):
     inside.lag(*[0] * SAMPLES)
-    assert not inside.app.pressed
+    assert not inside.app.services.throttle.pressed
 
 
 def watch(inside, api, *names):
@@ -165,7 +165,7 @@ def test_under_real_lag_high_topics_keep_their_latency_and_low_ones_lose_nothing
         writer.put("high", priority=900)
         low, high = Listener(inside, "low", writes), Listener(inside, "high", writes)
         inside.keep_busy(60)
-        wait_for(lambda: inside.app.throttle.pressure.step >= Step.PAUSE)
+        wait_for(lambda: inside.app.services.throttle.pressure.step >= Step.PAUSE)
         for _, name in itertools.product(range(writes), ("low", "high")):
             writer.write(name, time.time(), disable_backpressure=True)
         assert high.median_wait_s() < low.median_wait_s()

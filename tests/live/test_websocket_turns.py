@@ -5,6 +5,7 @@ import zlib
 from typing import Any
 
 import pytest
+from wsproto import events
 
 from tests.live.manual import TickingClock, create, manual_app
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
@@ -13,14 +14,9 @@ from topics.server.access.caller import ANYONE
 from topics.server.http.messages import Response
 from topics.server.http.write_body import LARGE_BYTES
 from topics.server.push.handshake import BoundedDeflate
-from topics.server.push.websocket import (
-    BYTES_A_TURN,
-    FRAMES_A_TURN,
-    MAX_FRAGMENTS,
-    MAX_UNACKED,
-    TURN_NS,
-    WebSocket,
-)
+from topics.server.push.socket_commands import MAX_UNACKED
+from topics.server.push.socket_input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS, SocketInput
+from topics.server.push.websocket import WebSocket
 from topics.testing.clock import SimClock
 
 CLOSE = 0x88
@@ -60,7 +56,7 @@ class Client:
         packer = BoundedDeflate(self.app.settings.max_body_bytes) if deflate else None
         if packer is not None:
             packer.accept("permessage-deflate")
-        self.ws = WebSocket(self.app, Response(101), ANYONE, deflate=packer, release=lambda: None)
+        self.ws = WebSocket(self.app.services.sockets, Response(101), ANYONE, deflate=packer, release=lambda: None)
         self.ws.opened(self.sink)
 
     def sent(self, data: bytes) -> int:
@@ -86,11 +82,11 @@ class Client:
 @pytest.mark.parametrize("unit", [frame(PING), frame(TEXT, b'{"op":"ping"}'), frame(TEXT)])
 def test_one_turn_answers_a_bounded_number_of_frames(unit: bytes) -> None:
     client = Client()
-    count = 3 * FRAMES_A_TURN + 7
+    count = 3 * FRAMES_PER_TURN + 7
     answered = [client.sent(unit * count)]
     while client.sink.held:
         answered.append(client.turn())
-    assert max(answered) <= FRAMES_A_TURN
+    assert max(answered) <= FRAMES_PER_TURN
     assert sum(answered) == count
     assert client.sent(unit) == 1
 
@@ -106,18 +102,18 @@ def test_frames_without_an_answer_count_as_well(unit: bytes) -> None:
         client.turn()
         turns += 1
     assert len(client.sink.written) == 1
-    assert turns == -(-201 // FRAMES_A_TURN)
+    assert turns == -(-201 // FRAMES_PER_TURN)
 
 
 def test_a_turn_ends_when_its_time_is_over() -> None:
     client = Client(clock=TickingClock())
-    assert client.sent(frame(PING) * FRAMES_A_TURN) == TURN_NS // 1_000_000 + 1
+    assert client.sent(frame(PING) * FRAMES_PER_TURN) == TURN_NS // 1_000_000 + 1
     assert client.sink.held
 
 
 def test_one_turn_handles_a_bounded_number_of_bytes() -> None:
     client = Client()
-    whole = frame(TEXT, b" " * (4 * BYTES_A_TURN)) + frame(PING)
+    whole = frame(TEXT, b" " * (4 * BYTES_PER_TURN)) + frame(PING)
     client.ws.received(whole)
     turns = 1
     while client.sink.held:
@@ -127,15 +123,20 @@ def test_one_turn_handles_a_bounded_number_of_bytes() -> None:
     assert len(client.sink.written) == 2
 
 
-def test_compressed_input_is_unpacked_in_small_pieces() -> None:
+def test_compressed_input_is_unpacked_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(deflate=True, max_body_bytes=8 << 20)
     packer = zlib.compressobj(wbits=-15)
     packed = packer.compress(b"[" * (16 << 20)) + packer.flush(zlib.Z_SYNC_FLUSH)
     message = bytearray(frame(TEXT, packed[:-4]))
     message[0] |= 0x40  # RSV1: compressed
     sizes = []
-    take, client.ws._take = client.ws._take, None  # type: ignore[assignment,method-assign]
-    client.ws._take = lambda event: (sizes.append(len(getattr(event, "data", ""))), take(event))[0]  # type: ignore
+    take = SocketInput.take
+
+    def counting(input: SocketInput, event: events.Event) -> None:
+        sizes.append(len(getattr(event, "data", "")))
+        take(input, event)
+
+    monkeypatch.setattr(SocketInput, "take", counting)
     client.ws.received(bytes(message))
     while client.sink.held and not client.sink.closed:
         client.turn()
@@ -158,17 +159,17 @@ def test_frames_of_a_client_that_reads_nothing_wait_until_it_reads() -> None:
 def test_publishes_beyond_the_bound_wait_and_then_share_one_turn() -> None:
     client = Client()
     publish = frame(TEXT, b'{"op":"publish","topic":"t","records":[{"data":1}]}')
-    client.ws._unacked = MAX_UNACKED - 1
+    client.ws.commands.unacked = MAX_UNACKED - 1
     client.ws.received(publish * 200)
     assert client.sink.held
-    client.ws._unacked = 1
+    client.ws.commands.unacked = 1
     client.turn()  # writes the one publish, whose answer lets the next ones in
-    head = client.app.engine.topic("t").next_seq - 1
-    assert 1 <= head <= 1 + FRAMES_A_TURN
+    head = client.app.services.engine.topic("t").next_seq - 1
+    assert 1 <= head <= 1 + FRAMES_PER_TURN
     while client.sink.held:
         client.turn()
     client.turn()
-    assert client.app.engine.topic("t").head == 200
+    assert client.app.services.engine.topic("t").head == 200
 
 
 def test_a_message_is_measured_in_bytes_not_in_characters() -> None:
@@ -182,7 +183,7 @@ def test_empty_fragments_take_no_memory_and_come_to_an_end() -> None:
     client.ws.received(frame(TEXT, fin=False) + frame(CONTINUATION, fin=False) * MAX_FRAGMENTS)
     while client.sink.held and not client.sink.closed:
         client.turn()
-        assert len(client.ws._message) == 0
+        assert len(client.ws.input.message) == 0
     assert client.close_code() == 1009
 
 
@@ -213,7 +214,7 @@ def test_a_connection_may_have_only_so_many_patterns() -> None:
     client.ws.received(frame(TEXT, b'{"op":"unsubscribe","topic":"a*"}'))
     assert subscribe("e*") == "subscribed"
     create(client.app, client.loop, ["a1", "e1"])
-    assert [lane.topic.name for lane in client.ws._watched.lanes.values()] == ["e1"]
+    assert [one.topic.name for one in client.ws.commands.subscriptions.subscriptions.values()] == ["e1"]
 
 
 def publish(records: bytes, *, request_id: int = 1) -> bytes:
@@ -261,4 +262,4 @@ def test_a_connection_that_ends_while_a_message_is_decoded_leaves_nothing_behind
     client.ws.closed()
     while client.loop.soon:
         client.turn()
-    assert not client.app.engine.topics
+    assert not client.app.services.engine.topics

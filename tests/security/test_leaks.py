@@ -103,7 +103,7 @@ class World:
         settings = Settings.load({}, flags | sizes)
         self.app = TopicsApp(settings, SystemClock(), asyncio.get_running_loop())
         self.http = HttpServer(self.app, HttpLimits.of(settings))
-        guard = self.app._guard
+        guard = self.app.requests.guard
         assert guard is not None
         [self.key] = guard._keys.callers
 
@@ -121,12 +121,12 @@ class World:
         return json.loads(transport.written.partition(b"\r\n\r\n")[2])
 
     def counts(self) -> dict[str, int]:
-        topics = self.app.engine.topics.values()
+        topics = self.app.services.engine.topics.values()
         return {
             "requests of the key": self.key.inflight,
             "streams of the key": self.key.streams,
-            "streams": self.app.stream_count(),
-            "polls": len(self.app.polls),
+            "streams": self.app.quotas.streams,
+            "polls": len(self.app.services.runtime.open_ended),
             "connections": self.http.open_connections,
             "waiters": sum(len(topic.waiters) for topic in topics),
             "listeners": sum(len(topic.listeners) for topic in topics),

@@ -142,10 +142,10 @@ def test_long_polls_that_wake_while_the_budget_is_full_are_refused(
     api.put("t")
     waiting = Connection(server.port)
     waiting.send(request("POST", "/v0/topics/t/diff", {"wait_ms": 20_000}))
-    eventually(lambda: server.call(lambda: len(server.app.polls)), lambda polls: polls == 1)
+    eventually(lambda: server.call(lambda: len(server.app.services.runtime.open_ended)), lambda polls: polls == 1)
     fill(server)
     record = NewRecord(Raw(b'"%b"' % (b"x" * 1000)))
-    server.call(lambda: server.app.engine.append("t", WriteRequest([record] * 30)))
+    server.call(lambda: server.app.services.engine.append("t", WriteRequest([record] * 30)))
     assert waiting.was_refused()
     waiting.sock.close()
 
@@ -158,7 +158,7 @@ def test_waiting_workers_get_their_jobs_once_there_is_room(
     api.put("q", type="queue")
     claim = Connection(server.port)
     claim.send(request("POST", "/v0/topics/q/claim", {"node": "w", "wait_ms": 20_000}))
-    eventually(lambda: server.call(lambda: len(server.app.polls)), lambda polls: polls == 1)
+    eventually(lambda: server.call(lambda: len(server.app.services.runtime.open_ended)), lambda polls: polls == 1)
     work = Events(server.url, "/v0/topics/q/work?node=s")
     fill(server)
     api.write("q", 1, 2)
@@ -272,10 +272,10 @@ def key_write(n: int) -> dict[str, Any]:
 def test_paths_that_name_nothing_are_not_remembered(inside: Callable[..., Inside], api_of: Callable[[Inside], Api]):
     server = inside()
     api = api_of(server)
-    before = server.call(lambda: len(server.app.router.known))
+    before = server.call(lambda: len(server.app.requests.routes.known))
     for n in range(20):
         api.call("GET", f"/v0/topics/{n}" + "x" * 20_000)
-    assert server.call(lambda: len(server.app.router.known)) == before
+    assert server.call(lambda: len(server.app.requests.routes.known)) == before
 
 
 def test_a_server_that_was_full_is_soon_as_fast_as_before(
@@ -283,9 +283,9 @@ def test_a_server_that_was_full_is_soon_as_fast_as_before(
 ):
     """The hot path is taken again: a request then needs no look at the budget."""
     server = inside()
-    assert server.call(lambda: server.app._direct)
+    assert server.call(lambda: server.app.requests.direct)
     fill(server)
-    assert not server.call(lambda: server.app._direct)
+    assert not server.call(lambda: server.app.requests.direct)
     empty(server)
-    assert server.call(lambda: server.app._direct)
+    assert server.call(lambda: server.app.requests.direct)
     assert api_of(server).get("/v0/health")

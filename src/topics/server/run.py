@@ -62,7 +62,7 @@ def run(settings: Settings, *, build: Build | None = None) -> int:
         # Here and not above: a test brings its own application and needs no engine.
         from topics.server.app import TopicsApp
 
-        build = TopicsApp.build
+        build = TopicsApp
     machine.raise_descriptor_limit()
     machine.use_one_heap()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

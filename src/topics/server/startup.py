@@ -29,6 +29,14 @@ class Startup:
         self.progress = 0.0  # share of the log that has been replayed, 0 to 1
         self.http: HttpServer | None = None  # the transport whose connections and requests metrics count
 
+    def note_progress(self, share: float) -> None:
+        """Note how much of the log has been replayed, 0 to 1."""
+        self.progress = share
+
+    def requests_total(self) -> int:
+        """Return how many requests the transport has received."""
+        return 0 if self.http is None else self.http.requests_total
+
     def uptime_ms(self) -> int:
         """Return the milliseconds since the process started."""
         return (self._clock.monotonic_ns() - self._started_ns) // 1_000_000

@@ -1,4 +1,4 @@
-"""Loads for the event loop: one trip for all that is needed, held for the retry, in order, and bounded."""
+"""Loads for the event loop: one trip per attempt, data held between attempts, in order of arrival, and bounded."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
 
 import pytest
 
 from topics.server.loop import loads as module
-from topics.server.loop.loads import Loads
+from topics.server.loop.loads import NOT_LOADING, Loads
 from topics.storage.segments.cold import Cold, Need
 
 WAIT_S = 20
 
 
 class World:
-    """A loop, a pool, and things to load: `loaded` names them in order, `gate` keeps the pool from going on."""
+    """A loop, a pool, and data to load. `loaded` lists its names in order; `gate` blocks the pool."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -57,56 +57,93 @@ def world() -> Iterator[World]:
     world.loop.close()
 
 
-def test_everything_is_fetched_in_one_trip_off_the_loop(world: World):
-    done: list[Any] = []
-    world.loads.load(world.cold("a", "b", "c"), done.append)
+def unexpected(failure: BaseException) -> None:
+    raise AssertionError(failure)
+
+
+def test_one_trip_off_the_loop_fetches_everything(world: World):
+    done: list[str] = []
+    world.loads.load(world.cold("a", "b", "c"), lambda: done.append("ran"), unexpected)
     world.until(lambda: done)
-    assert (done, world.loaded, len(world.threads)) == ([None], ["a", "b", "c"], 1)
+    assert (done, world.loaded, len(world.threads)) == (["ran"], ["a", "b", "c"], 1)
     assert threading.get_ident() not in world.threads
     assert world.loads.held_bytes == 0
 
 
-def test_work_that_needs_more_is_run_again_without_a_bound_on_tries(world: World):
+def test_work_that_needs_nothing_runs_at_once(world: World):
+    done: list[str] = []
+    assert world.loads.attempt(lambda: done.append("ran"), unexpected) is NOT_LOADING
+    assert done == ["ran"]
+
+
+def test_loading_is_waiting_only_while_the_disk_is_read(world: World):
+    waiting: list[bool] = []
+
+    def work() -> None:
+        waiting.append(loading.waiting)
+        if len(waiting) < 3:
+            raise world.cold(f"piece {len(waiting)}")
+
+    loading = world.loads.load(world.cold("first"), work, unexpected)
+    assert loading.waiting
+    world.until(lambda: len(waiting) == 3)
+    assert waiting == [False, False, False]
+    assert not loading.waiting
+
+
+def test_ended_work_keeps_no_reference_to_its_owner(world: World):
+    done: list[str] = []
+    loading = world.loads.load(world.cold("a"), lambda: done.append("ran"), unexpected)
+    world.until(lambda: done)
+    assert loading.work is None
+    assert loading.failed is None
+
+
+def test_work_runs_again_until_it_needs_nothing_more(world: World):
     tries: list[int] = []
     held: list[int] = []
 
-    def then(failure: BaseException | None) -> None:
+    def work() -> None:
         tries.append(len(tries))
         held.append(world.loads.held_bytes)
         if len(tries) < 100:
             raise world.cold(f"piece {len(tries)}")
 
-    world.loads.load(world.cold("first"), then)
+    world.loads.load(world.cold("first"), work, unexpected)
     world.until(lambda: len(tries) == 100)
-    assert held == list(range(1, 101)), "what was fetched before is still held"
+    assert held == list(range(1, 101)), "fetched data stays held"
     world.until(lambda: world.loads.held_bytes == 0)
 
 
-def test_failure_reaches_the_work(world: World):
-    done: list[Any] = []
-    world.loads.load(world.cold("a", failure=OSError("no such disk")), done.append)
-    world.until(lambda: done)
-    assert str(done[0]) == "no such disk"
+def test_failed_read_is_reported_and_work_does_not_run(world: World):
+    ran: list[str] = []
+    failures: list[BaseException] = []
+    world.loads.load(
+        world.cold("a", failure=OSError("no such disk")), lambda: ran.append("ran"), lambda e: failures.append(e)
+    )
+    world.until(lambda: failures)
+    assert str(failures[0]) == "no such disk"
+    assert not ran
 
 
-def test_no_more_hold_memory_at_once_than_allowed_and_others_wait_in_order(world: World):
+def test_excess_work_waits_in_order_of_arrival(world: World):
     done: list[int] = []
     world.gate.clear()
     count = module.AT_ONCE * 3
     for number in range(count):
-        world.loads.load(world.cold(str(number)), lambda failure, number=number: done.append(number))
+        world.loads.load(world.cold(str(number)), partial(done.append, number), unexpected)
     assert len(world.loads._running) == module.AT_ONCE
     world.gate.set()
     world.until(lambda: len(done) == count)
-    assert set(done[: module.AT_ONCE]) <= set(range(module.AT_ONCE + 4)), "the first come first"
+    assert set(done[: module.AT_ONCE]) <= set(range(module.AT_ONCE + 4)), "the first arrivals run first"
     assert not world.loads._running
 
 
-def test_work_that_nobody_wants_any_more_is_not_run_and_not_fetched(world: World):
+def test_cancelled_work_is_not_run_and_not_fetched(world: World):
     done: list[int] = []
     world.gate.clear()
     handles = [
-        world.loads.load(world.cold(str(number)), lambda failure, number=number: done.append(number))
+        world.loads.load(world.cold(str(number)), partial(done.append, number), unexpected)
         for number in range(module.AT_ONCE + 2)
     ]
     handles[0].cancel()
@@ -117,27 +154,39 @@ def test_work_that_nobody_wants_any_more_is_not_run_and_not_fetched(world: World
     assert str(module.AT_ONCE + 1) not in world.loaded
 
 
-def test_work_that_breaks_keeps_no_place(world: World, caplog: pytest.LogCaptureFixture):
-    done: list[Any] = []
+def test_work_cancelled_while_it_runs_is_not_loaded_again(world: World):
+    tries: list[int] = []
 
-    def then(failure: BaseException | None) -> None:
+    def work() -> None:
+        tries.append(1)
+        loading.cancel()
+        raise world.cold("more")
+
+    loading = world.loads.load(world.cold("first"), work, unexpected)
+    world.until(lambda: tries and not world.loads._running)
+    assert (len(tries), world.loaded) == (1, ["first"])
+
+
+def test_work_that_raises_frees_its_slot(world: World, caplog: pytest.LogCaptureFixture):
+    done: list[str] = []
+
+    def work() -> None:
         raise ZeroDivisionError
 
     for number in range(module.AT_ONCE * 2):
-        world.loads.load(world.cold(str(number)), then)
-    world.loads.load(world.cold("last"), done.append)
+        world.loads.load(world.cold(str(number)), work, unexpected)
+    world.loads.load(world.cold("last"), lambda: done.append("ran"), unexpected)
     world.until(lambda: done)
-    assert done == [None]
 
 
-def test_nothing_is_run_once_the_server_ends(world: World):
-    done: list[Any] = []
+def test_nothing_runs_after_stop(world: World):
+    done: list[str] = []
     world.gate.clear()
     for number in range(module.AT_ONCE * 2):
-        world.loads.load(world.cold(str(number)), done.append)
+        world.loads.load(world.cold(str(number)), partial(done.append, "ran"), unexpected)
     world.loads.stop()
     world.gate.set()
     world.until(lambda: not world.loads._running)
     assert not done
-    world.loads.load(world.cold("late"), done.append)
+    world.loads.load(world.cold("late"), partial(done.append, "ran"), unexpected)
     assert not world.loads._running

@@ -148,11 +148,11 @@ def test_what_has_to_be_loaded_is_loaded_before_the_next_step(slices: Slices, lo
 def test_metrics_of_many_topics_take_many_turns_and_are_right() -> None:
     app, loop = manual_app(TickingClock())
     create(app, loop, [f"t{at:04}" for at in range(5_000)])
-    app.engine.put_topic("queue", ConfigPatch(type="queue", durability="fsync"))
-    app.engine.flush()
+    app.services.engine.put_topic("queue", ConfigPatch(type="queue", durability="fsync"))
+    app.services.engine.flush()
     call: Any = Call(request(), None, {}, ANYONE)  # type: ignore[arg-type]
     call.request.headers = {b"accept": b"application/json"}
-    got = answered(health.get_metrics(app, call))
+    got = answered(health.get_metrics(app.services, call))
     turns = 0
     while not got:
         loop.turn()
@@ -163,10 +163,10 @@ def test_metrics_of_many_topics_take_many_turns_and_are_right() -> None:
     assert found["topics_topics_by_class"] == {"ephemeral": 0, "memory": 0, "disk": 5_000, "fsync": 1}
     assert found["topics_queue_topics"] == 1
     assert len(found["topics_topic_head_seq"]) == 1_000
-    app.engine.put_topic("t0000", ConfigPatch(durability="memory"))
-    app.engine.drop_topic("t0001")
-    app.engine.flush()
-    assert app.engine.state.by_class == {"disk": 4_998, "fsync": 1, "memory": 1}
+    app.services.engine.put_topic("t0000", ConfigPatch(durability="memory"))
+    app.services.engine.drop_topic("t0001")
+    app.services.engine.flush()
+    assert app.services.engine.state.by_class == {"disk": 4_998, "fsync": 1, "memory": 1}
 
 
 @pytest.mark.parametrize("config", [ConfigPatch(type="queue"), ConfigPatch(archive=ArchiveConfig(hold=True))])
@@ -174,13 +174,13 @@ def test_metrics_are_answered_whenever_a_topic_is_dropped_between_their_steps(co
     dropped_at, done = 0, False
     while not done:
         app, _ = manual_app()
-        app.engine.put_topic("t", config)
-        app.engine.flush()
+        app.services.engine.put_topic("t", config)
+        app.services.engine.flush()
         done = True
-        for step, _ in enumerate(metrics.collect(app, ())):
+        for step, _ in enumerate(metrics.collect(app.services, ())):
             if step == dropped_at:
-                app.engine.drop_topic("t")
-                app.engine.flush()
+                app.services.engine.drop_topic("t")
+                app.services.engine.flush()
                 done = False
         dropped_at += 1
     assert dropped_at > 20
@@ -194,10 +194,10 @@ def test_records_that_wait_are_replayed_over_many_turns(handler: Callable[..., A
     after = server.crash("keep")
     assert after.recovered is not None
     app, loop = manual_app(TickingClock(), state=after.engine.state)
-    app.engine.await_replay(after.recovered.backlog)
+    app.services.engine.await_replay(after.recovered.backlog)
     call: Any = Call(request(), None, {}, ANYONE)  # type: ignore[arg-type]
     call.request.headers = {b"accept": b"application/json"}
-    got = answered(handler(app, call))
+    got = answered(handler(app.services, call))
     waiting = [len(after.recovered.backlog)]
     while not got:
         loop.turn()

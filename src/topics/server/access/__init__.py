@@ -1,4 +1,4 @@
-"""Who calls and what they may do: keys, scopes, the table of operations, and quotas.
+"""Callers and what they may do: keys, scopes, the table of operations, and quotas.
 
-One function authorises an operation, whatever the transport. `push` and `api` ask it.
+One function authorises an operation for every transport. `push` and `api` call it.
 """

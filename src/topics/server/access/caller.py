@@ -1,4 +1,4 @@
-"""Who calls, and what they may do. `authorise` decides for every transport, by the table in `operations.py`."""
+"""Callers and their rights. `authorise` decides for every transport, by the table in `operations.py`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ ALL = Scope.READ | Scope.WRITE | Scope.DELETE | Scope.ADMIN
 
 
 class Caller:
-    """One API key's rights, or everybody's where no keys are in use."""
+    """The rights of one API key, or of all clients of a server without keys."""
 
     __slots__ = ("counted", "inflight", "name", "operations", "prefixes", "scopes", "streams")
 
     def __init__(
         self, name: str, scopes: Scope = ALL, prefixes: tuple[str, ...] = (), *, counted: bool = False
     ) -> None:
-        self.name = name  # for counters and logs: never the secret
+        self.name = name  # for counters and logs; never the secret
         self.scopes = scopes
-        self.prefixes = prefixes  # of topic and router names; none means any name
-        self.counted = counted  # a key: what it holds open is counted and capped
+        self.prefixes = prefixes  # of topic and router names; empty means all names
+        self.counted = counted  # true for a key: its requests and streams are counted and capped
         self.streams = 0  # open event streams and WebSockets
         self.inflight = 0  # requests that are being answered
-        # Those whose scopes it has. Testing flags for every request takes ten times longer than a look into this set.
+        # Operations whose scopes the key has. Testing flags per request takes ten times longer than this set.
         self.operations = frozenset(operation for operation in OPERATIONS if operation.scope in scopes)
 
     def may_use(self, name: str) -> bool:
+        """Return whether the prefixes of the key cover the name."""
         return not self.prefixes or name.startswith(self.prefixes)
 
     def end_request(self) -> None:
+        """Uncount a request that `Quotas.begin_request` has counted."""
         assert self.inflight > 0, "a request ended twice"
         self.inflight -= 1
 
@@ -44,7 +46,7 @@ ANYONE = Caller("")
 def admit(caller: Caller, operation: Operation, *targets: str) -> None:
     """Raise `forbidden` unless the key has the scopes of the operation and may use its targets.
 
-    This is what can be decided before the body of a request is there; `authorise` decides the rest.
+    This needs only the head of a request; `authorise` also checks the body and the state.
     """
     if operation not in caller.operations:
         raise TopicsError(
@@ -56,9 +58,9 @@ def admit(caller: Caller, operation: Operation, *targets: str) -> None:
 
 
 def authorise(engine: Engine, caller: Caller, operation: Operation, *targets: str, wanted: Any = None) -> None:
-    """Raise `forbidden` unless the caller may carry out the operation as `wanted` (the decoded request) asks for it.
+    """Raise `forbidden` unless the caller may carry out the operation with the decoded request `wanted`.
 
-    May raise what looking up the names in the state raises: `router_not_found`.
+    Raise `router_not_found` if a name must be looked up in a router that does not exist.
     """
     admit(caller, operation, *targets)
     if caller.prefixes:

@@ -1,4 +1,4 @@
-"""Which key a request was sent with: one lookup, the same work whatever the answer."""
+"""The keys of a server, looked up in constant time."""
 
 from hashlib import sha256
 from hmac import compare_digest
@@ -11,27 +11,27 @@ from topics.server.access.operations import Scope
 
 
 class KeyRing:
-    """The keys of a server, as digests."""
+    """The callers of a server by the digests of their secrets."""
 
-    __slots__ = ("_digests", "_places", "callers")
+    __slots__ = ("_digests", "_numbers", "callers")
 
     def __init__(self, rules: tuple[KeyRule, ...]) -> None:
-        # Named by their place in the configuration: a name is for logs, and must not tell anything of the secret.
-        self.callers = [_caller(rule, f"key{place}") for place, rule in enumerate(rules, start=1)]
+        # The name is the position in the configuration: it appears in logs, and must reveal nothing of the secret.
+        self.callers = [_caller(rule, f"key{number}") for number, rule in enumerate(rules, start=1)]
         self._digests = [rule.digest for rule in rules]
-        self._places = range(1, len(rules) + 1)
+        self._numbers = range(1, len(rules) + 1)
 
     def find(self, secret: bytes) -> Caller | None:
-        """The caller behind a secret.
+        """Return the caller with this secret, or None.
 
-        The secret is hashed and its digest compared with that of every key, each comparison in constant time and none
-        left out after a match; the place of the match comes out of a sum. So the time taken tells neither which key
-        matched nor how much of one.
+        The digest of the secret is compared with that of every key, each comparison in constant time and none skipped
+        after a match. The number of the match is a sum. The time taken therefore reveals neither which key matched nor
+        how much of one.
         """
         presented = sha256(secret).digest()
         matches = map(compare_digest, self._digests, repeat(presented))
-        place = sum(map(mul, matches, self._places))
-        return self.callers[place - 1] if place else None
+        number = sum(map(mul, matches, self._numbers))
+        return self.callers[number - 1] if number else None
 
 
 def _caller(rule: KeyRule, name: str) -> Caller:

@@ -1,14 +1,14 @@
-"""The operations: everything a client can ask for, and what a key needs for it. One table for all transports. Pure.
+"""The operations: everything a client can request, and what a key needs for it. One table for all transports. Pure.
 
-A row of the route table and a WebSocket command each refer to an operation here, and `auth.authorise` decides by it.
-An operation states:
+A row of the route table and a WebSocket command each refer to an operation here, and `caller.authorise` decides by it.
+A row of this table has:
 
     scope    scopes that the key must have, all of them
-    names    names beside the target (the topic or router in the path, the topic of a command) that the key's prefixes
-             must cover, by the place that they come from: a field of the request, or the state of the server
-    effects  whether a GET changes anything, by its query string; `pages.py` keeps pages of other sites from it
+    names    names besides the target (the topic or router in the path, the topic of a command) that the prefixes of
+             the key must cover, by their source: a field of the request, or the state of the server
+    effects  whether a GET changes anything, by its query string; `api/foreign_pages.py` protects those
 
-The names are looked up in the state with everything that is under way in effect, as the handler will find it.
+Names are looked up in the state with all writes in progress applied, as the handler will find it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Scope(Flag):
-    """What a key must be allowed to do; several mean all of them."""
+    """Rights of a key. A combination means all of them."""
 
     NONE = 0
     READ = auto()
@@ -58,7 +58,7 @@ class Operation(Struct, frozen=True, kw_only=True, eq=False):
 
     name: str
     scope: Scope = Scope.NONE
-    names: Mapping[str, NamesIn] = {}  # by place; called with the engine, the target and the decoded request
+    names: Mapping[str, NamesIn] = {}  # by source; called with the engine, the target and the decoded request
     effects: Effects = no_effects
 
 
@@ -76,9 +76,9 @@ def _row(
 
 
 def _dead_letter(engine: Engine, target: str, patch: ConfigPatch) -> Iterable[str | UnsetType | None]:
-    """A queue writes to its dead-letter topic on behalf of the key that made it do so.
+    """Return the dead-letter topic, to which the queue writes on behalf of the key that configured it.
 
-    That key set `dead_letter`, or turned dead letters on (`max_deliveries`) where another key had set it.
+    That key sets `dead_letter`, or turns dead letters on (`max_deliveries`) where another key has set it.
     """
     if patch.dead_letter is UNSET and patch.max_deliveries:
         topic = engine.find(target)
@@ -87,11 +87,11 @@ def _dead_letter(engine: Engine, target: str, patch: ConfigPatch) -> Iterable[st
 
 
 def _inline_dead_letter(_: Engine, __: str, write: WriteRequest | Publish) -> Iterable[str | UnsetType | None]:
-    """An inline configuration counts only for a topic that the write creates."""
+    """Return the dead-letter topic of an inline configuration, which applies only if the write creates the topic."""
     return () if write.config is None else (write.config.dead_letter,)
 
 
-def _emptied(engine: Engine, target: str, wanted: RedriveRequest) -> Iterable[str | None]:
+def _redriven(engine: Engine, target: str, wanted: RedriveRequest) -> Iterable[str | None]:
     if wanted.dead_letter is not None:
         return (wanted.dead_letter,)
     topic = engine.find(target)
@@ -99,7 +99,7 @@ def _emptied(engine: Engine, target: str, wanted: RedriveRequest) -> Iterable[st
 
 
 def _watched(_: Engine, __: str, wanted: WatchRequest | Subscribe) -> Iterable[str]:
-    """A pattern must lie within a prefix: its literal part counts as the name."""
+    """Return the watched names. A pattern must lie within a prefix: its literal part counts as the name."""
     return [name[:-1] if is_pattern(name) else name for name in wanted.watched()]
 
 
@@ -107,13 +107,13 @@ def _router_ends(router: Router) -> tuple[str, str]:
     return router.feed.source.name, router.feed.dest.name
 
 
-def _joined(engine: Engine, target: str, _: Any) -> Iterable[str]:
-    """A router shows the names of its topics: who may not use them may not see it, whatever its own name."""
+def _router_topics(engine: Engine, target: str, _: Any) -> Iterable[str]:
+    """Return the topics of a router: its state shows their names, so the key must be allowed to use them."""
     return _router_ends(engine.routers.get(target))
 
 
 def _previewed(engine: Engine, target: str, wanted: PreviewRequest) -> Iterable[str]:
-    return _joined(engine, target, wanted) if wanted.source is None else (wanted.source,)
+    return _router_topics(engine, target, wanted) if wanted.source is None else (wanted.source,)
 
 
 def _source(_: Engine, __: str, wanted: RouterRequest) -> Iterable[str]:
@@ -125,7 +125,7 @@ def _dest(_: Engine, __: str, wanted: RouterRequest) -> Iterable[str]:
 
 
 def router_names(router: Router) -> tuple[str, ...]:
-    """All names that a key must be allowed to use to see the router in a list."""
+    """Return all names that a key must be allowed to use to see the router in a list."""
     return (router.name, *_router_ends(router))
 
 
@@ -140,7 +140,7 @@ READ_STATE = _row("read state", Scope.READ, effects=_touches(default=True))
 LIST_TOPICS = _row("list topics", Scope.READ, effects=_touches(default=False))
 DROP_TOPIC = _row("drop topic", Scope.DELETE)
 APPEND = _row("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_letter})
-# The contract asks for more over a WebSocket (section 7) than over HTTP (section 0.2), where `write` is enough.
+# The contract requires more over a WebSocket (section 7) than over HTTP (section 0.2), where `write` is enough.
 PUBLISH_CONFIGURED = _row(
     "publish with config", Scope.WRITE | Scope.ADMIN, names={"config.dead_letter": _inline_dead_letter}
 )
@@ -150,9 +150,9 @@ DELETE_RECORDS = _row("delete records", Scope.DELETE)
 REPORT_ARCHIVED = _row("report archived", Scope.WRITE)
 
 WATCH = _row("watch", Scope.READ, names={"topics": _watched})
-# The session was authorised when it was made, and `Sessions.find` gives it to the key that made it and to no other.
+# The session was authorised when it was created, and `Sessions.find` returns it only to the key that created it.
 OPEN_SESSION = _row("open session", effects=_always)
-# Every command is authorised by itself. `check_origin` keeps pages of other sites out.
+# Every command is authorised by itself. The handshake refuses pages of other sites.
 CONNECT_SOCKET = _row("connect socket")
 UNSUBSCRIBE = _row("unsubscribe")
 PING = _row("ping")
@@ -163,10 +163,10 @@ ACK = _row("ack", Scope.WRITE)
 NACK = _row("nack", Scope.WRITE)
 EXTEND = _row("extend", Scope.WRITE)
 LIST_JOBS = _row("list jobs", Scope.READ)
-REDRIVE = _row("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _emptied})
+REDRIVE = _row("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _redriven})
 
 PUT_ROUTER = _row("put router", Scope.ADMIN, names={"source": _source, "dest": _dest})
-READ_ROUTER = _row("read router", Scope.READ, names={"source and dest of the router": _joined})
+READ_ROUTER = _row("read router", Scope.READ, names={"source and dest of the router": _router_topics})
 LIST_ROUTERS = _row("list routers", Scope.READ)
 DROP_ROUTER = _row("drop router", Scope.DELETE)
 PREVIEW_ROUTER = _row("preview router", Scope.READ, names={"source, or those of the router": _previewed})
@@ -192,6 +192,6 @@ COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
 
 
 def operation_of(command: Command) -> tuple[Operation, tuple[str, ...]]:
-    """Return the operation that a command asks for, and its targets."""
+    """Return the operation of a command, and its targets."""
     targets = (command.topic,) if isinstance(command, Publish) else ()
     return COMMANDS[type(command)](command), targets

@@ -1,4 +1,4 @@
-"""What archives report, and what a topic says of itself in return."""
+"""Handler of archive reports, and the archive field of a topic's state."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from topics.engine.state.topic import Topic
     from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
     from topics.server.http.messages import Request, Response
 
 _decode = msgspec.json.Decoder(ArchivedRequest)
 
 
-def report(app: TopicsApp, call: Call) -> Answer:
+def report(services: Services, call: Call) -> Answer:
+    """Record how far an archive has copied a topic."""
     body: ArchivedRequest = decode_body(_decode, call.request.body)
     seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
     trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
@@ -35,11 +36,11 @@ def report(app: TopicsApp, call: Call) -> Answer:
             ),
         )
 
-    ticket = archived.report(app.engine, call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
+    ticket = archived.report(services.engine, call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
     return when_done(ticket, call.request, encode)
 
 
-def standing(app: TopicsApp, topic: Topic) -> ArchiveStanding | None:
-    """For the state of the topic; None where no archive is concerned."""
-    found = archived.standing(topic, app.clock.now_ms())
+def standing(topic: Topic, now_ms: int) -> ArchiveStanding | None:
+    """Return the archive field of the topic's state; None without an archive."""
+    found = archived.standing(topic, now_ms)
     return None if found is None else ArchiveStanding(found.unarchived, found.overdue, found.evicted)

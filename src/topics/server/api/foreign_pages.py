@@ -16,7 +16,7 @@ from topics.server.http import query_string
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call, Route
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
     from topics.server.http.browser_origin import Pages
     from topics.server.http.messages import Answer
 
@@ -33,15 +33,15 @@ def _protected(route: Route, pages: Pages) -> Route:
     if effects is no_effects:
         return route
 
-    def handle(app: TopicsApp, call: Call) -> Answer:
+    def handle(services: Services, call: Call) -> Answer:
         headers = call.request.headers
         if route.stream and b"sec-fetch-site" not in headers:
-            return handler(app, call)  # the handler answers an `Accept` that only a page sends with 406
+            return handler(services, call)  # the handler answers an `Accept` that only a page sends with 406
         if pages.is_foreign(headers) and effects(query_string.parse(call.request.query)):
             raise TopicsError(
                 Code.FORBIDDEN,
                 "this GET changes something, and a page of another site is behind it; see TOPICS_CORS_ORIGINS",
             )
-        return handler(app, call)
+        return handler(services, call)
 
     return structs.replace(route, handler=handle)

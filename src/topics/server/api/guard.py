@@ -1,8 +1,8 @@
-"""The door of a server with keys: who calls, whether they may, and how much of theirs is under way.
+"""Access to a server with keys: authentication, authorisation, and the count of requests in progress per key.
 
-A route refers to an operation. Here the head of a request is checked against it: the scopes, and the names in the path.
-`authorise` checks the names that only the body or the state has, before the handler runs. A path that does not exist is
-refused like any other to a caller without a key: what there is to call is not a stranger's business.
+`admit` checks the head of a request against the operation of its route: the scopes, and the names in the path.
+`authorise` checks the names that only the body or the state has, before the handler runs. Without a key, a path that
+does not exist is refused like any other: a stranger does not learn which paths exist.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl
 from topics.errors import Code, TopicsError
 from topics.server.access.caller import ANYONE, Caller, admit, authorise
 from topics.server.access.keyring import KeyRing
-from topics.server.access.quotas import Limits
-from topics.server.api.route import Call, Route, Router
+from topics.server.access.quotas import Quotas
+from topics.server.api.route import Call, Route, RouteTable
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.limits.budget import SMALL_BYTES
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 BEARER = b"bearer "
 TOKEN = "token"
-NAME_PARTS = ("topic", "router")  # parts of a path that name something a prefix can rule out
+NAME_PARTS = ("topic", "router")  # path parameters that the prefixes of a key must cover
 
 
 class Guard:
-    """What the application asks about every request when there are keys."""
+    """Checks every request of a server with keys."""
 
-    __slots__ = ("_keys", "_limits", "_probe_auth", "_router")
+    __slots__ = ("_keys", "_probe_auth", "_quotas", "_routes")
 
-    def __init__(self, router: Router, keys: KeyRing, limits: Limits, *, probe_auth: bool) -> None:
-        self._router = router
+    def __init__(self, routes: RouteTable, keys: KeyRing, quotas: Quotas, *, probe_auth: bool) -> None:
+        self._routes = routes
         self._keys = keys
-        self._limits = limits
+        self._quotas = quotas
         self._probe_auth = probe_auth
 
     def admit(self, request: Request) -> Call:
-        """The call with its caller; or the reason why not."""
+        """Return the call with its caller. Raise if the head of the request is enough to refuse it."""
         try:
-            call = self._router.find(request)
+            call = self._routes.find(request)
         except TopicsError:
             self._authenticate(request, None)
             raise
@@ -56,7 +56,7 @@ class Guard:
         return call
 
     def authorise(self, engine: Engine, call: Call) -> None:
-        """Decide what the head of the request could not: the names in its body, and those that the state holds."""
+        """Check the names in the body, and those that the state holds. Raise `forbidden`."""
         route = call.route
         if call.caller.prefixes and route.operation.names:
             if route.decode is not None and call.wanted is None:
@@ -72,16 +72,17 @@ class Guard:
         return caller
 
     def begin(self, caller: Caller) -> None:
-        """One more request of the caller is under way; one of the two below follows, whatever becomes of it."""
+        """Count a request in progress, or raise `throttled`. `end` or `end_with` must follow however it ends."""
         if caller.counted:
-            self._limits.begin_request(caller)
+            self._quotas.begin_request(caller)
 
     def end(self, caller: Caller) -> None:
+        """Uncount a request."""
         if caller.counted:
             caller.end_request()
 
     def end_with(self, caller: Caller, answer: Answer) -> None:
-        """Count a request until its answer is delivered. A stream does not count: it has a cap of its own."""
+        """Uncount a request once its answer is delivered; a stream now, because streams have a cap of their own."""
         if not caller.counted:
             return
         if isinstance(answer, Deferred):
@@ -93,12 +94,12 @@ class Guard:
 
 
 def targets_of(call: Call) -> list[str]:
-    """The topic or router in the path."""
+    """Return the topic or router in the path."""
     return [name for part, name in call.params.items() if part in NAME_PARTS]
 
 
 def _count_until_sent(caller: Caller, response: Response | None) -> None:
-    """End a request, or have the transport end it once a large answer has left: a client may not read it."""
+    """Uncount a request now, or when a large answer has been sent: the client may not read it."""
     if response is None or body_bytes(response.body) <= SMALL_BYTES:
         caller.end_request()
     else:
@@ -106,8 +107,11 @@ def _count_until_sent(caller: Caller, response: Response | None) -> None:
 
 
 def _secret(request: Request, route: Route | None) -> bytes | None:
-    """What the request presents as its key. A URL is written to logs and histories: it counts only where a browser
-    cannot send a header, and only if there is none."""
+    """Return the key that the request presents, or None.
+
+    URLs appear in logs and histories: the query counts only where a browser cannot send a header, and only if there is
+    none.
+    """
     given = request.headers.get(b"authorization")
     if given is not None:
         return given[len(BEARER) :].strip() if given[: len(BEARER)].lower() == BEARER else b""

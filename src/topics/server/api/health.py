@@ -1,4 +1,4 @@
-"""Probes: is the process alive, can it serve, what does it measure, what does it speak."""
+"""Handlers of probes: liveness, readiness, metrics, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -14,53 +14,59 @@ from topics.server.loop.answer import json_answer, performance
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
     from topics.server.startup import Startup
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-def health(app: TopicsApp, call: Call) -> Answer:
-    return health_while_recovering(app.startup, call)
+def health(services: Services, call: Call) -> Answer:
+    """Report that the process is alive."""
+    return health_while_recovering(services.startup, call)
 
 
 def health_while_recovering(startup: Startup, call: Call) -> Answer:
+    """Report that the process is alive, before the data is recovered."""
     return json_answer(200, Health("ok", __version__, startup.uptime_ms(), performance(call.request)))
 
 
-def ready(app: TopicsApp, call: Call) -> Answer:
-    app.check_ready()
-    if (why := app.read_only()) is not None:
+def ready(services: Services, call: Call) -> Answer:
+    """Report whether the server can serve. Raise 503 while it stops or cannot write its log."""
+    services.check_ready()
+    if (why := services.read_only()) is not None:
         raise TopicsError(
             Code.READ_ONLY, f"the log takes no writes: {why}", detail={"reason": why}, retry_after_ms=1000
         )
-    return json_answer(200, Ready("ready", True, len(app.engine.topics), performance(call.request)))
+    return json_answer(200, Ready("ready", True, len(services.engine.topics), performance(call.request)))
 
 
-def get_metrics(app: TopicsApp, call: Call) -> Answer:
-    """In slices: what there is to measure grows with the topics."""
-    return app.slices.answer(call.request, _measured(app, call))
+def get_metrics(services: Services, call: Call) -> Answer:
+    """Return the metrics, measured in slices because their number grows with the topics."""
+    return services.slices.answer(call.request, _measure(services, call))
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
-    return run_all(_rendered(metrics.collect_while_recovering(startup), call))
+    """Return the metrics of the process, before the data is recovered."""
+    return run_all(_render(metrics.collect_while_recovering(startup), call))
 
 
-def _measured(app: TopicsApp, call: Call) -> Steps[Answer]:
-    rows = yield from metrics.collect(app, call.caller.prefixes)
-    return (yield from _rendered(rows, call))
+def _measure(services: Services, call: Call) -> Steps[Answer]:
+    rows = yield from metrics.collect(services, call.caller.prefixes)
+    return (yield from _render(rows, call))
 
 
-def _rendered(rows: list[metrics.Metric], call: Call) -> Steps[Answer]:
+def _render(rows: list[metrics.Metric], call: Call) -> Steps[Answer]:
     if b"application/json" in call.request.headers.get(b"accept", b""):
         return Response(200, metrics.as_json(rows, call.request))
     text = yield from metrics.as_text(rows)
     return Response(200, text, PROMETHEUS)
 
 
-def get_openapi(app: TopicsApp, call: Call) -> Answer:
-    return get_openapi_while_recovering(app.startup, call)
+def get_openapi(services: Services, call: Call) -> Answer:
+    """Return the OpenAPI document."""
+    return get_openapi_while_recovering(services.startup, call)
 
 
 def get_openapi_while_recovering(startup: Startup, call: Call) -> Answer:
+    """Return the OpenAPI document, before the data is recovered."""
     return Response(200, startup.document())

@@ -1,4 +1,4 @@
-"""What the server measures, as rows: Prometheus text and JSON are two ways to print them."""
+"""Metrics of the server as rows, and their two formats: Prometheus text and JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from topics.storage.log.stats import WalStats
 
 if TYPE_CHECKING:
     from topics.engine.routers.graph import Router
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
     from topics.server.startup import Startup
 
-# Suffix of the name, a label and its text (both empty for none), value. No dictionary: there are thousands of these,
-# and every container that lives for some time makes the garbage collector's pauses longer.
+# Suffix of the name, a label and its value (both empty for none), value. Not a dictionary: there are thousands of
+# samples, and every long-lived container makes the pauses of the garbage collector longer.
 Sample = tuple[str, str, str, float]
 
-TOPICS_A_STEP = 2000
+TOPICS_PER_STEP = 2000
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
 
@@ -37,24 +37,25 @@ class Metric(Struct):
     samples: list[Sample]
 
 
-def collect(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
-    """Measure everything; of topics by name only those that `prefixes` cover, or all if there are none.
+def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
+    """Measure everything. Topics are named if `prefixes` cover them, or if there are no prefixes.
 
-    Expires first the leases of all queues, and the records of the topics that are named. A creation or an end of a
-    topic that is still on its way to the log is not waited for: the answer shows the topics that are there now.
+    Expires the leases of all queues, and the records of the named topics, first. Creations and deletions that are still
+    being written to the log are not waited for.
 
-    In steps: queues and archives are looked for among all topics. A step is a metric, or `TOPICS_A_STEP` topics.
+    Runs in steps, because queues and archives are searched among all topics. A step is a metric, or `TOPICS_PER_STEP`
+    topics.
     """
-    yield from app.engine.replay_in_steps()
-    leases = yield from _leases(app)
-    archived = yield from _archived(app, prefixes)
+    yield from services.engine.replay_in_steps()
+    leases = yield from _leases(services)
+    archived = yield from _archived(services, prefixes)
     parts = (
-        _totals(app, leases),
-        _process(app.startup, ready=app.is_ready(), progress=1.0),
-        _wal(app.wal_stats(), read_only=app.read_only() is not None),
-        _topics(app, prefixes),
-        _archives(app, archived),
-        _routers(app, prefixes),
+        _totals(services, leases),
+        _process(services.startup, ready=not services.runtime.draining, progress=1.0),
+        _wal(services.wal_stats(), read_only=services.read_only() is not None),
+        _topics(services, prefixes),
+        _archives(services, archived),
+        _routers(services, prefixes),
     )
     rows = []
     for row in chain.from_iterable(parts):
@@ -63,64 +64,64 @@ def collect(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
     return rows
 
 
-def _leases(app: TopicsApp) -> Steps[int]:
-    """Count the jobs that workers hold."""
+def _leases(services: Services) -> Steps[int]:
+    """Return the number of leased jobs."""
     count = 0
-    for some in _batches(app.engine.state.queues.values()):
+    for some in _batches(services.engine.state.queues.values()):
         for topic in some:
             if topic.queue is not None:
-                app.engine.expire(topic)
+                services.engine.expire(topic)
                 count += topic.queue.in_flight
         yield None
     return count
 
 
-def _archived(app: TopicsApp, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
-    """Find the topics that an archive has to do with, by name."""
+def _archived(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
+    """Return the topics with an archive, by name."""
     found: list[Topic] = []
-    for some in _batches(app.engine.topics.values()):
+    for some in _batches(services.engine.topics.values()):
         found += [topic for topic in some if topic.archived or topic.config.archive is not None]
         yield None
     seen = [topic for topic in found if not prefixes or topic.name.startswith(prefixes)]
-    return sorted(seen, key=lambda topic: topic.name)[: _most(app)]
+    return sorted(seen, key=lambda topic: topic.name)[: _max_named(services)]
 
 
-def _most(app: TopicsApp) -> int:
-    """Return how many topics are named: none while the memory budget is full, so that the answer can be given."""
-    return 0 if app.budget.full else app.settings.metrics_max_topics
+def _max_named(services: Services) -> int:
+    """Return how many topics are named: none while the memory budget is full, so that the answer stays small."""
+    return 0 if services.budget.full else services.runtime.settings.metrics_max_topics
 
 
 def _batches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
-    """The topics that there are now, some at a time; what becomes of them meanwhile is for the caller to see."""
+    """Return the present topics in batches. The caller must handle topics that are deleted between two batches."""
     now = list(topics)
-    for at in range(0, len(now), TOPICS_A_STEP):
-        yield now[at : at + TOPICS_A_STEP]
+    for at in range(0, len(now), TOPICS_PER_STEP):
+        yield now[at : at + TOPICS_PER_STEP]
 
 
 def collect_while_recovering(startup: Startup) -> list[Metric]:
-    """What the process can say of itself. Of topics it says nothing: those that are there so far are incomplete."""
+    """Return the metrics of the process. Topics are left out, because only some are recovered so far."""
     return [*_process(startup, ready=False, progress=startup.progress), *_wal(WalStats(), read_only=False)]
 
 
-def _totals(app: TopicsApp, leases: int) -> Iterator[Metric]:
-    state = app.engine.state
-    yield _gauge("topics_topics", "Topics.", len(app.engine.topics))
+def _totals(services: Services, leases: int) -> Iterator[Metric]:
+    state = services.engine.state
+    yield _gauge("topics_topics", "Topics.", len(services.engine.topics))
     yield Metric(
         "topics_topics_by_class", "gauge", "Topics by durability class.",
         [("", "class", name, state.by_class.get(name, 0)) for name in CLASSES],
     )  # fmt: skip
-    yield _gauge("topics_routers", "Routers.", app.routers_count())
+    yield _gauge("topics_routers", "Routers.", len(services.engine.routers.table.by_name))
     yield _gauge("topics_records_live", "Records that readers can still get.", state.totals.records)
     yield _gauge("topics_bytes_live", "Bytes of those records.", state.totals.bytes)
     yield _gauge("topics_queue_topics", "Topics of type queue.", len(state.queues))
     yield _gauge("topics_queue_leases_in_flight", "Jobs that a worker holds.", leases)
-    yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", app.stream_count())
-    yield _gauge("topics_watch_sessions", "Watch sessions.", app.session_count())
+    yield _gauge("topics_sse_connections", "Open event streams and WebSockets.", services.quotas.streams)
+    yield _gauge("topics_watch_sessions", "Watch sessions.", len(services.sessions))
     yield _gauge("topics_memory_budget_bytes", "Bytes that clients may make the server hold; 0 is no limit.",
-                 app.budget.limit_bytes)  # fmt: skip
+                 services.budget.limit_bytes)  # fmt: skip
     yield Metric(
         "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
-        [("", "account", account, size) for account, size in app.budget.accounts().items()],
+        [("", "account", account, size) for account, size in services.budget.accounts().items()],
     )  # fmt: skip
 
 
@@ -164,8 +165,8 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def _topics(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
-    engine, limit = app.engine, _most(app)
+def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+    engine, limit = services.engine, _max_named(services)
     names = list(islice(engine.state.names.visible(prefixes), limit + 1))
     shown = [engine.topics[name] for name in names[:limit]]
     for topic in shown:
@@ -183,7 +184,7 @@ def _topics(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
         field = name.removeprefix("queue_")
         yield Metric(
             f"topics_topic_{name}", "gauge", help,
-            # Asked for each metric: a topic may be dropped between two steps.
+            # Tested again for each metric: a topic may be deleted between two steps.
             [("", "topic", topic.name, getattr(topic.queue, field)) for topic in shown if topic.queue is not None],
         )  # fmt: skip
     yield _gauge(
@@ -191,9 +192,9 @@ def _topics(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
     )
 
 
-def _archives(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
-    """Of topics that an archive has to do with."""
-    now_ms = app.clock.now_ms()
+def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric]:
+    """Return the metrics of topics with an archive."""
+    now_ms = services.runtime.clock.now_ms()
     shown = [topic for topic in topics if not topic.gone]
     standings = [(topic, archived.standing(topic, now_ms)) for topic in shown]
     for part, name, kind, help in (
@@ -213,12 +214,12 @@ def _archives(app: TopicsApp, topics: list[Topic]) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def _routers(app: TopicsApp, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
     """Routers whose names, and those of their topics, the prefixes cover."""
-    table = app.engine.routers.table
+    table = services.engine.routers.table
     named = (table.by_name[name] for name in table.names.visible(prefixes))
     seen = (router for router in named if not prefixes or all(one.startswith(prefixes) for one in router_names(router)))
-    shown = list(islice(seen, _most(app)))
+    shown = list(islice(seen, _max_named(services)))
     columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route table."""
+"""The OpenAPI 3.1 document, generated from the route table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
 from topics.server.api.route import Parameter, Route
 
-# What any request may meet, whatever its route.
+# Errors that any route can return.
 _EVERYWHERE = (Code.INVALID_REQUEST, Code.REQUEST_TIMEOUT, Code.HEADERS_TOO_LARGE)
 _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
@@ -25,6 +25,7 @@ _TYPES = {bool: "boolean", int: "integer", str: "string"}
 
 
 def document(routes: list[Route]) -> bytes:
+    """Return the document as JSON."""
     return _document(tuple(routes))
 
 

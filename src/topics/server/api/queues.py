@@ -1,4 +1,4 @@
-"""Queues: claim, ack, nack, extend, the stream of jobs, redrive, and a list for people."""
+"""Handlers of queues: claim, ack, nack, extend, the stream of jobs, the list of jobs, and redrive."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from topics.engine.state.topic import Topic
     from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
 
 _decode_claim = msgspec.json.Decoder(ClaimRequest)
 _decode_ack = msgspec.json.Decoder(AckRequest)
@@ -57,28 +57,29 @@ _now_ns = time.perf_counter_ns
 # --- claim
 
 
-def claim(app: TopicsApp, call: Call) -> Answer:
+def claim(services: Services, call: Call) -> Answer:
+    """Lease jobs to a worker, or wait for some."""
     wanted: ClaimRequest = decode_body(_decode_claim, call.request.body)
-    limits = app.engine.limits
+    limits = services.engine.limits
     check_worker(wanted.node, limits)
     for field in ("max", "lease_ms", "wait_ms"):
         check_u64(getattr(wanted, field) or 0, field)
-    topic = queue_of(app.engine, call.params["topic"])
-    if app.pressed:
-        app.throttle.check(topic.name)
-    if app.budget.full:
-        raise app.budget.error()
+    topic = queue_of(services.engine, call.params["topic"])
+    if services.throttle.pressed:
+        services.throttle.check(topic.name)
+    if services.budget.full:
+        raise services.budget.error()
     want = Want(
         node=wanted.node,
         max=clamp(wanted.max, 1, limits.max_claim),
         lease_ms=lease_ms_or(topic.config.lease_ms, wanted.lease_ms),
     )
-    wait_ms = 0 if app.draining else min(wanted.wait_ms, MAX_WAIT_MS)
-    if topic.config.claim_jitter_ms and not app.draining:
-        return WaitingClaim(app, topic, want, call.request).start(wait_ms)
-    [claimed], ticket = verbs.claim(app.engine, topic, [want])
+    wait_ms = 0 if services.runtime.draining else min(wanted.wait_ms, MAX_WAIT_MS)
+    if topic.config.claim_jitter_ms and not services.runtime.draining:
+        return WaitingClaim(services, topic, want, call.request).start(wait_ms)
+    [claimed], ticket = verbs.claim(services.engine, topic, [want])
     if wait_ms and not claimed.rows:
-        return WaitingClaim(app, topic, want, call.request).start(wait_ms)
+        return WaitingClaim(services, topic, want, call.request).start(wait_ms)
     if ticket is None:
         return _claimed(claimed, call.request, b"")
     return when_done(ticket, call.request, lambda done, request: _claimed(claimed, request, _written(done)))
@@ -100,10 +101,10 @@ def _written(ticket: Ticket) -> bytes:
 
 
 class WaitingClaim:
-    """A claim that waits: for the others of its cohort, or for a job to come."""
+    """A claim that waits: for the other claims that the queue gathers, or for a job."""
 
-    def __init__(self, app: TopicsApp, topic: Topic, want: Want, request: Request) -> None:
-        self._app = app
+    def __init__(self, services: Services, topic: Topic, want: Want, request: Request) -> None:
+        self._services = services
         self._topic = topic
         self._want = want
         self._request = request
@@ -114,22 +115,22 @@ class WaitingClaim:
     def start(self, wait_ms: int) -> Deferred:
         self._patient = wait_ms > 0
         if self._patient:
-            self._timer = self._app.call_later(wait_ms, self.end)
-        self._app.polls.add(self)
-        self._desk = self._app.desks.join(self._topic, self)
+            self._timer = self._services.runtime.call_later(wait_ms, self.end)
+        self._services.runtime.open_ended.add(self)
+        self._waiters = self._services.job_waiters.join(self._topic, self)
         return self._deferred
 
     def end(self) -> None:
-        """Its time is over, or the server's: the answer is what there is, which is nothing."""
+        """Answer without jobs: the time is over, or the server stops."""
         self._leave()
         self._answer(_claimed(Claimed(self._topic, [], [], self._ready()), self._request, b""))
 
-    # --- at the desk
+    # --- for the waiters of the queue
 
     def want(self) -> Want | None:
-        return None if self._app.budget.full else self._want
+        return None if self._services.budget.full else self._want
 
-    def got(self, claimed: Claimed, ticket: Ticket | None) -> bool:
+    def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
         if not claimed.rows and self._patient:
             return True
         if ticket is None or not claimed.rows:
@@ -138,14 +139,12 @@ class WaitingClaim:
             ticket.on_done(lambda done: self._finish(claimed, done))
         return False
 
-    def refused(self, error: TopicsError) -> bool:
+    def refuse(self, error: TopicsError) -> bool:
         self._answer(error_answer(error, self._request))
         return False
 
-    def gone(self) -> None:
+    def queue_deleted(self) -> None:
         self._answer(error_answer(topic_not_found(self._topic.name), self._request))
-
-    # --- inside
 
     def _finish(self, claimed: Claimed, ticket: Ticket) -> None:
         if ticket.error is not None:
@@ -162,42 +161,46 @@ class WaitingClaim:
 
     def _leave(self) -> None:
         self._forget()
-        self._desk.leave(self)
+        self._waiters.leave(self)
 
     def _forget(self) -> None:
-        self._app.polls.discard(self)
+        self._services.runtime.open_ended.discard(self)
         if self._timer is not None:
             self._timer.cancel()
 
 
-# --- what becomes of jobs
+# --- held jobs
 
 
-def ack(app: TopicsApp, call: Call) -> Answer:
+def ack(services: Services, call: Call) -> Answer:
+    """Delete finished jobs."""
     wanted: AckRequest = decode_body(_decode_ack, call.request.body)
-    check_held(wanted.node, wanted.seqs, wanted.lease_ids, app.engine.limits)
-    topic = queue_of(app.engine, call.params["topic"])
-    return when_done(verbs.ack(app.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _acked)
+    check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
+    topic = queue_of(services.engine, call.params["topic"])
+    return when_done(
+        verbs.ack(services.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _acked
+    )
 
 
 def _acked(ticket: Ticket, request: Request) -> Response:
-    return _settled(b"acked", ticket, request)
+    return _acknowledged(b"acked", ticket, request)
 
 
-def nack(app: TopicsApp, call: Call) -> Answer:
+def nack(services: Services, call: Call) -> Answer:
+    """Return jobs to the queue."""
     wanted: NackRequest = decode_body(_decode_nack, call.request.body)
-    check_held(wanted.node, wanted.seqs, wanted.lease_ids, app.engine.limits)
+    check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
-    topic = queue_of(app.engine, call.params["topic"])
-    ticket = verbs.nack(app.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
+    topic = queue_of(services.engine, call.params["topic"])
+    ticket = verbs.nack(services.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
     return when_done(ticket, call.request, _nacked)
 
 
 def _nacked(ticket: Ticket, request: Request) -> Response:
-    return _settled(b"nacked", ticket, request)
+    return _acknowledged(b"nacked", ticket, request)
 
 
-def _settled(what: bytes, ticket: Ticket, request: Request) -> Response:
+def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
     done: Settled = ticket.result
     body = (
         b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
@@ -209,12 +212,13 @@ def _settled(what: bytes, ticket: Ticket, request: Request) -> Response:
     return Response(200, body)
 
 
-def extend(app: TopicsApp, call: Call) -> Answer:
+def extend(services: Services, call: Call) -> Answer:
+    """Extend the leases of jobs."""
     wanted: ExtendRequest = decode_body(_decode_extend, call.request.body)
-    check_held(wanted.node, wanted.seqs, wanted.lease_ids, app.engine.limits)
+    check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
-    topic = queue_of(app.engine, call.params["topic"])
-    ticket = verbs.extend(app.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
+    topic = queue_of(services.engine, call.params["topic"])
+    ticket = verbs.extend(services.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: Settled = ticket.result
@@ -227,34 +231,43 @@ def extend(app: TopicsApp, call: Call) -> Answer:
 # --- the stream
 
 
-def work(app: TopicsApp, call: Call) -> Answer:
+def work(services: Services, call: Call) -> Answer:
+    """Open a stream that pushes jobs to a worker."""
     check_accept(call.request)
     found = query_string.parse(call.request.query)
     if "node" not in found:
         raise invalid("node is required", field="node")
-    limits = app.engine.limits
+    limits = services.engine.limits
     node = check_worker(found["node"], limits)
     most = clamp(query_string.number(found, "max", default=1), 1, limits.max_claim)
     lease_ms = None
     if "lease_ms" in found:
         lease_ms = clamp(query_string.number(found, "lease_ms", default=0), *LEASE_MS_RANGE)
-    topic = queue_of(app.engine, call.params["topic"])
-    if app.pressed:
-        app.throttle.check(topic.name)
-    return WorkStream(app, topic, node=node, max=most, lease_ms=lease_ms, release=app.open_stream(call.caller))
+    topic = queue_of(services.engine, call.params["topic"])
+    if services.throttle.pressed:
+        services.throttle.check(topic.name)
+    return WorkStream(
+        services.runtime, services.job_waiters, services.budget, topic,
+        node=node, max=most, lease_ms=lease_ms, release=services.quotas.open_stream(call.caller),
+    )  # fmt: skip
 
 
-# --- for people
+# --- lists and dead letters
 
 
-def jobs(app: TopicsApp, call: Call) -> Answer:
+def jobs(services: Services, call: Call) -> Answer:
+    """Return a page of jobs with their states."""
     found = query_string.parse(call.request.query)
-    topic = queue_of(app.engine, call.params["topic"])
+    topic = queue_of(services.engine, call.params["topic"])
     after, limit = query_string.cursor_after(found), query_string.page_size(found)
     if after and not (after.isascii() and after.isdigit() and len(after) <= 20):
         raise invalid("cursor is not one this server gave out", field="cursor")
     rows, more = job_list.expire_and_list(
-        topic, state=_state(found.get("state")), after=int(after or 0), limit=limit, now_ms=app.clock.now_ms()
+        topic,
+        state=_state(found.get("state")),
+        after=int(after or 0),
+        limit=limit,
+        now_ms=services.runtime.clock.now_ms(),
     )
     queue = leases_of(topic)
     cursor = b"" if more is None else b',"next_cursor":"%b"' % query_string.cursor(str(more)).encode()
@@ -275,11 +288,13 @@ def _state(given: str | None) -> JobState | None:
 
 
 def decode_redrive(body: bytes) -> RedriveRequest:
+    """Return the decoded body of a redrive."""
     wanted: RedriveRequest = decode_body(_decode_redrive, body)
     return wanted
 
 
-def redrive(app: TopicsApp, call: Call) -> Answer:
+def redrive(services: Services, call: Call) -> Answer:
+    """Move dead letters back into their queue."""
     wanted: RedriveRequest = call.body()
     if wanted.dead_letter is not None:
         check_topic(wanted.dead_letter, field="dead_letter")
@@ -288,9 +303,9 @@ def redrive(app: TopicsApp, call: Call) -> Answer:
     if wanted.seqs is not None and len(wanted.seqs) > MAX_REDRIVE:
         raise invalid(f"seqs may name at most {MAX_REDRIVE} records", field="seqs")
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
-    topic = queue_of(app.engine, call.params["topic"])
+    topic = queue_of(services.engine, call.params["topic"])
     ticket = dead_letters.redrive(
-        app.engine, topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
+        services.engine, topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
         limit=clamp(wanted.limit, 1, MAX_REDRIVE), dry_run=wanted.dry_run,
     )  # fmt: skip
 

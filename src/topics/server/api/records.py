@@ -1,4 +1,4 @@
-"""Records: append, diff, delete. The hot half of the server: answers are put together as bytes."""
+"""Handlers of records: append, diff, delete. Hot paths: answers are formatted as text or sliced as bytes."""
 
 from __future__ import annotations
 
@@ -30,41 +30,46 @@ from topics.model.records import (
     parse_match,
 )
 from topics.model.wire import RecordsDeleted, check_u64, decode_body
-from topics.server.http import query_string as querystring
+from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
-from topics.server.http.write_body import LARGE_BYTES, decode_write
-from topics.server.loop import throttle
+from topics.server.http.write_body import LARGE_BYTES, decode_write, decode_write_steps
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
-from topics.server.loop.loads import Loading, unreadable
-from topics.storage.segments.cold import Cold
+from topics.server.loop.loads import NOT_LOADING, unreadable
 
 if TYPE_CHECKING:
     from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
 
 _decode_diff = msgspec.json.Decoder(DiffRequest)
 _decode_delete = msgspec.json.Decoder(DeleteRequest)
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
-SMALL_BYTES = 16 << 10  # of an answer that is put together here
+SMALL_BYTES = 16 << 10  # of an answer that is joined here
 _MILLIS = [f"{us / 1000:.3f}" for us in range(10_000)]
 
 
-def append(app: TopicsApp, call: Call) -> Answer:
+def append(services: Services, call: Call) -> Answer:
+    """Append records, all or none."""
     request = call.request
     write: WriteRequest | None = call.wanted
     if write is None:
         if len(request.body) > LARGE_BYTES:
-            return app.decode_and_serve(call)
+            return services.slices.answer(request, _append_large(services, call))
         write = decode_write(request.body)
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
-    with_seqs = not request.query or querystring.flag(querystring.parse(request.query), "return_seqs", default=True)
+    with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
     encode = _appended_listing if with_seqs else _appended_bounds
-    if app.pressed:
-        return throttle.append(app, call.params["topic"], write, request, encode)
-    return when_done(app.engine.append(call.params["topic"], write), request, encode)
+    if services.throttle.pressed:
+        return services.throttle.append(call.params["topic"], write, request, encode)
+    return when_done(services.engine.append(call.params["topic"], write), request, encode)
+
+
+def _append_large(services: Services, call: Call) -> Steps[Answer]:
+    """Append a large body, which is decoded in steps."""
+    call.wanted = yield from decode_write_steps(call.request.body, services.engine.limits)
+    return (yield from once_loaded(lambda: append(services, call)))
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:
@@ -79,7 +84,7 @@ def _appended_listing(ticket: Ticket, request: Request) -> Response:
 
 
 def _appended_one(ticket: Ticket, request: Request) -> Response:
-    """What `_appended` says of a single record: most answers of a busy server."""
+    """Return what `_appended` returns for a single record: most answers of a busy server."""
     seq, topic, sync_ns = ticket.first, ticket.topic, ticket.sync_ns
     assert topic is not None
     body = (
@@ -96,7 +101,7 @@ def _appended_bounds(ticket: Ticket, request: Request) -> Response:
 
 
 def _appended(ticket: Ticket, request: Request, seqs: str) -> Response:
-    """Text that is encoded at the end: formatting bytes takes twice the time."""
+    """Return the answer. Text is formatted, then encoded: formatting bytes takes twice the time."""
     done: Appended = ticket.result
     first, last = done.first, done.last
     body = (
@@ -110,36 +115,37 @@ def _appended(ticket: Ticket, request: Request, seqs: str) -> Response:
 
 
 def _ms(ns: int) -> str:
-    """Milliseconds with three decimals, by look-up: formatting floats was a tenth of an append."""
+    """Return milliseconds with three decimals, from a table: formatting floats took a tenth of an append."""
     us = ns // 1000
     return _MILLIS[us] if us < len(_MILLIS) else f"{us / 1000:.3f}"
 
 
-def diff(app: TopicsApp, call: Call) -> Answer:
+def diff(services: Services, call: Call) -> Answer:
+    """Return the records after a position, or wait for some."""
     request = call.request
     name = call.params["topic"]
-    if app.pressed:
-        app.throttle.check(name)
-    polled = app.polled.find(name, request.body)
-    if polled is not None:
-        polled.topic.last_read_ts = app.clock.now_ms()
+    if services.throttle.pressed:
+        services.throttle.check(name)
+    cached = services.poll_cache.find(name, request.body)
+    if cached is not None:
+        cached.topic.last_read_ts = services.runtime.clock.now_ms()
         took = _ms(_now_ns() - request.started_ns).encode()
-        return Response(200, b"".join((polled.before, took, polled.after)))
+        return Response(200, b"".join((cached.before, took, cached.after)))
     wanted: DiffRequest = decode_body(_decode_diff, request.body)
-    query = _query(app, wanted)
-    if query.projection is STORED_FORM:  # and not to be packed, which is more than to be sent
+    query = _query(services, wanted)
+    if query.projection is STORED_FORM:  # lend the stored bytes to the socket, unless the answer may be compressed
         query.lend = request.headers.get(b"accept-encoding", b"identity") == b"identity"
-    topic, reading = app.engine.read(name, query)
-    if wanted.wait_ms and _nothing(topic, reading) and not app.draining:
-        return LongPoll(app, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))
+    topic, reading = services.engine.read(name, query)
+    if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
+        return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))
     before, after = _diff_answer(topic, reading)
     if query.plain and len(before) == 1:
-        app.polled.keep(topic, request.body, bytes(before[0]), after)
+        services.poll_cache.keep(topic, request.body, bytes(before[0]), after)
     return _timed(before, after, request)
 
 
-def _query(app: TopicsApp, wanted: DiffRequest) -> Query:
-    limit, max_limit = wanted.limit or DEFAULT_LIMIT, app.engine.limits.max_limit
+def _query(services: Services, wanted: DiffRequest) -> Query:
+    limit, max_limit = wanted.limit or DEFAULT_LIMIT, services.engine.limits.max_limit
     max_bytes = wanted.max_batch_bytes or DEFAULT_BATCH_BYTES
     query = Query(
         from_seq=wanted.from_seq,
@@ -173,12 +179,12 @@ def _nothing(topic: Topic, reading: Reading) -> bool:
 def _timed(before: list[bytes | memoryview], after: bytes, request: Request) -> Response:
     took = _ms(_now_ns() - request.started_ns).encode()
     if len(before) == 1:
-        return Response(200, b"".join((before[0], took, after)))  # one write, by the short way
+        return Response(200, b"".join((before[0], took, after)))  # one write, on the fast path of the transport
     return Response(200, [*before, took + after])
 
 
 def _diff_answer(topic: Topic, reading: Reading) -> tuple[list[bytes | memoryview], bytes]:
-    """All of the answer but the time it took: what comes before that, and after."""
+    """Return the answer without the time it took: the parts before the time, and the bytes after it."""
     head, next_from = topic.head, reading.next_from_seq
     tombstone = "null" if reading.tombstone is None else _tombstone(reading.tombstone)
     end = (
@@ -203,65 +209,55 @@ def _tombstone(gap: Tombstone) -> str:
 
 
 class LongPoll:
-    """A diff that found nothing: it waits for the topic to grow, its time to run out, or its client to leave."""
+    """A diff that found nothing. It waits until the topic grows, its time runs out, or its client leaves."""
 
     __slots__ = (
-        "_app", "_cancel_wait", "_deferred", "_loading", "_name", "_over", "_query", "_request", "_scanned", "_timer",
+        "_cancel_wait", "_deferred", "_loading", "_name", "_over", "_query", "_request", "_scanned", "_services",
+        "_timer",
     )  # fmt: skip
 
-    def __init__(self, app: TopicsApp, name: str, query: Query, request: Request) -> None:
-        self._app = app
+    def __init__(self, services: Services, name: str, query: Query, request: Request) -> None:
+        self._services = services
         self._name = name
         self._query = query
         self._request = request
         self._scanned = 0
-        self._loading: Loading | None = None
-        self._over = False  # whether it waits no longer, whatever there is to answer with
+        self._loading = NOT_LOADING
+        self._over = False  # whether to answer even if nothing was found
 
     def start(self, topic: Topic, reading: Reading, wait_ms: int) -> Deferred:
         self._deferred = Deferred(self._stop, on_hurry=self.end)
-        self._timer = self._app.call_later(wait_ms, self._answer)
-        self._app.polls.add(self)
+        self._timer = self._services.runtime.call_later(wait_ms, self._answer)
+        self._services.runtime.open_ended.add(self)
         self._wait(topic, reading)
         return self._deferred
 
     def end(self) -> None:
-        """Answers with what there is: the server is going."""
+        """Answer now: the server stops, or the client shut its side."""
         self._answer()
 
     def _wait(self, topic: Topic, reading: Reading) -> None:
-        # What was looked at and skipped need not be looked at again.
+        # Skipped records need not be scanned again.
         self._scanned += reading.scanned
         self._query.from_seq, self._query.from_ts = reading.next_from_seq, None
-        self._cancel_wait = self._app.engine.wait(topic, self._woken)
+        self._cancel_wait = self._services.engine.wait(topic, self._woken)
 
     def _woken(self) -> None:
-        try:
-            self._look()
-        except Cold as cold:
-            self._loading = self._app.loads.load(cold, self._loaded)
+        self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
 
-    def _loaded(self, failure: BaseException | None) -> None:
-        loading, self._loading = self._loading, None
-        if failure is not None:
-            self._finish(error_answer(unreadable(failure), self._request))
-            return
-        try:
-            self._look()
-        except Cold:
-            self._loading = loading
-            raise
+    def _cannot_read(self, failure: BaseException) -> None:
+        self._finish(error_answer(unreadable(failure), self._request))
 
     def _answer(self) -> None:
         self._cancel_wait()
         self._over = True
-        if self._loading is None:
+        if not self._loading.waiting:
             self._woken()
 
-    def _look(self) -> None:
-        """Answers, or goes on waiting if there is nothing new. Raises `Cold`."""
+    def _read(self) -> None:
+        """Answer, or continue to wait if there is nothing new. Raise `Cold` if records must be loaded."""
         try:
-            topic, reading = self._app.engine.read(self._name, self._query)
+            topic, reading = self._services.engine.read(self._name, self._query)
         except TopicsError as error:
             self._finish(error_answer(error, self._request))
             return
@@ -274,48 +270,47 @@ class LongPoll:
         reading.scanned += self._scanned
         response = _timed(*_diff_answer(topic, reading), self._request)
         try:
-            self._app.budget.check_answer(body_bytes(response.body))
+            self._services.budget.check_answer(body_bytes(response.body))
         except TopicsError as error:
             response = error_answer(error, self._request)
         self._finish(response)
 
     def _finish(self, response: Response) -> None:
         self._timer.cancel()
-        self._app.polls.discard(self)
+        self._services.runtime.open_ended.discard(self)
         self._deferred.resolve(response)
 
     def _stop(self) -> None:
         self._timer.cancel()
-        self._app.polls.discard(self)
+        self._services.runtime.open_ended.discard(self)
         self._cancel_wait()
-        if self._loading is not None:
-            self._loading.cancel()
+        self._loading.cancel()
 
 
-def _staged_delete(app: TopicsApp, name: str, wanted: DeleteRequest) -> Steps[Ticket]:
+def _staged_delete(services: Services, name: str, wanted: DeleteRequest) -> Steps[Ticket]:
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
     if wanted.seqs is not None:
         if wanted.before_seq is not None or match is not None:
             raise invalid("seqs goes without before_seq and match", field="seqs")
         seqs = [check_u64(seq, "seqs") for seq in wanted.seqs]
-        return (yield from once_loaded(partial(delete_seqs, app.engine, name, seqs, dry_run=wanted.dry_run)))
+        return (yield from once_loaded(partial(delete_seqs, services.engine, name, seqs, dry_run=wanted.dry_run)))
     if wanted.before_seq is None and match is None:
         raise invalid("a delete needs before_seq, match, or both", field="before_seq")
     before_seq = None if wanted.before_seq is None else check_u64(wanted.before_seq, "before_seq")
-    return (yield from app.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=wanted.dry_run))
+    return (yield from services.engine.delete_records(name, before_seq=before_seq, match=match, dry_run=wanted.dry_run))
 
 
-def delete(app: TopicsApp, call: Call) -> Answer:
-    """Run in slices: a delete by tag looks at all records of its topic."""
-    return app.slices.answer(call.request, _delete(app, call))
+def delete(services: Services, call: Call) -> Answer:
+    """Delete records by seq, by tag, or both. Runs in slices: a delete by tag looks at all records of its topic."""
+    return services.slices.answer(call.request, _delete(services, call))
 
 
-def _delete(app: TopicsApp, call: Call) -> Steps[Answer]:
+def _delete(services: Services, call: Call) -> Steps[Answer]:
     request = call.request
     wanted: DeleteRequest = decode_body(_decode_delete, request.body)
     if wanted.epoch is not None:
-        check_epoch(app.engine.topic(call.params["topic"]), check_u64(wanted.epoch, "epoch"))
-    ticket = yield from _staged_delete(app, call.params["topic"], wanted)
+        check_epoch(services.engine.topic(call.params["topic"]), check_u64(wanted.epoch, "epoch"))
+    ticket = yield from _staged_delete(services, call.params["topic"], wanted)
 
     def encode(done: Ticket, request: Request) -> Response:
         gone: Deleted = done.result

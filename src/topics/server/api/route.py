@@ -1,4 +1,4 @@
-"""The one table of routes: dispatch, permissions and the OpenAPI document all read it."""
+"""Routes: one row per method and path, read by dispatch, permissions and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from topics.server.access.operations import Operation, Scope
 from topics.server.http.messages import Answer, Request
 
 if TYPE_CHECKING:
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
     from topics.server.startup import Startup
 
 
-# Paths that are remembered. The longest that names a topic is 255 characters, three bytes each if percent-encoded.
+# Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
 
 
 class Parameter(Struct, frozen=True):
-    """A query parameter, for the document and for its reader."""
+    """A query parameter, as the OpenAPI document describes it."""
 
     name: str
     type: type
@@ -34,24 +34,24 @@ class Parameter(Struct, frozen=True):
 
 
 class Route(Struct, frozen=True, kw_only=True, eq=False):
-    """One row."""
+    """One row of the route table."""
 
     method: str
-    path: str  # `{topic}` stands for one percent-decoded part
-    handler: Callable[[TopicsApp, Call], Answer]
+    path: str  # `{topic}` matches one percent-decoded segment
+    handler: Callable[[Services, Call], Answer]
     summary: str
-    operation: Operation  # what this asks for, and what a key needs for it
-    body: Any = None  # request type, None where a body means nothing
-    decode: Callable[[bytes], Any] | None = None  # the body as the operation looks at it, where that has names in it
-    decode_steps: Callable[[bytes, Limits], Steps[Any]] | None = None  # the same for one larger than `LARGE_BYTES`
+    operation: Operation  # also says what a key needs
+    body: Any = None  # request type; None if a body is ignored
+    decode: Callable[[bytes], Any] | None = None  # set if the operation has names in the body
+    decode_steps: Callable[[bytes, Limits], Steps[Any]] | None = None  # the same for a body larger than `LARGE_BYTES`
     answers: dict[int, Any] = {}  # status → type of the answer
     errors: tuple[Code, ...] = ()
     query: tuple[Parameter, ...] = ()
-    # The answer before the data is recovered, made without an engine; None refuses the request with `not_ready`.
+    # Answers before the data is recovered, without an engine. None: such a request is refused with `not_ready`.
     while_recovering: Callable[[Startup, Call], Answer] | None = None
-    probe: bool = False  # answered without a key unless the operator says otherwise
+    probe: bool = False  # answered without a key unless `probe_auth` is set
     stream: bool = False  # counts as a long-lived connection
-    query_token: bool = False  # takes its key as `?token=` too, for browsers that cannot send a header there
+    query_token: bool = False  # accepts its key as `?token=`, because browsers cannot send a header there
 
     @property
     def scope(self) -> Scope:
@@ -59,14 +59,14 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Call(Struct, gc=False):
-    """A request that has found its route."""
+    """A request and its route."""
 
     request: Request
     route: Route
     params: dict[str, str]  # shared between calls to the same path
-    caller: Any = None  # an `auth.Caller`, never None once the app has admitted the call
-    typed: bool = False  # whether the content type has been looked at
-    wanted: Any = None  # the decoded body, where it had to be authorised
+    caller: Any = None  # a `Caller`; never None once the call is admitted
+    typed: bool = False  # whether the content type has been checked
+    wanted: Any = None  # the decoded body, if authorisation needed it
 
     def body(self) -> Any:
         """Return the decoded body of a route with `decode`."""
@@ -86,13 +86,13 @@ class _Node:
         self.routes: dict[str, Route] = {}
 
 
-class Router:
-    """Finds the row for a method and a path."""
+class RouteTable:
+    """Finds the route of a method and a path."""
 
     def __init__(self, routes: list[Route]) -> None:
         self.routes = routes
         self._root = _Node()
-        self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # paths seen lately
+        self.known: dict[bytes, tuple[dict[str, Route], dict[str, str]]] = {}  # by path: a cache
         for route in routes:
             self._add(route)
 
@@ -103,7 +103,7 @@ class Router:
                 if node.param is None:
                     node.param = _Node()
                     node.param.name = part[1:-1]
-                assert node.param.name == part[1:-1], f"two names for one part: {route.path}"
+                assert node.param.name == part[1:-1], f"two names for one segment: {route.path}"
                 node = node.param
             else:
                 node = node.children.setdefault(part.encode(), _Node())
@@ -111,7 +111,7 @@ class Router:
         node.routes[route.method] = route
 
     def find(self, request: Request) -> Call:
-        """404 for an unknown path, 405 for a known one with another method."""
+        """Return the call. Raise 404 for an unknown path, 405 for a known path with another method."""
         known = self.known.get(request.path)
         if known is not None and (route := known[0].get(request.method)) is not None:
             return Call(request, route, known[1])

@@ -1,4 +1,4 @@
-"""Routers: create and configure, look, list, drop, and try a filter out."""
+"""Handlers of routers: create and configure, get, list, delete, and preview a filter."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ if TYPE_CHECKING:
     from topics.engine.write.commit import Ticket
     from topics.server.access.caller import Caller
     from topics.server.api.route import Call
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
     from topics.server.http.messages import Request, Response
 
 _decode_router = msgspec.json.Decoder(RouterRequest)
 _decode_preview = msgspec.json.Decoder(PreviewRequest)
 
-HIDDEN = "…"  # stands for a name that a key's prefixes rule out
+HIDDEN = "…"  # replaces a name that the prefixes of a key do not cover
 
 
 def decode_router(body: bytes) -> RouterRequest:
+    """Return the decoded body of `PUT /v0/routers/{router}`."""
     request: RouterRequest = decode_body(_decode_router, body)
     return request
 
 
-def put_router(app: TopicsApp, call: Call) -> Answer:
+def put_router(services: Services, call: Call) -> Answer:
+    """Create a router, or change it."""
     request: RouterRequest = call.body()
 
     def encode(ticket: Ticket, request: Request) -> Response:
@@ -57,14 +59,14 @@ def put_router(app: TopicsApp, call: Call) -> Answer:
         return json_answer(201 if done.created else 200, answer)
 
     try:
-        ticket = app.engine.routers.put(call.params["router"], request)
+        ticket = services.engine.routers.put(call.params["router"], request)
     except TopicsError as error:
-        raise _told_to(call.caller, error) from None
+        raise _visible_to(call.caller, error) from None
     return when_done(ticket, call.request, encode)
 
 
-def _told_to(caller: Caller, error: TopicsError) -> TopicsError:
-    """The same error without the names of topics that the caller may not know of."""
+def _visible_to(caller: Caller, error: TopicsError) -> TopicsError:
+    """Return the error without the names of topics that the caller may not use."""
 
     def shown(name: str) -> str:
         return name if caller.may_use(name) else HIDDEN
@@ -77,14 +79,16 @@ def _told_to(caller: Caller, error: TopicsError) -> TopicsError:
     return error
 
 
-def get_router(app: TopicsApp, call: Call) -> Answer:
-    router = app.engine.routers.get(call.params["router"])
+def get_router(services: Services, call: Call) -> Answer:
+    """Return the state of a router."""
+    router = services.engine.routers.get(call.params["router"])
     return json_answer(200, RouterAnswer(**_fields(router), performance=performance(call.request)))
 
 
-def list_routers(app: TopicsApp, call: Call) -> Answer:
+def list_routers(services: Services, call: Call) -> Answer:
+    """Return a page of routers."""
     found = query_string.parse(call.request.query)
-    page, more = app.engine.routers.page(
+    page, more = services.engine.routers.page(
         prefix=found.get("prefix", ""),
         source=found.get("source"),
         dest=found.get("dest"),
@@ -98,39 +102,42 @@ def list_routers(app: TopicsApp, call: Call) -> Answer:
     return json_answer(200, RouterList(summaries, performance(call.request), next_cursor))
 
 
-def drop_router(app: TopicsApp, call: Call) -> Answer:
+def drop_router(services: Services, call: Call) -> Answer:
+    """Delete a router. Forwarded records stay."""
+
     def encode(ticket: Ticket, request: Request) -> Response:
         done: DroppedRouter = ticket.result
         return json_answer(200, RouterDropped(done.name, done.deleted, performance(request, ticket)))
 
-    return when_done(app.engine.routers.drop(call.params["router"]), call.request, encode)
+    return when_done(services.engine.routers.drop(call.params["router"]), call.request, encode)
 
 
 def decode_preview(body: bytes) -> PreviewRequest:
+    """Return the decoded body of a preview."""
     wanted: PreviewRequest = decode_body(_decode_preview, body)
     return wanted
 
 
-def preview(app: TopicsApp, call: Call) -> Answer:
-    """Run in slices: a preview looks at all records of its source."""
-    return app.slices.answer(call.request, _preview(app, call))
+def preview(services: Services, call: Call) -> Answer:
+    """Count what a router would forward. Runs in slices: a preview looks at all records of its source."""
+    return services.slices.answer(call.request, _preview(services, call))
 
 
-def _preview(app: TopicsApp, call: Call) -> Steps[Answer]:
-    """Of a router as it is, with another filter, or (where `source` is given) of one that does not exist yet."""
+def _preview(services: Services, call: Call) -> Steps[Answer]:
+    """Preview a router as it is, with another filter, or (with `source`) one that does not exist yet."""
     wanted: PreviewRequest = call.body()
     name = check_router(call.params["router"])
     match = parse_filter(wanted.filter)
     if wanted.source is None:
-        router = app.engine.routers.get(name)
+        router = services.engine.routers.get(name)
         source = router.feed.source
         match = match or router.config.filter
     else:
         check_topic(wanted.source, field="source")
-        source = app.engine.topic(wanted.source)
+        source = services.engine.topic(wanted.source)
     from_seq = check_u64(wanted.from_seq, "from_seq")
     from_ts = None if wanted.from_ts is None else check_u64(wanted.from_ts, "from_ts")
-    found = yield from app.engine.routers.expire_and_preview(source, match, from_seq=from_seq, from_ts=from_ts)
+    found = yield from services.engine.routers.expire_and_preview(source, match, from_seq=from_seq, from_ts=from_ts)
     answer = PreviewAnswer(
         router=name,
         source=source.name,

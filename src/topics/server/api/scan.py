@@ -1,4 +1,4 @@
-"""Bulk reads."""
+"""Handler of bulk reads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topics.engine.read.read import Query
+from topics.engine.read.scan import Scan
 from topics.model.records import Projection, ScanRequest, node_set, parse_match
 from topics.model.wire import check_u64, decode_body
 from topics.server.http.messages import Answer
@@ -15,21 +16,25 @@ from topics.server.push.scan_stream import ScanStream
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
 
 _decode_scan = msgspec.json.Decoder(ScanRequest)
 
 
-def scan(app: TopicsApp, call: Call) -> Answer:
+def scan(services: Services, call: Call) -> Answer:
+    """Return a range of records as one stream."""
     wanted: ScanRequest = decode_body(_decode_scan, call.request.body)
     name = call.params["topic"]
     query = _query(wanted)
-    form = scan_formats.form_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
-    app.check_ready()
-    if app.pressed:
-        app.throttle.check(name)
-    app.engine.topic(name)  # 404 while there is still a status to say it with
-    return ScanStream(app, name, query, form, upto_seq=wanted.upto_seq, release=app.open_stream(call.caller))
+    form = scan_formats.format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
+    services.check_ready()
+    if services.throttle.pressed:
+        services.throttle.check(name)
+    services.engine.topic(name)  # raises 404, which cannot be sent once the stream has begun
+    return ScanStream(
+        services.runtime, services.throttle, services.budget, Scan(query, upto_seq=wanted.upto_seq), name, form,
+        release=services.quotas.open_stream(call.caller),
+    )  # fmt: skip
 
 
 def _query(wanted: ScanRequest) -> Query:

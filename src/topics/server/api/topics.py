@@ -1,4 +1,4 @@
-"""Topics: create and configure, look, list, drop."""
+"""Handlers of topics: create and configure, get, list, delete."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     from topics.engine.steps import Steps
     from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
     from topics.server.http.messages import Request, Response
 
 _decode_config = msgspec.json.Decoder(ConfigPatch)
 
 
 def decode_config(body: bytes) -> ConfigPatch:
+    """Return the decoded body of `PUT /v0/topics/{topic}`."""
     patch: ConfigPatch = decode_body(_decode_config, body)
     return patch
 
 
-def put_topic(app: TopicsApp, call: Call) -> Answer:
+def put_topic(services: Services, call: Call) -> Answer:
+    """Create a topic, or change its configuration."""
     patch = call.body()
 
     def encode(ticket: Ticket, request: Request) -> Response:
@@ -39,12 +41,13 @@ def put_topic(app: TopicsApp, call: Call) -> Answer:
         answer = TopicPut(topic.name, done.created, topic.epoch, topic.config, performance(request, ticket))
         return json_answer(201 if done.created else 200, answer)
 
-    return when_done(app.engine.put_topic(call.params["topic"], patch), call.request, encode)
+    return when_done(services.engine.put_topic(call.params["topic"], patch), call.request, encode)
 
 
-def get_topic(app: TopicsApp, call: Call) -> Answer:
+def get_topic(services: Services, call: Call) -> Answer:
+    """Return the state of a topic."""
     found = query_string.parse(call.request.query)
-    topic = app.engine.expire_and_get(call.params["topic"], touch=query_string.flag(found, "touch", default=True))
+    topic = services.engine.expire_and_get(call.params["topic"], touch=query_string.flag(found, "touch", default=True))
     answer = TopicState(
         topic=topic.name,
         type=topic.config.type,
@@ -55,14 +58,14 @@ def get_topic(app: TopicsApp, call: Call) -> Answer:
         count=topic.count,
         bytes=topic.bytes,
         config=topic.config,
-        effective_priority=app.engine.effective_priority(topic),
+        effective_priority=services.engine.effective_priority(topic),
         last_write_ts=topic.last_write_ts,
         last_read_ts=topic.last_read_ts,
         performance=performance(call.request),
         queue=_queue_counts(topic),
         archived_seq=topic.archived if topic.archived or topic.config.archive is not None else None,
         trimmed_seq=topic.trimmed or None,
-        archive=archives.standing(app, topic),
+        archive=archives.standing(topic, services.runtime.clock.now_ms()),
     )
     return json_answer(200, answer)
 
@@ -74,16 +77,16 @@ def _queue_counts(topic: Topic) -> QueueCounts | None:
     return QueueCounts(queue.ready, queue.in_flight, queue.dead_lettered, queue.delayed, queue.dead_letter_error)
 
 
-def list_topics(app: TopicsApp, call: Call) -> Answer:
-    """In slices: right after a start, records of many topics may have to be replayed first."""
-    return app.slices.answer(call.request, _listed(app, call))
+def list_topics(services: Services, call: Call) -> Answer:
+    """Return a page of topics, in slices: right after a start, records of many topics may have to be replayed."""
+    return services.slices.answer(call.request, _list(services, call))
 
 
-def _listed(app: TopicsApp, call: Call) -> Steps[Answer]:
-    yield from app.engine.replay_in_steps()
+def _list(services: Services, call: Call) -> Steps[Answer]:
+    yield from services.engine.replay_in_steps()
     found = query_string.parse(call.request.query)
     touch = query_string.flag(found, "touch", default=False)
-    page, more = app.engine.expire_and_list(
+    page, more = services.engine.expire_and_list(
         prefix=found.get("prefix", ""),
         after=query_string.cursor_after(found),
         limit=query_string.page_size(found),
@@ -100,7 +103,7 @@ def _listed(app: TopicsApp, call: Call) -> Steps[Answer]:
             count=topic.count,
             bytes=topic.bytes,
             durable=topic.config.durable,
-            effective_priority=app.engine.effective_priority(topic),
+            effective_priority=services.engine.effective_priority(topic),
         )
         for topic in page
     ]
@@ -108,7 +111,8 @@ def _listed(app: TopicsApp, call: Call) -> Steps[Answer]:
     return json_answer(200, TopicList(summaries, performance(call.request), next_cursor))
 
 
-def drop_topic(app: TopicsApp, call: Call) -> Answer:
+def drop_topic(services: Services, call: Call) -> Answer:
+    """Delete a topic with everything in it."""
     if_empty = query_string.flag(query_string.parse(call.request.query), "if_empty", default=False)
 
     def encode(ticket: Ticket, request: Request) -> Response:
@@ -116,4 +120,4 @@ def drop_topic(app: TopicsApp, call: Call) -> Answer:
         shown = [router for router in done.routers_removed if call.caller.may_use(router)]
         return json_answer(200, TopicDropped(done.name, done.deleted, shown, performance(request, ticket)))
 
-    return when_done(app.engine.drop_topic(call.params["topic"], if_empty=if_empty), call.request, encode)
+    return when_done(services.engine.drop_topic(call.params["topic"], if_empty=if_empty), call.request, encode)

@@ -1,4 +1,4 @@
-"""Watching: make a session, open its event stream, open a WebSocket."""
+"""Handlers of watching: create a session, open its event stream, open a WebSocket."""
 
 from __future__ import annotations
 
@@ -18,35 +18,42 @@ from topics.server.push.sse import check_accept
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call
-    from topics.server.app import TopicsApp
+    from topics.server.api.services import Services
 
 _decode_watch = msgspec.json.Decoder(WatchRequest)
 
 
 def decode_watch(body: bytes) -> WatchRequest:
+    """Return the decoded body of `POST /v0/watch`."""
     wanted: WatchRequest = decode_body(_decode_watch, body)
     return wanted
 
 
-def create(app: TopicsApp, call: Call) -> Answer:
+def create(services: Services, call: Call) -> Answer:
+    """Create a watch session."""
     wanted: WatchRequest = call.body()
     lenient = query_string.flag(query_string.parse(call.request.query), "lenient", default=False)
-    session, topics = app.sessions.create(wanted, call.caller, lenient=lenient)
+    session, topics = services.sessions.create(wanted, call.caller, lenient=lenient)
     url = f"/v0/watch/{session.wid}"
-    answer = WatchCreated(session.wid, url, app.settings.session_ttl_ms, topics, performance(call.request))
+    answer = WatchCreated(session.wid, url, services.runtime.settings.session_ttl_ms, topics, performance(call.request))
     return json_answer(200, answer)
 
 
-def stream(app: TopicsApp, call: Call) -> Answer:
+def stream(services: Services, call: Call) -> Answer:
+    """Open the event stream of a session."""
     request = call.request
     check_accept(request)
-    app.check_ready()
-    session = app.sessions.find(call.params["wid"], call.caller)
-    # A malformed id is ignored: browsers send back any id they once saw, and the session knows its own position.
+    services.check_ready()
+    session = services.sessions.find(call.params["wid"], call.caller)
+    # A malformed id is ignored: browsers return any id they once received, and the session has its own position.
     position = cursors.find(request.headers.get(b"last-event-id", b"").decode("latin-1"))
-    return WatchStream(app, session, position=position, release=app.open_stream(session.caller))
+    return WatchStream(
+        services.runtime, services.dispatcher, services.sessions, session,
+        position=position, release=services.quotas.open_stream(session.caller),
+    )  # fmt: skip
 
 
-def socket(app: TopicsApp, call: Call) -> Answer:
-    app.check_ready()
-    return accept(app, call.request, call.caller)
+def socket(services: Services, call: Call) -> Answer:
+    """Open a WebSocket."""
+    services.check_ready()
+    return accept(services.sockets, call.request, call.caller, services.quotas.open_stream)

@@ -1,4 +1,4 @@
-"""From what the engine says to what a client gets."""
+"""Answers to clients, made from the results and errors of the engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _encode = msgspec.json.encode
 
 
 def json_answer(status: int, answer: Any) -> Response:
+    """Return the response with `answer` as its JSON body."""
     return Response(status, _encode(answer))
 
 
 def elapsed_ms(request: Request) -> float:
+    """Return the milliseconds since the request arrived."""
     return round((time.perf_counter_ns() - request.started_ns) / 1e6, 3)
 
 
 def performance(request: Request, ticket: Ticket | None = None) -> Performance:
+    """Return the `performance` field: total time, and the time in the log where a ticket was written."""
     if ticket is None:
         return Performance(elapsed_ms(request))
     return Performance(
@@ -35,6 +38,7 @@ def performance(request: Request, ticket: Ticket | None = None) -> Performance:
 
 
 def error_answer(error: TopicsError, request: Request) -> Response:
+    """Return the error response, with `Allow` or `WWW-Authenticate` where HTTP requires it."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if error.code is Code.METHOD_NOT_ALLOWED and error.detail is not None:
         headers = ((b"allow", ", ".join(error.detail["allow"]).encode()),)
@@ -44,7 +48,7 @@ def error_answer(error: TopicsError, request: Request) -> Response:
 
 
 class TicketAnswer(Deferred):
-    """The answer to a verb that waits for its commit."""
+    """The answer to a write, deferred until its commit."""
 
     keeps_request: ClassVar[bool] = False
 
@@ -52,6 +56,7 @@ class TicketAnswer(Deferred):
     encode: Callable[[Ticket, Request], Response] | None = None
 
     def finish(self, ticket: Ticket) -> None:
+        """Resolve the answer with the outcome of the ticket."""
         request, encode = self.request, self.encode
         assert request is not None
         assert encode is not None
@@ -59,16 +64,26 @@ class TicketAnswer(Deferred):
         callback = self._callback
         if callback is None or self._over is not None:
             self.resolve(response)
-        else:  # the same without a call, as nearly all are
+        else:  # fast path: the same as `resolve` without the call
             self._response, self._callback = response, None
             callback(response)
 
 
 def when_done(ticket: Ticket, request: Request, encode: Callable[[Ticket, Request], Response]) -> Answer:
-    """The answer to a verb: at once if it needed no commit, else when it took effect or was refused."""
+    """Return the answer to a write: now if the ticket is resolved, else when it is committed or refused."""
     if ticket.done:
         return error_answer(ticket.error, request) if ticket.error is not None else encode(ticket, request)
     answer = TicketAnswer()
     answer.request, answer.encode = request, encode
     ticket.then = answer.finish
     return answer
+
+
+def forward(answer: Answer, deferred: Deferred) -> None:
+    """Resolve `deferred` with `answer`, now or when it is there. A cancellation is forwarded to `answer`."""
+    if isinstance(answer, Deferred):
+        deferred.on_cancel, deferred.on_hurry = answer.cancel, answer.hurry
+        answer.then(deferred.resolve)
+    else:
+        assert isinstance(answer, Response), "a stream cannot be deferred"
+        deferred.resolve(answer)

@@ -1,88 +1,80 @@
 """Routers on the event loop: when forwarding gets its turns.
 
-A write to a source is answered before its copies are begun. While requests come in, forwarding gets a slice of the
-time and then leaves the loop alone for several times as long; when none do, it goes on at once.
+A write to a source is answered before its copies are made. While requests arrive, forwarding runs for one slice and
+then rests for several times as long; while none arrive, it continues at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.server.loop.loads import NOT_LOADING
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
-    from topics.server.app import TopicsApp
+    from topics.server.loop.runtime import Runtime
 
 log = logs.Log("routers")
 
 SLICE_NS = 300_000
-REST = 8  # a slice is followed by so many of its length without one, under load
-RETRY_MS = 1000  # after a failure that should not be
+REST = 8  # under load, forwarding rests for this many times the length of its last slice
+RETRY_MS = 1000  # after an unexpected failure
 
 
 class Forwarding:
     """Calls `Routers.run` whenever there is something to forward."""
 
-    def __init__(self, app: TopicsApp) -> None:
-        self._app = app
-        self._routers = app.engine.routers
+    def __init__(self, runtime: Runtime, requests_total: Callable[[], int]) -> None:
+        self._runtime = runtime
+        self._requests_total = requests_total
+        self._routers = runtime.engine.routers
         self._routers.wake = self._wake
         self._timer: asyncio.Handle | None = None
         self._resting_until_ns = 0
         self._requests = 0
-        self._loading = self._stopped = False
-        self._patient = (
-            True  # whether no turn is under way or about to come: one that is only due later can be brought forward
-        )
+        self._loading = NOT_LOADING
+        self._stopped = False
+        # No turn runs or is about to run. A turn that is scheduled for later can be moved forward.
+        self._patient = True
 
     def stop(self) -> None:
-        """What is not forwarded by now is forwarded after the next start."""
+        """Stop forwarding. Records that are not forwarded yet are forwarded after the next start."""
         self._stopped = True
+        self._loading.cancel()
         if self._timer is not None:
             self._timer.cancel()
 
     def _wake(self) -> None:
         if self._patient:
-            self._come_back(0)
+            self._schedule(0)
 
-    def _come_back(self, wanted_ms: float) -> None:
-        if self._stopped or self._loading:
+    def _schedule(self, wanted_ms: float) -> None:
+        if self._stopped or self._loading.waiting:
             return
         if self._timer is not None:
             self._timer.cancel()
-        loop = self._app.loop
-        rest_ms = (self._resting_until_ns - self._app.clock.monotonic_ns()) / 1e6
+        loop = self._runtime.loop
+        rest_ms = (self._resting_until_ns - self._runtime.clock.monotonic_ns()) / 1e6
         delay_ms = max(wanted_ms, rest_ms)
         self._timer = loop.call_later(delay_ms / 1000, self._turn) if delay_ms > 0 else loop.call_soon(self._turn)
         self._patient = wanted_ms > 0
 
     def _turn(self) -> None:
         self._patient = False
-        try:
-            self._forward()
-        except Cold as cold:
-            self._loading = True
-            self._app.loads.load(cold, self._loaded)
+        self._loading = self._runtime.attempt(self._forward, self._cannot_read)
 
-    def _loaded(self, failure: BaseException | None) -> None:
-        self._loading = False
-        if failure is not None:
-            log.failure("cannot_read", failure)
-            self._routers.skip_cold()
-            self._timer = None
-            self._come_back(RETRY_MS)
-        elif not self._stopped:
-            try:
-                self._forward()
-            except Cold:
-                self._loading = True
-                raise
+    def _cannot_read(self, failure: BaseException) -> None:
+        log.failure("cannot_read", failure)
+        self._routers.skip_cold()
+        self._timer = None
+        self._schedule(RETRY_MS)
 
     def _forward(self) -> None:
-        """One slice of forwarding, and when to come back for the next. Raises `Cold`."""
-        clock, began = self._app.clock, self._app.clock.monotonic_ns()
+        """Forward for one slice, and schedule the next. Raise `Cold` if records must be loaded first."""
+        clock, began = self._runtime.clock, self._runtime.clock.monotonic_ns()
         try:
             delay_ms = self._routers.run(SLICE_NS)
         except Cold:
@@ -95,10 +87,9 @@ class Forwarding:
         self._timer = None
         self._patient = True
         if delay_ms is not None:
-            self._come_back(delay_ms)
+            self._schedule(delay_ms)
 
     def _is_asked(self) -> bool:
-        """Whether requests came in since the last turn."""
-        server = self._app.http
-        before, self._requests = self._requests, 0 if server is None else server.requests_total
+        """Return whether requests arrived since the last turn."""
+        before, self._requests = self._requests, self._requests_total()
         return self._requests != before

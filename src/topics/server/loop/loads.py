@@ -1,16 +1,14 @@
-"""Reads from the disk for the event loop: the one place where work that met `Cold` is loaded for and run again.
+"""Reads from the disk for the event loop: run work, and run it again once what it lacked is in memory.
 
-    try:
-        self._work()
-    except Cold as cold:
-        loads.load(cold, self._again)       # calls self._again(None), which may raise `Cold` in its turn
+    self._loading = loads.attempt(self._work, self._failed)
 
-Everything that the work needs is fetched by a pool thread in one trip, and is held in memory while the work runs again
-on the loop. There is no count of tries: what was fetched stays held until the work has ended, so every try gets further
-than the one before, whatever the kernel does with the pages meanwhile.
+Work raises `Cold` if it needs data that is only on the disk. A pool thread then fetches everything that the `Cold`
+names in one trip, and the work runs again on the loop while that data is held in memory. The number of attempts has no
+limit: data stays held until the work has ended, so every attempt gets further than the one before, whatever the kernel
+does with the pages meanwhile.
 
-At most `AT_ONCE` pieces of work hold anything at a time; the others wait in order of arrival. That bounds the memory:
-see `topics.storage.segments.cold` for what a hold may take.
+At most `AT_ONCE` pieces of work hold data at a time; the others wait in order of arrival. This bounds the memory:
+see `topics.storage.segments.cold` for what one hold may take.
 """
 
 from __future__ import annotations
@@ -27,24 +25,41 @@ from topics.storage.segments.cold import Cold, Hold
 
 AT_ONCE = 8
 
-Then = Callable[[BaseException | None], None]
+Work = Callable[[], None]  # may raise `Cold`
+Failed = Callable[[BaseException], None]
 
 log = logs.Log("loads")
 
 
 class Loading:
-    """One piece of work that waits for the disk."""
+    """One piece of work that needs the disk. `waiting` is true while the disk is read, false while the work runs."""
 
-    __slots__ = ("cold", "hold", "then")
+    __slots__ = ("cold", "failed", "hold", "waiting", "work")
 
-    def __init__(self, cold: Cold, then: Then) -> None:
+    def __init__(self, cold: Cold, work: Work, failed: Failed) -> None:
         self.cold = cold
-        self.then: Then | None = then
+        self.work: Work | None = work  # None once the work has ended or was cancelled
+        self.failed: Failed | None = failed
         self.hold = Hold()
+        self.waiting = True
 
     def cancel(self) -> None:
-        """Nobody wants the work done any more: it is not run again, and nothing more is fetched for it."""
-        self.then = None
+        """Do not run the work again, and fetch nothing more for it."""
+        # Both refer to the owner of this load. Dropping them breaks the reference cycle.
+        self.work = self.failed = None
+        self.waiting = False
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _ignore(failure: BaseException) -> None:
+    """Ignore a failure that cannot happen."""
+
+
+NOT_LOADING = Loading(Cold([]), _nothing, _ignore)  # stands for work that has ended
+NOT_LOADING.cancel()
 
 
 class Loads:
@@ -59,16 +74,24 @@ class Loads:
 
     @property
     def held_bytes(self) -> int:
-        """What all work together holds in memory."""
+        """Bytes that all work together holds in memory."""
         return sum(loading.hold.size_bytes for loading in self._running)
 
-    def load(self, cold: Cold, then: Then) -> Loading:
-        """Fetch all that `cold` asks for on a pool thread, then call `then` on the loop while it is in memory.
+    def attempt(self, work: Work, failed: Failed) -> Loading:
+        """Run `work` now, and as `load` does if it raises `Cold`. Return the load, or `NOT_LOADING` if work ended."""
+        try:
+            work()
+        except Cold as cold:
+            return self.load(cold, work, failed)
+        return NOT_LOADING
 
-        `then` gets the failure, or None. It may raise `Cold` again: that is fetched as well, and `then` called once
-        more, with everything from before still in memory as far as the bound on a hold allows.
+    def load(self, cold: Cold, work: Work, failed: Failed) -> Loading:
+        """Fetch everything that `cold` names on a pool thread, then run `work` on the loop while it is in memory.
+
+        `work` may raise `Cold` again: that is fetched as well, and `work` runs once more, with everything fetched
+        before still in memory as far as the bound on a hold allows. Call `failed` instead if the disk cannot be read.
         """
-        loading = Loading(cold, then)
+        loading = Loading(cold, work, failed)
         if len(self._running) < AT_ONCE:
             self._start(loading)
         else:
@@ -76,7 +99,7 @@ class Loads:
         return loading
 
     def stop(self) -> None:
-        """The server ends: nothing is fetched and nothing run again from here on."""
+        """Fetch nothing and run nothing from now on: the server stops."""
         self._stopped = True
         self._waiting.clear()
 
@@ -89,25 +112,31 @@ class Loads:
 
     def _loaded(self, loading: Loading, done: asyncio.Future[None]) -> None:
         failure = asyncio.CancelledError() if done.cancelled() else done.exception()
-        then = loading.then
-        if then is not None and not self._stopped:
+        work, failed = loading.work, loading.failed
+        if work is not None and failed is not None and not self._stopped:
+            loading.waiting = False
             try:
-                then(failure)
+                if failure is None:
+                    work()
+                else:
+                    failed(failure)
             except Cold as again:
-                loading.cold = again
-                self._start(loading)
-                return
+                if loading.work is not None:
+                    loading.cold, loading.waiting = again, True
+                    self._start(loading)
+                    return
             except Exception as error:
                 log.failure("work_failed", error)
+        loading.cancel()
         self._running.discard(loading)
         loading.hold.release()
         while self._waiting and len(self._running) < AT_ONCE:
             following = self._waiting.popleft()
-            if following.then is not None:
+            if following.work is not None:
                 self._start(following)
 
 
 def unreadable(failure: BaseException) -> TopicsError:
-    """The error for a client whose records the disk did not give."""
+    """Log a failed read, and return the error for the client that asked for the records."""
     log.failure("cannot_read", failure)
     return TopicsError(Code.INTERNAL, "stored records cannot be read from the disk; the server's log says why")

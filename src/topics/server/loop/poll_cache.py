@@ -1,8 +1,7 @@
-"""Answers to polls, kept while they stay true: readers that wait at the head of a topic ask the same thing again.
+"""A cache of answers to polls: readers that wait at the head of a topic send the same request again and again.
 
-Kept is the rendered answer to a plain `diff`, by the topic's name and the request's very bytes, with the marks that the
-topic bore when it was read. As long as it still bears them nothing was written, evicted or deleted since, so the next
-reader with the same question gets the same answer, but for the time it took.
+The key is the topic's name and the bytes of the request. An answer stays valid while the topic has the same marks as
+when it was read: then nothing was written, evicted or deleted since, and only the time taken differs.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from msgspec import Struct
 from topics.engine.state.topic import Topic
 
 MAX_ANSWERS = 1024
-MAX_BODY_BYTES = 256  # of a question
+MAX_REQUEST_BYTES = 256
 MAX_ANSWER_BYTES = 1024
 
 Marks = tuple[int, int, int, int, object]
 
 
-class Polled(Struct, gc=False, frozen=True):
-    """One answer, in two halves: between them stands how long it took."""
+class CachedAnswer(Struct, gc=False, frozen=True):
+    """The rendered answer to a plain `diff`, in two halves: the time taken goes between them."""
 
     topic: Topic
     marks: Marks
@@ -28,32 +27,33 @@ class Polled(Struct, gc=False, frozen=True):
 
 
 def marks_of(topic: Topic) -> Marks:
-    """What changes with everything a plain read depends on. A topic with a TTL has none: time changes it, too."""
+    """Return values that change with everything a plain read depends on, except the time (see `PollCache.keep`)."""
     return topic.head, topic.count, topic.earliest, topic.evict_floor, topic.config
 
 
-class PolledAnswers:
-    """A bounded memory of them: when it is full it starts anew."""
+class PollCache:
+    """Answers by topic and request. The cache is cleared when it is full."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_answers",)
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, bytes], Polled] = {}
+        self._answers: dict[tuple[str, bytes], CachedAnswer] = {}
 
-    def find(self, name: str, question: bytes) -> Polled | None:
-        """The answer, if it is still true."""
-        polled = self._kept.get((name, question))
-        if polled is None:
+    def find(self, name: str, body: bytes) -> CachedAnswer | None:
+        """Return the answer to this request if it is still valid."""
+        cached = self._answers.get((name, body))
+        if cached is None:
             return None
-        topic = polled.topic
-        if topic.changing or topic.gone or polled.marks != marks_of(topic):
-            del self._kept[name, question]
+        topic = cached.topic
+        if topic.changing or topic.gone or cached.marks != marks_of(topic):
+            del self._answers[name, body]
             return None
-        return polled
+        return cached
 
-    def keep(self, topic: Topic, question: bytes, before: bytes, after: bytes) -> None:
-        if len(question) > MAX_BODY_BYTES or len(before) > MAX_ANSWER_BYTES or topic.config.ttl_ms:
+    def keep(self, topic: Topic, body: bytes, before: bytes, after: bytes) -> None:
+        """Keep a small answer. Records with a TTL expire without a change of the marks, so such a topic is skipped."""
+        if len(body) > MAX_REQUEST_BYTES or len(before) > MAX_ANSWER_BYTES or topic.config.ttl_ms:
             return
-        if len(self._kept) >= MAX_ANSWERS:
-            self._kept.clear()
-        self._kept[topic.name, question] = Polled(topic, marks_of(topic), before, after)
+        if len(self._answers) >= MAX_ANSWERS:
+            self._answers.clear()
+        self._answers[topic.name, body] = CachedAnswer(topic, marks_of(topic), before, after)

@@ -1,6 +1,6 @@
-"""Work that may take long: its steps run a slice at a time, and requests come in between.
+"""Long work in slices: generators of steps that run for a slice at a time, with other requests in between.
 
-All such work together gets `TURN_NS` of a turn of the loop and is done in turns of `SLICE_NS`.
+All such work together gets `TURN_NS` per turn of the loop. One piece of work runs for `SLICE_NS` at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.answer import error_answer
+from topics.server.loop.answer import error_answer, forward
 from topics.server.loop.loads import Loads, unreadable
 from topics.storage.segments.cold import Cold
 
@@ -29,34 +29,30 @@ SLICE_NS = 500_000
 
 
 class Slices:
-    """The work under way that one slice was not enough for."""
+    """Work that takes more than one slice, and waits for its next one."""
 
     def __init__(self, loop: AbstractEventLoop, loads: Loads, clock: Clock, budget: MemoryBudget) -> None:
         self.loop = loop
         self.loads = loads
         self.tick_ns = clock.monotonic_ns
         self._budget = budget
-        self._waiting: deque[_Sliced[Any]] = deque()  # for their next slice
+        self._waiting: deque[_Sliced[Any]] = deque()
         self._scheduled = False
 
     def answer(self, request: Request, steps: Steps[Answer]) -> Answer:
-        """Return the answer that the steps end with: at once if one slice is enough, else later.
+        """Run one slice now. Return the answer of the steps if they ended, else a `Deferred`.
 
-        The first slice runs here, and raises what the steps raise.
+        Raise what the first slice raises.
         """
         deferred = Deferred(on_cancel=steps.close)
 
         def finish(answer: Answer) -> None:
-            if isinstance(answer, Deferred):
-                deferred.on_cancel, deferred.on_hurry = answer.cancel, answer.hurry
-                answer.then(deferred.resolve)
-            else:
-                assert isinstance(answer, Response)
+            if isinstance(answer, Response):
                 try:
                     self._budget.check_answer(body_bytes(answer.body))
                 except TopicsError as error:
                     answer = error_answer(error, request)
-                deferred.resolve(answer)
+            forward(answer, deferred)
 
         def fail(error: TopicsError) -> None:
             deferred.resolve(error_answer(error, request))
@@ -67,18 +63,18 @@ class Slices:
         except StopIteration as end:
             answer: Answer = end.value
             return answer
-        sliced.go_on(cold)
+        sliced.resume_after(cold)
         return deferred
 
     def run(self, steps: Steps[T], finish: Callable[[T], None], fail: Callable[[TopicsError], None]) -> None:
-        """Run the steps, from the next turn on, and call `finish` with what they end with, or `fail`.
+        """Run the steps, from the next turn on. Call `finish` with their result, or `fail` with their error.
 
-        Neither is called once the steps were closed.
+        Call neither if the steps were closed meanwhile.
         """
-        _Sliced(self, steps, finish, fail).go_on(None)
+        _Sliced(self, steps, finish, fail).resume_after(None)
 
-    def wait(self, sliced: _Sliced[Any]) -> None:
-        """Give the work a slice in a later turn."""
+    def enqueue(self, sliced: _Sliced[Any]) -> None:
+        """Run one slice of the work in a later turn."""
         self._waiting.append(sliced)
         if not self._scheduled:
             self._scheduled = True
@@ -88,7 +84,7 @@ class Slices:
         self._scheduled = False
         ends_ns = self.tick_ns() + TURN_NS
         for _ in range(len(self._waiting)):
-            self._waiting.popleft().slice(self.tick_ns() + SLICE_NS)
+            self._waiting.popleft().slice()
             if self.tick_ns() > ends_ns:
                 break
         if self._waiting and not self._scheduled:
@@ -97,7 +93,7 @@ class Slices:
 
 
 class _Sliced(Generic[T]):
-    """One piece of work."""
+    """One piece of sliced work."""
 
     __slots__ = ("_fail", "_finish", "_slices", "_steps")
 
@@ -110,31 +106,29 @@ class _Sliced(Generic[T]):
         self._fail = fail
 
     def run(self, ends_ns: int) -> Cold | None:
-        """Run steps until the slice is over or one of them needs the disk. Raises `StopIteration` with the result."""
+        """Run steps until the slice ends or a step needs the disk. Raise `StopIteration` with the result."""
         cold = next(self._steps)
         while cold is None and self._slices.tick_ns() < ends_ns:
             cold = next(self._steps)
         return cold
 
-    def go_on(self, cold: Cold | None) -> None:
-        """Wait for the next slice, or for the disk: then that slice comes as soon as this has answered."""
+    def resume_after(self, cold: Cold | None) -> None:
+        """Run the next slice in a later turn, or as soon as what `cold` names is in memory."""
         if cold is None:
-            self._slices.wait(self)
+            self._slices.enqueue(self)
         else:
-            self._slices.loads.load(cold, self._loaded)
+            self._slices.loads.load(cold, self._run_slice, self._unreadable)
 
-    def slice(self, ends_ns: int) -> None:
-        try:
-            self._go(ends_ns)
-        except Cold as cold:
-            self.go_on(cold)
+    def slice(self) -> None:
+        """Run one slice, and continue after loading what it needs."""
+        self._slices.loads.attempt(self._run_slice, self._unreadable)
 
-    def _go(self, ends_ns: int) -> None:
-        """Run one slice. Raises `Cold` if a step needs the disk."""
+    def _run_slice(self) -> None:
+        """Run one slice. Raise `Cold` if a step needs the disk."""
         if self._is_closed():
             return
         try:
-            cold = self.run(ends_ns)
+            cold = self.run(self._slices.tick_ns() + SLICE_NS)
         except StopIteration as end:
             self._finish(end.value)
         except TopicsError as error:
@@ -145,14 +139,12 @@ class _Sliced(Generic[T]):
         else:
             if cold is not None:
                 raise cold
-            self.go_on(None)
+            self._slices.enqueue(self)
 
-    def _loaded(self, failure: BaseException | None) -> None:
-        if failure is None:
-            self._go(self._slices.tick_ns() + SLICE_NS)
-        elif not self._is_closed():
+    def _unreadable(self, failure: BaseException) -> None:
+        if not self._is_closed():
             self._fail(unreadable(failure))
 
     def _is_closed(self) -> bool:
-        """Whether nobody waits for the result any more: its client has left."""
+        """Return whether the steps were closed because the client left."""
         return getgeneratorstate(self._steps) == GEN_CLOSED

@@ -1,4 +1,4 @@
-"""Storage with threads under it: what the engine's store needs of an event loop."""
+"""The store of a running server: its threads, its timer, recovery at start and the last checkpoint at stop."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from topics import logs
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.store import Store
 from topics.engine.state.topics import State
-from topics.engine.write.commit import Commits
 from topics.server.limits import machine
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
 from topics.storage.log.wal import Wal
 
 if TYPE_CHECKING:
-    from topics.server.app import TopicsApp
+    from topics.clock import Clock
+    from topics.config import Settings
+    from topics.engine.engine import Engine
 
 log = logs.Log("storage")
 
 Done = Callable[[Exception | None], None]
 
-# A thread that comes back from a sync waits this long at most for its turn. With the interpreter's own 5 ms, a sync of
-# 0.1 ms would be answered after 5 ms whenever the loop is busy.
+# A thread that returns from a sync waits at most this long for the interpreter. With the default of 5 ms, a sync that
+# takes 0.1 ms would be answered after 5 ms whenever the loop is busy.
 SWITCH_INTERVAL_S = 0.0005
 
-GATHER_TURNS = 2  # see `Commits.gather_turns`; one is too short for the answers to get out and the next writes in
+GATHER_TURNS = 2  # see `Commits.gather_turns`; one is too short for answers to leave and the next writes to arrive
 
 
 class RecoveryCancelled(Exception):
-    """The server was told to stop while it replayed its log: the thread that does so gives up."""
+    """The server stops while its log is replayed: raised to end the thread that replays."""
 
 
 class ThreadWorker:
-    """One thread that does one piece of work after the other and reports back on the loop."""
+    """One thread that runs one piece of work after another and reports each result on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
@@ -47,15 +48,16 @@ class ThreadWorker:
         self._thread.start()
 
     def submit(self, work: Callable[[], None], done: Done) -> None:
+        """Run `work` on the thread, then `done` on the loop with the exception or None."""
         self._queue.put((work, done))
 
     async def close(self) -> None:
-        """Lets it finish what it has, and waits for that."""
+        """Finish all submitted work and join the thread."""
         self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        # Bound: the life of the server. `close` puts None behind the last piece of work.
+        # Bound: the lifetime of the server. `close` puts None behind the last piece of work.
         while (job := self._queue.get()) is not None:
             work, done = job
             try:
@@ -69,19 +71,21 @@ class ThreadWorker:
 class Storage:
     """The store of a running server, its threads and its timers."""
 
-    def __init__(self, app: TopicsApp, datadir: DataDir, state: State) -> None:
-        settings = app.settings
-        self._app = app
+    def __init__(
+        self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, datadir: DataDir, state: State
+    ) -> None:
         self._settings = settings
-        self._sync_worker = ThreadWorker(app.loop, "topics-sync")
-        self._store_worker = ThreadWorker(app.loop, "topics-store")
-        self.wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=self._sync_worker, clock=app.clock)
+        self._clock = clock
+        self._loop = loop
+        self._sync_worker = ThreadWorker(loop, "topics-sync")
+        self._store_worker = ThreadWorker(loop, "topics-store")
+        self.wal = Wal(datadir, file_bytes=settings.wal_file_bytes, worker=self._sync_worker, clock=clock)
         self.store = Store(
             datadir,
             state,
             self.wal,
             worker=self._store_worker,
-            clock=app.clock,
+            clock=clock,
             cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
             hot_segments=settings.hot_retain_segments,
             hot_bytes=settings.hot_retain_bytes,
@@ -89,31 +93,41 @@ class Storage:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
+        self._engine: Engine | None = None
         self.backlog: Backlog | None = None
 
     @classmethod
-    async def open(cls, app: TopicsApp, state: State) -> Storage:
-        """Take the data directory and fill `state` from it on a thread, so that probes are answered meanwhile.
+    async def open(
+        cls,
+        settings: Settings,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        state: State,
+        *,
+        on_progress: Callable[[float], None],
+    ) -> Storage:
+        """Lock the data directory and recover `state` from it on a thread, so that probes are answered meanwhile.
 
-        Until this returns, only that thread may touch `state`.
+        Call `on_progress` on that thread with the share of the log that is replayed. Until this returns, only that
+        thread may use `state`.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        datadir = DataDir(RealFs(), str(app.settings.data_dir))
+        datadir = DataDir(RealFs(), str(settings.data_dir))
         await asyncio.to_thread(datadir.open)
-        storage = cls(app, datadir, state)
+        storage = cls(settings, clock, loop, datadir, state)
 
         cancelled = False
 
         def progress(share: float) -> None:
-            app.startup.progress = share
+            on_progress(share)
             if cancelled:
                 raise RecoveryCancelled
 
-        began = app.clock.monotonic_ns()
+        began = clock.monotonic_ns()
         try:
             found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
         except asyncio.CancelledError:
-            cancelled = True  # a process does not end before its threads do, and a replay may take long
+            cancelled = True  # ends the thread: the process cannot exit before it, and a replay may take long
             raise
         storage.backlog = found.backlog
         log.info(
@@ -122,32 +136,36 @@ class Storage:
             records=state.totals.records,
             entries=found.entries,
             damaged=len(found.damage),
-            took_ms=(app.clock.monotonic_ns() - began) // 1_000_000,
+            took_ms=(clock.monotonic_ns() - began) // 1_000_000,
         )
         return storage
 
-    def begin(self, commits: Commits) -> None:
-        self.store.commits = commits
-        self._app.engine.saver = self.store.when_saved
-        commits.gather_turns = GATHER_TURNS
+    def begin(self, engine: Engine) -> None:
+        """Connect the engine to the log and the store, and start the timer."""
+        self._engine = engine
+        engine.attach(self.wal, self.backlog)
+        self.store.commits = engine.commits
+        engine.saver = self.store.when_saved
+        engine.commits.gather_turns = GATHER_TURNS
         self._tick()
         self._replay_some()
 
     def _replay_some(self) -> None:
-        """Replay records of `memory` topics, a few in each turn of the loop."""
-        if not self._closing and self._app.engine.replay_some():
-            self._app.loop.call_soon(self._replay_some)
+        """Replay records of `memory` topics, a few per turn of the loop."""
+        if not self._closing and self._engine is not None and self._engine.replay_some():
+            self._loop.call_soon(self._replay_some)
 
     async def close(self) -> None:
-        """An orderly stop: everything into a last snapshot, so that the next start has nothing to replay."""
+        """Write a last checkpoint, so that the next start has nothing to replay, and end the threads."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        self._app.engine.replay_all()
+        if self._engine is not None:
+            self._engine.replay_all()
         await self._last_checkpoint()
         for worker in (self._store_worker, self._sync_worker):
             await worker.close()
-        await asyncio.sleep(0)  # what the workers reported last
+        await asyncio.sleep(0)  # run the callbacks that the workers reported last
         self.store.close()
 
     async def _last_checkpoint(self) -> None:
@@ -165,11 +183,11 @@ class Storage:
         if self._due():
             self.store.checkpoint()
         self.store.save()
-        self._timer = self._app.call_later(self._settings.sync_interval_ms, self._tick)
+        self._timer = self._loop.call_later(self._settings.sync_interval_ms / 1000, self._tick)
 
     def _due(self) -> bool:
         grown = self.wal.stats.bytes_written_total - self.store.bytes_at_checkpoint
         if grown >= self._settings.checkpoint_wal_bytes:
             return True
-        age_ms = self._app.clock.now_ms() - self.store.last_checkpoint_ms
+        age_ms = self._clock.now_ms() - self.store.last_checkpoint_ms
         return grown > 0 and age_ms >= self._settings.checkpoint_interval_ms

@@ -1,6 +1,6 @@
-"""The elastic throttle: samples how late the event loop runs and lets the server give way before it breaks.
+"""The elastic throttle: measures how late the event loop runs, and makes the server yield before it overloads.
 
-`app.pressed` is the one flag that hot paths test. While it is false nothing here is called but the sampler's timer.
+`Throttle.pressed` is the only flag that hot paths test. While it is false, only the sampling timer runs here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics.server.loop.answer import when_done
 
 if TYPE_CHECKING:
     from topics.engine.write.commit import Ticket
-    from topics.server.app import TopicsApp
+    from topics.server.loop.runtime import Runtime
 
 log = logs.Log("throttle")
 
@@ -27,77 +27,83 @@ Encode = Callable[["Ticket", Request], Response]
 
 
 class Throttle:
-    """Holds the ladder's step, and puts it into effect when it changes."""
+    """Holds the step of the pressure ladder, and applies each change of it."""
 
-    def __init__(self, app: TopicsApp, *, refuse_ms: int) -> None:
+    def __init__(self, runtime: Runtime, *, refuse_ms: int) -> None:
+        self.pressed = False  # whether the server runs late
         self.pressure = Pressure(refuse_ms)
-        self._app = app
+        self.listeners: list[Callable[[], None]] = []  # called with every sample under pressure, and when it ends
+        self._runtime = runtime
         self._due_ns = 0
         self._asked_ns = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._schedule = app.engine.commits.schedule
+        self._schedule = runtime.engine.commits.schedule
 
     def begin(self) -> None:
-        self._due_ns = self._app.clock.monotonic_ns() + SAMPLE_MS * 1_000_000
-        self._timer = self._app.call_later(SAMPLE_MS, self._sample)
+        """Start the sampling timer."""
+        self._due_ns = self._runtime.clock.monotonic_ns() + SAMPLE_MS * 1_000_000
+        self._timer = self._runtime.call_later(SAMPLE_MS, self._sample)
 
     def end(self) -> None:
+        """Stop the sampling timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def check(self, name: str) -> None:
-        """`throttled` if a request to this topic must wait."""
-        engine = self._app.engine
+        """Raise `throttled` if a request to this topic must wait."""
+        engine = self._runtime.engine
         self.pressure.check(engine.topics.get(name), engine.clock.now_ms())
 
+    def append(self, name: str, write: WriteRequest, request: Request, encode: Encode) -> Answer:
+        """Append under pressure: refuse the write, or report in the answer how long it waited for its batch."""
+        if not write.disable_backpressure:
+            self.check(name)
+        ticket = self._runtime.engine.append(name, write)
+        staged_ns = time.perf_counter_ns()
+
+        def finish(ticket: Ticket, request: Request) -> Response:
+            waited_ns = max(time.perf_counter_ns() - staged_ns - ticket.wal_ns - ticket.sync_ns, 0)
+            response = encode(ticket, request)
+            assert isinstance(response.body, bytes)
+            # `encode` renders a wait of 0, as for every write without pressure. Replace it with the real one.
+            start, found, end = response.body.rpartition(NO_WAIT)
+            response.body = b"".join((start, found[:-3], b"%.3f" % (waited_ns / 1e6), end))
+            return response
+
+        return when_done(ticket, request, finish)
+
     def _sample(self) -> None:
-        """How late a timer runs says little where it is set in step with the turns: a whole turn is measured, too."""
-        self._asked_ns = self._app.clock.monotonic_ns()
-        self._app.loop.call_soon(self._measured)
+        """Measure one whole turn, too: a timer that fires in step with the turns is never late."""
+        self._asked_ns = self._runtime.clock.monotonic_ns()
+        self._runtime.loop.call_soon(self._measured)
 
     def _measured(self) -> None:
-        turn_ns = self._app.clock.monotonic_ns() - self._asked_ns
+        turn_ns = self._runtime.clock.monotonic_ns() - self._asked_ns
         self.take(max(turn_ns, self._asked_ns - self._due_ns, 0) / 1e6)
         if self._timer is not None:
             self.begin()
 
     def take(self, lag_ms: float) -> None:
-        """One measurement of how late the loop runs."""
+        """Apply one measurement of how late the loop runs."""
         if self.pressure.sample(lag_ms):
             self._changed()
-        if self._app.pressed:
-            self._app.hub.poke()
+        if self.pressed:
+            self._notify()
 
     def _changed(self) -> None:
         step = self.pressure.step
-        app = self._app
-        was, app.pressed = app.pressed, step is not Step.CALM
+        was, self.pressed = self.pressed, step is not Step.CALM
         window_ms = self.pressure.commit_window_ms
-        commits, loop = app.engine.commits, app.loop
+        commits, loop = self._runtime.engine.commits, self._runtime.loop
         if window_ms:
             commits.schedule = lambda flush: loop.call_later(window_ms / 1000, flush)
         else:
             commits.schedule = self._schedule
         log.info("pressure", step=step.name.lower(), lag_ms=round(self.pressure.lag_ms, 1))
-        if was and not app.pressed:
-            app.hub.poke()
+        if was and not self.pressed:
+            self._notify()
 
-
-def append(app: TopicsApp, name: str, write: WriteRequest, request: Request, encode: Encode) -> Answer:
-    """A write while the server is pressed: refused, or let in to wait for company and told how long it waited."""
-    if not write.disable_backpressure:
-        app.throttle.check(name)
-    ticket = app.engine.append(name, write)
-    staged_ns = time.perf_counter_ns()
-
-    def finish(ticket: Ticket, request: Request) -> Response:
-        waited_ns = max(time.perf_counter_ns() - staged_ns - ticket.wal_ns - ticket.sync_ns, 0)
-        response = encode(ticket, request)
-        assert isinstance(response.body, bytes)
-        # The usual answer is rendered without a look at the throttle, and says that nothing waited for it.
-        start, found, end = response.body.rpartition(NO_WAIT)
-        response.body = b"".join((start, found[:-3], b"%.3f" % (waited_ns / 1e6), end))
-        return response
-
-    return when_done(ticket, request, finish)
+    def _notify(self) -> None:
+        for listener in self.listeners:
+            listener()

@@ -1,12 +1,14 @@
-"""Upkeep of the memory budget: gauges, expired idempotency keys, what waited for room, and memory that was freed.
+"""Upkeep of the memory budget: refresh gauges, remove expired idempotency keys, serve waiters, return freed memory.
 
-The C library keeps much of what is freed, in pieces between others that are still in use. When clients who held a lot
-are gone, it is asked to give that back to the system. That takes some 10 ms, and memory cannot be had meanwhile.
+The C library keeps much of the memory that is freed, in pieces between others that are still in use. After clients have
+released a lot, `malloc_trim` returns it to the system. That takes about 10 ms, and blocks allocations meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from topics.engine.state import idempotency
@@ -14,29 +16,35 @@ from topics.server.limits.budget import IDEMPOTENCY, WRITES
 from topics.server.limits.machine import find_trim
 
 if TYPE_CHECKING:
-    from topics.server.app import TopicsApp
+    from topics.server.limits.budget import MemoryBudget
+    from topics.server.loop.runtime import Runtime
 
 PERIOD_MS = 250
 RELIEF_MS = 20  # after the budget has room again: many answers are often delivered at the same time
-# One look at expired keys takes about 3 ms at most.
-TOPICS_A_LOOK = 1000
-KEYS_A_LOOK = 4000
-TRIM_BYTES = 16 << 20  # that clients have let go of, above which freed memory is given back
+# One sweep over expired keys takes about 3 ms at most.
+TOPICS_PER_SWEEP = 1000
+KEYS_PER_SWEEP = 4000
+TRIM_BYTES = 16 << 20  # released by clients, above which freed memory is returned to the system
 RECLAIM_PERIOD_NS = 50_000_000
 TRIM_PERIOD_NS = 5_000_000_000
 COPIES_OF_A_WRITE = 2  # its rendered records, and the frame of the log
 
 
 class Upkeep:
-    """A timer, and what the budget asks for."""
+    """The periodic work of the budget, and the work that the budget asks for.
 
-    def __init__(self, app: TopicsApp) -> None:
-        self._app = app
+    `on_relief` is called shortly after the budget has room again.
+    """
+
+    def __init__(self, runtime: Runtime, budget: MemoryBudget, *, on_relief: Callable[[], None]) -> None:
+        self._runtime = runtime
+        self._budget = budget
+        self._on_relief = on_relief
         self._timer: asyncio.TimerHandle | None = None
         self._relief: asyncio.TimerHandle | None = None
         self._trim = find_trim()
         self._trimmed_ns = self._reclaimed_ns = 0
-        budget, engine = app.budget, app.engine
+        engine = runtime.engine
         budget.count(WRITES, lambda: COPIES_OF_A_WRITE * engine.commits.pending_bytes)
         budget.count(IDEMPOTENCY, lambda: engine.state.totals.key_bytes)
         budget.reclaimers.append(self._reclaim)
@@ -44,46 +52,49 @@ class Upkeep:
         engine.admit_key = budget.check
 
     def begin(self) -> None:
-        self._timer = self._app.call_later(PERIOD_MS, self._look)
+        """Start the timer."""
+        self._timer = self._runtime.call_later(PERIOD_MS, self._tick)
 
     def end(self) -> None:
+        """Stop the timers."""
         for timer in (self._timer, self._relief):
             if timer is not None:
                 timer.cancel()
         self._timer = self._relief = None
 
-    def _look(self) -> None:
-        self._forget_keys()
-        self._app.budget.refresh()
-        self._give_back()
+    def _tick(self) -> None:
+        self._remove_expired_keys()
+        self._budget.refresh()
+        self._trim_heap()
         self.begin()
 
-    def _give_back(self) -> None:
-        budget, now_ns = self._app.budget, self._app.clock.monotonic_ns()
-        let_go = budget.peak_bytes - budget.charged_bytes
-        if self._trim is None or let_go < max(TRIM_BYTES, budget.peak_bytes // 2):
+    def _trim_heap(self) -> None:
+        """Return freed memory to the system if clients have released at least half of what they held."""
+        budget, now_ns = self._budget, self._runtime.clock.monotonic_ns()
+        released_bytes = budget.peak_bytes - budget.charged_bytes
+        if self._trim is None or released_bytes < max(TRIM_BYTES, budget.peak_bytes // 2):
             return
         if now_ns - self._trimmed_ns >= TRIM_PERIOD_NS:
             self._trimmed_ns, budget.peak_bytes = now_ns, budget.charged_bytes
-            self._app.loop.run_in_executor(self._app.pool, self._trim, 0)
+            self._runtime.in_pool(partial(self._trim, 0))
 
     def _reclaim(self) -> None:
-        """Forget keys before a request is refused, but not once for each of many."""
-        now_ns = self._app.clock.monotonic_ns()
+        """Remove expired keys before a request is refused, but not once per request of a burst."""
+        now_ns = self._runtime.clock.monotonic_ns()
         if now_ns - self._reclaimed_ns >= RECLAIM_PERIOD_NS:
             self._reclaimed_ns = now_ns
-            self._forget_keys()
+            self._remove_expired_keys()
 
-    def _forget_keys(self) -> None:
-        state = self._app.engine.state
+    def _remove_expired_keys(self) -> None:
+        state = self._runtime.engine.state
         if state.keyed:
-            idempotency.sweep(state, self._app.clock.now_ms(), topics=TOPICS_A_LOOK, keys=KEYS_A_LOOK)
+            now_ms = self._runtime.clock.now_ms()
+            idempotency.sweep(state, now_ms, topics=TOPICS_PER_SWEEP, keys=KEYS_PER_SWEEP)
 
     def _changed(self) -> None:
-        if not self._app.budget.full and self._relief is None:
-            self._relief = self._app.call_later(RELIEF_MS, self._relieve)
+        if not self._budget.full and self._relief is None:
+            self._relief = self._runtime.call_later(RELIEF_MS, self._relieve)
 
     def _relieve(self) -> None:
-        """Offer jobs to workers that were not given any while the budget was full."""
         self._relief = None
-        self._app.desks.poke()
+        self._on_relief()

@@ -1,4 +1,4 @@
-"""WebSocket commands, decoded: short messages at once, long ones in steps."""
+"""Decoders of WebSocket commands: short messages at once, long ones in steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _decode_address = msgspec.json.Decoder(Addressed)
 
 
 def decode_short(text: bytes) -> Command:
-    """Return the command in a message. Raises `invalid_request`."""
+    """Return the command in a message. Raise `invalid_request` if it is none."""
     command: Command = decode_body(_decode_command, text, surrogates.decode)
     return command
 
 
 def decode_long(text: bytes, limits: Limits) -> Generator[None, None, Command]:
-    """Decode a long message. Only a publish can be longer than the body of a request that is no write."""
+    """Decode a long message in steps. Only a publish may be longer than the body of a request that is no write."""
     if len(text) <= MAX_PLAIN_BODY_BYTES and not text.startswith(b'{"op":"publish"'):
         return decode_short(text)
     try:
@@ -39,7 +39,7 @@ def decode_long(text: bytes, limits: Limits) -> Generator[None, None, Command]:
 
 
 def address_of(text: bytes) -> RequestId:
-    """The `request_id` of a command that could not be understood, if that much can be. Not of a long message."""
+    """Return the `request_id` of an invalid command, or None if it has none or the message is long."""
     if len(text) > MAX_PLAIN_BODY_BYTES:
         return None
     try:

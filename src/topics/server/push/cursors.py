@@ -1,11 +1,11 @@
-"""Composite cursors: where a watcher is in each of its topics, as one event id.
+"""Composite cursors: the positions of a watcher in all its topics, as one event id.
 
     up to 64 topics   base64url, without padding, of a JSON object: {"jobs":5210,"events":88130}
     more              base64url of a JSON array of pairs, flat: [number of the topic in its session, seq, ...]
 
-The key of a topic is its name. One that a pattern picked up after the session began has `name@epoch`: the name alone
-would not tell the position in one life of a topic from that in the next. The second form exists because names can be
-long, and an id comes back as a request header, which has a limit. It means nothing outside its session.
+The key of a topic is its name. A topic that a pattern matched after the session was created has `name@epoch`: the name
+alone does not distinguish the positions in two epochs of a topic. The second form exists because names can be long, and
+an id comes back as a request header, which has a limit. It means nothing outside its session.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ _decode = msgspec.json.Decoder(dict[str, int] | list[int]).decode
 
 
 class Position(msgspec.Struct, frozen=True):
-    """What an id says: seqs by key, or by number."""
+    """The content of an id: seqs by key, or by number."""
 
     by_key: dict[str, int]
     by_number: dict[int, int]
 
 
 def encode(seqs: dict[str, int]) -> bytes:
+    """Return the id of the seqs by key."""
     return urlsafe_b64encode(_encode(seqs)).rstrip(b"=")
 
 
 def encode_numbered(pairs: list[int]) -> bytes:
+    """Return the id of numbers and seqs in turn."""
     return urlsafe_b64encode(_encode(pairs)).rstrip(b"=")
 
 
@@ -62,6 +64,6 @@ def find(text: str) -> Position | None:
 
 
 def split_key(key: str) -> tuple[str, int | None]:
-    """The topic's name, and which life of it where that is said."""
+    """Return the name of the topic, and its epoch if the key has one."""
     name, at, epoch = key.partition("@")
     return name, int(epoch) if at and epoch.isascii() and epoch.isdigit() and len(epoch) <= 20 else None

@@ -1,9 +1,10 @@
-"""How a request becomes a WebSocket (RFC 6455 section 4): the checks, and the compression that both sides want."""
+"""The WebSocket handshake (RFC 6455 section 4): its checks, and the negotiation of compression."""
 
 from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 
@@ -16,24 +17,28 @@ from topics.server.http.messages import Header, Request, Response
 from topics.server.push.websocket import WebSocket
 
 if TYPE_CHECKING:
+    from topics.config import Settings
     from topics.server.access.caller import Caller
-    from topics.server.app import TopicsApp
+    from topics.server.push.socket_commands import SocketServices
 
 ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 
 
-def accept(app: TopicsApp, request: Request, caller: Caller) -> WebSocket:
+def accept(
+    services: SocketServices, request: Request, caller: Caller, open_stream: Callable[[Caller], Callable[[], None]]
+) -> WebSocket:
     """Return the connection. Raise if the handshake is invalid, or if a page of this origin may not connect."""
     key = _check_handshake(request)
-    _check_origin(app, request)
+    settings = services.runtime.settings
+    _check_origin(settings, request)
     fields: list[Header] = [(b"upgrade", b"websocket"), (b"sec-websocket-accept", _accept_token(key))]
-    deflate = _negotiate(app, request, fields)
+    deflate = _negotiate(settings, request, fields)
     head = Response(101, headers=tuple(fields))
-    return WebSocket(app, head, caller, deflate=deflate, release=app.open_stream(caller))
+    return WebSocket(services, head, caller, deflate=deflate, release=open_stream(caller))
 
 
 def _check_handshake(request: Request) -> bytes:
-    """RFC 6455 section 4.2.1."""
+    """Return the `Sec-WebSocket-Key`. Raise unless the request is a handshake (RFC 6455 section 4.2.1)."""
     headers = request.headers
     tokens = [token.strip() for token in headers.get(b"connection", b"").lower().split(b",")]
     if b"upgrade" not in tokens or headers.get(b"upgrade", b"").strip().lower() != b"websocket":
@@ -49,35 +54,39 @@ def _check_handshake(request: Request) -> bytes:
     return key
 
 
-def _check_origin(app: TopicsApp, request: Request) -> None:
-    """A page may connect if it comes from this server or from an allowed origin.
+def _check_origin(settings: Settings, request: Request) -> None:
+    """Raise `forbidden` unless the page comes from this server or from an allowed origin.
 
-    Browsers let any page open a WebSocket anywhere: without this a page on the internet could use the server on its
-    reader's own machine. Programs send no `Origin`.
+    Browsers let any page open a WebSocket anywhere: without this check a page on the internet could use the server on
+    its reader's own machine. Programs send no `Origin`.
     """
     origin = request.headers.get(b"origin", b"").decode("latin-1")
-    if not origin or "*" in app.settings.cors_origins:
+    if not origin or "*" in settings.cors_origins:
         return
-    allowed = frozenset(one.lower() for one in app.settings.cors_origins)
+    allowed = frozenset(one.lower() for one in settings.cors_origins)
     if not may_call(origin, request.headers.get(b"host"), allowed):
-        raise TopicsError(Code.FORBIDDEN, "pages of this origin may not connect", detail={"origin": origin[:256]})
+        raise TopicsError(
+            Code.FORBIDDEN,
+            "pages of this origin may not connect; add the origin to TOPICS_CORS_ORIGINS to allow it",
+            detail={"origin": origin[:256]},
+        )
 
 
 def _accept_token(key: bytes) -> bytes:
     return b64encode(sha1(key + ACCEPT_GUID, usedforsecurity=False).digest())
 
 
-def _negotiate(app: TopicsApp, request: Request, fields: list[Header]) -> BoundedDeflate | None:
-    """Compression, where the operator wants it and the client offers it. No window outlives a message."""
-    if not app.settings.ws_deflate:
+def _negotiate(settings: Settings, request: Request, fields: list[Header]) -> BoundedDeflate | None:
+    """Return the compression if it is configured and the client offers it. No window outlives a message."""
+    if not settings.ws_deflate:
         return None
     for offer in request.headers.get(b"sec-websocket-extensions", b"").decode("latin-1").split(","):
         if offer.partition(";")[0].strip() != PerMessageDeflate.name:
             continue
-        deflate = BoundedDeflate(app.settings.max_body_bytes)
+        deflate = BoundedDeflate(settings.max_body_bytes)
         try:
             accepted = deflate.accept(offer.strip())
-        except ValueError:  # a window that is no number
+        except ValueError:  # the window is not a number
             continue
         if isinstance(accepted, str):
             fields.append((b"sec-websocket-extensions", f"{PerMessageDeflate.name}; {accepted}".encode()))
@@ -86,7 +95,7 @@ def _negotiate(app: TopicsApp, request: Request, fields: list[Header]) -> Bounde
 
 
 class BoundedDeflate(PerMessageDeflate):
-    """permessage-deflate (RFC 7692) that refuses a message as soon as it unpacks to more than it may."""
+    """permessage-deflate (RFC 7692) that refuses a message as soon as its unpacked size exceeds the limit."""
 
     def __init__(self, max_message_bytes: int) -> None:
         super().__init__(client_no_context_takeover=True, server_no_context_takeover=True)

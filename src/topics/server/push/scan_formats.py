@@ -1,24 +1,24 @@
-"""The three forms a bulk read is answered in. Which one, `Accept` says; what is in it, the engine.
+"""The three formats of a bulk read, chosen by `Accept`.
 
-`application/x-ndjson`: a record a line, as diff shows it; between them `{"tombstone":{…}}` where a range was lost.
+`application/x-ndjson`: one record per line, as diff returns it; `{"tombstone":{…}}` where a range was lost.
 
-`application/vnd.topics.segments`: pieces, each behind a head of 8 bytes:
+`application/vnd.topics.segments`: pieces, each after a head of 8 bytes:
 
     offset  size  field
     0       4     length  u32 LE; bytes of the piece
     4       4     kind    u32 LE; 1 records, 2 JSON
 
-A piece of records is a run in the form of a segment file (`storage/segments/run.py`): its index says where every record
-and its parts lie, so that a reader cuts it without parsing. A run has a place for every seq it covers; records that the
-reader does not get are marked there. Tags are always in the index, whatever `include_tags` says. A JSON piece is what a
-line of the first form would be, or `{"at":{"next_from_seq":…}}`: everything up to there was looked at and skipped.
+A piece of records is a run in the format of a segment file (`storage/segments/run.py`): its index has the offsets of
+every record and its parts, so that a reader slices it without parsing. A run has an entry for every seq it covers;
+records that the reader does not get are marked there. Tags are always in the index, whatever `include_tags` is. A JSON
+piece is a line of the first format, or `{"at":{"next_from_seq":…}}`: everything up to there was scanned and skipped.
 
-`application/vnd.apache.arrow.stream`: Arrow IPC, where the server has pyarrow. Columns kind, topic, seq, ts, node, tag,
-meta, data, gap_to, reason; a lost range is a row of kind `gap`. Tags are always there. The end and an error are
+`application/vnd.apache.arrow.stream`: Arrow IPC, if the server has pyarrow. Columns kind, topic, seq, ts, node, tag,
+meta, data, gap_to, reason; a lost range is a row of kind `gap`. Tags are always present. The end and an error are
 metadata of a batch without rows.
 
-All three end with `{"end":{"next_from_seq":…,"head_seq":…,"earliest_seq":…,"epoch":…}}`. An answer that stops before is
-cut off, or says why it stopped with `{"error":{…}}` in the words of an error answer.
+All three end with `{"end":{"next_from_seq":…,"head_seq":…,"earliest_seq":…,"epoch":…}}`. An answer that stops before
+was cut off, or reports why it stopped with `{"error":{…}}`, which has the fields of an error answer.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ RECORDS, CONTROL = 1, 2  # kinds of pieces; a number is never used for anything 
 _encode = msgspec.json.encode
 
 
-class Form(Protocol):
-    """One way to say it. Not called by two threads at once."""
+class ScanFormat(Protocol):
+    """Encodes the parts of one answer. Never used by two threads at a time."""
 
     content_type: bytes
 
@@ -54,29 +54,29 @@ class Form(Protocol):
     def tombstone(self, gap: Tombstone, step: Step) -> list[bytes]: ...
 
     def progress(self, next_from_seq: int) -> list[bytes]:
-        """Nothing was found for a long time; where a reader who is cut off may go on."""
+        """Encode the position after a long range without matches: a reader that is cut off may continue there."""
 
     def end(self, step: Step) -> list[bytes]: ...
 
     def error(self, error: TopicsError) -> list[bytes]: ...
 
 
-def form_for(request: Request, projection: Projection, topic: str) -> Form:
-    """What `Accept` asks for; JSON lines if it asks for nothing. Raises 406."""
+def format_for(request: Request, projection: Projection, topic: str) -> ScanFormat:
+    """Return the format that `Accept` prefers; JSON lines if it is missing. Raise 406 if it names no known one."""
     accept = request.headers.get(b"accept", b"").lower() or b"*/*"
     for media in _wanted(accept):
         if media in (NDJSON, b"*/*", b"application/*"):
-            return Lines(projection)
+            return NdjsonFormat(projection)
         if media == SEGMENTS:
-            return Pieces(projection)
+            return SegmentFormat(projection)
         if media == ARROW:
             return _arrow(projection, topic)
-    forms = ", ".join(form.decode() for form in (NDJSON, SEGMENTS, ARROW))
-    raise TopicsError(Code.NOT_ACCEPTABLE, f"a scan is answered as one of {forms}")
+    names = ", ".join(name.decode() for name in (NDJSON, SEGMENTS, ARROW))
+    raise TopicsError(Code.NOT_ACCEPTABLE, f"a scan is answered as one of {names}")
 
 
-def encode(form: Form, step: Step) -> bytes:
-    """Everything a step has to say. Runs on a pool thread: what it looks at does not change any more."""
+def encode(form: ScanFormat, step: Step) -> bytes:
+    """Return the bytes of a step. Runs on a pool thread: the data of a step does not change any more."""
     parts: list[bytes] = []
     if step.tombstone is not None:
         parts += form.tombstone(step.tombstone, step)
@@ -87,7 +87,9 @@ def encode(form: Form, step: Step) -> bytes:
     return b"".join(parts)
 
 
-class Lines:
+class NdjsonFormat:
+    """JSON lines."""
+
     content_type = NDJSON
 
     def __init__(self, projection: Projection) -> None:
@@ -97,10 +99,10 @@ class Lines:
         return [runs.lines(run, self._projection)]
 
     def tombstone(self, gap: Tombstone, step: Step) -> list[bytes]:
-        return [_encode(_told(gap, step)), b"\n"]
+        return [_encode(_tombstone(gap, step)), b"\n"]
 
     def progress(self, next_from_seq: int) -> list[bytes]:
-        return []  # every line is a record, a loss or the end
+        return []  # every line is a record, a tombstone or the end
 
     def end(self, step: Step) -> list[bytes]:
         return [_encode(_end(step)), b"\n"]
@@ -109,7 +111,9 @@ class Lines:
         return [_encode(_error(error)), b"\n"]
 
 
-class Pieces:
+class SegmentFormat:
+    """Runs of segments, and JSON between them."""
+
     content_type = SEGMENTS
 
     def __init__(self, projection: Projection) -> None:
@@ -122,7 +126,7 @@ class Pieces:
         return [_head(sum(map(len, parts)), RECORDS), *parts]
 
     def tombstone(self, gap: Tombstone, step: Step) -> list[bytes]:
-        return self._control(_told(gap, step))
+        return self._control(_tombstone(gap, step))
 
     def progress(self, next_from_seq: int) -> list[bytes]:
         return self._control({"at": {"next_from_seq": next_from_seq}})
@@ -133,12 +137,14 @@ class Pieces:
     def error(self, error: TopicsError) -> list[bytes]:
         return self._control(_error(error))
 
-    def _control(self, told: Any) -> list[bytes]:
-        body = _encode(told)
+    def _control(self, content: Any) -> list[bytes]:
+        body = _encode(content)
         return [_head(len(body), CONTROL), body]
 
 
-class Arrow:
+class ArrowFormat:
+    """An Arrow IPC stream."""
+
     content_type = ARROW
 
     def __init__(self, arrow: Any, projection: Projection, topic: str) -> None:
@@ -168,7 +174,7 @@ class Arrow:
         return [self._stream.take()]
 
 
-def _arrow(projection: Projection, topic: str) -> Arrow:
+def _arrow(projection: Projection, topic: str) -> ArrowFormat:
     try:
         arrow = importlib.import_module("topics.arrow")  # by name: the server starts without pyarrow
     except ImportError:
@@ -176,11 +182,11 @@ def _arrow(projection: Projection, topic: str) -> Arrow:
             Code.NOT_ACCEPTABLE,
             "this server has no pyarrow; install topics[spark] beside it, or ask for application/x-ndjson",
         ) from None
-    return Arrow(arrow, projection, topic)
+    return ArrowFormat(arrow, projection, topic)
 
 
 def _wanted(accept: bytes) -> list[bytes]:
-    """Media types by preference; the first of equals first."""
+    """Return the media types by preference; of equal ones, the first is first."""
     found: list[tuple[float, bytes]] = []
     for part in accept.split(b","):
         media, *parameters = (piece.strip() for piece in part.split(b";"))
@@ -196,19 +202,18 @@ def _head(size_bytes: int, kind: int) -> bytes:
     return size_bytes.to_bytes(4, "little") + kind.to_bytes(4, "little")
 
 
-def _told(gap: Tombstone, step: Step) -> dict[str, Any]:
-    told = msgspec.structs.asdict(gap)
-    return {"tombstone": told | {"epoch": step.topic.epoch}}
+def _tombstone(gap: Tombstone, step: Step) -> dict[str, Any]:
+    return {"tombstone": msgspec.structs.asdict(gap) | {"epoch": step.topic.epoch}}
 
 
 def _end(step: Step) -> dict[str, Any]:
     topic = step.topic
-    told = {"next_from_seq": step.next_from_seq, "head_seq": topic.head, "earliest_seq": topic.earliest}
-    return {"end": told | {"epoch": topic.epoch}}
+    positions = {"next_from_seq": step.next_from_seq, "head_seq": topic.head, "earliest_seq": topic.earliest}
+    return {"end": positions | {"epoch": topic.epoch}}
 
 
 def _error(error: TopicsError) -> dict[str, Any]:
-    told: dict[str, Any] = {"code": error.code.wire, "message": error.message}
+    described: dict[str, Any] = {"code": error.code.wire, "message": error.message}
     if error.detail is not None:
-        told["detail"] = error.detail
-    return {"error": told}
+        described["detail"] = error.detail
+    return {"error": described}

@@ -1,24 +1,24 @@
-"""Server-sent events: frames, and the base of everything that answers with `text/event-stream`.
+"""Server-sent events: frames, and the base class of everything that answers with `text/event-stream`.
 
 What an `EventStream` does by itself:
 
-    open          `retry: 2000` and a first heartbeat, then `begin`
-    heartbeat     `: hb <epoch ms>` whenever nothing else went out for `heartbeat_ms`
-    backpressure  `send` says False, and `full` is set, once the connection holds its share: send no more until `resume`
+    open          sends `retry: 2000` and a first heartbeat, then calls `begin`
+    heartbeat     sends `: hb <epoch ms>` whenever nothing else was sent for `heartbeat_ms`
+    backpressure  `send` returns False, and `full` is set, once the connection holds all it may, until `resume`
     slow client   a connection that stays full for `slow_consumer_timeout_ms` gets a last `error` frame and is closed
-    end           the connection's slot is given back, and `ended` is called, exactly once whatever the reason
+    end           the slot of the connection is released, and `ended` is called, exactly once whatever the reason
 
-A subclass says what to send: it overrides `begin`, `resume` and `ended`, and calls `send`, `fail` and `finish`:
+A subclass decides what to send: it overrides `begin`, `resume` and `ended`, and calls `send`, `fail` and `finish`:
 
     class Ticks(EventStream):
         def begin(self) -> None:
-            self.send(frame(b"tick", b'{"n":1}', id=b"1"))
+            self.send(event_frame(b"tick", b'{"n":1}', id=b"1"))
 
-    def handler(app, call):
+    def handler(services, call):
         check_accept(call.request)
-        return Ticks(app, release=app.open_stream(call.caller))
+        return Ticks(services.runtime, release=services.quotas.open_stream(call.caller))
 
-Everything that has effects belongs in `begin`, not in the handler: a HEAD request makes a stream that never opens.
+Everything with effects belongs in `begin`, not in the handler: a HEAD request makes a stream that never opens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from topics.server.http.messages import Request, Response
 from topics.server.push.live_stream import LiveConnection
 
 if TYPE_CHECKING:
-    from topics.server.app import TopicsApp
+    from topics.server.loop.runtime import Runtime
 
 RETRY_MS = 2000
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -45,27 +45,28 @@ HEADERS = ((b"cache-control", b"no-store"), (b"connection", b"keep-alive"), (b"x
 _encode = msgspec.json.encode
 
 
-def frame(event: bytes, data: bytes, *, id: bytes | None = None) -> bytes:
-    """One event. `data` is one line: JSON as the server renders it never holds a raw line break."""
+def event_frame(event: bytes, data: bytes, *, id: bytes | None = None) -> bytes:
+    """Return one event. `data` must be one line: JSON as the server renders it never has a raw line break."""
     if id is None:
         return b"event: %b\ndata: %b\n\n" % (event, data)
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (id, event, data)
 
 
 def error_frame(code: int, message: str, **more: Any) -> bytes:
-    """A problem of the whole stream, under a code that means what it means in HTTP. It has no id: it is no progress."""
-    return frame(b"error", _encode({"code": code, "error": message, **more}))
+    """Return an `error` event with an HTTP status code. It has no id, because it is no progress."""
+    return event_frame(b"error", _encode({"code": code, "error": message, **more}))
 
 
 def heartbeat(now_ms: int) -> bytes:
+    """Return a comment line with the time."""
     return b": hb %d\n\n" % now_ms
 
 
 def check_accept(request: Request) -> None:
-    """Raise 406 unless the client takes an event stream. Without `Accept`, or with an empty one, it takes anything.
+    """Raise 406 unless the client accepts an event stream. A missing or empty `Accept` accepts anything.
 
-    `*/*` is what programs send that take anything. Beside the media types of pages and their parts it is what a browser
-    sends for an address or an image: no event stream is wanted there.
+    Programs send `*/*`. Browsers send it beside the media types of pages and their parts, for an address or an image:
+    those requests do not want an event stream.
     """
     accept = (request.headers.get(b"accept") or b"*/*").lower()
     takes = any(_takes_events(part) for part in accept.split(b","))
@@ -81,25 +82,25 @@ def _takes_events(part: bytes) -> bool:
 
 
 class EventStream(LiveConnection):
-    """See the module's text."""
+    """One event stream; see the docstring of the module."""
 
     __slots__ = ()
 
     def __init__(
-        self, app: TopicsApp, *, release: Callable[[], None], heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
+        self, runtime: Runtime, *, release: Callable[[], None], heartbeat_ms: int = DEFAULT_HEARTBEAT_MS
     ) -> None:
         head = Response(200, b"", EVENT_STREAM, HEADERS)
-        super().__init__(app, head, release=release, heartbeat_ms=heartbeat_ms)
+        super().__init__(runtime, head, release=release, heartbeat_ms=heartbeat_ms)
 
     def opened(self, sink: Any) -> None:
-        sink.write(b"retry: %d\n\n%b" % (RETRY_MS, heartbeat(self.app.clock.now_ms())))
+        sink.write(b"retry: %d\n\n%b" % (RETRY_MS, heartbeat(self.runtime.clock.now_ms())))
         super().opened(sink)
 
     def beat(self) -> None:
-        self.send(heartbeat(self.app.clock.now_ms()))
+        self.send(heartbeat(self.runtime.clock.now_ms()))
 
     def fail(self, code: int, message: str, **more: Any) -> None:
-        """A last `error` frame, then the end."""
+        """Send a last `error` frame, then close."""
         if self.open:
             self.send(error_frame(code, message, **more))
             self.finish()

@@ -1,148 +1,85 @@
-"""What the delivery loop deals in: lanes and their groups, renderings that many share, and who takes them."""
+"""A subscription: one topic as one watcher follows it. Also the groups of subscriptions that share one position."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum
 from typing import Protocol
 
-from topics.engine.read.read import Tombstone
 from topics.engine.state.topic import Topic
 from topics.model.watch import View
-from topics.server.push import cursors, sse
-
-
-class Event(Enum):
-    """What a watcher can be told: the name of the event, and of the WebSocket frame."""
-
-    RECORD = b"record", b"record"
-    TOMBSTONE = b"tombstone", b"tombstone"
-    CAUGHT_UP = b"caught-up", b"caught_up"
-    TOPIC_DELETED = b"topic-deleted", b"topic_deleted"
-
-    def __init__(self, event: bytes, op: bytes) -> None:
-        self.event = event
-        self.op = op
+from topics.server.push.rendering import Event, RenderedFrame, deleted_data
 
 
 class Watcher(Protocol):
-    """One connection, as the loop sees it."""
+    """One connection, as the dispatcher uses it."""
 
-    full: bool  # takes nothing now; it calls `Hub.resume` when it does again
-    # Whether a gap that was there on connect, or after a long stall, is reported as `from_seq_too_old`: the contract
-    # says so for event streams. A WebSocket gets the reason itself.
+    full: bool  # takes nothing now, and calls `Dispatcher.resume` when it takes more
+    # Whether a gap that existed on connect, or after a long stall, is reported as `from_seq_too_old`. The contract
+    # requires this for event streams. A WebSocket reports the reason itself.
     reports_too_old: bool
 
-    def push(self, lane: Lane, rendered: Rendered) -> None:
-        """Records. The lane has moved on past them."""
+    def push(self, subscription: Subscription, frame: RenderedFrame) -> None:
+        """Send records. The position of the subscription is already after them."""
 
-    def tell(self, lane: Lane, event: Event, data: bytes) -> None:
-        """Anything else about one topic; `data` is a JSON object."""
+    def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
+        """Send any other event of one topic; `data` is a JSON object."""
 
-    def lost(self, lane: Lane) -> None:
-        """The lane's topic is gone, and the client has been told."""
+    def topic_deleted(self, subscription: Subscription) -> None:
+        """Note that the topic was deleted. The client was notified."""
 
-    def advise(self, names: list[str], retry_after_ms: int) -> None:
-        """These topics wait because the server is pressed."""
-
-
-class Rendered:
-    """One range of one topic in one form: the frame's payload, and the frames that many connections share."""
-
-    __slots__ = ("_single", "_socket", "count", "from_seq", "next_seq", "payload", "tombstone", "topic")
-
-    def __init__(self, topic: Topic, *, from_seq: int, next_seq: int, tombstone: Tombstone | None) -> None:
-        self.topic = topic
-        self.from_seq = from_seq  # after the gap, where there is one
-        self.next_seq = next_seq
-        self.tombstone = tombstone
-        self.count = 0
-        self.payload = b""
-        self._single: bytes | None = None
-        self._socket: bytes | None = None
-
-    def single(self) -> bytes:
-        """The event for a watcher of this topic alone: even its id is the same for all of them."""
-        if self._single is None:
-            cursor = cursors.encode({self.topic.name: self.next_seq})
-            self._single = sse.frame(Event.RECORD.event, self.payload, id=cursor)
-        return self._single
-
-    def socket(self, frame: Callable[[bytes], bytes]) -> bytes:
-        """The WebSocket frame, made by `frame` from a JSON text."""
-        if self._socket is None:
-            self._socket = frame(socket_payload(Event.RECORD, self.payload))
-        return self._socket
+    def topics_paused(self, names: list[str], retry_after_ms: int) -> None:
+        """Report that these topics wait because the server is under pressure."""
 
 
-def socket_payload(event: Event, data: bytes) -> bytes:
-    return b'{"op":"%b",%b' % (event.op, data[1:])
-
-
-class Lane:
-    """One topic of one watcher: between connections it only remembers how far its reader has got."""
+class Subscription:
+    """One topic of one watcher. Between connections it only keeps the position of its reader."""
 
     __slots__ = (
-        "epoch", "fresh", "gone", "group", "key", "live", "number", "picked", "seq", "stale", "start", "topic", "view",
-        "watcher",
+        "caught_up", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "number", "seq", "stale", "start",
+        "topic", "view", "watcher",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, view: View, *, seq: int, epoch: int | None = None, key: str = "") -> None:
         self.topic = topic
         self.view = view
-        self.seq = seq  # the cursor, while the lane is not in a tail
-        self.start = seq  # where it began
-        self.epoch = epoch  # of the life that the first cursor belongs to, if the reader said
+        self.seq = seq  # the position while the subscription is in no group
+        self.start = seq  # the first position
+        self.epoch = epoch  # of the topic that the first position belongs to, if the reader gave it
         self.key = key or topic.name  # in event ids
         self.number = 0
-        self.picked = False  # by a pattern, after the session began
-        self.group: Group | None = None
+        self.from_pattern = False  # a pattern matched the topic after the session was created
+        self.group: TailGroup | None = None
         self.watcher: Watcher | None = None
-        self.fresh = True  # nothing was delivered yet on this connection
-        self.stale = False  # its connection was full for so long that it counts as fallen off
-        self.live = False  # told that it has caught up
-        self.gone = False
+        self.fresh = True  # nothing was delivered on this connection yet
+        self.stale = False  # the connection was full for so long that a gap counts as too old
+        self.caught_up = False  # the client was notified that it has caught up
+        self.deleted = False
 
     @property
     def position(self) -> int:
-        """The last seq that its reader needs no more."""
+        """The last seq that the reader does not need again."""
         group = self.group
         return self.seq if group is None else group.seq
 
 
-class Group:
-    """The lanes of one view that are equally far."""
+class TailGroup:
+    """The subscriptions of one view at the same position near the head of a topic."""
 
-    __slots__ = ("live", "seq", "tail", "view")
+    __slots__ = ("caught_up", "members", "seq", "view")
 
     def __init__(self, view: View, seq: int) -> None:
         self.view = view
         self.seq = seq
-        self.tail: dict[Lane, None] = {}
-        self.live = True
+        self.members: dict[Subscription, None] = {}
+        self.caught_up = True
 
 
-def tombstone_data(topic: Topic, gap: Tombstone, reason: str) -> bytes:
-    return (
-        b'{"topic":"%b","reason":"%b","gap_from":%d,"gap_to":%d,"missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
-        % (
-            topic.wire_name, reason.encode(), gap.gap_from, gap.gap_to, gap.missed_estimate, gap.earliest_seq,
-            gap.head_seq,
-        )
-    )  # fmt: skip
-
-
-def after_gap(gap: Tombstone) -> int:
-    """The cursor once the gap is behind: a cursor from another life goes to the beginning of this one."""
-    return gap.earliest_seq - 1 if gap.reason == "recreated" else gap.gap_to
-
-
-def tell_deleted(lane: Lane, data: bytes | None = None) -> None:
-    topic, watcher = lane.topic, lane.watcher
+def notify_deleted(subscription: Subscription, data: bytes | None = None) -> None:
+    """End the subscription of a deleted topic, and notify its watcher if it has one."""
+    topic, watcher = subscription.topic, subscription.watcher
     if data is None:
-        data = b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.wire_name, topic.head)
-    lane.seq = topic.head
-    lane.gone = True
+        data = deleted_data(topic)
+    subscription.seq = topic.head
+    subscription.deleted = True
     if watcher is not None:
-        watcher.tell(lane, Event.TOPIC_DELETED, data)
-        watcher.lost(lane)
+        watcher.notify(subscription, Event.TOPIC_DELETED, data)
+        watcher.topic_deleted(subscription)

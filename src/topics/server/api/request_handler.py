@@ -1,0 +1,188 @@
+"""The application that the transport serves: finds the route, runs the handler, and answers every failure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from topics import logs
+from topics.engine.steps import Steps, once_loaded
+from topics.errors import Code, TopicsError
+from topics.server.access.caller import ANYONE
+from topics.server.access.operations import Scope
+from topics.server.api.guard import Guard
+from topics.server.api.route import Call, RouteTable
+from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
+from topics.server.http.write_body import LARGE_BYTES
+from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
+from topics.server.loop.answer import error_answer, forward
+from topics.server.loop.loads import unreadable
+from topics.storage.segments.cold import Cold
+
+if TYPE_CHECKING:
+    from topics.server.api.services import Services
+    from topics.server.startup import Startup
+
+log = logs.Log("app")
+
+JSON_TYPE = b"application/json"
+
+
+class RequestHandler:
+    """Admits, authorises and answers requests; see `http.messages.App`.
+
+    Before the data is recovered there are no services: requests are answered from `startup`, or refused.
+    """
+
+    _services: Services  # set once `_recovered`
+
+    def __init__(self, routes: RouteTable, guard: Guard | None, budget: MemoryBudget, startup: Startup) -> None:
+        self.routes = routes
+        self.guard = guard  # None for a server without keys
+        self.direct = False  # whether `answer` may take its fast path
+        self._budget = budget
+        self._startup = startup
+        self._recovered = False
+        budget.listeners.append(self._choose_path)
+
+    def begin(self, services: Services) -> None:
+        """Serve all routes from now on: the data is recovered."""
+        self._services = services
+        self._recovered = True
+        self._choose_path()
+
+    def admit(self, request: Request, content_length: int | None) -> Response | None:
+        """Find the route and the caller. Return an answer if the head of the request is enough to refuse it."""
+        guard = self.guard
+        try:
+            if guard is None:
+                call = self.routes.find(request)
+                call.caller = ANYONE
+            else:
+                call = guard.admit(request)
+            if content_length:
+                _check_type(request)
+                call.typed = True
+                if content_length > SMALL_BYTES:
+                    self._budget.check(content_length)
+            if guard is not None:
+                guard.begin(call.caller)
+        except TopicsError as error:
+            return error_answer(error, request)
+        request.context = call
+        return None
+
+    def handle(self, request: Request) -> Answer:
+        """Answer an admitted request."""
+        call: Call = request.context
+        request.context = None  # the call refers to its request: this breaks the reference cycle
+        answer: Answer
+        try:
+            if request.body and not call.typed:
+                _check_type(request)
+            answer = self._serve(call) if self._recovered else self._answer_early(call)
+        except TopicsError as error:
+            answer = error_answer(error, request)
+        except Cold as cold:
+            answer = self._load_and_serve(cold, call)
+        except BaseException:
+            if self.guard is not None:
+                self.guard.end(call.caller)
+            raise
+        if self.guard is not None:
+            self.guard.end_with(call.caller, answer)
+        return answer
+
+    def answer(self, request: Request) -> Answer:
+        """Admit and handle a complete request. The fast path: without keys no request is counted."""
+        if not self.direct:
+            refused = self.admit(request, len(request.body))
+            return self.handle(request) if refused is None else refused
+        try:
+            known = self.routes.known.get(request.path)
+            if known is not None and (route := known[0].get(request.method)) is not None:
+                call = Call(request, route, known[1], ANYONE)
+            else:
+                call = self.routes.find(request)
+                call.caller = ANYONE
+            if request.body and request.headers.get(b"content-type") != JSON_TYPE:
+                _check_type(request)
+            return call.route.handler(self._services, call)
+        except TopicsError as error:
+            return error_answer(error, request)
+        except Cold as cold:
+            return self._load_and_serve(cold, call)
+
+    def abandon(self, request: Request) -> None:
+        """Uncount an admitted request that will never be handled."""
+        call: Call | None = request.context
+        request.context = None
+        if call is not None and self.guard is not None:
+            self.guard.end(call.caller)
+
+    def _choose_path(self) -> None:
+        """Allow the fast path if nothing but the route of a request must be checked."""
+        self.direct = self.guard is None and self._recovered and not self._budget.full
+
+    def _serve(self, call: Call) -> Answer:
+        """Authorise the caller and run the handler. A retry is authorised again."""
+        services = self._services
+        if self.guard is not None:
+            if call.route.decode_steps is not None and call.wanted is None and len(call.request.body) > LARGE_BYTES:
+                return services.slices.answer(call.request, self._decode_and_serve(call))
+            self.guard.authorise(services.engine, call)
+        answer = call.route.handler(services, call)
+        if self._budget.full and isinstance(answer, Response) and _only_reads(call):
+            self._budget.check_answer(body_bytes(answer.body))
+        return answer
+
+    def _decode_and_serve(self, call: Call) -> Steps[Answer]:
+        """Decode a large body in steps, then serve."""
+        assert call.route.decode_steps is not None
+        call.wanted = yield from call.route.decode_steps(call.request.body, self._services.engine.limits)
+        return (yield from once_loaded(lambda: self._serve(call)))
+
+    def _answer_early(self, call: Call) -> Answer:
+        """Answer a request that arrives before the data is recovered."""
+        if call.route.while_recovering is None:
+            raise self._startup.not_ready()
+        return call.route.while_recovering(self._startup, call)
+
+    def _load_and_serve(self, cold: Cold, call: Call) -> Deferred:
+        """Return the answer of the handler, which runs once what it needs was loaded from the disk."""
+        deferred = Deferred()
+
+        def serve() -> None:
+            try:
+                answer = self._serve(call)
+            except TopicsError as error:
+                answer = error_answer(error, call.request)
+            except Cold:
+                raise
+            except Exception as error:
+                log.failure("handler_failed", error, route=call.route.path)
+                answer = error_answer(TopicsError(Code.INTERNAL, "internal error"), call.request)
+            forward(answer, deferred)
+
+        def fail(failure: BaseException) -> None:
+            deferred.resolve(error_answer(unreadable(failure), call.request))
+
+        deferred.on_cancel = self._services.runtime.load(cold, serve, fail).cancel
+        return deferred
+
+
+def _only_reads(call: Call) -> bool:
+    """Return whether the request may be refused after it was handled: an answer that reports an effect must be sent."""
+    return call.route.scope in (Scope.NONE, Scope.READ)
+
+
+def _check_type(request: Request) -> None:
+    """Raise 415 unless the body is declared as JSON, in UTF-8 if a charset is given."""
+    given = request.headers.get(b"content-type", b"")
+    if given == JSON_TYPE:
+        return
+    media, _, rest = given.partition(b";")
+    charset = rest.strip().lower().replace(b'"', b"")
+    if media.strip().lower() != JSON_TYPE or (
+        charset.startswith(b"charset=") and charset not in (b"charset=utf-8", b"charset=utf8")
+    ):
+        raise TopicsError(Code.UNSUPPORTED_MEDIA_TYPE, "a body needs content-type: application/json")

@@ -1,0 +1,52 @@
+"""The services of a running server that route handlers use."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topics.engine.engine import Engine
+from topics.errors import Code, TopicsError
+from topics.server.access.quotas import Quotas
+from topics.server.limits.budget import MemoryBudget
+from topics.server.loop.poll_cache import PollCache
+from topics.server.loop.runtime import Runtime
+from topics.server.loop.slices import Slices
+from topics.server.loop.storage import Storage
+from topics.server.loop.throttle import Throttle
+from topics.server.push.dispatcher import Dispatcher
+from topics.server.push.job_waiters import JobWaiters
+from topics.server.push.sessions import Sessions
+from topics.server.push.socket_commands import SocketServices
+from topics.server.startup import Startup
+from topics.storage.log.stats import WalStats
+
+
+class Services(Struct, frozen=True, kw_only=True, eq=False):
+    """Built once, when the data is recovered."""
+
+    runtime: Runtime
+    engine: Engine  # of the runtime, without the second attribute lookup: for hot paths
+    startup: Startup
+    budget: MemoryBudget
+    quotas: Quotas
+    throttle: Throttle
+    poll_cache: PollCache
+    slices: Slices
+    dispatcher: Dispatcher
+    sessions: Sessions
+    job_waiters: JobWaiters
+    sockets: SocketServices
+    storage: Storage | None  # None without a data directory
+
+    def check_ready(self) -> None:
+        """Raise 503 while the server stops."""
+        if self.runtime.draining:
+            raise TopicsError(Code.SHUTTING_DOWN, "the server is stopping", retry_after_ms=1000)
+
+    def read_only(self) -> str | None:
+        """Return why nothing can be written; None if writes are possible."""
+        return None if self.storage is None else self.storage.wal.read_only
+
+    def wal_stats(self) -> WalStats:
+        """Return the counters of the log; zeros without a data directory."""
+        return WalStats() if self.storage is None else self.storage.wal.stats

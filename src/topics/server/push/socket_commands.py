@@ -1,0 +1,221 @@
+"""Commands of one WebSocket: subscribe, unsubscribe, publish, ping. Each is authorised by itself."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+from topics.engine.state.topic import Topic
+from topics.errors import TopicsError, invalid
+from topics.model.watch import Command, Ping, Publish, RequestId, Subscribe, Unsubscribe, check_name, is_pattern
+from topics.server.access.caller import authorise
+from topics.server.access.operations import operation_of
+from topics.server.limits.budget import MemoryBudget
+from topics.server.loop.loads import NOT_LOADING, unreadable
+from topics.server.loop.runtime import Runtime
+from topics.server.loop.slices import Slices
+from topics.server.loop.throttle import Throttle
+from topics.server.push.dispatcher import Dispatcher
+from topics.server.push.pattern_waiters import PatternWaiters
+from topics.server.push.subscription import Subscription, Watcher
+from topics.server.push.subscription_set import SubscriptionSet, resolve
+
+if TYPE_CHECKING:
+    from topics.engine.write.commit import Ticket
+    from topics.server.access.caller import Caller
+
+MAX_UNACKED = 1024  # publishes in progress, above which the client is not read from
+MAX_UNACKED_BYTES = 8 << 20  # of their messages
+
+
+class SocketServices(Struct, frozen=True):
+    """What a WebSocket needs of the server."""
+
+    runtime: Runtime
+    dispatcher: Dispatcher
+    pattern_waiters: PatternWaiters
+    throttle: Throttle
+    slices: Slices
+    budget: MemoryBudget
+
+
+class CommandClient(Watcher, Protocol):
+    """The connection that sends commands and watches topics."""
+
+    open: bool
+
+    def answer(self, answer: dict[str, Any], request_id: RequestId) -> None:
+        """Send the answer to a command."""
+
+    def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
+        """Send an error."""
+
+    def unblock(self) -> None:
+        """Read on if nothing else blocks the connection."""
+
+
+class SocketCommands:
+    """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
+
+    __slots__ = ("_caller", "_client", "_loading", "_services", "subscriptions", "unacked", "unacked_bytes")
+
+    def __init__(self, services: SocketServices, caller: Caller, client: CommandClient) -> None:
+        self._services = services
+        self._caller = caller
+        self._client = client
+        self._loading = NOT_LOADING  # of a command that needs the disk
+        self.subscriptions = SubscriptionSet(services.budget)
+        self.unacked = self.unacked_bytes = 0
+
+    # --- for the connection
+
+    def is_blocked(self) -> bool:
+        """Return whether a command waits for the disk, or too many publishes are in progress."""
+        return self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES or self._loading.waiting
+
+    def begin(self, command: Command, size_bytes: int) -> None:
+        """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`."""
+        work = partial(self._run, command, size_bytes)
+        self._loading = self._services.runtime.attempt(work, partial(self._cannot_read, command))
+
+    def resume(self, *, stale: bool) -> None:
+        """Continue delivery: the client has read what it was sent."""
+        for subscription in list(self.subscriptions.subscriptions.values()):
+            if subscription.group is None:
+                subscription.stale = stale
+                self._services.dispatcher.resume(subscription)
+
+    def topic_deleted(self, subscription: Subscription) -> None:
+        """Remove the subscription of a deleted topic."""
+        self.subscriptions.remove(subscription)
+        self.subscriptions.charge()
+
+    def detach(self) -> None:
+        """Stop all deliveries to the connection."""
+        self._services.pattern_waiters.remove(self._client)
+        for subscription in self.subscriptions.subscriptions.values():
+            if subscription.watcher is self._client:
+                self._services.dispatcher.detach(subscription)
+
+    def end(self) -> None:
+        """Release everything: the connection is closed."""
+        self._loading.cancel()
+        self.subscriptions.discharge()
+
+    # --- commands
+
+    def _run(self, command: Command, size_bytes: int) -> None:
+        if self._client.open:
+            self._carry_out(command, size_bytes=size_bytes)
+            self._client.unblock()
+
+    def _cannot_read(self, command: Command, failure: BaseException) -> None:
+        if self._client.open:
+            self._client.refuse(unreadable(failure), command.request_id)
+            self._client.unblock()
+
+    def _carry_out(self, command: Command, *, size_bytes: int) -> None:
+        """Carry out and answer a command. Raise `Cold` before anything has happened."""
+        request_id = command.request_id
+        try:
+            operation, targets = operation_of(command)
+            authorise(self._services.runtime.engine, self._caller, operation, *targets, wanted=command)
+            if isinstance(command, Publish):
+                self._publish(command, size_bytes=size_bytes)
+            elif isinstance(command, Subscribe):
+                self._subscribe(command)
+            elif isinstance(command, Unsubscribe):
+                self._unsubscribe(command)
+            elif isinstance(command, Ping):
+                self._client.answer({"op": "pong"}, request_id)
+        except TopicsError as error:
+            self._client.refuse(error, request_id)
+
+    def _subscribe(self, command: Subscribe) -> None:
+        services, own = self._services, self.subscriptions
+        resolved = resolve(services.runtime, command.watched(), command, self._caller, lenient=command.lenient)
+        most = services.runtime.settings.max_watch_topics
+        others = sum(1 for one in own.subscriptions.values() if one.topic.name not in resolved.subscriptions)
+        if others + len(resolved.subscriptions) > most:
+            raise invalid(f"the connection would watch more than {most} topics", field="topics")
+        if resolved.patterns and len(own.patterns.keys() | resolved.patterns.keys()) > most:
+            raise invalid(f"the connection would have more than {most} patterns", field="topics")
+        services.budget.check(resolved.size_bytes())
+        topics = resolved.answer()
+        self._client.answer({"op": "subscribed", "topics": topics}, command.request_id)
+        for name, subscription in resolved.subscriptions.items():
+            self._remove(name)
+            own.add(subscription)
+            services.dispatcher.attach(subscription, self._client)
+        if resolved.patterns:
+            own.patterns |= resolved.patterns
+        own.charge()
+        if resolved.patterns:
+            services.pattern_waiters.put(self._client, own.prefixes(), self._match)
+
+    def _unsubscribe(self, command: Unsubscribe) -> None:
+        name, own = command.topic, self.subscriptions
+        check_name(name)
+        if is_pattern(name):
+            own.patterns.pop(name, None)
+            for subscription in list(own.subscriptions.values()):
+                if subscription.topic.name.startswith(name[:-1]):
+                    self._remove(subscription.topic.name)
+            self._services.pattern_waiters.put(self._client, own.prefixes(), self._match)
+        else:
+            self._remove(name)
+        own.charge()
+        self._client.answer({"op": "unsubscribed", "topic": name}, command.request_id)
+
+    def _remove(self, name: str) -> None:
+        for subscription in self.subscriptions.named(name):
+            self._services.dispatcher.detach(subscription)
+            self.subscriptions.remove(subscription)
+
+    def _match(self, topic: Topic) -> None:
+        """Watch a new topic if a pattern covers it, or report that the limit is reached."""
+        subscription = self.subscriptions.match(topic)
+        if subscription is None:
+            return
+        most = self._services.runtime.settings.max_watch_topics
+        if len(self.subscriptions.subscriptions) >= most:
+            error = invalid(f"more than {most} topics match; this one is not watched")
+            self._client.refuse(error, None, topics=[topic.name])
+            return
+        self.subscriptions.add_matched(subscription)
+        self._services.dispatcher.attach(subscription, self._client)
+
+    def _publish(self, command: Publish, *, size_bytes: int) -> None:
+        write, throttle = command.write(), self._services.throttle
+        if throttle.pressed and not write.disable_backpressure:
+            throttle.check(command.topic)
+        ticket = self._services.runtime.engine.append(command.topic, write)
+        self.unacked += 1
+        self.unacked_bytes += size_bytes
+        with_seqs, request_id, name = command.return_seqs, command.request_id, command.topic
+
+        def finish(done: Ticket) -> None:
+            self.unacked -= 1
+            self.unacked_bytes -= size_bytes
+            self._published(done, request_id, name, with_seqs=with_seqs)
+
+        ticket.on_done(finish)
+
+    def _published(self, ticket: Ticket, request_id: RequestId, name: str, *, with_seqs: bool) -> None:
+        if ticket.error is not None:
+            self._client.refuse(ticket.error, request_id)
+        else:
+            done = ticket.result
+            ack = {
+                "op": "ack", "topic": name, "first_seq": done.first, "last_seq": done.last, "head_seq": done.head,
+                "created": done.created, "deduped": done.deduped,
+                "performance": {
+                    "wal_append_ms": round(ticket.wal_ns / 1e6, 3), "fsync_ms": round(ticket.sync_ns / 1e6, 3),
+                },
+            }  # fmt: skip
+            if with_seqs:
+                ack["seqs"] = list(range(done.first, done.last + 1))
+            self._client.answer(ack, request_id)
+        self._client.unblock()

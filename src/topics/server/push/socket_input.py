@@ -1,0 +1,240 @@
+"""Input of one WebSocket: from bytes to commands, in turns of bounded frames, bytes and time.
+
+After a turn the other connections get the loop, and the client is not read from until its input was handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from wsproto import events
+from wsproto.connection import Connection
+from wsproto.frame_protocol import CloseReason
+
+from topics import logs
+from topics.errors import TopicsError
+from topics.model.watch import Command, RequestId
+from topics.server.http.write_body import LARGE_BYTES
+from topics.server.limits.budget import MESSAGES, SMALL_BYTES
+from topics.server.push.commands import address_of, decode_long, decode_short
+
+if TYPE_CHECKING:
+    from topics.server.push.socket_commands import SocketServices
+
+log = logs.Log("websocket")
+
+FRAMES_PER_TURN = 64  # as many as HTTP requests of one connection: `HttpLimits.max_pipelined`
+BYTES_PER_TURN = 64 << 10
+TURN_NS = 2_000_000  # of work on one connection's input, after which the others come first
+PACKED_PIECE_BYTES = 1 << 10  # of compressed input, which can grow a thousandfold, between two looks at the clock
+MAX_FRAGMENTS = 1 << 16  # of one message: fragments of 1 KiB are enough for the largest
+
+
+class InputState(Enum):
+    """What happens to a connection's input. The client is read from only in the first state."""
+
+    READING = 0  # all input was handled
+    HANDLING = 1  # input is being handled further up the stack
+    NEXT_TURN = 2  # frames may be left, and the next turn is scheduled
+    BLOCKED = 3  # frames may be left, and wait for `SocketInput.unblock`
+
+
+class InputClient(Protocol):
+    """The connection whose input is handled."""
+
+    open: bool
+
+    def is_blocked(self) -> bool:
+        """Return whether the client does not read its answers, or has as much in progress as it may."""
+
+    def hold(self, *, held: bool) -> None:
+        """Stop or continue reading from the client."""
+
+    def control(self, event: events.Event) -> None:
+        """Handle any event that is not text."""
+
+    def command(self, command: Command, size_bytes: int) -> None:
+        """Carry out a command."""
+
+    def refuse(self, error: TopicsError, request_id: RequestId) -> None:
+        """Send an error."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Close the connection."""
+
+
+class SocketInput:
+    """Unhandled input, the message that is being assembled, and the long message that is being decoded."""
+
+    __slots__ = (
+        "_charged_bytes", "_client", "_decoding", "_decoding_bytes", "_deflated", "_fragments", "_services", "_state",
+        "_unfed", "_ws", "message",
+    )  # fmt: skip
+
+    def __init__(self, services: SocketServices, ws: Connection, client: InputClient, *, deflated: bool) -> None:
+        self._services = services
+        self._ws = ws
+        self._client = client
+        self._deflated = deflated
+        self.message = bytearray()  # the fragments of a message so far
+        self._fragments = 0  # of that message
+        self._state = InputState.READING
+        self._unfed = b""  # input that `_ws` has not seen yet
+        self._decoding: Generator[None, None, Command] | None = None  # of a long message
+        self._decoding_bytes = 0
+        self._charged_bytes = 0
+
+    # --- for the connection and the memory budget
+
+    def received(self, data: bytes) -> None:
+        """Handle bytes from the client, now or in later turns."""
+        self._unfed += data
+        if self._state is InputState.READING:
+            self._handle()
+        self._charge()
+
+    def is_decoding(self) -> bool:
+        """Return whether a long message is being decoded: later ones wait for it."""
+        return self._decoding is not None
+
+    def unblock(self) -> None:
+        """Handle more input in the next turn if nothing blocks the connection any more."""
+        if self._state is InputState.BLOCKED and self._client.open and not self._client.is_blocked():
+            self._read_later(InputState.NEXT_TURN)
+
+    def give_up_input(self, error: TopicsError) -> None:
+        """Drop all input and close the connection: the memory budget is exhausted."""
+        self.drop()
+        self._client.refuse(error, None)
+        self._client.close(CloseReason.TRY_AGAIN_LATER, error.message)
+
+    def drop(self) -> None:
+        """Drop all input that was not handled."""
+        self.message, self._unfed = bytearray(), b""
+        if self._decoding is not None:
+            self._decoding.close()
+        self._end_decoding()
+
+    # --- turns
+
+    def _charge(self) -> None:
+        """Charge the memory budget for unhandled input. May close the connection."""
+        held_bytes = len(self.message) + len(self._unfed) + self._decoding_bytes
+        if held_bytes != self._charged_bytes:
+            self._services.budget.charge(MESSAGES, held_bytes - self._charged_bytes)
+            self._charged_bytes = held_bytes
+            self._services.budget.receive(self, held_bytes)
+
+    def _handle(self) -> None:
+        """Handle input for one turn: at most `FRAMES_PER_TURN` and `BYTES_PER_TURN`, and no frame after `TURN_NS`.
+
+        The rest waits for the next turn, or for `unblock` if the connection is blocked.
+        """
+        self._state = InputState.HANDLING
+        ws, client, tick_ns = self._ws, self._client, self._services.runtime.clock.monotonic_ns
+        frames, ends_ns = 0, tick_ns() + TURN_NS
+        fed_bytes, piece_bytes = 0, PACKED_PIECE_BYTES if self._deflated else BYTES_PER_TURN
+        # Bound: each round but the last feeds a piece, and `BYTES_PER_TURN` of them end the turn.
+        while True:
+            for event in ws.events():
+                self.take(event)
+                if not client.open:
+                    return
+                if client.is_blocked():
+                    self._read_later(InputState.BLOCKED)
+                    return
+                frames += 1
+                if frames == FRAMES_PER_TURN or tick_ns() > ends_ns:
+                    self._read_later(InputState.NEXT_TURN)
+                    return
+            if not self._unfed:
+                self._state = InputState.READING
+                client.hold(held=False)
+                return
+            if fed_bytes >= BYTES_PER_TURN:
+                self._read_later(InputState.NEXT_TURN)
+                return
+            fed_bytes += piece_bytes
+            ws.receive_data(self._unfed[:piece_bytes])
+            self._unfed = self._unfed[piece_bytes:]
+
+    def _next_turn(self) -> None:
+        """Handle more input. A failure ends this connection and no other."""
+        client = self._client
+        if client.open and client.is_blocked():
+            self._state = InputState.BLOCKED
+        elif client.open:
+            try:
+                self._handle()
+                self._charge()
+            except Exception as error:
+                log.failure("input_not_handled", error)
+                client.close(CloseReason.INTERNAL_ERROR, "internal error")
+
+    def _read_later(self, state: InputState) -> None:
+        self._state = state
+        if state is InputState.NEXT_TURN:
+            self._services.runtime.loop.call_soon(self._next_turn)
+        self._client.hold(held=True)
+
+    # --- messages
+
+    def take(self, event: events.Event) -> None:
+        """Handle one event of the protocol."""
+        if isinstance(event, events.TextMessage):
+            self._take_text(event)
+        else:
+            self._client.control(event)
+
+    def _take_text(self, event: events.TextMessage) -> None:
+        """Assemble a message, bounded in bytes and in fragments, and decode it once it is complete."""
+        text, message = event.data.encode(), self.message
+        self._fragments += event.frame_finished
+        if len(message) + len(text) > self._services.runtime.settings.max_body_bytes:
+            self._client.close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
+        elif self._fragments > MAX_FRAGMENTS:
+            self._client.close(CloseReason.MESSAGE_TOO_BIG, f"the message has more than {MAX_FRAGMENTS} fragments")
+        elif not event.message_finished:
+            message += text
+        else:
+            if message:
+                message += text
+                text = bytes(message)
+                message.clear()
+            self._fragments = 0
+            self._decode(text)
+
+    def _decode(self, text: bytes) -> None:
+        try:
+            if len(text) > SMALL_BYTES:
+                self._services.budget.check(len(text))
+            if len(text) > LARGE_BYTES:
+                self._decode_in_slices(text)
+                return
+            command: Command = decode_short(text)
+        except TopicsError as error:
+            self._client.refuse(error, address_of(text))
+        else:
+            self._client.command(command, len(text))
+
+    def _decode_in_slices(self, text: bytes) -> None:
+        """Decode a long message while other connections are served. Later messages of this one wait."""
+
+        def finish(command: Command) -> None:
+            self._end_decoding()
+            self._client.command(command, len(text))
+            self.unblock()
+
+        def fail(error: TopicsError) -> None:
+            self._end_decoding()
+            self._client.refuse(error, address_of(text))
+            self.unblock()
+
+        self._decoding, self._decoding_bytes = decode_long(text, self._services.runtime.engine.limits), len(text)
+        self._services.slices.run(self._decoding, finish, fail)
+
+    def _end_decoding(self) -> None:
+        self._decoding, self._decoding_bytes = None, 0
+        self._charge()

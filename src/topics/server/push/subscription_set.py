@@ -1,0 +1,221 @@
+"""Subscriptions of one session or one WebSocket, and the patterns that add more of them.
+
+A set is charged to the memory budget by what it keeps: a flat amount per subscription and pattern, and the node names
+and filters of the requests, which their subscriptions share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from sys import getsizeof
+from typing import TYPE_CHECKING
+
+from topics.engine.state.topic import Topic
+from topics.errors import TopicsError, invalid, topic_not_found
+from topics.model.watch import (
+    TopicOptions,
+    View,
+    ViewOptions,
+    WatchedTopic,
+    check_watched,
+    is_pattern,
+    make_view,
+    match_of,
+    with_match,
+)
+from topics.server.limits.budget import SESSIONS, MemoryBudget
+from topics.server.push import cursors
+from topics.server.push.subscription import Subscription
+
+if TYPE_CHECKING:
+    from topics.server.access.caller import Caller
+    from topics.server.loop.runtime import Runtime
+
+# Measured with 1, 16 and 256 topics, and rounded up for what an open stream adds to each.
+SESSION_BYTES = 1024
+SUBSCRIPTION_BYTES = 512
+PATTERN_BYTES = 512
+NAME_BYTES = 64  # of a node name in a set, besides the text
+
+
+class Pattern:
+    """A prefix of topic names. It covers all present and future topics with it that its caller may read."""
+
+    __slots__ = ("caller", "prefix", "view")
+
+    def __init__(self, prefix: str, view: View, caller: Caller) -> None:
+        self.prefix = prefix
+        self.view = view
+        self.caller = caller
+
+    def covers(self, name: str) -> bool:
+        """Return whether a topic of this name is watched."""
+        return name.startswith(self.prefix) and self.caller.may_use(name)
+
+
+class ResolvedWatch:
+    """The subscriptions and patterns of a valid request to watch."""
+
+    def __init__(self) -> None:
+        self.subscriptions: dict[str, Subscription] = {}  # by topic
+        self.patterns: dict[str, Pattern] = {}
+
+    def answer(self) -> dict[str, WatchedTopic]:
+        """Return the `topics` field of the answer."""
+        return {
+            name: WatchedTopic(one.seq, one.topic.head, one.topic.earliest, one.topic.epoch)
+            for name, one in self.subscriptions.items()
+        }
+
+    def size_bytes(self) -> int:
+        """Return the memory that the subscriptions and patterns take."""
+        return _size_bytes(self.subscriptions.values(), self.patterns.values())
+
+
+def _size_bytes(subscriptions: Iterable[Subscription], patterns: Iterable[Pattern]) -> int:
+    """Return the memory that subscriptions and patterns take. What several of them share counts once."""
+    views = [subscription.view for subscription in subscriptions]
+    size = len(views) * SUBSCRIPTION_BYTES
+    for pattern in patterns:
+        views.append(pattern.view)
+        size += PATTERN_BYTES
+    # By identity: two requests that name the same nodes keep two sets of them.
+    node_sets = {id(view.nodes): view.nodes for view in views if view.nodes is not None}
+    filters = {id(view.match): view.match for view in views if view.match is not None}
+    size += sum(getsizeof(match.text) for match in filters.values())
+    for names in node_sets.values():
+        size += sum(map(getsizeof, names)) + NAME_BYTES * len(names)
+    return size
+
+
+def resolve(
+    runtime: Runtime, topics: dict[str, TopicOptions], options: ViewOptions, caller: Caller, *, lenient: bool
+) -> ResolvedWatch:
+    """Return the subscriptions and patterns of a request. Raise every possible error before anything is created.
+
+    The caller must be authorised for `topics`. Looks at no more names than the request has, and for each pattern at no
+    more than `max_watch_topics` besides those that the request names.
+    """
+    engine, most = runtime.engine, runtime.settings.max_watch_topics
+    check_watched(topics, max_topics=most)
+    resolved = ResolvedWatch()
+    shared = make_view(options, max_limit=engine.limits.max_limit)
+    for name, each in topics.items():
+        view = with_match(shared, match_of(name, each))
+        if is_pattern(name):
+            pattern = resolved.patterns[name] = Pattern(name[:-1], view, caller)
+            matching = _matching(runtime, pattern)
+            found = [one for one in matching if one not in topics and one not in resolved.subscriptions]
+        else:
+            found = [name] if engine.find(name) is not None else []
+            if not found and not lenient:
+                raise topic_not_found(name)
+        for topic_name in found:
+            try:
+                topic = engine.expire_and_get(topic_name, touch=True)
+            except TopicsError:  # its deletion was in progress
+                if lenient or is_pattern(name):
+                    continue
+                raise
+            resolved.subscriptions[topic_name] = _new_subscription(topic, view, each)
+        if len(resolved.subscriptions) > most:
+            raise invalid(f"topics stands for more than {most} topics, which is the limit", field="topics")
+    return resolved
+
+
+def _matching(runtime: Runtime, pattern: Pattern) -> Iterator[str]:
+    """Return the names that the pattern covers, in order. More than twice the limit would not change the answer."""
+    names = runtime.engine.state.names.visible(pattern.caller.prefixes, prefix=pattern.prefix)
+    return islice(names, 2 * runtime.settings.max_watch_topics + 1)
+
+
+def _new_subscription(topic: Topic, view: View, options: TopicOptions) -> Subscription:
+    if options.tail:
+        return Subscription(topic, view, seq=topic.head)
+    return Subscription(topic, view, seq=options.from_seq, epoch=options.epoch)
+
+
+class SubscriptionSet:
+    """Subscriptions by key, and the patterns that add more: of one session, or of one WebSocket."""
+
+    __slots__ = ("_budget", "_charged_bytes", "_next_number", "patterns", "subscriptions")
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.subscriptions: dict[str, Subscription] = {}
+        self.patterns: dict[str, Pattern] = {}
+        self._next_number = 0
+        self._budget = budget
+        self._charged_bytes = 0
+
+    def charge(self) -> None:
+        """Charge the budget with what the set keeps now, after subscriptions or patterns were added or removed."""
+        self._charge(SESSION_BYTES + _size_bytes(self.subscriptions.values(), self.patterns.values()))
+
+    def discharge(self) -> None:
+        """Release the whole charge: the session or the connection has ended."""
+        self._charge(0)
+
+    def _charge(self, size_bytes: int) -> None:
+        self._budget.charge(SESSIONS, size_bytes - self._charged_bytes)
+        self._charged_bytes = size_bytes
+
+    def add(self, subscription: Subscription) -> None:
+        """Add a subscription. The caller charges for it with `charge`."""
+        subscription.number = self._next_number
+        self._next_number += 1
+        self.subscriptions[subscription.key] = subscription
+
+    def add_matched(self, subscription: Subscription) -> None:
+        """Add and charge a subscription from a pattern. The flat charge is exact: it shares the view of the pattern."""
+        self.add(subscription)
+        self._charge(self._charged_bytes + SUBSCRIPTION_BYTES)
+
+    def remove(self, subscription: Subscription) -> None:
+        """Remove the subscription if it is in the set."""
+        if self.subscriptions.get(subscription.key) is subscription:
+            del self.subscriptions[subscription.key]
+
+    def named(self, name: str) -> Iterator[Subscription]:
+        """Return the subscriptions of topics by that name, of every epoch."""
+        return (one for one in list(self.subscriptions.values()) if one.topic.name == name)
+
+    def match(self, topic: Topic, pattern: Pattern | None = None) -> Subscription | None:
+        """Return a new subscription of the topic if it has none and `pattern`, or else any pattern, covers it."""
+        first = self.subscriptions.get(topic.name)
+        if first is not None and first.topic is topic:
+            return None
+        if pattern is None:
+            pattern = next((one for one in self.patterns.values() if one.covers(topic.name)), None)
+        key = f"{topic.name}@{topic.epoch}"
+        if pattern is None or key in self.subscriptions:
+            return None
+        subscription = Subscription(topic, pattern.view, seq=0, key=key)
+        subscription.from_pattern = True
+        return subscription
+
+    def prefixes(self) -> list[str]:
+        """Return the prefixes of the patterns."""
+        return [pattern.prefix for pattern in self.patterns.values()]
+
+    def cursor(self) -> bytes:
+        """Return the positions of all subscriptions as one event id."""
+        subscriptions = self.subscriptions
+        if len(subscriptions) <= cursors.MAX_NAMED:
+            return cursors.encode({key: one.position for key, one in subscriptions.items()})
+        pairs: list[int] = []
+        for one in subscriptions.values():
+            pairs += (one.number, one.position)
+        return cursors.encode_numbered(pairs)
+
+    def rewind(self, at: cursors.Position) -> None:
+        """Move back to what the client has processed, never forward.
+
+        A subscription from a pattern that the position does not know starts again at its first position.
+        """
+        for key, one in self.subscriptions.items():
+            seq = at.by_key.get(key) if at.by_key else at.by_number.get(one.number)
+            if seq is None and one.from_pattern:
+                seq = one.start
+            if seq is not None and not one.deleted:
+                one.seq = min(one.seq, seq)
