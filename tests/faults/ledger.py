@@ -55,7 +55,12 @@ class When:
 
     @property
     def power(self) -> bool:
-        return self.mode not in ("keep", "none")
+        return self.mode not in ("keep", "none", "damaged")
+
+    @property
+    def damaged(self) -> bool:
+        """Whether entries of the log are missing, which the start reports."""
+        return self.mode == "damaged"
 
     @property
     def may_return(self) -> bool:
@@ -180,6 +185,22 @@ class Ledger:
             assert server.recovered is not None
             assert server.recovered.damage == [], "nothing was damaged"
 
+    def check_damaged(self, server: SimServer) -> None:
+        """Judge a server whose log was damaged before the start: what is missing is reported, and no seq is free."""
+        assert server.recovered is not None
+        if not server.recovered.damage:
+            return self.check(server, "keep")
+        when = When("damaged", healed=True)
+        for name, lives in self.lives.items():
+            topic = server.engine.topics.get(name)
+            if topic is None:
+                assert all(_may_be_absent(life, when) for life in lives), f"{name} is gone"
+            else:
+                known = [life for life in lives if life.epoch == topic.epoch]
+                assert known, f"{name}: nobody made the life {topic.epoch}"
+                _judge_any(server, known, when)
+        assert set(server.engine.topics) <= set(self.lives), "a topic that nobody made"
+
 
 def _judge_any(server: SimServer, lives: list[Life], when: When) -> None:
     """The topic must be what one of these lives may have left."""
@@ -214,7 +235,8 @@ class _Judge:
 
     def judge(self) -> None:
         life, topic = self.life, self.topic
-        assert not any(dropped.status == "acked" for dropped in life.drops), "a dropped topic is back"
+        back = any(dropped.status == "acked" for dropped in life.drops)
+        assert not back or self.when.damaged, "a dropped topic is back"
         assert life.created.may_show(self.when), "a refused topic is there"
         assert topic.config.durability in life.classes
         assert topic.config.cap_records in {cap for cap, attempt in life.caps if attempt.may_show(self.when)}
@@ -238,12 +260,15 @@ class _Judge:
                 gone = life.removable(seq, write.tag, self.when) or (
                     life.evicts and self.lost.get(seq) in ("cap", "ttl")
                 )
+                gone |= self.when.damaged and self.lost.get(seq) == "corrupt"
                 assert gone, f"{life.name}: {seq} was acknowledged and is not there"
             else:
                 assert self.rows[seq] == payload
+                if self.when.damaged:
+                    continue  # the entry of a delete may be what is missing
                 for removal in life.removals if safe else filter(lambda one: one.synced, life.removals):
                     assert removal.status != "acked" or not removal.covers(seq, write.tag), f"{seq} was deleted"
-            if write.key is not None:
+            if write.key is not None and not self.when.damaged:
                 known = self.topic.keys.get(write.key)
                 assert known is not None, f"the key {write.key} was forgotten"
                 assert known.first == write.first
@@ -268,7 +293,7 @@ class _Judge:
         assert archived in {0, *(report.seq for report in self.life.reports)}
         acked = max((report.seq for report in self.life.reports if report.status == "acked"), default=0)
         assert self.topic.trimmed in {0, *(report.trimmed for report in self.life.reports)}
-        if self.life.safe(power=self.power) or self.mode == "none":
+        if not self.when.damaged and (self.life.safe(power=self.power) or self.mode == "none"):
             assert archived >= acked, "what was archived has been forgotten"
             assert self.topic.trimmed >= acked // 2, "what was trimmed has been forgotten"
         if self.life.held:
@@ -290,7 +315,7 @@ class _Judge:
         allowed = {"cap", "ttl"} if self.life.evicts else set()
         if "ephemeral" in self.life.classes or self.power:
             allowed.add("restart")
-        if self.mode in ("reorder", "zero"):
+        if self.mode in ("reorder", "zero", "damaged"):
             allowed.add("corrupt")
         assert {reason for _, _, reason in self.runs} <= allowed, self.runs
 

@@ -77,3 +77,20 @@ def test_what_was_added_is_what_is_counted(steps, data):
         assert reason == (set(inside.values()).pop() if len(set(inside.values())) == 1 else "mixed")
     run = losses.covering(low)
     assert (run is not None) == (low in lost)
+
+
+def test_run_before_a_hole_joins_neighbours_of_its_reason():
+    losses = Losses([(1, 2, "ttl"), (10, 20, "corrupt")])
+    losses.add(3, 3, "ttl")
+    assert losses.runs == [(1, 3, "ttl"), (10, 20, "corrupt")]
+    losses.add(5, 9, "corrupt")
+    assert losses.runs == [(1, 3, "ttl"), (5, 20, "corrupt")]
+    losses.add(4, 4, "cap")
+    assert losses.runs == [(1, 3, "ttl"), (4, 4, "cap"), (5, 20, "corrupt")]
+
+
+def test_records_evicted_one_by_one_before_a_hole_stay_one_run():
+    losses = Losses([(1_000, 2_000, "corrupt")])
+    for seq in range(1, 500):
+        losses.add(seq, seq, "cap")
+    assert losses.runs == [(1, 499, "cap"), (1_000, 2_000, "corrupt")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 
 Run = tuple[int, int, str]  # first seq, last seq, reason
 
@@ -24,9 +24,24 @@ class Losses:
             runs[-1] = (runs[-1][0], high, reason)
             return
         if runs and runs[-1][0] > low:
-            insort(runs, (low, high, reason))
+            self._insert(low, high, reason)
         else:
             runs.append((low, high, reason))
+
+    def _insert(self, low: int, high: int, reason: str) -> None:
+        """Insert a run between others and join it with neighbours of the same reason.
+
+        Else a topic that loses its records one by one in front of a hole would keep a run for each of them.
+        """
+        runs = self.runs
+        start = end = bisect_left(runs, low, key=lambda run: run[0])
+        if start and runs[start - 1][1] + 1 == low and runs[start - 1][2] == reason:
+            start -= 1
+            low = runs[start][0]
+        if runs[end][0] == high + 1 and runs[end][2] == reason:
+            high = runs[end][1]
+            end += 1
+        runs[start:end] = [(low, high, reason)]
 
     def add_rest(self, low: int, high: int, reason: str) -> None:
         """Whatever of [low, high] was not lost before is lost now."""
