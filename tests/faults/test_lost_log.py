@@ -15,7 +15,7 @@ from topics.errors import Corrupt
 from topics.storage.fs import RealFs
 from topics.storage.log import walfile
 from topics.testing.disk import SimDisk
-from topics.testing.harness import ROOT, SimServer
+from topics.testing.harness import ROOT, SimServer, request
 
 DURABILITIES = ["fsync", "disk", "memory"]
 
@@ -169,6 +169,25 @@ def test_topics_that_only_the_lost_part_knew_come_back_empty() -> None:
     assert after.walk("other")[1][0][2] == "corrupt"
     assert after.engine.topic("t").config.cap_records == 50
     assert after.append("brand-new", "1").topic.topic_id > other.topic_id
+
+
+def test_topics_changed_just_before_a_kill_are_known_if_the_log_is_lost_later() -> None:
+    """The kill comes before the ledger hears of the changes, and the records wait for their replay."""
+    server = SimServer.start(SimDisk(seed=7))
+    server.append("dropped", "1", durability="memory")
+    server.checkpoint()
+    server.engine.append("new", request("1", durability="memory"))
+    server.engine.drop_topic("dropped")
+    server.engine.flush()
+    again = server.crash("keep")
+    assert sorted(again.engine.state.by_name) == ["new"]
+    rest(again)
+    disk = again.disk.crash("keep")
+    delete_all(disk)
+    after = again.next(disk)
+    assert sorted(after.engine.topics) == ["new"]
+    assert after.walk("new")[1][0][2] == "corrupt"
+    assert after.append("new", "2").first > 1
 
 
 def test_a_file_cut_in_its_unused_end_costs_nothing_if_a_later_one_follows() -> None:

@@ -54,6 +54,7 @@ class Check:
         self._missing = sorted(set(self._expected) - {file.number for file in files})
         self._known = set(state.by_id)  # topics that the snapshot or the log has told of
         self._appended: set[int] = set()  # topics whose next seq the log tells behind the last missing part
+        self._changed: set[int] = set()  # topics with entries other than records
         self.lost: list[Lost] = []
         self._place: tuple[str, int] | None = None  # where the last missing part begins
 
@@ -73,10 +74,12 @@ class Check:
 
     def entry(self, head: Head) -> None:
         """An entry of the log is about to take effect."""
+        if head.kind == entries.APPEND:
+            self._appended.add(head.topic_id)
+            return
+        self._changed.add(head.topic_id)
         if head.kind == entries.CREATE:
             self._known.add(head.topic_id)
-        elif head.kind == entries.APPEND:
-            self._appended.add(head.topic_id)
 
     def after_file(self, file: LogFile, end: int) -> None:
         """Report what the file lacks. Its last entry ended at `end`."""
@@ -112,6 +115,21 @@ class Check:
             if topic.head >= first:
                 self.lost.append(Lost(*self._place, topic.name, first, topic.head))
                 log.error("seqs_lost", topic=topic.name, first_seq=first, last_seq=topic.head, file=self._place[0])
+
+    def unnoted(self) -> set[int]:
+        """Return the ids of topics that the log made, changed or dropped and the ledger does not know like that.
+
+        A process that is killed before its next sync has written entries to the log and none to the ledger.
+        """
+        found = set()
+        for topic_id in self._changed:
+            topic, known = self._state.by_id.get(topic_id), self._account.topics.get(topic_id)
+            if topic is None:
+                if known is not None or topic_id not in self._account.gone:
+                    found.add(topic_id)
+            elif known is None or (known.config, known.ceiling) != (topic.config, topic.ceiling):
+                found.add(topic_id)
+        return found
 
     def _lose(self, path: str, offset: int, what: str) -> None:
         self._place = path, offset

@@ -52,6 +52,7 @@ class Recovered(NamedTuple):
     settled: bool  # the snapshot says all of it: a start that goes on from here needs no new one
     backlog: Backlog  # records of `memory` topics, to be taken up once the server serves
     lost: list[lost_log.Lost]  # seqs that may have been in a part of the log that is not there
+    unnoted: set[int]  # topics of which the ledger does not know what the log says
 
 
 class LogFile(NamedTuple):
@@ -159,7 +160,7 @@ def _recover(
     if replayed or damage:
         log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
     settled = same_boot and not replayed and not damage and not cut and not skipped
-    return Recovered(number, resume, next_number, replayed, damage, cut, settled, backlog, check.lost)
+    return Recovered(number, resume, next_number, replayed, damage, cut, settled, backlog, check.lost, check.unnoted())
 
 
 def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:

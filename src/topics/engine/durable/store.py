@@ -21,6 +21,7 @@ from topics.engine.state import snapshot_parts
 from topics.engine.state.snapshot_parts import Captured, Frozen
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
+from topics.engine.write import apply
 from topics.engine.write.commit import Commits
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
@@ -91,6 +92,12 @@ class Store:
             self._settle_past(found)
         self.wal.begin(found.next_number, resume=found.resume)
         self.state.ledger = self.wal.ledger
+        if found.backlog:  # there is no snapshot yet of what was replayed
+            for topic_id in found.unnoted:
+                if (topic := self.state.by_id.get(topic_id)) is not None:
+                    apply.note(self.state, topic)
+                else:
+                    self.wal.ledger.note_gone(topic_id)
         return found
 
     def _settle_past(self, found: recovery.Recovered) -> None:
