@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from tests.engine.harness import SMALL_SEGMENTS, FakeLog, Sealer, open_engine, read, record, waiting, write
 from tests.sampling import amount
-from topics.engine.engine import Appended, Configured, Deleted, Dropped
+from topics.engine.engine import Configured, Dropped
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.steps import run_all
 from topics.engine.write import archived
+from topics.engine.write.append import Appended
 from topics.engine.write.commit import Ticket
+from topics.engine.write.delete import Deleted
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection, TagMatch, WriteRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
@@ -221,7 +223,7 @@ class Pair:
                 return self.engine.drop_topic(name, if_empty=if_empty)
             case Archive(name, seq):
                 topic = self.engine.find(name)
-                return archived.report(self.engine, name, seq=seq, epoch=0 if topic is None else topic.epoch)
+                return self.engine.archives.report(name, seq=seq, epoch=0 if topic is None else topic.epoch)
 
     def seen(self, result: Any) -> Any:
         match result:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from topics.engine.engine import Appended, Configured
+from topics.engine.engine import Configured
 from topics.engine.steps import run_all
-from topics.engine.write.archived import report as reported
+from topics.engine.write.append import Appended
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
@@ -400,7 +400,9 @@ class Client:
         topic = self.server.engine.topic(name)
         engine, report = self.server.engine, Report(seq=max(topic.head - behind, 0))
         life.reports.append(report)
-        self._follow(report, lambda: reported(engine, name, seq=report.seq, epoch=topic.epoch, trimmed=report.trimmed))
+        self._follow(
+            report, lambda: engine.archives.report(name, seq=report.seq, epoch=topic.epoch, trimmed=report.trimmed)
+        )
 
     def drop(self, name: str) -> None:
         life = self._life(name)

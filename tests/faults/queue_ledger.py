@@ -18,7 +18,6 @@ from msgspec import Raw
 
 from tests.faults.ledger import Attempt, When
 from tests.queues.harness import waiting
-from topics.engine.queue import verbs
 from topics.engine.queue.verbs import Want
 from topics.engine.state.leases import Leases, leases_of
 from topics.engine.write.commit import Ticket
@@ -202,9 +201,9 @@ def _drain(server: SimServer, queue: Queue) -> None:
         done += payloads
         if rows:
             seqs = [row.seq for row in rows]
-            topic = verbs.queue_of(engine, queue.name)
-            server.done(waiting(lambda topic=topic, seqs=seqs, turn=turn: verbs.ack(  # type: ignore[misc]
-                engine, topic, f"late{turn}", seqs, None)))  # fmt: skip
+            topic = engine.queues.get(queue.name)
+            server.done(waiting(lambda topic=topic, seqs=seqs, turn=turn: engine.queues.ack(  # type: ignore[misc]
+                topic, f"late{turn}", seqs, None)))  # fmt: skip
         elif not server.by_seq(queue.name):
             break
         clock.advance(ms=2_000)
@@ -227,9 +226,9 @@ _decode_row = msgspec.json.Decoder(_Row).decode
 
 def _claim(server: SimServer, name: str, node: str, *, max_jobs: int, lease_ms: int) -> list[_Row]:
     engine = server.engine
-    topic = verbs.queue_of(engine, name)
+    topic = engine.queues.get(name)
     want = Want(node=node, max=max_jobs, lease_ms=lease_ms)
-    [claimed], ticket = waiting(lambda: verbs.claim(engine, topic, [want]))
+    [claimed], ticket = waiting(lambda: engine.queues.claim(topic, [want]))
     engine.flush()
     if ticket is not None:
         ticket.value()
@@ -311,14 +310,14 @@ class Shop:
         attempt = Attempt()
         for job in jobs:
             job.acks.append(attempt)
-        self._settle(name, jobs, lambda topic, seqs: verbs.ack(self.server.engine, topic, node, seqs, None), attempt)
+        self._settle(name, jobs, lambda topic, seqs: self.server.engine.queues.ack(topic, node, seqs, None), attempt)
 
     def nack(self, name: str, node: str, n: int = 1, *, delay_ms: int = 0) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
         due_ms = self.now_ms + delay_ms
         attempt = self._settle(
             name, jobs,
-            lambda topic, seqs: verbs.nack(self.server.engine, topic, node, seqs, None, delay_ms=delay_ms),
+            lambda topic, seqs: self.server.engine.queues.nack(topic, node, seqs, None, delay_ms=delay_ms),
         )  # fmt: skip
         for job in jobs:
             if attempt.status == "acked":
@@ -330,7 +329,7 @@ class Shop:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
         attempt = self._settle(
             name, jobs,
-            lambda topic, seqs: verbs.extend(self.server.engine, topic, node, seqs, None, lease_ms=lease_ms),
+            lambda topic, seqs: self.server.engine.queues.extend(topic, node, seqs, None, lease_ms=lease_ms),
         )  # fmt: skip
         for job in jobs:
             if attempt.status == "acked":
@@ -343,7 +342,7 @@ class Shop:
     ) -> Attempt:
         attempt = attempt or Attempt()
         if jobs:
-            topic = verbs.queue_of(self.server.engine, name)
+            topic = self.server.engine.queues.get(name)
             with _in_doubt(jobs):
                 seqs = [job.seq for job in jobs]
                 self._follow(attempt, lambda: waiting(lambda: verb(topic, seqs)))

@@ -11,7 +11,6 @@ import pytest
 from tests.conftest import StartServer
 from tests.contract.api import Api
 from tests.queues.harness import QUEUE, Workshop, job
-from topics.engine.write import archived
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
@@ -46,7 +45,7 @@ def use(server: SimServer, turn: int) -> None:
     topic = engine.topic("plain")
     server.delete("plain", before_seq=topic.head - 1)
     server.append("plain", f"{turn}6")
-    server.done(archived.report(engine, "plain", seq=topic.head - 1, epoch=topic.epoch, trimmed=topic.head - 2))
+    server.done(engine.archives.report("plain", seq=topic.head - 1, epoch=topic.epoch, trimmed=topic.head - 2))
     server.clock.advance(ms=60)
     engine.expire_and_get("aging", touch=False)
 

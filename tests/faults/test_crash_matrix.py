@@ -11,7 +11,6 @@ from tests.faults.filming import FilmedDisk, Moment
 from tests.faults.ledger import Client, Ledger
 from tests.faults.workloads import STEPS, play, setup, some, workloads
 from tests.sampling import SEED, parts
-from topics.engine.write import archived
 from topics.testing.clock import SimClock
 from topics.testing.harness import SimServer, View
 from topics.testing.inode import CrashMode
@@ -63,7 +62,7 @@ def goes_on(server: SimServer) -> None:
     for name, topic in list(server.engine.topics.items()):
         expected = topic.next_seq
         if topic.holds:  # so that it has room
-            server.done(archived.report(server.engine, name, seq=topic.head, epoch=topic.epoch))
+            server.done(server.engine.archives.report(name, seq=topic.head, epoch=topic.epoch))
         assert server.append(name, '"new"').first == expected
         assert server.by_seq(name)[expected] == '"new"'
     server.put("another", durability="fsync")

@@ -16,7 +16,6 @@ from tests.conftest import ServerProcess
 from tests.contract.api import Api, eventually, now_ms
 from tests.contract.test_metrics import Scrape
 from tests.faults.written import killed
-from topics.engine.queue import verbs
 from topics.engine.queue.verbs import Want
 from topics.server.api.route import Route
 from topics.server.api.table import ROUTES
@@ -189,14 +188,14 @@ def test_a_scrape_during_replay_keeps_an_extended_lease(tmp_path: Path) -> None:
         engine = writer.engine
         writer.put("q", type="queue", durability="fsync", leases_durable=True)
         writer.append("q", "1")
-        topic = verbs.queue_of(engine, "q")
-        [claimed], ticket = verbs.claim(engine, topic, [Want(node="w", max=1, lease_ms=5_000)])
+        topic = engine.queues.get("q")
+        [claimed], ticket = engine.queues.claim(topic, [Want(node="w", max=1, lease_ms=5_000)])
         assert ticket is not None
         writer.done(ticket)
         [job] = claimed.jobs
         writer.pad("other", 50)
         writer.clock.advance(ms=4_000)
-        writer.done(verbs.extend(engine, topic, "w", [job.seq], None, lease_ms=3_600_000))
+        writer.done(engine.queues.extend(topic, "w", [job.seq], None, lease_ms=3_600_000))
     with held(tmp_path / "server", tmp_path / "data") as server:
         look_around(server)
         server.go_on()

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from tests.conftest import Counts
 from tests.sampling import SEED, amount
 from topics.engine.steps import run_all
-from topics.engine.write import archived
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
@@ -183,7 +182,7 @@ class Pair:
                 seq, epoch = (0, 0) if topic is None else (max(topic.head - behind, 0), topic.epoch)
                 return (
                     lambda: oracle.archive(name, seq),
-                    lambda: archived.report(engine, name, seq=seq, epoch=epoch),
+                    lambda: engine.archives.report(name, seq=seq, epoch=epoch),
                 )
             case _:
                 return lambda: oracle.drop(verb[1]), lambda: waiting(lambda: engine.drop_topic(verb[1]))

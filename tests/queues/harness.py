@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Raw
 
-from topics.engine.queue import dead_letters, job_list, verbs
+from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
 from topics.engine.queue.verbs import Settled, Want
 from topics.engine.state.leases import Holder, Leases, leases_of
@@ -81,7 +81,7 @@ class Workshop:
 
     def claims(self, *wants: Want) -> list[list[Any]]:
         """All in one pass."""
-        found, ticket = waiting(lambda: verbs.claim(self.server.engine, self._queue(), list(wants)))
+        found, ticket = waiting(lambda: self.server.engine.queues.claim(self._queue(), list(wants)))
         self.server.engine.flush()
         if ticket is not None:
             ticket.value()
@@ -89,19 +89,19 @@ class Workshop:
 
     def ack(self, node: str, *seqs: int, lease_ids: list[str] | None = None) -> Settled:
         done: Settled = self.done(
-            waiting(lambda: verbs.ack(self.server.engine, self._queue(), node, list(seqs), lease_ids))
+            waiting(lambda: self.server.engine.queues.ack(self._queue(), node, list(seqs), lease_ids))
         )
         return done
 
     def nack(self, node: str, *seqs: int, delay_ms: int = 0, lease_ids: list[str] | None = None) -> Settled:
         done: Settled = self.done(
-            verbs.nack(self.server.engine, self._queue(), node, list(seqs), lease_ids, delay_ms=delay_ms)
+            self.server.engine.queues.nack(self._queue(), node, list(seqs), lease_ids, delay_ms=delay_ms)
         )
         return done
 
     def extend(self, node: str, *seqs: int, lease_ms: int, lease_ids: list[str] | None = None) -> Settled:
         done: Settled = self.done(
-            verbs.extend(self.server.engine, self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms)
+            self.server.engine.queues.extend(self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms)
         )
         return done
 
@@ -114,7 +114,9 @@ class Workshop:
             "limit": 1000,
             "dry_run": False,
         } | wanted
-        done: Redriven = self.done(waiting(lambda: dead_letters.redrive(self.server.engine, self._queue(), **asked)))
+        done: Redriven = self.done(
+            waiting(lambda: self.server.engine.queues.dead_letters.redrive(self._queue(), **asked))
+        )
         return done
 
     def jobs(self, state: Any = None, after: int = 0, limit: int = 100) -> tuple[list[Any], int | None]:
@@ -132,7 +134,7 @@ class Workshop:
         return Workshop(self.server.stop() if how == "stop" else self.server.crash(how))  # type: ignore[arg-type]
 
     def _queue(self) -> Topic:
-        return verbs.queue_of(self.server.engine, QUEUE)
+        return self.server.engine.queues.get(QUEUE)
 
 
 def job(

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, seqs
-from topics.engine.queue import verbs
 from topics.engine.queue.verbs import Want
 from topics.errors import TopicsError
 from topics.model.records import TagMatch
@@ -61,12 +60,12 @@ def test_dead_letters_of_a_queue_can_be_jobs_of_the_next():
     shop.server.put("second", type="queue", max_deliveries=1, dead_letter=DEAD)
     shop.write(job("1", priority=4, tag="t"))
     wear_out(shop, 1)
-    topic = verbs.queue_of(shop.server.engine, "second")
+    topic = shop.server.engine.queues.get("second")
     for _ in range(2):
-        [claimed], _ = verbs.claim(shop.server.engine, topic, [Want(node="w", max=1, lease_ms=100)])
+        [claimed], _ = shop.server.engine.queues.claim(topic, [Want(node="w", max=1, lease_ms=100)])
         if claimed.jobs:
             assert claimed.jobs[0].priority == 4
-            verbs.nack(shop.server.engine, topic, "w", [1], None, delay_ms=0)
+            shop.server.engine.queues.nack(topic, "w", [1], None, delay_ms=0)
         shop.server.engine.flush()
     [letter] = letters(shop)
     assert letter["meta"] == {
@@ -171,8 +170,8 @@ def test_a_redrive_leaves_jobs_that_a_worker_of_the_dead_letter_queue_holds():
     shop.server.put(DEAD, type="queue")
     shop.write("1", "2")
     wear_out(shop, 1)
-    dead = verbs.queue_of(shop.server.engine, DEAD)
-    verbs.claim(shop.server.engine, dead, [Want(node="w", max=1, lease_ms=1000)])
+    dead = shop.server.engine.queues.get(DEAD)
+    shop.server.engine.queues.claim(dead, [Want(node="w", max=1, lease_ms=1000)])
     assert shop.redrive().seqs == [2]
     assert dead.queue is not None
     assert (dead.queue.ready, dead.queue.in_flight) == (0, 1)

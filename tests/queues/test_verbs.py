@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, seqs
-from topics.engine.queue import verbs
 from topics.engine.queue.verbs import Want, divide
 from topics.engine.state.leases import Holder, Job
 from topics.engine.write.commit import Ticket
@@ -195,7 +194,7 @@ def test_a_connection_that_ends_gives_back_only_what_it_was_pushed():
     shop.claim("a", 1)
     shop.ack("a", 1)
     assert holder.held == {2}
-    shop.done(verbs.release(shop.server.engine, shop.topic, holder))
+    shop.done(shop.server.engine.queues.release(shop.topic, holder))
     assert shop.counts == (1, 1, 0)
     assert not holder.held
     assert len(told) == 2
@@ -216,13 +215,13 @@ def test_what_the_log_refuses_has_not_happened(leases_durable: bool):
         assert shop.counts == (1, 1, 0)
 
     engine, topic = shop.server.engine, shop.topic
-    ticket = verbs.ack(engine, topic, "a", [1], None)
-    assert verbs.ack(engine, topic, "a", [1], None).value().skipped == [1], "nobody acks twice, not even meanwhile"
+    ticket = engine.queues.ack(topic, "a", [1], None)
+    assert engine.queues.ack(topic, "a", [1], None).value().skipped == [1], "nobody acks twice, not even meanwhile"
     refused(ticket)
     if leases_durable:
-        refused(verbs.nack(engine, topic, "a", [1], None, delay_ms=0))
-        refused(verbs.extend(engine, topic, "a", [1], None, lease_ms=9000))
-        _, ticket = verbs.claim(engine, topic, [Want(node="b", max=1, lease_ms=100)])
+        refused(engine.queues.nack(topic, "a", [1], None, delay_ms=0))
+        refused(engine.queues.extend(topic, "a", [1], None, lease_ms=9000))
+        _, ticket = engine.queues.claim(topic, [Want(node="b", max=1, lease_ms=100)])
         refused(ticket)
         assert [one["deliveries"] for one in shop.claim("b")] == [1]
     assert shop.ack("a", 1, lease_ids=[held["lease_id"]]).done == 1
@@ -273,7 +272,7 @@ def test_what_a_claim_takes_does_not_grow_with_the_backlog():
 
         sys.settrace(trace)
         try:
-            found, _ = verbs.claim(shop.server.engine, shop.topic, [Want(node="a", max=5, lease_ms=100)])
+            found, _ = shop.server.engine.queues.claim(shop.topic, [Want(node="a", max=5, lease_ms=100)])
         finally:
             sys.settrace(None)
         assert len(found[0].rows) == 5

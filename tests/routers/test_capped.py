@@ -14,7 +14,6 @@ import pytest
 
 from tests.queues.harness import waiting
 from tests.routers.test_crashes import Film, check_unchanged, looks, restarted, settle
-from topics.engine.queue import verbs
 from topics.engine.queue.verbs import Want
 from topics.engine.state.leases import leases_of
 from topics.errors import TopicsError
@@ -34,17 +33,17 @@ def route(server: SimServer, source: str, dest: str) -> None:
 
 
 def claim(server: SimServer) -> None:
-    topic = verbs.queue_of(server.engine, "q")
-    _, ticket = waiting(lambda: verbs.claim(server.engine, topic, [Want(node="w", max=2, lease_ms=1_000)]))
+    topic = server.engine.queues.get("q")
+    _, ticket = waiting(lambda: server.engine.queues.claim(topic, [Want(node="w", max=2, lease_ms=1_000)]))
     if ticket is not None:
         server.done(ticket)
 
 
 def ack(server: SimServer) -> None:
-    topic = verbs.queue_of(server.engine, "q")
+    topic = server.engine.queues.get("q")
     seqs = sorted(leases_of(topic).leases)
     if seqs:
-        server.done(waiting(lambda: verbs.ack(server.engine, topic, "w", seqs, None)))
+        server.done(waiting(lambda: server.engine.queues.ack(topic, "w", seqs, None)))
 
 
 def forward(server: SimServer) -> None:

@@ -16,11 +16,9 @@ from msgspec import Raw
 
 from tests.conftest import Counts
 from tests.sampling import SEED, amount
-from topics.engine.queue import dead_letters, verbs
 from topics.engine.queue.verbs import Want
 from topics.engine.state.leases import leases_of
 from topics.engine.steps import run_all
-from topics.engine.write import archived
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, TagMatch, WriteRequest
@@ -121,33 +119,33 @@ class World:
     def archive(self) -> None:
         topic = self.server.engine.topic(self.topic())
         seq = max(topic.head - self.rng.choice([0, 0, 2]), 0)
-        self.done(archived.report(self.server.engine, topic.name, seq=seq, epoch=topic.epoch))
+        self.done(self.server.engine.archives.report(topic.name, seq=seq, epoch=topic.epoch))
 
     def claim(self) -> None:
         """Jobs of the queue, if there is one, go to a worker; those delivered too often go to the dead letters."""
-        topic = verbs.queue_of(self.server.engine, "a")
+        topic = self.server.engine.queues.get("a")
         waiting(
-            lambda: verbs.claim(self.server.engine, topic, [Want(node="w", max=self.rng.choice([1, 3]), lease_ms=25)])
+            lambda: self.server.engine.queues.claim(topic, [Want(node="w", max=self.rng.choice([1, 3]), lease_ms=25)])
         )
         self.server.engine.flush()
 
     def finish(self) -> None:
         engine, rng = self.server.engine, self.rng
-        topic = verbs.queue_of(engine, "a")
+        topic = engine.queues.get("a")
         seqs = sorted(leases_of(topic).leases)[: rng.choice([1, 2])]
         if seqs and rng.random() < 0.6:
-            self.done(waiting(lambda: verbs.ack(engine, topic, "w", seqs, None)))
+            self.done(waiting(lambda: engine.queues.ack(topic, "w", seqs, None)))
         elif seqs:
             delay_ms = rng.choice([0, 20])
-            self.done(waiting(lambda: verbs.nack(engine, topic, "w", seqs, None, delay_ms=delay_ms)))
+            self.done(waiting(lambda: engine.queues.nack(topic, "w", seqs, None, delay_ms=delay_ms)))
 
     def redrive(self) -> None:
         engine = self.server.engine
-        topic = verbs.queue_of(engine, "a")
+        topic = engine.queues.get("a")
         self.done(
             waiting(
-                lambda: dead_letters.redrive(
-                    engine, topic, dead_letter=None, match=None, seqs=None, from_seq=0, limit=2, dry_run=False
+                lambda: engine.queues.dead_letters.redrive(
+                    topic, dead_letter=None, match=None, seqs=None, from_seq=0, limit=2, dry_run=False
                 )
             )
         )

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from topics.engine.queue import dead_letters, verbs
 from topics.engine.queue.verbs import Want
 from topics.engine.read.read import Query
 from topics.engine.state.topics import SegmentLimits
@@ -296,7 +295,7 @@ def test_a_reader_who_waits_for_the_destination_is_told_of_copies() -> None:
     server.engine.wait(server.engine.topic("b"), lambda: told.append(1))
     server.append("a", "1")
     forward(server)
-    server.engine._tell()
+    server.engine.staging.growth.notify()
     assert told == [1]
     assert server.engine.read("b", Query())[1].count == 1
 
@@ -397,7 +396,7 @@ def test_copy_too_large_for_a_queue_is_no_job_there() -> None:
     assert rests(server)
     for one in (server, server.crash("keep")):
         topic = one.engine.topic("b")
-        [(claimed, _)] = [verbs.claim(one.engine, topic, [Want(node="w", max=9, lease_ms=1_000)])]
+        [(claimed, _)] = [one.engine.queues.claim(topic, [Want(node="w", max=9, lease_ms=1_000)])]
         assert [job.seq for job in claimed[0].jobs] == [1, 3]
         assert (one.data("c"), lost(one, "c")) == (["1", "2"], [(2, 2, "source_trim")])
 
@@ -464,7 +463,7 @@ def test_job_that_died_before_a_router_came_to_it_is_not_copied_after_a_restart_
     server.append("q", "1", "2", "3")
     engine = server.engine
     for _ in range(2):
-        verbs.claim(engine, verbs.queue_of(engine, "q"), [Want(node="w", max=1, lease_ms=100)])
+        engine.queues.claim(engine.queues.get("q"), [Want(node="w", max=1, lease_ms=100)])
         engine.flush()
         server.clock.advance(ms=101)
     forward(server)
@@ -480,13 +479,15 @@ def test_job_sent_back_before_a_router_of_the_dead_letters_came_to_it_is_not_cop
     server.append("q", "1", "2")
     engine = server.engine
     for _ in range(2):
-        verbs.claim(engine, verbs.queue_of(engine, "q"), [Want(node="w", max=2, lease_ms=100)])
+        engine.queues.claim(engine.queues.get("q"), [Want(node="w", max=2, lease_ms=100)])
         engine.flush()
         server.clock.advance(ms=101)
     route(server, "dead", "copy", from_seq=0)
-    queue = verbs.queue_of(engine, "q")
+    queue = engine.queues.get("q")
     server.done(
-        dead_letters.redrive(engine, queue, dead_letter=None, match=None, seqs=[1], from_seq=0, limit=9, dry_run=False)
+        engine.queues.dead_letters.redrive(
+            queue, dead_letter=None, match=None, seqs=[1], from_seq=0, limit=9, dry_run=False
+        )
     )
     forward(server)
     assert (server.data("dead"), server.data("copy")) == (["2"], ["2"])

@@ -21,11 +21,13 @@ from msgspec import Raw
 
 from topics.engine.durable.recovery import Recovered
 from topics.engine.durable.store import Store
-from topics.engine.engine import Appended, Configured, Deleted, Dropped, Engine
+from topics.engine.engine import Configured, Dropped, Engine
 from topics.engine.read.read import Query, Reading
 from topics.engine.state.topics import SegmentLimits, State
 from topics.engine.steps import run_all
+from topics.engine.write.append import Appended
 from topics.engine.write.commit import Ticket
+from topics.engine.write.delete import Deleted
 from topics.model.records import Limits, NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig
 from topics.storage.datadir import DataDir

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from topics.engine.state.snapshot_parts import Frozen, freeze
-from topics.engine.write.delete_seqs import delete_seqs
 from topics.storage.segments.columns import extend
 from topics.storage.segments.segment import MemorySegment
 from topics.testing.disk import SimDisk
@@ -79,7 +78,7 @@ def test_a_delete_survives_in_a_segment_that_was_sealed_twice():
     worker.run(1)
     before = server.data("t")
     worker.run_all()
-    ticket = delete_seqs(server.engine, "t", [2], dry_run=False)
+    ticket = server.engine.delete_seqs("t", [2], dry_run=False)
     server.engine.flush()
     assert (ticket.value().deleted, len(before)) == (1, 5)
     for more in ("6", "7"):

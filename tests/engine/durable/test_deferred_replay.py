@@ -15,8 +15,6 @@ from topics.engine.engine import Engine
 from topics.engine.read.read import Query
 from topics.engine.state.topic import Topic
 from topics.engine.steps import run_all
-from topics.engine.write import archived
-from topics.engine.write.delete_seqs import delete_seqs
 from topics.errors import TopicsError
 from topics.model.records import Limits, TagMatch
 from topics.model.router import RouterRequest
@@ -145,14 +143,14 @@ def test_a_router_out_of_a_waiting_topic_begins_at_its_head() -> None:
 
 CHANGES: Mapping[str, Callable[[SimServer], Any]] = {
     "delete": lambda server: server.delete("a", before_seq=4).deleted,
-    "delete by seq": lambda server: server.done(delete_seqs(server.engine, "a", [2, 5, 9])).deleted,
+    "delete by seq": lambda server: server.done(server.engine.delete_seqs("a", [2, 5, 9])).deleted,
     "count": lambda server: (
         run_all(server.engine.delete_records("a", before_seq=4, match=None, dry_run=True)).value().deleted
     ),
     "configure": lambda server: server.put("a", cap_records=2).topic.count,
     "drop": lambda server: (server.drop("a").deleted, server.append("a", "1").first),
     "archive": lambda server: (
-        server.done(archived.report(server.engine, "a", seq=5, epoch=server.engine.topic("a").epoch)).archived
+        server.done(server.engine.archives.report("a", seq=5, epoch=server.engine.topic("a").epoch)).archived
     ),
     "preview": lambda server: (
         run_all(
@@ -281,7 +279,7 @@ def test_records_written_after_a_topic_left_ephemeral_come_back() -> None:
 
 def test_only_recovery_and_storage_read_the_raw_map_of_topics() -> None:
     """Everything else goes through `Engine.topics`, which returns whole topics."""
-    allowed = {"deferred_replay", "directory", "engine", "lost_log", "recovery", "storage", "verify"}
+    allowed = {"deferred_replay", "directory", "engine", "lost_log", "recovery", "staging", "storage", "verify"}
     package = Path(topics.__file__).parent
     users = {path.stem for path in package.rglob("*.py") if "state.by_name" in path.read_text()}
     assert users == allowed

@@ -13,14 +13,13 @@ import msgspec
 import pytest
 
 from tests.engine.harness import record
-from topics.engine.queue import dead_letters, job_list, verbs
+from topics.engine.queue import job_list
 from topics.engine.queue.verbs import Want
 from topics.engine.read.read import Query, Reading
 from topics.engine.read.scan import Scan
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.steps import Steps
-from topics.engine.write import delete_seqs
 from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, Projection, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
@@ -168,7 +167,7 @@ def test_scan_of_topic_with_nearly_all_deleted_comes_to_its_end():
     loop = filled(600, rare=100)
     live = [seq for seq in range(1, 601) if seq % 100 == 0]
     dead = [seq for seq in range(1, 601) if seq % 100]
-    loop.done(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, dead))
+    loop.done(lambda: loop.engine.delete_seqs(TOPIC, dead))
     loop = reopened(loop.server)
     scan, found = Scan(Query(), upto_seq=None, slice_bytes=100), []
     while True:
@@ -202,7 +201,7 @@ def test_reader_at_a_front_that_moves_all_the_time_is_answered():
 def test_expired_records_of_cold_segments_go_without_a_wait():
     loop = filled(200, ttl_ms=1000)
     topic = loop.engine.topic(TOPIC)
-    loop.done(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, list(range(1, 200, 2))))
+    loop.done(lambda: loop.engine.delete_seqs(TOPIC, list(range(1, 200, 2))))
     loop = reopened(loop.server)
     loop.server.clock.advance(ms=500)
     loop.server.append(TOPIC, "1")
@@ -253,7 +252,7 @@ def test_delete_by_tag_counts_right_if_records_go_while_it_is_on_its_way():
     loop = filled(100, rare=5)
     first = loop.step(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
     second = loop.step(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
-    third = loop.run(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, [5, 6, 7]))
+    third = loop.run(lambda: loop.engine.delete_seqs(TOPIC, [5, 6, 7]))
     loop.engine.flush()
     assert [ticket.value().deleted for ticket in (first, second, third)] == [20, 0, 2]
     topic = loop.engine.topic(TOPIC)
@@ -264,8 +263,8 @@ def test_delete_by_tag_counts_right_if_records_go_while_it_is_on_its_way():
 def test_delete_of_named_seqs_and_of_a_prefix_take_effect_without_a_wait():
     loop = filled(200)
     wanted = list(range(3, 200, 7))
-    assert loop.done(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, wanted, dry_run=True)).deleted == len(wanted)
-    assert loop.done(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, wanted)).deleted == len(wanted)
+    assert loop.done(lambda: loop.engine.delete_seqs(TOPIC, wanted, dry_run=True)).deleted == len(wanted)
+    assert loop.done(lambda: loop.engine.delete_seqs(TOPIC, wanted)).deleted == len(wanted)
     loop = reopened(loop.server)
     left = [seq for seq in range(1, 201) if seq not in wanted]
     before = loop.deleted(loop.engine.delete_records(TOPIC, before_seq=101, match=None))
@@ -288,12 +287,12 @@ def jobs(count: int, *, server: SimServer | None = None, **config: Any) -> Loop:
 
 
 def queue(loop: Loop) -> Topic:
-    return verbs.queue_of(loop.engine, TOPIC)
+    return loop.engine.queues.get(TOPIC)
 
 
 def claim(loop: Loop, n: int, lease_ms: int = 1000) -> list[int]:
     want = Want(node="w", max=n, lease_ms=lease_ms)
-    [claimed], ticket = loop.run(lambda: verbs.claim(loop.engine, queue(loop), [want]))
+    [claimed], ticket = loop.run(lambda: loop.engine.queues.claim(queue(loop), [want]))
     loop.calm(loop.engine.flush)
     assert ticket is None or ticket.error is None
     return [job.seq for job in claimed.jobs]
@@ -304,7 +303,7 @@ def test_claim_and_ack_of_cold_jobs_hand_out_each_once():
     handed: list[int] = []
     while got := claim(loop, 30):
         handed += got
-        loop.done(lambda got=got: verbs.ack(loop.engine, queue(loop), "w", got, None))
+        loop.done(lambda got=got: loop.engine.queues.ack(queue(loop), "w", got, None))
     assert sorted(handed) == list(range(1, 161))
     assert queue(loop).count == 0
 
@@ -336,12 +335,12 @@ def test_redrive_of_cold_dead_letters_returns_all_of_them():
     loop = reopened(loop.server)
     some = [3, 30, 60]
     options: dict[str, Any] = {"dead_letter": None, "match": None, "from_seq": 0, "limit": 1000, "dry_run": False}
-    done = loop.done(lambda: dead_letters.redrive(loop.engine, queue(loop), seqs=some, **options))
+    done = loop.done(lambda: loop.engine.queues.dead_letters.redrive(queue(loop), seqs=some, **options))
     assert done.seqs == some
     moved, at = 0, 0
     while True:
         part = loop.done(
-            lambda at=at: dead_letters.redrive(loop.engine, queue(loop), seqs=None, **options | {"from_seq": at})
+            lambda at=at: loop.engine.queues.dead_letters.redrive(queue(loop), seqs=None, **options | {"from_seq": at})
         )
         moved, at = moved + len(part.seqs), part.next_from_seq
         if part.caught_up:
@@ -414,7 +413,7 @@ def test_feed_that_needs_the_disk_does_not_wait_behind_busy_ones(monkeypatch: py
 def test_replay_of_deletes_over_cold_segments_ends_as_the_live_server_did():
     loop = filled(200, rare=10)
     loop.deleted(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
-    loop.done(lambda: delete_seqs.delete_seqs(loop.engine, TOPIC, [1, 101, 199]))
+    loop.done(lambda: loop.engine.delete_seqs(TOPIC, [1, 101, 199]))
     seen = loop.walk(limit=1000)
     again = Loop(loop.server.crash("keep"))
     assert again.walk(limit=1000) == seen

@@ -226,7 +226,7 @@ def test_a_key_without_room_is_refused_and_a_retry_is_not():
     def refuse(size_bytes: int) -> None:
         raise TopicsError(Code.THROTTLED, f"no room for {size_bytes} bytes")
 
-    engine.admit_key = refuse
+    engine.staging.admit_key = refuse
     assert append(engine, "a", idempotency_key="k").deduped
     assert append(engine, "a").first == 2
     for name in ("a", "new"):

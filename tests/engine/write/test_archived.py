@@ -24,7 +24,7 @@ HOLD = ArchiveConfig(hold=True)
 
 
 def report(engine: Engine, name: str, seq: int) -> archived.Reported:
-    found: archived.Reported = done(engine, archived.report(engine, name, seq=seq, epoch=engine.topic(name).epoch))
+    found: archived.Reported = done(engine, engine.archives.report(name, seq=seq, epoch=engine.topic(name).epoch))
     return found
 
 
@@ -153,7 +153,7 @@ def test_a_report_about_another_life_of_the_topic_is_refused():
     done(engine, engine.drop_topic("a"))
     append(engine, "a", record())
     with pytest.raises(TopicsError) as refused:
-        archived.report(engine, "a", seq=1, epoch=epoch)
+        engine.archives.report("a", seq=1, epoch=epoch)
     assert refused.value.code is Code.EPOCH_MISMATCH
     assert engine.topic("a").archived == 0
 

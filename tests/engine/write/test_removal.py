@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.harness import Sealer, append, delete, done, open_engine, put, read, record, seqs, waiting, write
 from topics.engine.engine import Engine
-from topics.engine.queue.verbs import Want, claim
+from topics.engine.queue.verbs import Want
 from topics.engine.state.topics import SegmentLimits
 from topics.engine.steps import Steps
 from topics.engine.write.commit import Ticket
@@ -138,7 +138,7 @@ def test_leases_of_deleted_jobs_are_forgotten() -> None:
     engine = open_engine()
     put(engine, "t", type="queue")
     fill(engine, random.Random(3), 40)
-    claim(engine, engine.topic("t"), [Want(node="w", max=30, lease_ms=30_000)])
+    engine.queues.claim(engine.topic("t"), [Want(node="w", max=30, lease_ms=30_000)])
     done(engine, result(delete_steps(engine, ALL)))
     queue = engine.topic("t").queue
     assert queue is not None

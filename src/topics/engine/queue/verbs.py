@@ -7,66 +7,25 @@ that nobody acks twice, and given back if the log refuses. Leases themselves are
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import msgspec
 from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.queue import dead_letters, pick
-from topics.engine.state import snapshot_parts
-from topics.engine.state.leases import Holder, Job, Leases, Saved, leases_of
+from topics.engine.queue import pick
+from topics.engine.queue.dead_letters import DeadLetters
+from topics.engine.queue.lease_log import Extended, Released, leased
+from topics.engine.state.leases import Holder, Job, Leases, leases_of
 from topics.engine.state.topic import Topic
-from topics.engine.state.topics import State
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
 from topics.engine.write.removal import Removal
+from topics.engine.write.staging import Staging
 from topics.model.queue import not_a_queue
 from topics.model.records import MAX_BATCH_BYTES
 from topics.storage.log import entry as log
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
-
 PASS_MAX_JOBS = 10_000
-
-
-@log.known
-class Leased(Struct, array_like=True):
-    """Jobs went to a worker. Lease numbers count up from `first_lease` in the order of `seqs`."""
-
-    kind: ClassVar[int] = 25
-    topic_id: int
-    node: str
-    first_lease: int
-    deadline_ms: int
-    seqs: list[int]
-    deliveries: list[int]  # of each before this one
-    priorities: list[int | None]
-
-
-@log.known
-class Released(Struct, array_like=True):
-    """Jobs came back without having been done; claimable at `due_ms`."""
-
-    kind: ClassVar[int] = 26
-    topic_id: int
-    seqs: list[int]
-    due_ms: int
-    at_ms: int
-
-
-@log.known
-class Extended(Struct, array_like=True):
-    """Leases run until `deadline_ms`."""
-
-    kind: ClassVar[int] = 27
-    topic_id: int
-    seqs: list[int]
-    deadline_ms: int
 
 
 class Want(Struct, kw_only=True):
@@ -101,16 +60,128 @@ class Settled(Struct):
 Taken = tuple[pick.Pass, dict[int, pick.Stored], Removal]  # records by seq, and what it takes to remove the dead jobs
 
 
-def queue_of(engine: Engine, name: str) -> Topic:
-    """The topic, which is a queue and not about to change."""
-    topic = engine.topics.get(name)
-    if topic is None or topic.changing:
-        topic = engine._settled(name)
-    if topic is None:
-        topic = engine.topic(name)
-    if topic.queue is None:
-        raise not_a_queue(name)
-    return topic
+class Queues:
+    """The queues of one engine."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self.dead_letters = DeadLetters(staging)
+
+    def get(self, name: str) -> Topic:
+        """Return the topic, once no change of it is under way. Raises `topic_not_found` and `not_a_queue`."""
+        topic = self._staging.topics.get(name)
+        if topic is None or topic.changing:
+            topic = self._staging.resolve(name) or self._staging.topic(name)
+        if topic.queue is None:
+            raise not_a_queue(name)
+        return topic
+
+    def claim(self, topic: Topic, wants: list[Want]) -> tuple[list[Claimed], Ticket | None]:
+        """Serve all wants in one pass, each with its share. Return a ticket if the workers have to wait for the log."""
+        self.dead_letters.prepare(topic)
+        topic.last_read_ts = now = self._staging.clock.now_ms()
+        queue = expire(topic, now)
+        config = topic.config
+        taken, rendered, leaving = _take(topic, min(sum(want.max for want in wants), PASS_MAX_JOBS))
+        if taken.dead:
+            self.dead_letters.bury(topic, taken.dead, rendered, leaving, now)
+        shares = divide(taken.jobs, [want.max for want in wants])
+        claims, entries = [], []
+        for want, jobs in zip(wants, shares, strict=True):
+            jobs.sort(key=lambda job: job.seq)
+            if not jobs:
+                claims.append(Claimed(topic, [], [], 0))
+                continue
+            first, deadline = queue.next_lease(now), now + want.lease_ms
+            if config.leases_durable:
+                entries.append(leased(topic, want.node, first, deadline, jobs))
+            queue.grant(jobs, want.node, first, deadline, want.holder)
+            claims.append(Claimed(topic, [_row(job, rendered[job.seq]) for job in jobs], jobs, 0))
+        ready = queue.ready
+        for done in claims:
+            done.ready = ready
+        if not entries or not self._staging.logged or config.durability == "ephemeral":
+            return claims, None
+        granted = [job for done in claims for job in done.jobs]
+        return claims, self._staging.stage(topic, entries, lambda _: None, undo=lambda: _free(queue, granted))
+
+    def ack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
+        """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Settled`."""
+        now = self._staging.clock.now_ms()
+        queue = expire(topic, now)
+        jobs, skipped = _held(queue, node, seqs, lease_ids)
+        if not jobs:
+            return Ticket.of(_settled(topic, 0, skipped))
+        done = sorted(job.seq for job in jobs)
+        found = removal.by_seq(topic, done)
+        queue.take_out(jobs)
+        entry = log.Delete(topic.topic_id, 0, None, "", now, done)
+
+        def take_effect(_: Ticket) -> Settled:
+            apply.delete(topic, entry, found.chosen)
+            return _settled(topic, len(done), skipped)
+
+        return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
+
+    def nack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, delay_ms: int) -> Ticket:
+        """Return jobs to the queue after `delay_ms`. Ends with `Settled`."""
+        now = self._staging.clock.now_ms()
+        jobs, skipped = _held(expire(topic, now), node, seqs, lease_ids)
+        return self._release(topic, jobs, skipped, due_ms=now + delay_ms, now_ms=now)
+
+    def extend(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int) -> Ticket:
+        """Let the leases run for `lease_ms` from now. Ends with `Settled`.
+
+        The new deadline counts at once, while its entry is on its way: an ack in between must find the lease.
+        """
+        now = self._staging.clock.now_ms()
+        queue = expire(topic, now)
+        jobs, skipped = _held(queue, node, seqs, lease_ids)
+        deadline = now + lease_ms
+        before = [job.deadline_ms for job in jobs]
+        queue.extend(jobs, deadline)
+        result = _settled(topic, len(jobs), skipped)
+        result.deadlines = {str(job.seq): deadline for job in jobs}
+        if not jobs or not self._writes_leases(topic):
+            return Ticket.of(result)
+
+        def undo() -> None:
+            for job, deadline_ms in zip(jobs, before, strict=True):
+                if queue.leases.get(job.seq) is job and job.deadline_ms == deadline:
+                    queue.extend([job], deadline_ms)
+
+        entry = Extended(topic.topic_id, [job.seq for job in jobs], deadline)
+        return self._staging.stage(topic, [entry], lambda _: result, undo=undo)
+
+    def release(self, topic: Topic, holder: Holder) -> Ticket:
+        """Return all jobs that a connection holds to the queue at once: the connection is gone."""
+        if topic.changing:
+            self._staging.resolve(topic.name)
+        if topic.gone:
+            return Ticket.of(None)
+        queue = waiting(
+            lambda: expire(topic, self._staging.clock.now_ms())
+        )  # the connection is gone: it cannot come again
+        jobs = [queue.leases[seq] for seq in sorted(holder.held) if seq in queue.leases]
+        return self._release(topic, jobs, [], due_ms=0, now_ms=self._staging.clock.now_ms())
+
+    def _release(self, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int) -> Ticket:
+        queue = leases_of(topic)
+
+        def take_effect(_: Ticket) -> Settled:
+            queue.release(jobs, due_ms=due_ms, now_ms=now_ms)
+            _tell(queue)
+            return _settled(topic, len(jobs), skipped)
+
+        if not jobs or not self._writes_leases(topic):
+            return Ticket.of(take_effect(Ticket()))
+        queue.take_out(jobs)
+        entry = Released(topic.topic_id, [job.seq for job in jobs], due_ms, now_ms)
+        return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
+
+    def _writes_leases(self, topic: Topic) -> bool:
+        config = topic.config
+        return self._staging.logged and config.leases_durable and config.durability != "ephemeral"
 
 
 def expire(topic: Topic, now_ms: int) -> Leases:
@@ -124,36 +195,6 @@ def expire(topic: Topic, now_ms: int) -> Leases:
 
 
 # --- claim
-
-
-def claim(engine: Engine, topic: Topic, wants: list[Want]) -> tuple[list[Claimed], Ticket | None]:
-    """Serves all wants in one pass, each with its share. A ticket is there where workers have to wait for the log."""
-    dead_letters.prepare(engine, topic)
-    topic.last_read_ts = now = engine.clock.now_ms()
-    queue = expire(topic, now)
-    config = topic.config
-    taken, rendered, leaving = _take(topic, min(sum(want.max for want in wants), PASS_MAX_JOBS))
-    if taken.dead:
-        dead_letters.bury(engine, topic, taken.dead, rendered, leaving, now)
-    shares = divide(taken.jobs, [want.max for want in wants])
-    claims, entries = [], []
-    for want, jobs in zip(wants, shares, strict=True):
-        jobs.sort(key=lambda job: job.seq)
-        if not jobs:
-            claims.append(Claimed(topic, [], [], 0))
-            continue
-        first, deadline = queue.next_lease(now), now + want.lease_ms
-        if config.leases_durable:
-            entries.append(_leased(topic, want.node, first, deadline, jobs))
-        queue.grant(jobs, want.node, first, deadline, want.holder)
-        claims.append(Claimed(topic, [_row(job, rendered[job.seq]) for job in jobs], jobs, 0))
-    ready = queue.ready
-    for done in claims:
-        done.ready = ready
-    if not entries or not engine.logged or config.durability == "ephemeral":
-        return claims, None
-    granted = [job for done in claims for job in done.jobs]
-    return claims, _stage(engine, topic, entries, lambda _: None, lambda: _free(queue, granted))
 
 
 def _take(topic: Topic, want: int) -> Taken:
@@ -232,100 +273,12 @@ def _row(job: Job, stored: pick.Stored) -> bytes:
     return stored.with_fields(job.seq, fields)
 
 
-def _leased(topic: Topic, node: str, first: int, deadline_ms: int, jobs: list[Job]) -> Leased:
-    return Leased(
-        topic.topic_id, node, first, deadline_ms, [job.seq for job in jobs], [job.deliveries for job in jobs],
-        [job.priority for job in jobs],
-    )  # fmt: skip
-
-
 def _free(queue: Leases, jobs: list[Job]) -> None:
     queue.take_back(jobs)
     _tell(queue)
 
 
 # --- ack, nack, extend
-
-
-def ack(engine: Engine, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
-    """The jobs are done: gone for every reader, as durably as the topic keeps anything. Ends with `Settled`."""
-    now = engine.clock.now_ms()
-    queue = expire(topic, now)
-    jobs, skipped = _held(queue, node, seqs, lease_ids)
-    if not jobs:
-        return Ticket.of(_settled(topic, 0, skipped))
-    done = sorted(job.seq for job in jobs)
-    found = removal.by_seq(topic, done)
-    queue.take_out(jobs)
-    entry = log.Delete(topic.topic_id, 0, None, "", now, done)
-
-    def take_effect(_: Ticket) -> Settled:
-        apply.delete(topic, entry, found.chosen)
-        return _settled(topic, len(done), skipped)
-
-    return _stage(engine, topic, [entry], take_effect, lambda: queue.put_back(jobs))
-
-
-def nack(
-    engine: Engine, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, delay_ms: int
-) -> Ticket:
-    """The jobs go back to the queue, after `delay_ms`. Ends with `Settled`."""
-    now = engine.clock.now_ms()
-    jobs, skipped = _held(expire(topic, now), node, seqs, lease_ids)
-    return _release(engine, topic, jobs, skipped, due_ms=now + delay_ms, now_ms=now)
-
-
-def release(engine: Engine, topic: Topic, holder: Holder) -> Ticket:
-    """Everything that a connection holds goes back at once: it is gone."""
-    if topic.changing:
-        engine._settled(topic.name)
-    if topic.gone:
-        return Ticket.of(None)
-    queue = waiting(lambda: expire(topic, engine.clock.now_ms()))  # the connection is gone: it cannot come again
-    jobs = [queue.leases[seq] for seq in sorted(holder.held) if seq in queue.leases]
-    return _release(engine, topic, jobs, [], due_ms=0, now_ms=engine.clock.now_ms())
-
-
-def _release(engine: Engine, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int) -> Ticket:
-    queue = leases_of(topic)
-
-    def take_effect(_: Ticket) -> Settled:
-        queue.release(jobs, due_ms=due_ms, now_ms=now_ms)
-        _tell(queue)
-        return _settled(topic, len(jobs), skipped)
-
-    if not jobs or not _writes_leases(engine, topic):
-        return Ticket.of(take_effect(Ticket()))
-    queue.take_out(jobs)
-    entry = Released(topic.topic_id, [job.seq for job in jobs], due_ms, now_ms)
-    return _stage(engine, topic, [entry], take_effect, lambda: queue.put_back(jobs))
-
-
-def extend(
-    engine: Engine, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int
-) -> Ticket:
-    """The leases run for `lease_ms` from now. Ends with `Settled`.
-
-    The new deadline counts at once, also while its entry is on its way: who acks meanwhile must find the lease.
-    """
-    now = engine.clock.now_ms()
-    queue = expire(topic, now)
-    jobs, skipped = _held(queue, node, seqs, lease_ids)
-    deadline = now + lease_ms
-    before = [job.deadline_ms for job in jobs]
-    queue.extend(jobs, deadline)
-    result = _settled(topic, len(jobs), skipped)
-    result.deadlines = {str(job.seq): deadline for job in jobs}
-    if not jobs or not _writes_leases(engine, topic):
-        return Ticket.of(result)
-
-    def undo() -> None:
-        for job, deadline_ms in zip(jobs, before, strict=True):
-            if queue.leases.get(job.seq) is job and job.deadline_ms == deadline:
-                queue.extend([job], deadline_ms)
-
-    entry = Extended(topic.topic_id, [job.seq for job in jobs], deadline)
-    return _stage(engine, topic, [entry], lambda _: result, undo)
 
 
 def _held(queue: Leases, node: str, seqs: list[int], lease_ids: list[str] | None) -> tuple[list[Job], list[int]]:
@@ -346,80 +299,6 @@ def _settled(topic: Topic, done: int, skipped: list[int]) -> Settled:
     return Settled(topic, done, skipped, queue.ready, queue.in_flight)
 
 
-def _writes_leases(engine: Engine, topic: Topic) -> bool:
-    config = topic.config
-    return engine.logged and config.leases_durable and config.durability != "ephemeral"
-
-
 def _tell(queue: Leases) -> None:
     if queue.freed is not None:
         queue.freed()
-
-
-def _stage(
-    engine: Engine, topic: Topic, entries: list[Any], take_effect: Callable[[Ticket], Any], undo: Callable[[], object]
-) -> Ticket:
-    ticket = Ticket(topic, None, take_effect, undo=undo)
-    if engine.logged and topic.config.durability != "ephemeral":
-        ticket.frame = b"".join(map(log.encode, entries))
-        ticket.gated = topic.config.durability == "fsync"
-    engine.commits.stage(ticket)
-    return ticket
-
-
-# --- replay and snapshots
-
-
-def _replayed(state: State, topic_id: int) -> Leases | None:
-    topic = state.by_id.get(topic_id)
-    return None if topic is None else topic.queue
-
-
-def _existing(queue: Leases, seqs: list[int]) -> list[Job]:
-    return [job for seq in seqs if (job := queue.leases.get(seq)) is not None]
-
-
-def _is_there(topic: Topic, seq: int) -> bool:
-    """Damage to the log may have taken the job and left its lease, which would count for ever as one that is out."""
-    return topic.earliest <= seq <= topic.head and topic.losses.covering(seq) is None
-
-
-@apply.replays(Leased)
-def _replay_leased(state: State, entry: Leased) -> None:
-    queue = _replayed(state, entry.topic_id)
-    if queue is None:
-        return
-    queue.left(entry.seqs)  # wherever they were: now they are held
-    jobs = [
-        Job(seq, priority, deliveries)
-        for seq, priority, deliveries in zip(entry.seqs, entry.priorities, entry.deliveries, strict=True)
-    ]
-    queue.check_upto = max(queue.check_upto, *entry.seqs)
-    queue.grant(jobs, entry.node, entry.first_lease, entry.deadline_ms)
-    queue.left([seq for seq in entry.seqs if not _is_there(queue.topic, seq)])
-
-
-@apply.replays(Released)
-def _replay_released(state: State, entry: Released) -> None:
-    if (queue := _replayed(state, entry.topic_id)) is not None:
-        queue.release(_existing(queue, entry.seqs), due_ms=entry.due_ms, now_ms=entry.at_ms)
-
-
-@apply.replays(Extended)
-def _replay_extended(state: State, entry: Extended) -> None:
-    if (queue := _replayed(state, entry.topic_id)) is not None:
-        queue.extend(_existing(queue, entry.seqs), entry.deadline_ms)
-
-
-def _save(state: State, topic: Topic) -> Saved | None:
-    if topic.queue is None:
-        return None
-    return topic.queue.save(durable=topic.config.leases_durable, kept=topic.config.durability != "ephemeral")
-
-
-def _load(state: State, topic: Topic, packed: msgspec.Raw) -> None:
-    if topic.queue is not None:
-        topic.queue.load(msgspec.msgpack.decode(packed, type=Saved))
-
-
-snapshot_parts.TOPIC_PARTS.append(snapshot_parts.Part("queue", _save, _load))

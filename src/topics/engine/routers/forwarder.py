@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from topics.engine import retention
 from topics.engine.routers import replay
@@ -27,16 +27,14 @@ from topics.engine.routers.copy import (
 from topics.engine.routers.graph import Feed, Links, Router
 from topics.engine.routers.replay import room, table_of
 from topics.engine.state.topic import Topic
-from topics.engine.write import apply, ceilings
+from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
+from topics.engine.write.staging import Staging
 from topics.model.records import TagMatch
 from topics.storage.log import entry as log
 from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
 
 FIRST_BACKOFF_MS = 20
 MAX_BACKOFF_MS = 1000
@@ -49,9 +47,9 @@ PARTIES = (Trim, Resume, Copies)  # entries about a destination that leave the r
 class Forwarder:
     """The feeds of one engine, and which of them are due."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.table = table_of(engine.state)
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self.table = table_of(staging.state)
         self.table.live = self
         self.wake: Callable[[], None] = lambda: None  # told when there is something to do for `run`
         self._due: deque[Feed] = deque()
@@ -66,7 +64,7 @@ class Forwarder:
 
     def follow(self, source: Topic) -> None:
         """Wants to be told when the topic grows."""
-        self._engine.listen(source, self._listener)
+        self._staging.growth.listen(source, self._listener)
 
     def attach(self) -> None:
         """The engine's state has been recovered: takes up its routers."""
@@ -152,11 +150,11 @@ class Forwarder:
     def _stage_trim(self, router: Router, entry: Trim) -> None:
         dest = router.feed.dest
         ticket = Ticket(topic=dest, entry=entry, first=dest.next_seq)
-        if self._engine.logged:
+        if self._staging.logged:
             ticket.frame = log.encode(entry)
             if dest.config.durability == "ephemeral":
-                ceilings.guard(self._engine, dest, ticket, dest.next_seq + entry.lost)
-        self._stage_step(ticket, router, entry.upto, lambda: replay.trim(self._engine.state, entry))
+                self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
+        self._stage_step(ticket, router, entry.upto, lambda: replay.trim(self._staging.state, entry))
         dest.next_seq += entry.lost
 
     def _stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
@@ -180,10 +178,10 @@ class Forwarder:
             router.under_way = was
             if feed.source.links is not None:
                 feed.source.links.low = 0  # it counted on this step
-            self._back_off(feed, self._engine.clock.now_ms())  # the log takes nothing at the moment
+            self._back_off(feed, self._staging.clock.now_ms())  # the log takes nothing at the moment
 
         ticket.apply, ticket.undo = take_effect, undo
-        self._engine.commits.stage(ticket)
+        self._staging.commits.stage(ticket)
         router.under_way = upto
         feed.busy += 1
 
@@ -194,7 +192,7 @@ class Forwarder:
 
         `waits` lets it wait for the log where it would come back for that. Raises `Cold` where it needs the disk.
         """
-        clock = self._engine.clock
+        clock = self._staging.clock
         began = clock.monotonic_ns()
         cold, self._cold = self._cold, None
         if cold is not None and cold in self._queued:
@@ -230,7 +228,7 @@ class Forwarder:
         # Bound: each round forwards what is due until nothing is, or loads a piece that a step needs.
         while True:
             waiting(lambda: self.run(0, waits=True))
-            self._engine.commits.settle()
+            self._staging.commits.settle()
             if not self._due and not self._grown:
                 return
 
@@ -271,7 +269,7 @@ class Forwarder:
         turn = feed.next()
         if turn is None:
             return False
-        now = self._engine.clock.now_ms()
+        now = self._staging.clock.now_ms()
         # What was refused while it waited for the log may hold the feed from then on.
         if feed.held_until_ms > now or not self._quiet(feed, waits) or feed.held_until_ms > now:
             if turn[0] in feed.routers:
@@ -301,7 +299,7 @@ class Forwarder:
 
     def _quiet(self, feed: Feed, waits: bool) -> bool:
         """Whether nothing that waits for the log stands between the feed and its topics."""
-        commits = self._engine.commits
+        commits = self._staging.commits
         for attempt in (None, commits.flush, commits.settle):
             if attempt is not None:
                 attempt()
@@ -319,7 +317,7 @@ class Forwarder:
         """Not while a step of its own is on its way: it goes on as soon as that has landed."""
         if feed.busy:
             return False
-        now = self._engine.clock.monotonic_ns()
+        now = self._staging.clock.monotonic_ns()
         feed.starved_ns = feed.starved_ns or now
         return now - feed.starved_ns > STARVED_NS
 
@@ -369,12 +367,12 @@ class Forwarder:
     def _pass(self, router: Router, upto: int) -> None:
         """There is nothing more to copy up to `upto`."""
         feed = router.feed
-        if not (feed.cyclic and self._engine.logged):
+        if not (feed.cyclic and self._staging.logged):
             router.cursor = max(router.cursor, upto)
         elif upto > router.reached:
             entry = Copies(feed.dest.topic_id, router.router_id, upto)
             ticket = Ticket(topic=feed.dest, entry=entry, frame=log.encode(entry))
-            self._stage_step(ticket, router, upto, lambda: replay.copies(self._engine.state, entry))
+            self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
 
     def _lose(self, router: Router, upto: int, lost: int) -> None:
         """The next copies are too large for the destination: they get their seqs there, and are lost."""
@@ -414,7 +412,7 @@ class Forwarder:
         able = [other for other in behind if other.last_error is None]
         if not able or feed.cyclic:
             self.losing(links, upto, entry)
-            self._engine.flush()
+            self._staging.commits.flush()
             return True
         ahead = [other for other in able if other not in self._waiting]
         for other in ahead:
@@ -431,7 +429,7 @@ class Forwarder:
         if self._logs(router.feed):
             self._log_copies(router, entry, upto)
             return
-        apply.append(self._engine.state, dest, entry)
+        apply.append(self._staging.state, dest, entry)
         copier.copied(piece)
         router.cursor = max(router.cursor, upto)
         self._told(dest)
@@ -441,21 +439,21 @@ class Forwarder:
 
         No log tells how far such a topic got. Copies into any other one follow from the log of their source.
         """
-        dest, engine = feed.dest, self._engine
-        if end <= dest.ceiling or not engine.logged:
+        dest, staging = feed.dest, self._staging
+        if end <= dest.ceiling or not staging.logged:
             return True
         # Where the log takes nothing at the moment, the feed tries again later.
-        ceilings.stage_gated(engine, dest, end, refused=lambda: self._back_off(feed, engine.clock.now_ms()))
+        staging.ceilings.stage_gated(dest, end, refused=lambda: self._back_off(feed, staging.clock.now_ms()))
         return False
 
     def _logs(self, feed: Feed) -> bool:
         """Whether a replay could not make the copies: on a cycle, or because the source leaves nothing in the log."""
-        if not self._engine.logged:
+        if not self._staging.logged:
             return False
         return feed.cyclic or (not replay.derives(feed) and feed.dest.config.durability != "ephemeral")
 
     def _log_copies(self, router: Router, entry: log.Append, upto: int) -> None:
-        engine, dest = self._engine, router.feed.dest
+        dest = router.feed.dest
         count, size_bytes = len(entry.sizes), len(entry.blob)
         step = Copies.of(router.router_id, upto, entry)
 
@@ -464,23 +462,19 @@ class Forwarder:
         kept = durability != "ephemeral"
         ticket.frame = log.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
         ticket.gated = durability == "fsync"
-        ceilings.guard(engine, dest, ticket, entry.last + 1)
-        dest.next_seq = entry.first + count
-        dest.staged_count += count
-        dest.staged_bytes += size_bytes
-        self._stage_step(ticket, router, upto, lambda: replay.copies(engine.state, step))
+        self._staging.take_seqs(dest, ticket)
+        self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
     def _told(self, dest: Topic) -> None:
-        if dest.waiters or dest.listeners:
-            self._engine.grew(dest)
+        self._staging.grew(dest)
         self._source_grew(dest)
 
     # --- a full destination
 
     def _fits(self, feed: Feed, entry: log.Append, now: int) -> int:
         """How many of the copies the destination takes now; 0 holds the feed."""
-        dest, quota = feed.dest, self._engine.limits.max_total_bytes
-        if quota and self._engine.state.totals.bytes + self._engine.commits.pending_bytes + len(entry.blob) > quota:
+        dest, quota = feed.dest, self._staging.limits.max_total_bytes
+        if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
             return self._hold(feed, now, "throttled: the server holds as much as max_total_bytes allows")
         fits = room(dest, entry.sizes)
         if fits or not entry.sizes:
@@ -515,19 +509,19 @@ class Forwarder:
         feed.last_error, feed.held_until_ms = None, 0
 
         def take_effect(_: Ticket) -> None:
-            replay.resume(self._engine.state, entry)
+            replay.resume(self._staging.state, entry)
             feed.room_floor = feed.dest.evict_floor
             feed.backoff_ms = 0
             self._enqueue(feed)
 
         def undo() -> None:
             feed.last_error = was
-            self._back_off(feed, self._engine.clock.now_ms())  # the log takes nothing at the moment
+            self._back_off(feed, self._staging.clock.now_ms())  # the log takes nothing at the moment
 
         ticket = Ticket(topic=feed.dest, apply=take_effect, entry=entry, undo=undo)
-        if self._engine.logged:
+        if self._staging.logged:
             ticket.frame = log.encode(entry)
-        self._engine.commits.stage(ticket)
+        self._staging.commits.stage(ticket)
 
 
 def _matches(match: TagMatch, coming: log.Append | None, seq: int) -> bool:

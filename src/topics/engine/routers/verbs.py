@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from msgspec import Struct
 
@@ -18,7 +17,8 @@ from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, each_loaded, once_loaded
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
-from topics.errors import Code, TopicsError, topic_not_found
+from topics.engine.write.room import server_full
+from topics.errors import topic_not_found
 from topics.model.names import check_router
 from topics.model.records import TagMatch
 from topics.model.router import RouterRequest, check_request, fan_in, router_cycle, router_not_found
@@ -64,21 +64,20 @@ class Routers(Forwarder):
     def put(self, name: str, request: RouterRequest) -> Ticket:
         """Creates or changes a router, and the topics it needs. Ends with `PutRouter`."""
         config = check_request(name, request)
-        engine, table = self._engine, self.table
-        engine.commits.settle()
+        staging, table = self._staging, self.table
+        staging.commits.settle()
         router = table.by_name.get(name)
-        limit = engine.limits.max_routers
+        limit = staging.limits.max_routers
         if router is None and limit and len(table.by_name) >= limit:
-            raise _too_many("max_routers", limit)
-        source, dest = engine.topics.get(request.source), engine.topics.get(request.dest)
+            raise server_full("max_routers", limit)
+        source, dest = staging.topics.get(request.source), staging.topics.get(request.dest)
         self._check_shape(router, request, source, dest)
         if dest is None and not request.create_dest:
             raise topic_not_found(request.dest)
         if router is not None and router.feed.source is source and router.feed.dest is dest and router.config == config:
             return Ticket.of(PutRouter(router, False))
-        creates = self._new_topics(
-            name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None
-        )
+        missing = [name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None]
+        creates = staging.new_topics(missing, TopicConfig())
         ids = {create.name: create.topic_id for create in creates}
         moves = router is None or router.feed.source is not source or router.feed.dest is not dest
         entry = RouterPut(
@@ -88,7 +87,7 @@ class Routers(Forwarder):
             ids.get(request.dest) or dest.topic_id,  # type: ignore[union-attr]
             config,
             self._start(source, request) if router is None or moves else router.cursor,
-            engine.clock.now_ms(),
+            staging.clock.now_ms(),
         )
         touched = {topic for topic in (source, dest) if topic is not None}
         if router is not None:
@@ -96,29 +95,29 @@ class Routers(Forwarder):
         if source is not None:
             touched |= set(upstream(source))
         for topic in touched:
-            engine.commits.will_change(topic)
-        ticket = self._stage(
+            staging.commits.will_change(topic)
+        ticket = staging.stage_synced(
             [*creates, *self._marks(touched), entry], lambda _: self._put_applied(creates, entry, router is None)
         )
-        engine.commits.settle()
+        staging.commits.settle()
         return ticket
 
     def drop(self, name: str) -> Ticket:
         """Ends with `DroppedRouter`; a router that is not there is no error."""
         check_router(name)
-        self._engine.commits.settle()
+        self._staging.commits.settle()
         router = self.table.by_name.get(name)
         if router is None:
             return Ticket.of(DroppedRouter(name, False))
         entry = RouterDrop(router.feed.source.topic_id, router.router_id)
 
         def take_effect(_: Ticket) -> DroppedRouter:
-            replay.drop_router(self._engine.state, entry)
+            replay.drop_router(self._staging.state, entry)
             return DroppedRouter(name, True)
 
         touched = {router.feed.dest, *upstream(router.feed.source)}
-        ticket = self._stage([*self._marks(touched), entry], take_effect)
-        self._engine.commits.settle()
+        ticket = self._staging.stage_synced([*self._marks(touched), entry], take_effect)
+        self._staging.commits.settle()
         return ticket
 
     def get(self, name: str) -> Router:
@@ -165,7 +164,7 @@ class Routers(Forwarder):
         if around is None:
             for name in self.table.names.visible(prefixes, prefix=prefix, after=after):
                 yield self.table.by_name[name]
-        elif (topic := self._engine.topics.get(around)) is not None:
+        elif (topic := self._staging.topics.get(around)) is not None:
             for router in self.table.around(topic):
                 name = router.name
                 if name > after and name.startswith(prefix) and (not prefixes or name.startswith(prefixes)):
@@ -193,7 +192,7 @@ class Routers(Forwarder):
     def _expire(self, topic: Topic) -> None:
         """Expire records up to now. Raises `Cold` like a read."""
         if topic.config.ttl_ms:
-            now = self._engine.clock.now_ms()
+            now = self._staging.clock.now_ms()
             retention.need_for_expiry(topic, now)
             retention.expire(topic, now)
 
@@ -213,20 +212,12 @@ class Routers(Forwarder):
                 line = line[: line.index(dest) + 1]
                 raise router_cycle([source.name, *(topic.name for topic in reversed(line))])
 
-    def _new_topics(self, names: Iterable[str]) -> list[log.Create]:
-        engine = self._engine
-        wanted = list(names)
-        limit = engine.limits.max_topics
-        if wanted and limit and len(engine.topics) + len(wanted) > limit:
-            raise _too_many("max_topics", limit)
-        return [engine._new_topic(name, TopicConfig()) for name in wanted]
-
     def _start(self, source: Topic | None, request: RouterRequest) -> int:
         """The cursor of a new router. What the source has lost before is nothing that it could miss."""
         if source is None:
             return 0
         if source.config.ttl_ms:
-            retention.expire(source, self._engine.clock.now_ms())
+            retention.expire(source, self._staging.clock.now_ms())
         if request.from_ts is not None:
             return max(retention.expired_before(source, request.from_ts), source.earliest) - 1
         if request.from_seq is not None:
@@ -234,24 +225,14 @@ class Routers(Forwarder):
         return source.head
 
     def _put_applied(self, creates: list[log.Create], entry: RouterPut, created: bool) -> PutRouter:
-        engine = self._engine
+        state = self._staging.state
         for create in creates:
-            engine.commits.creating.pop(create.name, None)
-            apply.create(engine.state, create)
-        router = replay.put_router(engine.state, entry)
+            apply.create(state, create)
+        router = replay.put_router(state, entry)
         assert router is not None
         self.follow(router.feed.source)
         self._enqueue(router.feed)
         return PutRouter(router, created)
-
-    def _stage(self, entries: list[Any], take_effect: Callable[[Ticket], Any]) -> Ticket:
-        ticket = Ticket()
-        ticket.apply = take_effect
-        if self._engine.logged:
-            ticket.frame = b"".join(map(log.encode, entries))
-            ticket.gated = True
-        self._engine.commits.stage(ticket)
-        return ticket
 
     def _marks(self, topics: set[Topic]) -> list[Mark]:
         linked = sorted((topic for topic in topics if topic.links is not None), key=lambda topic: topic.topic_id)
@@ -271,10 +252,3 @@ def _preview_segment(
         retention.lose_range(found.source, damage)
     else:
         found.add(part, segment.first)
-
-
-def _too_many(name: str, limit: int) -> TopicsError:
-    return TopicsError(
-        Code.THROTTLED, f"the server holds as much as {name} allows ({limit})", detail={"limit": name, "max": limit},
-        retry_after_ms=1000,
-    )  # fmt: skip

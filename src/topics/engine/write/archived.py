@@ -10,7 +10,7 @@ more that they may take when they look next, so a replay ends where the live ser
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import msgspec
 from msgspec import Struct
@@ -21,11 +21,9 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
+from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError, invalid
 from topics.storage.log import entry as log
-
-if TYPE_CHECKING:
-    from topics.engine.engine import Engine
 
 
 @log.known
@@ -55,32 +53,35 @@ class Standing(Struct):
     evicted: int  # records that a cap took before they were archived
 
 
-def report(engine: Engine, name: str, *, seq: int, epoch: int, trimmed: int = 0) -> Ticket:
-    """An archive has everything up to `seq`, or more, and is about to delete what there is up to `trimmed`.
+class Archives:
+    """Reports of archives, for all topics."""
 
-    Neither ever moves back. Ends with `Reported`.
-    """
-    topic = engine.topic(name)
-    check_epoch(topic, epoch)
-    if seq > topic.head:
-        raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
-    if trimmed > seq:
-        raise invalid(f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived", field="trimmed_seq")
-    if seq <= topic.archived and trimmed <= topic.trimmed:
-        return Ticket.of(Reported(topic, topic.archived, topic.head, False))
-    entry = Archived(topic.topic_id, seq, trimmed)
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
 
-    def take_effect(_: Ticket) -> Reported:
-        moved = seq > topic.archived or trimmed > topic.trimmed
-        archived(engine.state, entry)
-        return Reported(topic, topic.archived, topic.head, moved)
+    def report(self, name: str, *, seq: int, epoch: int, trimmed: int = 0) -> Ticket:
+        """Note that an archive has all records up to `seq`, and is about to delete those up to `trimmed`.
 
-    ticket = Ticket(topic=topic, apply=take_effect, entry=entry)
-    if engine.logged and topic.config.durability != "ephemeral":
-        ticket.frame = log.encode(entry)
-        ticket.gated = topic.config.durability == "fsync"
-    engine.commits.stage(ticket)
-    return ticket
+        Neither ever moves back. Ends with `Reported`.
+        """
+        staging = self._staging
+        topic = staging.topic(name)
+        check_epoch(topic, epoch)
+        if seq > topic.head:
+            raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
+        if trimmed > seq:
+            what = f"seqs up to {trimmed} cannot be trimmed: {seq} is the last one archived"
+            raise invalid(what, field="trimmed_seq")
+        if seq <= topic.archived and trimmed <= topic.trimmed:
+            return Ticket.of(Reported(topic, topic.archived, topic.head, False))
+        entry = Archived(topic.topic_id, seq, trimmed)
+
+        def take_effect(_: Ticket) -> Reported:
+            moved = seq > topic.archived or trimmed > topic.trimmed
+            archived(staging.state, entry)
+            return Reported(topic, topic.archived, topic.head, moved)
+
+        return staging.stage(topic, [entry], take_effect)
 
 
 def check_epoch(topic: Topic, epoch: int) -> None:

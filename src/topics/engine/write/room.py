@@ -1,10 +1,64 @@
-"""Writes that can never fit, however long a client waits."""
+"""Room for a write: in its topic, by the caps, and in the server, by the quota."""
 
 from __future__ import annotations
 
+from topics.engine import retention
+from topics.engine.state.topic import Topic
 from topics.errors import Code, TopicsError
 from topics.model.topic import TopicConfig
 from topics.storage.log.entry import Append
+
+
+def check(
+    config: TopicConfig, topic: Topic | None, entry: Append, now_ms: int, *, quota_bytes: int, used_bytes: int
+) -> None:
+    """Raise if the write can never fit, if the topic is full and rejects, or if the server is full.
+
+    `used_bytes` is what all topics hold, with the writes that are under way. `quota_bytes` is 0 for no quota.
+    """
+    size_bytes, new = len(entry.blob), len(entry.sizes)
+    check_possible(config, entry, quota_bytes)
+    count = topic_bytes = 0
+    if topic is not None:
+        if config.ttl_ms:
+            retention.expire(topic, now_ms)
+        count, topic_bytes = topic.count + topic.staged_count, topic.bytes + topic.staged_bytes
+    if config.discard == "reject":
+        _check_caps(config, topic, count=count, used_bytes=topic_bytes, new=new, new_bytes=size_bytes)
+    if quota_bytes:
+        total = used_bytes + size_bytes
+        if total > quota_bytes and topic is not None and (config.discard == "old" or retention.makes_room(topic)):
+            # The topic evicts records in return, so a topic that trims itself can grow in a full server.
+            total -= retention.would_free(topic, count + new, topic_bytes + size_bytes)
+        if total > quota_bytes:
+            raise server_full("max_total_bytes", quota_bytes)
+
+
+def _check_caps(
+    config: TopicConfig, topic: Topic | None, *, count: int, used_bytes: int, new: int, new_bytes: int
+) -> None:
+    """Raise `topic_full` if a topic that rejects would pass its caps, and cannot evict archived records instead."""
+    full_records = config.cap_records and count + new > config.cap_records
+    if not full_records and not (config.cap_bytes and used_bytes + new_bytes > config.cap_bytes):
+        return
+    if topic is not None and retention.gives_way(topic, count=count + new, used_bytes=used_bytes + new_bytes):
+        return
+    cap = "cap_records" if full_records else "cap_bytes"
+    raise TopicsError(
+        Code.TOPIC_FULL,
+        f"the topic is full: it rejects what would pass its {cap}",
+        detail={"limit": cap, "count": count, "bytes": used_bytes},
+    )
+
+
+def server_full(name: str, limit: int) -> TopicsError:
+    """Return the error for a cap on the whole server. Room may come back, so the client may try again."""
+    return TopicsError(
+        Code.THROTTLED,
+        f"the server holds as much as {name} allows ({limit})",
+        detail={"limit": name, "max": limit},
+        retry_after_ms=1000,
+    )
 
 
 def check_possible(config: TopicConfig, entry: Append, quota_bytes: int) -> None:

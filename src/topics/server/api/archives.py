@@ -36,7 +36,7 @@ def report(services: Services, call: Call) -> Answer:
             ),
         )
 
-    ticket = archived.report(services.engine, call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
+    ticket = services.engine.archives.report(call.params["topic"], seq=seq, epoch=epoch, trimmed=trimmed)
     return when_done(ticket, call.request, encode)
 
 

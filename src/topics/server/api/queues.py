@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
-from topics.engine.queue import dead_letters, job_list, verbs
+from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
-from topics.engine.queue.verbs import Claimed, Settled, Want, queue_of
+from topics.engine.queue.verbs import Claimed, Settled, Want
 from topics.engine.state.leases import leases_of
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
@@ -64,7 +64,7 @@ def claim(services: Services, call: Call) -> Answer:
     check_worker(wanted.node, limits)
     for field in ("max", "lease_ms", "wait_ms"):
         check_u64(getattr(wanted, field) or 0, field)
-    topic = queue_of(services.engine, call.params["topic"])
+    topic = services.engine.queues.get(call.params["topic"])
     if services.throttle.pressed:
         services.throttle.check(topic.name)
     if services.budget.full:
@@ -77,7 +77,7 @@ def claim(services: Services, call: Call) -> Answer:
     wait_ms = 0 if services.runtime.draining else min(wanted.wait_ms, MAX_WAIT_MS)
     if topic.config.claim_jitter_ms and not services.runtime.draining:
         return WaitingClaim(services, topic, want, call.request).start(wait_ms)
-    [claimed], ticket = verbs.claim(services.engine, topic, [want])
+    [claimed], ticket = services.engine.queues.claim(topic, [want])
     if wait_ms and not claimed.rows:
         return WaitingClaim(services, topic, want, call.request).start(wait_ms)
     if ticket is None:
@@ -176,9 +176,9 @@ def ack(services: Services, call: Call) -> Answer:
     """Delete finished jobs."""
     wanted: AckRequest = decode_body(_decode_ack, call.request.body)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
-    topic = queue_of(services.engine, call.params["topic"])
+    topic = services.engine.queues.get(call.params["topic"])
     return when_done(
-        verbs.ack(services.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _acked
+        services.engine.queues.ack(topic, wanted.node, wanted.seqs, wanted.lease_ids), call.request, _acked
     )
 
 
@@ -191,8 +191,8 @@ def nack(services: Services, call: Call) -> Answer:
     wanted: NackRequest = decode_body(_decode_nack, call.request.body)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
-    topic = queue_of(services.engine, call.params["topic"])
-    ticket = verbs.nack(services.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
+    topic = services.engine.queues.get(call.params["topic"])
+    ticket = services.engine.queues.nack(topic, wanted.node, wanted.seqs, wanted.lease_ids, delay_ms=delay_ms)
     return when_done(ticket, call.request, _nacked)
 
 
@@ -217,8 +217,8 @@ def extend(services: Services, call: Call) -> Answer:
     wanted: ExtendRequest = decode_body(_decode_extend, call.request.body)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
-    topic = queue_of(services.engine, call.params["topic"])
-    ticket = verbs.extend(services.engine, topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
+    topic = services.engine.queues.get(call.params["topic"])
+    ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
 
     def encode(ticket: Ticket, request: Request) -> Response:
         done: Settled = ticket.result
@@ -243,7 +243,7 @@ def work(services: Services, call: Call) -> Answer:
     lease_ms = None
     if "lease_ms" in found:
         lease_ms = clamp(query_string.number(found, "lease_ms", default=0), *LEASE_MS_RANGE)
-    topic = queue_of(services.engine, call.params["topic"])
+    topic = services.engine.queues.get(call.params["topic"])
     if services.throttle.pressed:
         services.throttle.check(topic.name)
     return WorkStream(
@@ -258,7 +258,7 @@ def work(services: Services, call: Call) -> Answer:
 def jobs(services: Services, call: Call) -> Answer:
     """Return a page of jobs with their states."""
     found = query_string.parse(call.request.query)
-    topic = queue_of(services.engine, call.params["topic"])
+    topic = services.engine.queues.get(call.params["topic"])
     after, limit = query_string.cursor_after(found), query_string.page_size(found)
     if after and not (after.isascii() and after.isdigit() and len(after) <= 20):
         raise invalid("cursor is not one this server gave out", field="cursor")
@@ -303,9 +303,9 @@ def redrive(services: Services, call: Call) -> Answer:
     if wanted.seqs is not None and len(wanted.seqs) > MAX_REDRIVE:
         raise invalid(f"seqs may name at most {MAX_REDRIVE} records", field="seqs")
     match = None if wanted.match is UNSET or wanted.match is None else parse_match(wanted.match)
-    topic = queue_of(services.engine, call.params["topic"])
-    ticket = dead_letters.redrive(
-        services.engine, topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
+    topic = services.engine.queues.get(call.params["topic"])
+    ticket = services.engine.queues.dead_letters.redrive(
+        topic, dead_letter=wanted.dead_letter, match=match, seqs=wanted.seqs, from_seq=wanted.from_seq,
         limit=clamp(wanted.limit, 1, MAX_REDRIVE), dry_run=wanted.dry_run,
     )  # fmt: skip
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
-from topics.engine.engine import Appended, Deleted
 from topics.engine.read.read import Query, Reading, Tombstone
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
+from topics.engine.write.append import Appended
 from topics.engine.write.archived import check_epoch
-from topics.engine.write.delete_seqs import delete_seqs
+from topics.engine.write.delete import Deleted
 from topics.errors import TopicsError, invalid
 from topics.model.records import (
     DEFAULT_BATCH_BYTES,
@@ -293,7 +293,7 @@ def _staged_delete(services: Services, name: str, wanted: DeleteRequest) -> Step
         if wanted.before_seq is not None or match is not None:
             raise invalid("seqs goes without before_seq and match", field="seqs")
         seqs = [check_u64(seq, "seqs") for seq in wanted.seqs]
-        return (yield from once_loaded(partial(delete_seqs, services.engine, name, seqs, dry_run=wanted.dry_run)))
+        return (yield from once_loaded(partial(services.engine.delete_seqs, name, seqs, dry_run=wanted.dry_run)))
     if wanted.before_seq is None and match is None:
         raise invalid("a delete needs before_seq, match, or both", field="before_seq")
     before_seq = None if wanted.before_seq is None else check_u64(wanted.before_seq, "before_seq")

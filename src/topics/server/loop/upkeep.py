@@ -49,7 +49,7 @@ class Upkeep:
         budget.count(IDEMPOTENCY, lambda: engine.state.totals.key_bytes)
         budget.reclaimers.append(self._reclaim)
         budget.listeners.append(self._changed)
-        engine.admit_key = budget.check
+        engine.staging.admit_key = budget.check
 
     def begin(self) -> None:
         """Start the timer."""

@@ -100,7 +100,7 @@ class FanOut:
     def visible(self, view: View) -> int:
         """Return the highest seq that may be shown. A `strong` view shows only records that are synced to the disk."""
         topic, engine = self.topic, self._runtime.engine
-        if not view.strong or not engine.logged or topic.config.durability in ("ephemeral", "fsync"):
+        if not view.strong or not engine.staging.logged or topic.config.durability in ("ephemeral", "fsync"):
             return topic.head
         if topic.synced < topic.head and not self._syncing:
             self._syncing = True

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topics.engine.queue import verbs
 from topics.engine.queue.verbs import Claimed, Want
 from topics.engine.state.leases import Holder
 from topics.engine.state.topic import Topic
@@ -69,7 +68,7 @@ class WorkStream(EventStream):
         waiters, self._waiters = self._waiters, None
         if waiters is not None:
             waiters.leave(self)
-        verbs.release(self.runtime.engine, self._topic, self._holder)
+        self.runtime.engine.queues.release(self._topic, self._holder)
         self._holder.changed = _ignore
 
     # --- for the waiters of the queue

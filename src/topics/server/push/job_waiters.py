@@ -145,7 +145,7 @@ class QueueWaiters:
         try:
             if self._throttle.pressed:
                 self._throttle.check(self._topic.name)
-            claims, ticket = verbs.claim(self._runtime.engine, self._topic, [want for _, want in asking])
+            claims, ticket = self._runtime.engine.queues.claim(self._topic, [want for _, want in asking])
         except TopicsError as error:
             self._refuse([claimer for claimer, _ in asking], error)
         else:

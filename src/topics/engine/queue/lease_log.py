@@ -1,0 +1,113 @@
+"""Leases in the log and in snapshots: the entries of a queue whose topic says `leases_durable`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from topics.engine.state import snapshot_parts
+from topics.engine.state.leases import Job, Leases, Saved
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
+from topics.engine.write import apply
+from topics.storage.log import entry as log
+
+
+@log.known
+class Leased(Struct, array_like=True):
+    """Jobs went to a worker. Lease numbers count up from `first_lease` in the order of `seqs`."""
+
+    kind: ClassVar[int] = 25
+    topic_id: int
+    node: str
+    first_lease: int
+    deadline_ms: int
+    seqs: list[int]
+    deliveries: list[int]  # of each before this one
+    priorities: list[int | None]
+
+
+@log.known
+class Released(Struct, array_like=True):
+    """Jobs came back without being done; claimable at `due_ms`."""
+
+    kind: ClassVar[int] = 26
+    topic_id: int
+    seqs: list[int]
+    due_ms: int
+    at_ms: int
+
+
+@log.known
+class Extended(Struct, array_like=True):
+    """Leases run until `deadline_ms`."""
+
+    kind: ClassVar[int] = 27
+    topic_id: int
+    seqs: list[int]
+    deadline_ms: int
+
+
+def leased(topic: Topic, node: str, first_lease: int, deadline_ms: int, jobs: list[Job]) -> Leased:
+    """Return the entry for jobs that are about to go to a worker."""
+    return Leased(
+        topic.topic_id, node, first_lease, deadline_ms, [job.seq for job in jobs], [job.deliveries for job in jobs],
+        [job.priority for job in jobs],
+    )  # fmt: skip
+
+
+def _replayed(state: State, topic_id: int) -> Leases | None:
+    topic = state.by_id.get(topic_id)
+    return None if topic is None else topic.queue
+
+
+def _existing(queue: Leases, seqs: list[int]) -> list[Job]:
+    return [job for seq in seqs if (job := queue.leases.get(seq)) is not None]
+
+
+def _is_there(topic: Topic, seq: int) -> bool:
+    """Damage to the log may have taken the job and left its lease, which would count for ever as one that is out."""
+    return topic.earliest <= seq <= topic.head and topic.losses.covering(seq) is None
+
+
+@apply.replays(Leased)
+def _replay_leased(state: State, entry: Leased) -> None:
+    queue = _replayed(state, entry.topic_id)
+    if queue is None:
+        return
+    queue.left(entry.seqs)  # wherever they were: now they are held
+    jobs = [
+        Job(seq, priority, deliveries)
+        for seq, priority, deliveries in zip(entry.seqs, entry.priorities, entry.deliveries, strict=True)
+    ]
+    queue.check_upto = max(queue.check_upto, *entry.seqs)
+    queue.grant(jobs, entry.node, entry.first_lease, entry.deadline_ms)
+    queue.left([seq for seq in entry.seqs if not _is_there(queue.topic, seq)])
+
+
+@apply.replays(Released)
+def _replay_released(state: State, entry: Released) -> None:
+    if (queue := _replayed(state, entry.topic_id)) is not None:
+        queue.release(_existing(queue, entry.seqs), due_ms=entry.due_ms, now_ms=entry.at_ms)
+
+
+@apply.replays(Extended)
+def _replay_extended(state: State, entry: Extended) -> None:
+    if (queue := _replayed(state, entry.topic_id)) is not None:
+        queue.extend(_existing(queue, entry.seqs), entry.deadline_ms)
+
+
+def _save(state: State, topic: Topic) -> Saved | None:
+    if topic.queue is None:
+        return None
+    return topic.queue.save(durable=topic.config.leases_durable, kept=topic.config.durability != "ephemeral")
+
+
+def _load(state: State, topic: Topic, packed: msgspec.Raw) -> None:
+    if topic.queue is not None:
+        topic.queue.load(msgspec.msgpack.decode(packed, type=Saved))
+
+
+snapshot_parts.TOPIC_PARTS.append(snapshot_parts.Part("queue", _save, _load))

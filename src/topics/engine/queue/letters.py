@@ -1,0 +1,172 @@
+"""Dead letters as records: how they are stamped with where they came from, and found again."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from topics.engine.queue import pick
+from topics.engine.read.read import Query, Reading, expire_and_read
+from topics.engine.state.leases import Job
+from topics.engine.state.topic import Topic
+from topics.model import surrogates
+from topics.model.nesting import decode_again
+from topics.model.records import MAX_BATCH_BYTES, MAX_EXAMINED, Projection, TagMatch
+from topics.storage.segments.cold import Cold
+
+MAX_FIND_EXAMINED = 5 * MAX_EXAMINED  # seqs of the dead-letter topic that one redrive examines
+STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+_STAMPS = (STAMP_FROM, STAMP_DELIVERIES, STAMP_SEQ)
+
+_encode_json = msgspec.json.encode
+
+
+class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
+    """A record as it was rendered, its payload untouched."""
+
+    seq: int
+    data: Raw
+    node: str | None = None
+    tag: str | None = None
+    meta: Raw | UnsetType = UNSET
+
+
+class Found(Struct):
+    """Dead letters of one queue, the last seq examined, and whether the search reached its end."""
+
+    letters: list[Letter]
+    upto: int
+    caught_up: bool
+
+
+_decode_rows = msgspec.json.Decoder(list[Letter]).decode
+
+
+def stamp(meta: bytes | None, source: str, job: Job) -> bytes:
+    """The meta of a dead letter: what it was, and where the job came from."""
+    stamps = b'"%b":%b,"%b":%d,"%b":%d' % (
+        STAMP_FROM.encode(), _encode_json(source), STAMP_DELIVERIES.encode(), job.deliveries,
+        STAMP_SEQ.encode(), job.seq,
+    )  # fmt: skip
+    meta = unstamp(meta)
+    if meta is None or not meta[1:-1].strip():
+        return b"{%b}" % stamps
+    return b"%b,%b}" % (meta.rstrip()[:-1], stamps)
+
+
+def unstamp(meta: bytes | None) -> bytes | None:
+    """The meta without the stamps of a dead letter; None where nothing else was in it."""
+    if meta is None or b'"$dead_letter_' not in meta:
+        return meta
+    kept = {key: value for key, value in surrogates.members(meta).items() if key not in _STAMPS}
+    return surrogates.object_of(kept) if kept else None
+
+
+def decode(rows: bytes) -> list[Letter]:
+    """Decode stored records with a comma between each two. A payload with half a surrogate pair stays as it is."""
+    text = b"[%b]" % rows
+    try:
+        return decode_again(_decode_rows, text)
+    except msgspec.DecodeError:
+        masked = surrogates.mask(text)
+        if masked is None:
+            raise
+    letters = decode_again(_decode_rows, masked.text)
+    for letter in letters:
+        letter.data = masked.restore(letter.data)
+        if not isinstance(letter.meta, UnsetType):
+            letter.meta = masked.restore(letter.meta)
+    return letters
+
+
+def find(
+    source: Topic,
+    origin: str,
+    *,
+    match: TagMatch | None,
+    seqs: list[int] | None,
+    from_seq: int,
+    limit: int,
+    now_ms: int,
+) -> Found:
+    """Return dead letters of `origin` that no worker holds.
+
+    Stop at `limit` letters, `MAX_BATCH_BYTES` of them, or `MAX_FIND_EXAMINED` seqs. A `from_seq` past the head finds
+    nothing and continues at the head: the letters that arrive next have the seqs behind it.
+    """
+    if seqs is not None:
+        return _find_seqs(source, origin, sorted(set(seqs)), match=match, limit=limit, now_ms=now_ms)
+    found = Found([], min(from_seq, source.head), caught_up=False)
+    examined = size_bytes = 0
+    while (
+        found.upto < source.head
+        and len(found.letters) < limit
+        and size_bytes < MAX_BATCH_BYTES
+        and examined < MAX_FIND_EXAMINED
+    ):
+        query = Query(
+            from_seq=found.upto, limit=limit - len(found.letters), max_bytes=MAX_BATCH_BYTES - size_bytes, match=match,
+            projection=Projection(tags=True),
+        )  # fmt: skip
+        try:
+            reading = expire_and_read(source, query, now_ms)
+        except Cold:
+            if not examined:
+                raise
+            break  # what was found goes first; the answer says where to go on
+        letters = _letters_of(source, origin, reading)
+        found.letters += letters
+        size_bytes += sum(len(letter.data) for letter in letters)
+        assert reading.next_from_seq > found.upto, "a read below the head moves its cursor"
+        examined += reading.next_from_seq - found.upto
+        found.upto = reading.next_from_seq
+    found.caught_up = found.upto >= source.head
+    return found
+
+
+def _find_seqs(
+    source: Topic, origin: str, seqs: list[int], *, match: TagMatch | None, limit: int, now_ms: int
+) -> Found:
+    """The same for single seqs, ascending. `caught_up` says whether all of them were examined."""
+    found = Found([], 0, caught_up=True)
+    size_bytes = 0
+    for seq in seqs:
+        if not 0 < seq <= source.head:
+            continue
+        if len(found.letters) >= limit or size_bytes >= MAX_BATCH_BYTES:
+            found.caught_up = False
+            break
+        query = Query(
+            from_seq=seq - 1,
+            limit=1,
+            max_bytes=MAX_BATCH_BYTES,
+            match=match,
+            projection=Projection(tags=True),
+            upto=seq,
+        )
+        try:
+            reading = expire_and_read(source, query, now_ms)
+        except Cold:
+            pick.rows(source, [seq for seq in seqs if seq > found.upto and source.is_live(seq)])
+            raise
+        letters = _letters_of(source, origin, reading)
+        found.letters += letters
+        size_bytes += sum(len(letter.data) for letter in letters)
+        found.upto = seq
+    return found
+
+
+def _letters_of(source: Topic, origin: str, reading: Reading) -> list[Letter]:
+    rows = decode(b"".join(reading.body()))
+    return [row for row in rows if _is_from(row, origin) and not _is_out(source, row.seq)]
+
+
+def _is_from(row: Letter, origin: str) -> bool:
+    if row.meta is UNSET or b'"$dead_letter_from"' not in bytes(row.meta):
+        return False
+    return bytes(surrogates.members(row.meta).get(STAMP_FROM, Raw(b"null"))) == _encode_json(origin)
+
+
+def _is_out(topic: Topic, seq: int) -> bool:
+    queue = topic.queue
+    return queue is not None and (seq in queue.leases or seq in queue.leaving)

@@ -1,0 +1,207 @@
+"""Moves of jobs between topics: one entry of the log, so a crash finds a job in one topic or in the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from topics.engine.state.leases import Terms, pack_terms
+from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.state.topics import State
+from topics.engine.write import apply, removal
+from topics.engine.write.commit import Ticket
+from topics.engine.write.removal import Removal
+from topics.engine.write.staging import Staging
+from topics.errors import topic_not_found
+from topics.model.topic import ConfigPatch, configure
+from topics.storage.log import entry as log
+
+_encode_json = msgspec.json.encode
+
+
+@log.known
+class Moved(Struct, array_like=True):
+    """Records leave one topic and enter another. `append` is None where the other one keeps nothing on disk."""
+
+    kind: ClassVar[int] = 24
+    topic_id: int  # the one they leave
+    seqs: list[int]
+    at_ms: int
+    dead: bool  # whether they count as dead letters of the queue that they leave
+    append: log.Append | None = None
+
+
+class Copy(Struct):
+    """A record on its way to another topic."""
+
+    data: bytes
+    tag: str | None
+    node: str | None
+    meta: bytes | None
+    priority: int
+
+
+class Moves:
+    """Stages moves between the topics of one engine."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+
+    def stage(
+        self,
+        source: Topic,
+        name: str,
+        move: Moved,
+        copies: list[Copy],
+        leaving: Removal,
+        *,
+        result: Any = None,
+    ) -> Ticket:
+        """Stage that the seqs of `move` leave `source` and enter the topic `name` as `copies`. Raise if they cannot.
+
+        `leaving` is what a delete of the seqs has found beforehand. Ends with `result`.
+        """
+        staging = self._staging
+        staging.commits.will_change(source)
+        dest = staging.topics.get(name)
+        if dest is None:
+            return self._stage_creating(source, name, move, copies, leaving, result=result)
+        now_ms = move.at_ms
+        move.append = append = _render(copies, dest.topic_id, dest.next_seq, max(now_ms, dest.last_ts))
+        staging.check_room(dest.config, dest, append, now_ms)
+
+        def take_effect(_: Ticket) -> Any:
+            _leave(source, move, leaving)
+            staging.land(dest, append)
+            return result
+
+        frame = self._frame(source, dest.config.durability, move)
+        ticket = Ticket(dest, frame, take_effect, append, append.first, len(copies), len(append.blob))
+        ticket.gated = frame is not None and "fsync" in (source.config.durability, dest.config.durability)
+        staging.take_seqs(dest, ticket)
+        staging.commits.stage(ticket)
+        return _hold(source, ticket)
+
+    def _stage_creating(
+        self,
+        source: Topic,
+        name: str,
+        move: Moved,
+        copies: list[Copy],
+        leaving: Removal,
+        *,
+        result: Any,
+    ) -> Ticket:
+        """Do the same where the other topic has to be created first: with its first records, in one entry."""
+        staging = self._staging
+        if not source.config.auto_create:
+            raise topic_not_found(name)
+        config = configure(name, ConfigPatch())
+        move.append = append = _render(copies, 0, 1, move.at_ms)
+        staging.check_room(config, None, append, move.at_ms)
+        create = staging.new_topic(name, config)
+        append.topic_id = create.topic_id
+
+        def take_effect(_: Ticket) -> Any:
+            _leave(source, move, leaving)
+            staging.land(apply.create(staging.state, create), append)
+            return result
+
+        frame = self._frame(source, config.durability, move)
+        above = append.last > FIRST_CEILING  # the ceiling that the creation implies
+        gated = frame is not None and (above or "fsync" in (source.config.durability, config.durability))
+        size_bytes = len(append.blob)
+        ticket = staging.stage_create(
+            create,
+            take_effect,
+            gated=gated,
+            then=frame or b"",
+            size_bytes=size_bytes,
+            ceiling=append.last + FIRST_CEILING,
+        )
+        return _hold(source, ticket)
+
+    def _frame(self, source: Topic, durability: str, move: Moved) -> bytes | None:
+        """Return the frame of a move; None if neither topic keeps anything on disk."""
+        if not self._staging.logged or (source.config.durability == durability == "ephemeral"):
+            return None
+        if durability == "ephemeral":
+            return _pinned(source, log.encode(Moved(move.topic_id, move.seqs, move.at_ms, move.dead)))
+        if source.config.durability == "ephemeral":
+            assert move.append is not None
+            return log.encode(move.append)
+        return _pinned(source, log.encode(move))
+
+
+def _hold(source: Topic, ticket: Ticket) -> Ticket:
+    """Count the move as an entry under way of the topic that the jobs leave, too."""
+    take_effect = ticket.apply
+    assert take_effect is not None
+
+    def over() -> None:
+        source.pending -= 1
+
+    def end(done: Ticket) -> Any:
+        over()
+        return take_effect(done)
+
+    source.pending += 1
+    ticket.apply = end
+    undo_also(ticket, over)
+    if source.links is not None:
+        source.links.freeze(ticket)
+    return ticket
+
+
+def _pinned(source: Topic, frame: bytes) -> bytes:
+    """Return the frame with what a replay must know before it: how far routers out of `source` had come."""
+    pin: bytes = b"" if source.links is None else source.links.pin()
+    return pin + frame
+
+
+def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Append:
+    rows, metas = [], []
+    extras = {at: pack_terms(Terms(copy.priority)) for at, copy in enumerate(copies) if copy.priority}
+    for seq, copy in enumerate(copies, first):
+        node = b"" if copy.node is None else b',"$node":%b' % _encode_json(copy.node)
+        meta = b"" if copy.meta is None else b',"meta":%b' % copy.meta
+        rows.append(b'{"$seq":%d,"$ts":%d%b,"data":%b%b},' % (seq, ts, node, copy.data, meta))
+        metas.append(len(meta))
+    return log.Append(
+        topic_id, first, ts, [len(row) for row in rows], b"".join(rows),
+        tags=[copy.tag for copy in copies] if any(copy.tag is not None for copy in copies) else None,
+        nodes=[copy.node for copy in copies] if any(copy.node is not None for copy in copies) else None,
+        metas=metas if any(metas) else None,
+        extras=extras or None,
+    )  # fmt: skip
+
+
+def _leave(source: Topic, move: Moved, leaving: Removal) -> None:
+    apply.delete(source, log.Delete(source.topic_id, 0, None, "", move.at_ms, sorted(move.seqs)), leaving.chosen)
+    if move.dead and source.queue is not None:
+        source.queue.dead_lettered += len(move.seqs)
+
+
+def undo_also(ticket: Ticket, more: Callable[[], object]) -> None:
+    """Call `more`, too, if the log refuses the ticket."""
+    before = ticket.undo
+
+    def undo() -> None:
+        if before is not None:
+            before()
+        more()
+
+    ticket.undo = undo
+
+
+@apply.replays(Moved)
+def _replay_moved(state: State, entry: Moved) -> None:
+    if entry.append is not None and entry.append.topic_id not in state.by_id:
+        return  # damage to the log took the topic that was made for them: they stay where they are
+    if (source := state.by_id.get(entry.topic_id)) is not None:
+        _leave(source, entry, removal.nothing())
+    if entry.append is not None:
+        apply.replay(state, entry.append)

@@ -1,0 +1,198 @@
+"""The verb `append`: all records of a write with contiguous seqs, or none."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topics.engine.state import idempotency
+from topics.engine.state.job_terms import only_for_queues
+from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.write import apply
+from topics.engine.write.commit import Ticket
+from topics.engine.write.render import joined, render
+from topics.engine.write.staging import Staging
+from topics.errors import invalid, topic_not_found
+from topics.model.names import check_topic
+from topics.model.records import MAX_IDEMPOTENCY_KEY_CHARS, WriteRequest
+from topics.model.topic import ConfigPatch, TopicConfig, configure
+from topics.storage.log import entry as log
+
+NO_PATCH = ConfigPatch()
+MAX_FOLLOWERS = 255  # of a plain append, and the bytes that each may have: they add less than a mebibyte to its entry
+FOLLOWER_MAX_BYTES = 4096
+
+
+class Appended(Struct, gc=False):
+    """The seqs of a write."""
+
+    topic: Topic
+    first: int
+    last: int
+    head: int
+    created: bool = False
+    deduped: bool = False
+
+
+class Appends:
+    """Appends to all topics."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+
+    def append(self, name: str, request: WriteRequest) -> Ticket:
+        """Stage a write, and the creation of its topic if need be. Ends with `Appended`."""
+        staging = self._staging
+        topic = staging.topics.get(name)
+        if topic is None or topic.changing:
+            topic = staging.resolve(name)
+        commits = staging.commits
+        now = commits.turn_ms or staging.clock.now_ms()
+        key = request.idempotency_key
+        if key is not None:
+            if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
+                what = f"idempotency_key must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} characters"
+                raise invalid(what, field="idempotency_key")
+            if topic is not None and (twin := _seen(topic, key, now)) is not None:
+                return twin
+            staging.admit_key(idempotency.size_bytes(key))
+        if topic is None:
+            return self._append_creating(name, request, now)
+        ts = topic.last_ts
+        if now > ts:
+            ts = now
+        first = topic.next_seq
+        limits = staging.limits
+        entry = render(request, topic.topic_id, first, ts, limits)
+        config = topic.config
+        if entry.extras is not None:
+            _check_terms(config, entry)
+        if config.cap_bytes or config.cap_records or limits.max_total_bytes:
+            staging.check_room(config, topic, entry, now)
+        elif (leader := topic.leader) is not None and entry.plain and leader.entry.ts == ts and first < topic.ceiling:
+            if (behind := _follow(leader, entry)) is not None:
+                return behind
+        count, size_bytes = len(entry.sizes), len(entry.blob)
+        ticket = Ticket(topic, None, self._take_effect, entry, first, count, size_bytes, entry.plain)
+        durability = config.durability
+        if staging.logged:
+            if durability != "ephemeral":
+                ticket.frame = log.encode(entry)
+            if durability == "fsync":
+                ticket.gated = True
+            if first + count > topic.ceiling - topic.ceiling_step // 2:
+                staging.ceilings.guard(topic, ticket, first + count)
+        # `Staging.take_seqs`, without a call.
+        topic.next_seq = first + count
+        topic.staged_count += count
+        topic.staged_bytes += size_bytes
+        if key is not None:
+            topic.staged_keys[key] = ticket
+            ticket.undo = lambda: topic.staged_keys.pop(key, None)
+        commits.stage(ticket)
+        commits.turn_ms = now
+        return ticket
+
+    def _append_creating(self, name: str, request: WriteRequest, now: int) -> Ticket:
+        staging = self._staging
+        config = configure(check_topic(name), request.config or NO_PATCH)
+        if not (config.auto_create if request.create is None else request.create):
+            raise topic_not_found(name)
+        entry = render(request, 0, 1, now, staging.limits)
+        _check_terms(config, entry)
+        staging.check_room(config, None, entry, now)
+        create = staging.new_topic(name, config)
+        entry.topic_id = create.topic_id
+
+        kept = staging.logged and config.durability != "ephemeral"
+        high = staging.logged and entry.last > FIRST_CEILING  # above the ceiling that the creation implies
+        then = log.encode(entry) if kept else b""
+        ceiling = FIRST_CEILING
+        if high:
+            ceiling += entry.last
+            then += log.encode(log.Ceiling(create.topic_id, ceiling))
+
+        def take_effect(_: Ticket) -> Appended:
+            topic = apply.create(staging.state, create)
+            topic.ceiling = topic.ceiling_staged = ceiling
+            staging.land(topic, entry)
+            return Appended(topic, entry.first, entry.last, topic.head, created=True)
+
+        gated = config.durability == "fsync" or high
+        return staging.stage_create(
+            create, take_effect, gated=gated, then=then, size_bytes=len(entry.blob), ceiling=ceiling
+        )
+
+    def _take_effect(self, ticket: Ticket) -> Appended:
+        topic, staging = ticket.topic, self._staging
+        assert topic is not None
+        if not ticket.plain:
+            entry = ticket.entry
+            staging.land(topic, entry)
+            return Appended(topic, entry.first, entry.last, topic.head)
+        seq = ticket.first
+        if ticket.followers is not None:
+            staging.land(topic, ticket.entry)
+            for follower in ticket.followers:
+                follower.result = Appended(topic, follower.first, follower.first, follower.first)
+            return Appended(topic, seq, seq, seq)
+        apply.append_plain(staging.state, topic, ticket.entry)
+        if topic.waiters or topic.listeners:
+            staging.growth.add(topic)
+        return Appended(topic, seq, seq, seq)
+
+
+def _follow(leader: Ticket, entry: log.Append) -> Ticket | None:
+    """Let a plain append follow another one of this turn into its entry. Return None if that would become too large.
+
+    Only for a topic without caps: they would have to count what is under way.
+    """
+    topic, first, followers = leader.topic, entry.first, leader.followers
+    if len(entry.blob) > FOLLOWER_MAX_BYTES or (followers is not None and len(followers) >= MAX_FOLLOWERS):
+        return None
+    assert topic is not None
+    ticket = Ticket(topic, None, None, entry, first, 1, 0, True)
+    if followers is None:
+        leader.followers = [ticket]
+    else:
+        followers.append(ticket)
+    topic.next_seq = first + 1
+    return ticket
+
+
+def join(leader: Ticket, followers: list[Ticket]) -> None:
+    """Make the entry of `leader` that of its followers, too."""
+    leader.entry = joined([leader.entry, *[follower.entry for follower in followers]])
+    if leader.frame is not None:
+        leader.frame = log.encode(leader.entry)
+
+
+def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
+    """Return the outcome of an earlier write with the same key, if it is remembered or still under way."""
+    window_ms = topic.config.idempotency_window_ms
+    if not window_ms:
+        return None  # keys mean nothing here, not even to the next write of the same turn
+    write = topic.keys.get(key)
+    if write is not None and now_ms - write.at_ms <= window_ms:
+        return Ticket.of(Appended(topic, write.first, write.last, topic.head, deduped=True))
+    leader: Ticket | None = topic.staged_keys.get(key)
+    if leader is None:
+        return None
+    twin = Ticket()
+
+    def follow(done: Ticket) -> None:
+        if done.error is not None:
+            twin.settle(None, done.error)
+        else:
+            landed: Appended = done.result
+            twin.wal_ns, twin.sync_ns = done.wal_ns, done.sync_ns
+            twin.settle(Appended(topic, landed.first, landed.last, topic.head, deduped=True))
+
+    leader.on_done(follow)
+    return twin
+
+
+def _check_terms(config: TopicConfig, entry: log.Append) -> None:
+    """Refuse priorities and delays of jobs for a topic that is no queue: a log would ignore them silently."""
+    if entry.extras is not None and config.type != "queue":
+        raise only_for_queues()
+    entry.extras = entry.extras or None

@@ -1,0 +1,113 @@
+"""The verbs that delete records: below a seq, by tag, or one by one. A delete leaves no tombstone."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import partial
+
+from msgspec import Struct
+
+from topics.engine import retention
+from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, once_loaded
+from topics.engine.write import apply, removal
+from topics.engine.write.commit import Ticket
+from topics.engine.write.removal import Removal
+from topics.engine.write.staging import Staging
+from topics.errors import Code, TopicsError, topic_not_found
+from topics.model.records import TagMatch
+from topics.storage.log import entry as log
+
+
+class Deleted(Struct):
+    """How many records a delete took, and the topic right after it."""
+
+    topic: Topic
+    deleted: int
+    earliest: int
+    head: int
+    count: int
+    bytes: int
+
+
+class Deletes:
+    """Deletes in all topics. With `dry_run` they only count."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+
+    def delete_records(
+        self, name: str, *, before_seq: int | None, match: TagMatch | None, dry_run: bool = False
+    ) -> Steps[Ticket]:
+        """Delete the records that are there now, for every reader at once. Ends with `Deleted`.
+
+        By tag, in steps of one segment each, see `removal`: then it takes effect within some 50 µs per segment.
+        """
+        staging = self._staging
+        topic = staging.topic(name)
+        bound = topic.next_seq if before_seq is None else min(before_seq, topic.next_seq)
+        if match is None:
+            found = yield from once_loaded(partial(removal.below, topic, bound))
+        else:
+            found = yield from removal.by_tag(topic, match, bound)
+        if staging.find(name) is not topic:
+            raise topic_not_found(name)
+        now = staging.clock.now_ms()
+        if dry_run:
+            return Ticket.of(_deleted(topic, _count(topic, bound, match, found, now)))
+        op, text = (None, "") if match is None else (match.op, match.text)
+        return self._stage(topic, log.Delete(topic.topic_id, bound, op, text, now), found)
+
+    def delete_seqs(self, name: str, seqs: Sequence[int], *, dry_run: bool = False) -> Ticket:
+        """Delete the records with these seqs, as far as they exist. Ends with `Deleted`. Raises `Cold` like a read.
+
+        Bounded by `max_batch_records`.
+        """
+        staging = self._staging
+        topic = staging.topic(name)
+        limit = staging.limits.max_batch_records
+        if len(seqs) > limit:
+            what = f"{len(seqs)} seqs; a request may name {limit}"
+            raise TopicsError(Code.BATCH_TOO_LARGE, what, detail={"max": limit})
+        wanted = sorted(set(seqs))
+        found = removal.by_seq(topic, wanted)
+        now = staging.clock.now_ms()
+        if dry_run:
+            if topic.config.ttl_ms:
+                retention.expire(topic, now)
+            return Ticket.of(_deleted(topic, _count_live(topic, wanted, found)))
+        return self._stage(topic, log.Delete(topic.topic_id, 0, None, "", now, wanted), found)
+
+    def _stage(self, topic: Topic, entry: log.Delete, found: Removal) -> Ticket:
+        def take_effect(_: Ticket) -> Deleted:
+            return _deleted(topic, apply.delete(topic, entry, found.chosen))
+
+        return self._staging.stage(topic, [entry], take_effect)
+
+
+def _count(topic: Topic, before_seq: int, match: TagMatch | None, found: Removal, now_ms: int) -> int:
+    """Expire records up to `now_ms`, then return how many a delete would take."""
+    if topic.config.ttl_ms:
+        retention.expire(topic, now_ms)
+    if match is None:
+        return retention.live_between(topic, topic.earliest, min(before_seq, topic.head + 1))[0]
+    return apply.count_tagged(topic, before_seq, match, found.chosen)
+
+
+def _count_live(topic: Topic, seqs: list[int], known: Removal) -> int:
+    """Return how many of these seqs, which ascend, are live."""
+    found = 0
+    for segment, low, high in list(topic.spans(topic.earliest, topic.head + 1)):
+        mine = seqs[bisect_left(seqs, segment.first + low) : bisect_left(seqs, segment.first + high)]
+        chosen = known.chosen.get(segment.first)
+        if mine and chosen is not None and chosen.fits(segment, mine[-1] + 1 - segment.first, len(mine)):
+            found += chosen.count
+        elif mine and segment.live and retention.ready(topic, segment):
+            marks = segment.marks
+            found += len(mine) if marks is None else sum(not marks[seq - segment.first] for seq in mine)
+    return found
+
+
+def _deleted(topic: Topic, deleted: int) -> Deleted:
+    return Deleted(topic, deleted, topic.earliest, topic.head, topic.count, topic.bytes)

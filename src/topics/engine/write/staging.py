@@ -1,0 +1,194 @@
+"""Staging: how a verb turns its decision into an entry of the log, and the entry into state.
+
+A verb checks a request against the topics that it finds here, stages an entry, and returns the ticket. `Commits` writes
+the entry and calls `take_effect`. In between, staging keeps the promises that all verbs share: a name is created once,
+a seq is given out once (`Ceilings`), no topic and no server takes more than its caps allow (`check_room`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from topics.clock import Clock
+from topics.engine.state.topic import FIRST_CEILING, Topic
+from topics.engine.state.topics import State
+from topics.engine.write import apply, room
+from topics.engine.write.ceilings import Ceilings
+from topics.engine.write.commit import Commits, Log, Ticket
+from topics.engine.write.growth import Growth
+from topics.errors import topic_not_found
+from topics.model.names import check_topic
+from topics.model.records import Limits
+from topics.model.topic import TopicConfig
+from topics.storage.log import entry as log
+
+
+class Staging:
+    """What the verbs of one engine share. `topics` replays a topic's waiting records when it is asked for."""
+
+    def __init__(self, state: State, commits: Commits, *, clock: Clock, limits: Limits, logged: bool) -> None:
+        self.state = state
+        self.commits = commits
+        self.clock = clock
+        self.limits = limits
+        self.logged = logged  # whether there is a log: without one, entries have no frames
+        self.topics: Mapping[str, Topic] = state.by_name
+        self.ceilings = Ceilings(state, commits)
+        self.growth = Growth(commits)
+        self.admit_key: Callable[[int], None] = lambda size_bytes: None  # raises if there is no room for one more key
+
+    def attach(self, log: Log) -> None:
+        """Log all changes from now on."""
+        self.commits.attach(log)
+        self.logged = True
+
+    # --- topics
+
+    def topic(self, name: str) -> Topic:
+        """Return the topic of that name. Raises `topic_not_found`."""
+        topic = self.find(name)
+        if topic is None:
+            check_topic(name)
+            raise topic_not_found(name)
+        return topic
+
+    def find(self, name: str) -> Topic | None:
+        """Return the topic once its creation, change or end, if one is under way, has taken effect."""
+        topic = self.topics.get(name)
+        if name in self.commits.creating if topic is None else topic.changing:
+            return self.resolve(name)
+        return topic
+
+    def resolve(self, name: str) -> Topic | None:
+        """Return the topic once everything that is under way with it has taken effect. May wait for the disk."""
+        topic = self.topics.get(name)
+        if name in self.commits.creating or (topic is not None and topic.pending):
+            self.commits.settle()
+            topic = self.topics.get(name)
+        return topic
+
+    def new_topic(self, name: str, config: TopicConfig) -> log.Create:
+        """Return the entry that creates a topic. Raises `throttled` if the server has as many as it may have."""
+        [create] = self.new_topics([name], config)
+        return create
+
+    def new_topics(self, names: Iterable[str], config: TopicConfig) -> list[log.Create]:
+        """Return the entries that create topics, all with the same configuration."""
+        wanted, state, limit = list(names), self.state, self.limits.max_topics
+        if wanted and limit and len(self.topics) + len(self.commits.creating) + len(wanted) > limit:
+            raise room.server_full("max_topics", limit)
+        now = self.clock.now_ms()
+        creates = []
+        for name in wanted:
+            state.last_epoch = max(now, state.last_epoch + 1)
+            creates.append(log.Create(state.next_topic_id, name, state.last_epoch, config, now))
+            state.next_topic_id += 1
+        return creates
+
+    # --- entries
+
+    def stage(
+        self,
+        topic: Topic,
+        entries: list[Any],
+        take_effect: Callable[[Ticket], Any],
+        *,
+        undo: Callable[[], object] | None = None,
+    ) -> Ticket:
+        """Stage entries about records of the topic: they are as durable as the topic."""
+        ticket = Ticket(topic, None, take_effect, undo=undo)
+        if self.logged and topic.config.durability != "ephemeral":
+            ticket.frame = b"".join(map(log.encode, entries))
+            ticket.gated = topic.config.durability == "fsync"
+        self.commits.stage(ticket)
+        return ticket
+
+    def stage_synced(
+        self, entries: list[Any], take_effect: Callable[[Ticket], Any], *, undo: Callable[[], object] | None = None
+    ) -> Ticket:
+        """Stage entries about no single topic. They take effect once the log is synced."""
+        ticket = Ticket(apply=take_effect, undo=undo)
+        if self.logged:
+            ticket.frame = b"".join(map(log.encode, entries))
+            ticket.gated = True
+        self.commits.stage(ticket)
+        return ticket
+
+    def stage_change(self, topic: Topic, entry: log.Entry, take_effect: Callable[[Ticket], Any]) -> Ticket:
+        """Stage a change of the topic itself: verbs that come meanwhile wait until it has taken effect."""
+
+        def undo() -> None:
+            topic.changing = False
+
+        def end(ticket: Ticket) -> Any:
+            topic.changing = False
+            return take_effect(ticket)
+
+        ticket = Ticket(topic, None, end, undo=undo)
+        if self.logged:
+            ticket.frame = log.encode(entry)
+            ticket.gated = True
+        topic.changing = True
+        self.commits.stage(ticket)
+        return ticket
+
+    def stage_create(
+        self,
+        create: log.Create,
+        take_effect: Callable[[Ticket], Any],
+        *,
+        gated: bool,
+        then: bytes = b"",
+        size_bytes: int = 0,
+        ceiling: int = FIRST_CEILING,
+    ) -> Ticket:
+        """Stage the creation of a topic.
+
+        `then` is the frame of a first write of `size_bytes`: both take effect, or neither.
+        """
+        creating = self.commits.creating
+        ticket = Ticket(size_bytes=size_bytes)
+        ticket.gated = gated and self.logged
+        if self.logged:
+            ticket.frame = log.encode(create) + then
+            if self.state.ledger is not None:  # now, so that one sync covers both
+                self.state.ledger.note_topic(create.topic_id, create.name, create.epoch, create.config, ceiling)
+        creating[create.name] = ticket
+
+        def finish(ticket: Ticket) -> Any:
+            creating.pop(create.name, None)
+            return take_effect(ticket)
+
+        ticket.apply = finish
+        ticket.undo = lambda: creating.pop(create.name, None)
+        self.commits.stage(ticket)
+        return ticket
+
+    # --- records
+
+    def check_room(self, config: TopicConfig, topic: Topic | None, entry: log.Append, now_ms: int) -> None:
+        """Raise if the write can never fit, if the topic is full and rejects, or if the server is full."""
+        used_bytes = self.state.totals.bytes + self.commits.pending_bytes
+        room.check(config, topic, entry, now_ms, quota_bytes=self.limits.max_total_bytes, used_bytes=used_bytes)
+
+    def take_seqs(self, topic: Topic, ticket: Ticket) -> None:
+        """Give the next seqs of the topic to the records of `ticket`: to no other write once it is acknowledged."""
+        end = ticket.first + ticket.count
+        if self.logged:
+            self.ceilings.guard(topic, ticket, end)
+        topic.next_seq = end
+        topic.staged_count += ticket.count
+        topic.staged_bytes += ticket.size_bytes
+
+    def land(self, topic: Topic, entry: log.Append) -> None:
+        """Apply a write that is in the log, and notify the readers that wait for it."""
+        if entry.key is not None:
+            topic.staged_keys.pop(entry.key, None)
+        apply.append(self.state, topic, entry)
+        self.grew(topic)
+
+    def grew(self, topic: Topic) -> None:
+        """Notify the readers that wait for the topic, if there are any."""
+        if topic.waiters or topic.listeners:
+            self.growth.add(topic)
