@@ -116,7 +116,7 @@ def test_arguments_that_are_refused_before_a_run_begins_have_a_report_too(run: A
         ("archive --url URL --topic ../../x --lake DIR/lake", "is not a topic name"),
         ("archive --url URL --topic a --lake /etc/passwd", "/etc/passwd is a file, and a lake is a directory"),
         ("archive --url URL --topic a --lake=", "the path of the lake is empty"),
-        ("replay --url URL --lake= --topic a --into b", "the path of the lake is empty"),
+        ("replay --url URL --lake= --topic a --into b", "the path is empty: give a directory"),
         ("replay --url URL --from-url URL --topic a --into b --rate nan", "rate: a number"),
         ("replay --url URL --from-url URL --topic a --into b --positions a/b", "--positions: 'a/b' is not a topic"),
         ("compact --url URL --topic shop.orders --parquet /dev/null", "/dev/null/shop.orders.parquet cannot be a file"),
@@ -173,22 +173,22 @@ def test_a_value_that_an_expression_cannot_take_is_told_with_what_can() -> None:
 def test_a_server_that_does_not_answer_is_a_failure(run: Any, line: str) -> None:
     ended = run(line)
     assert NOBODY in check(ended, status=1, kind="unreachable")
-    assert "see that the server runs" in ended.report["next"]
+    assert "check that the server runs" in ended.report["next"]
 
 
 @pytest.mark.parametrize(
     ("token", "line", "message", "step"),
     [
-        (None, "archive --url URL --prefix a --lake DIR/l", "URL asks for a key, and none was given", "give a key"),
-        ("nix", "archive --url URL --prefix a --lake DIR/l", "URL does not know the key", "give a key"),
+        (None, "archive --url URL --prefix a --lake DIR/l", "URL asks for a key, and none was given", "use a key"),
+        ("nix", "archive --url URL --prefix a --lake DIR/l", "URL does not know the key", "use a key"),
         (
             "few", "archive --url URL --topic shop.orders --lake DIR/l",
-            "the key may not use shop.orders on URL: its prefixes leave that name out",
-            "give a key whose prefixes cover shop.orders",
+            "the key may not use shop.orders on URL: its prefixes do not cover that name",
+            "use a key whose prefixes cover shop.orders",
         ),
         (
             "reader", "archive --url URL --topic shop.orders --lake DIR/l --trim",
-            "the key lacks the scope delete for topic shop.orders on URL", "give a key that has the scope delete",
+            "the key lacks the scope delete for topic shop.orders on URL", "use a key that has the scope delete",
         ),
     ],
 )  # fmt: skip

@@ -94,7 +94,7 @@ def test_a_server_that_is_not_there_is_noticed_at_once(tmp_path: Path, capsys: A
     assert main(["pipeline", "compact", *where]) == 1
     said = capsys.readouterr().err
     assert "no answer from http://127.0.0.1:9" in said
-    assert "see that the server runs" in said
+    assert "check that the server runs" in said
 
 
 def test_a_key_that_may_not_write_the_report_costs_a_warning_and_nothing_else(
@@ -206,7 +206,7 @@ def test_what_to_do_next_depends_on_what_went_wrong():
     assert "run the same command again" in next_step(KeyboardInterrupt())
     assert "--token-file" in next_step(TopicsError(Code.FORBIDDEN, "no"))
     assert next_step(Failed("x", next="y")) == "y"
-    assert next_step(RuntimeError()).endswith("it goes on where this run stopped")
+    assert next_step(RuntimeError()).endswith("it continues where this run stopped")
     assert next_step(RuntimeError(), resumes=False) == "run the same command again"
 
 

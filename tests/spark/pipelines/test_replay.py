@@ -219,7 +219,7 @@ def test_a_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: 
     report = play(lake=str(lake), where="data.n >= 15 AND data.m IS NULL", dry_run=True)
     assert report.topics[0].records == 5
     assert report.topics[0].would == [f"make topic {topic}.again in {client.url}"]
-    assert report.warnings == ["data.m is in none of the records that were looked at"]
+    assert report.warnings == ["data.m is in none of the sampled records"]
     with pytest.raises(TopicsError):
         client.topic(f"{topic}.again")
 

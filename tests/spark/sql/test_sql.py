@@ -114,7 +114,7 @@ def test_tables_can_be_listed_described_joined_and_taken_by_prefix(ask: Ask, ord
 def test_a_field_that_no_sample_has_is_null_and_a_note_says_so(ask: Ask, orders: str):
     status, out, err = ask(f"select data.skuu, data.by.age from {orders} where seq = 1", "--json")
     assert (status, rows(out)) == (0, [{"skuu": None, "age": None}])
-    assert f"data.skuu is in none of 4 records of {orders} that were looked at; did you mean data.sku?" in err
+    assert f"data.skuu is in none of 4 records of {orders} that were sampled; did you mean data.sku?" in err
 
 
 def test_fields_of_a_join_are_missed_in_the_table_they_are_asked_of(ask: Ask, client: Client, orders: str):

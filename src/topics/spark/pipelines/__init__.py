@@ -1,6 +1,6 @@
-"""Pipelines: what moves or digests topics in bulk. Each is a function that returns a `Report`, and a command.
+"""Pipelines: jobs that move or aggregate topics in bulk. Each is a function that returns a `RunReport`, and a command.
 
     from topics.spark.pipelines.compact import compact
 
-One module a pipeline, imported where it is used: a pipeline needs only what it works with.
+One folder per pipeline. A caller imports only the pipeline that it runs.
 """

@@ -57,7 +57,7 @@ class CopyTask(Struct, kw_only=True):
     def run(self) -> str:
         return f"mirror/{self.source_id}/{self.epoch}.{self.generation}"
 
-    def tell(self, gap_from: int, gap_to: int, reason: str) -> OutgoingRow:
+    def gap_row(self, gap_from: int, gap_to: int, reason: str) -> OutgoingRow:
         """The record that stands for a loss."""
         hop = Hop(at=self.source_id, topic=self.topic, epoch=self.epoch, seq=gap_from, to=gap_to)
         data = _encode({"topic": self.topic, "gap_from": gap_from, "gap_to": gap_to, "reason": reason})
@@ -81,7 +81,7 @@ def copy(task: CopyTask) -> MirrorResult:
     with client_for(task.target, task.target.servers[0]) as client:
         options = WriteOptions(connection=task.target, config=task.config)
         sending = RangeDelivery(
-            client, options, task.topic, epoch=task.epoch, present=task.present, tell=task.tell, into=outcome
+            client, options, task.topic, epoch=task.epoch, present=task.present, gap_row=task.gap_row, into=outcome
         )
         if task.lost_epoch is not None:
             sending.put(f"{task.run}/after-{task.lost_epoch}", [_another_life(task)])
@@ -121,7 +121,7 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
     for one in fields_of(batch):
         if one.kind == "gap":
             outcome.behind = LostSeqs(gap_from=one.seq, gap_to=one.to, reason=one.reason)
-            yield task.tell(one.seq, one.to, one.reason)
+            yield task.gap_row(one.seq, one.to, one.reason)
             continue
         hops = hops_of(one.meta)
         if any(hop.at == task.target_id and hop.was_in(task.topic) for hop in hops):

@@ -147,7 +147,7 @@ def replay(
     """
     url = url.rstrip("/")
     if "" in (lake, path):
-        raise BadUsage("--lake and --path: an empty name is no directory")
+        raise BadUsage("--lake and --path: the path is empty: give a directory")
     if rate is not None and not 0 < rate < math.inf:
         raise BadUsage("rate: a number of records a second above 0")
     wanted = ReplayRequest(

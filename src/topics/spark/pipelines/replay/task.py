@@ -92,7 +92,7 @@ class Sender(Struct, kw_only=True):
         with client_for(self.target, self.target.servers[0]) as client:
             sending = RangeDelivery(
                 client, WriteOptions(connection=self.target), self.into,
-                epoch=self.epoch, present=self.present, tell=self._loss, into=outcome,
+                epoch=self.epoch, present=self.present, gap_row=self._gap_row, into=outcome,
             )  # fmt: skip
             for key, held in self.cut(rows):
                 key, left = sending.new(key, held)
@@ -101,7 +101,7 @@ class Sender(Struct, kw_only=True):
                     sending.send(key, left)
         return outcome
 
-    def _loss(self, first: int, last: int, reason: str) -> OutgoingRow:
+    def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:
         data = _encode({"topic": self.topic, "gap_from": first, "gap_to": last, "reason": reason})
         origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=first, to=last)
         return OutgoingRow(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', origin)), reason)
@@ -130,7 +130,7 @@ class Sender(Struct, kw_only=True):
     def _rows(self, batch: pa.RecordBatch) -> Iterator[OutgoingRow]:
         for one in fields_of(batch):
             if one.kind == "gap":
-                yield self._loss(one.seq, one.to, one.reason)
+                yield self._gap_row(one.seq, one.to, one.reason)
                 continue
             origin = Origin(id=self.id, topic=self.topic, epoch=self.epoch, seq=one.seq, ts=one.ts, node=one.node)
             yield OutgoingRow(

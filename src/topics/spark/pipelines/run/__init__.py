@@ -1,4 +1,4 @@
-"""What every pipeline shares: the job with its session, report, progress and failures, and tasks for executors.
+"""Code that every pipeline uses: the job with its session, report, progress and failures, and tasks for executors.
 
 The folders of the pipelines import from here; nothing here imports a pipeline.
 """

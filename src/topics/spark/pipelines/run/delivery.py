@@ -1,7 +1,7 @@
-"""Records on their way from one topic to another: requests in order, each once, and what is refused is told of.
+"""Send records from one topic to another: requests in order, each once. A rejected record is replaced by a gap record.
 
-What `mirror` and `replay` have in common. Both put where a record comes from into its meta; that is also how a restart
-finds out how far an interrupted run came, where the target has forgotten the keys of its requests.
+`mirror` and `replay` use this module. Both write the origin of a record into its meta. If the idempotency window of the
+target has passed, a restart finds from the origins how far an interrupted run came.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OutgoingRow(NamedTuple):
-    """A record to send, and the source seqs that it stands for."""
+    """A record to send, and the source seqs that it represents."""
 
     first: int
     last: int
     record: bytes
-    lost: str | None = None  # the reason, of one that tells of a loss
+    lost: str | None = None  # the reason, for a record that reports a gap
 
 
 class DeliveryResult(Struct, kw_only=True):
-    """What became of a range."""
+    """The result of sending one range."""
 
     records: int = 0
-    repeated: int = 0  # of these, how many were there already
+    repeated: int = 0  # records among these that the target had already
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ class Fields(NamedTuple):
     data: bytes
 
 
-Tell = Callable[[int, int, str], OutgoingRow]  # the row that tells of a loss: first seq, last seq, reason
+GapRow = Callable[[int, int, str], OutgoingRow]  # returns the row that reports a gap: first seq, last seq, reason
 
 
 def fields_of(batch: pa.RecordBatch) -> Iterator[Fields]:
@@ -72,7 +72,7 @@ def fields_of(batch: pa.RecordBatch) -> Iterator[Fields]:
 
 
 class RangeDelivery:
-    """Sends requests of one range to one topic, and counts what became of them."""
+    """Sends the requests of one range to one topic, and counts the results."""
 
     def __init__(
         self,
@@ -82,26 +82,26 @@ class RangeDelivery:
         *,
         epoch: int,
         present: int,
-        tell: Tell,
+        gap_row: GapRow,
         into: DeliveryResult,
     ) -> None:
         self._client, self._options, self._topic = client, options, topic
         self._epoch = epoch
-        self._present = present  # up to here the target has everything, as its own records show
-        self._tell = tell
+        self._present = present  # the target has every record up to this source seq already
+        self._gap_row = gap_row
         self._outcome = into
 
     def new(self, key: str, rows: list[OutgoingRow]) -> tuple[str, list[OutgoingRow]]:
-        """Without what the target is known to have; a request is taken whole or not at all, so it hardly parts one."""
+        """Return a request without the rows that the target has, and its key; another key if rows were dropped."""
         outcome = self._outcome
         outcome.gaps += [self._gap(row, row.lost) for row in rows if row.lost is not None]
-        left = [row for row in rows if row.last > self._present]
-        outcome.records += len(rows) - len(left)
-        outcome.repeated += len(rows) - len(left)
-        return (key if len(left) == len(rows) else f"{key}/after-{self._present}"), left
+        missing = [row for row in rows if row.last > self._present]
+        outcome.records += len(rows) - len(missing)
+        outcome.repeated += len(rows) - len(missing)
+        return (key if len(missing) == len(rows) else f"{key}/after-{self._present}"), missing
 
     def send(self, key: str, rows: list[OutgoingRow]) -> None:
-        """One request. A record that the target refuses must not hold up all behind it: one tells of it instead."""
+        """Send one request. A record that the target rejects must not block later ones: a gap record replaces it."""
         try:
             self.put(key, [row.record for row in rows])
         except TopicsError as error:
@@ -114,7 +114,7 @@ class RangeDelivery:
                 return
             [row] = rows
             reason = f"refused: {error.message}"
-            self.put(f"{key}/refused", [self._tell(row.first, row.last, reason).record])
+            self.put(f"{key}/refused", [self._gap_row(row.first, row.last, reason).record])
             self._outcome.gaps.append(self._gap(row, reason))
 
     def put(self, key: str, records: list[bytes]) -> None:
@@ -129,9 +129,9 @@ class RangeDelivery:
         self._outcome.repeated += written.repeated
 
     def _full(self) -> Failed:
-        """Nobody made room for as long as a request may take. Tasks tell only their message, so all is in it."""
+        """Return the error for a topic that stayed full. A task keeps only its message, so the remedy is in it."""
         return Failed(
-            f"topic {self._topic} on {self._client.url} is full and refuses what does not fit (discard: reject): "
+            f"topic {self._topic} on {self._client.url} is full and rejects new records (discard: reject): "
             "raise its cap_records or cap_bytes, or let it evict its oldest records (discard: old)"
         )
 
@@ -152,7 +152,7 @@ def record_of(data: bytes, node: str | None, tag: str | None, meta: bytes) -> by
 
 
 def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
-    """The meta with this stamp in it, in place of an older one. Its other keys keep their text and order."""
+    """Return the meta with the stamp under `key`, replacing an older one. Other keys keep their text and order."""
     mark = f'"{key}"'.encode()
     text = b"%b:%b" % (mark, _encode(stamp))
     if meta is None:
@@ -164,11 +164,11 @@ def stamped(meta: bytes | None, key: str, stamp: Any) -> bytes:
     return b"{%b,%b}" % (inside, text) if inside else b"{%b}" % text
 
 
-# --- what a target shows
+# --- the state of the target
 
 
 def target_of(client: Client, topic: str) -> tuple[int, int]:
-    """Epoch and head of a topic; zeros while it is not there."""
+    """Return epoch and head of a topic, or zeros if it does not exist."""
     try:
         state = client.topic(topic)
     except TopicsError as error:
@@ -179,7 +179,7 @@ def target_of(client: Client, topic: str) -> tuple[int, int]:
 
 
 def metas(client: Client, topic: str, *, from_seq: int) -> Iterator[bytes]:
-    """Of the records behind a seq that have any; none where there is no such topic."""
+    """Yield the meta of each record after `from_seq` that has one; nothing if the topic does not exist."""
     try:
         for item in client.read(topic, from_seq=from_seq):
             if isinstance(item, Record) and item.meta:
@@ -190,5 +190,5 @@ def metas(client: Client, topic: str, *, from_seq: int) -> Iterator[bytes]:
 
 
 def last_shown(client: Client, topic: str, *, from_seq: int, seq_of: Callable[[bytes], int]) -> int:
-    """How far a copy has come by what the target holds behind a seq; `seq_of` gives 0 for what is not of this copy."""
+    """Return the last source seq that the target holds after `from_seq`. `seq_of` returns 0 for unrelated records."""
     return max(map(seq_of, metas(client, topic, from_seq=from_seq)), default=0)

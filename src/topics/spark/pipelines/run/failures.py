@@ -1,4 +1,4 @@
-"""Failures of pipelines: of what kind they are, what is wrong, and what to do next."""
+"""Failures of pipelines: their kind, their message, and the next step for the user."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-ANEW = "run the same command again"
-AGAIN = f"{ANEW}: it goes on where this run stopped"
+RUN_AGAIN = "run the same command again"
+RESUME = f"{RUN_AGAIN}: it continues where this run stopped"
 
 
 class FailureKind(Enum):
-    """What a report calls a failure, and the exit status of the command that met it."""
+    """The kind of a failure in a report, and the exit status of the command."""
 
     USAGE = "usage", 2
     UNREACHABLE = "unreachable", 1
@@ -38,7 +38,7 @@ class FailureKind(Enum):
 
 
 class Failed(Exception):
-    """A pipeline that cannot go on: what is wrong, and what to do next."""
+    """The pipeline cannot continue: the message says why, and `next` says what to do."""
 
     def __init__(self, message: str, *, next: str | None = None) -> None:
         super().__init__(message)
@@ -46,11 +46,11 @@ class Failed(Exception):
 
 
 class BadUsage(Failed):
-    """Arguments that cannot be meant, such as a topic or a lake that is not there. The command exits with 2."""
+    """The arguments are invalid: unknown topic, missing lake, wrong option. The command exits with 2."""
 
 
 class LakeFailed(Failed):
-    """A lake that cannot be used as asked: a file of it is missing or damaged, or cannot be written."""
+    """The lake cannot be used: a file is missing or damaged, or cannot be written."""
 
 
 _OF_CODE = {
@@ -59,7 +59,7 @@ _OF_CODE = {
     Code.NOT_READY: FailureKind.UNREACHABLE,
     Code.SHUTTING_DOWN: FailureKind.UNREACHABLE,
 }
-_OF_TASK = {  # by the name of what was raised inside Spark
+_OF_TASK = {  # by the class name of an exception raised in a Spark task
     "Refused": FailureKind.FORBIDDEN,
     "Unreachable": FailureKind.UNREACHABLE,
     "BadOption": FailureKind.USAGE,
@@ -71,7 +71,7 @@ _OF_TASK = {  # by the name of what was raised inside Spark
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """The one place that decides it, for every pipeline."""
+    """Return the kind of a failure. Every pipeline uses this function."""
     if isinstance(error, KeyboardInterrupt):
         return FailureKind.INTERRUPTED
     if isinstance(error, BadUsage | BadOption | NoLake | NoSuchTopic | DataDirError):
@@ -82,7 +82,7 @@ def kind_of(error: BaseException) -> FailureKind:
         return _OF_CODE.get(error.code, FailureKind.FAILED)
     if _is_of_spark(error):
         if any(one.__name__ == "AnalysisException" for one in type(error).__mro__):
-            return FailureKind.USAGE  # of an expression that somebody gave
+            return FailureKind.USAGE  # an error in an SQL expression of the user
         if _does_not_fit(error):
             return FailureKind.USAGE
         return _OF_TASK.get(_innermost(str(error))[0], FailureKind.FAILED)
@@ -90,7 +90,7 @@ def kind_of(error: BaseException) -> FailureKind:
 
 
 def _does_not_fit(error: BaseException) -> bool:
-    """A value of a record that an expression cannot take."""
+    """Return whether an expression failed on a value of a record."""
     return _is_of_spark(error) and _MISFIT.match(_innermost(str(error))[1].strip()) is not None
 
 
@@ -102,18 +102,18 @@ _MISFIT = re.compile(
 
 
 def as_failed(error: BaseException) -> BaseException:
-    """What the caller of a pipeline gets: the errors of lakes and of the source as one of ours."""
+    """Return the exception for the caller: errors of a lake, a directory or the source become a `Failed`."""
     if isinstance(error, NoLake | NoSuchTopic | DataDirError):
         return BadUsage(str(error), next=next_step(error))
     if isinstance(error, LakeError):
         return LakeFailed(str(error), next=next_step(error))
-    if (told := _refused_by_disk(error)) is not None:
-        return LakeFailed(told)
+    if (message := _refused_by_disk(error)) is not None:
+        return LakeFailed(message)
     return error
 
 
 def _refused_by_disk(error: BaseException) -> str | None:
-    """What a disk says that is full or may not be written, in the words that lakes have for it."""
+    """Return the message with remedy for a disk that is full or not writable, or None for another error."""
     if isinstance(error, OSError) and isinstance(error.filename, str) and error.errno in REMEDIES:
         return f"{error.filename}: {error.strerror}; {REMEDIES[error.errno]}"
     return None
@@ -125,12 +125,12 @@ def problem_of(error: BaseException, *, resumes: bool = True, began: bool = True
 
 
 def attach(error: BaseException, report: RunReport) -> None:
-    """Lets the failure carry what the run had done by then."""
+    """Attach the report of the failed run to the exception."""
     error.__dict__["report"] = report
 
 
 def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> RunReport:
-    """The report of a run that failed; one without any work where it failed before it began."""
+    """Return the report of a failed run; an empty one if it failed before the job began."""
     known = error.__dict__.get("report")
     if isinstance(known, RunReport):
         return known
@@ -140,11 +140,11 @@ def report_of(error: BaseException, *, pipeline: str, dry_run: bool) -> RunRepor
 
 
 def explain(error: BaseException) -> str:
-    """One line that says what went wrong; of a failed Spark task the error of the task, not of those above it."""
+    """Return the message of an error; for a failed Spark task, the message of the exception in the task."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if (told := _refused_by_disk(error)) is not None:
-        return told
+    if (message := _refused_by_disk(error)) is not None:
+        return message
     text = _innermost(str(error))[1] if _is_of_spark(error) else str(error)
     return text.strip() or type(error).__name__
 
@@ -154,9 +154,9 @@ def _is_of_spark(error: BaseException) -> bool:
 
 
 def _innermost(text: str) -> tuple[str, str]:
-    """Class and message of the Python error inside what the JVM says, or its first line where there is none.
+    """Return class and message of the Python exception in a JVM message, or its first line if there is none.
 
-    An error that was raised because of another one comes after it, and says more.
+    In a chain of exceptions the last one is returned, because it says more than its cause.
     """
     _, mark, inside = text.partition(_TRACEBACK)
     if not mark:
@@ -168,7 +168,7 @@ def _innermost(text: str) -> tuple[str, str]:
 
 
 def _of_java(text: str) -> str:
-    """The first line; of a Java trace the message of the exception at its bottom, which caused the others."""
+    """Return the first line; for a Java stack trace, the message of the innermost cause."""
     lines = [line for line in text.splitlines() if line.strip()] or [""]
     causes = [line.removeprefix("Caused by").removeprefix(": ") for line in lines if line.startswith(_CAUSES)]
     if not lines[0].startswith("An error occurred while calling") or not causes:
@@ -194,42 +194,42 @@ def _raised(trace: str) -> tuple[str, str]:
 
 
 def next_step(error: BaseException, *, resumes: bool = True, began: bool = True) -> str:
-    """What a person does after this failure.
+    """Return what the user should do after this failure.
 
-    `resumes` says whether the next run goes on where this one stopped, `began` whether this one came to do anything:
-    an address that never answered may be a wrong one.
+    `resumes`: the next run continues where this one stopped. `began`: the servers answered; if not, the URL may be
+    wrong.
     """
     if isinstance(error, Failed) and error.next is not None:
         return error.next
     if isinstance(error, NoLake):
-        return "see that --lake names the lake, and that it is mounted; topics pipeline archive makes one"
+        return "check that --lake names the lake, and that it is mounted; topics pipeline archive creates one"
     if isinstance(error, NoSuchTopic):
-        return "see that its name is right"
+        return "check the name of the topic"
     if isinstance(error, DataDirError):
         return "give --path the data directory of a server that is stopped, or a backup"
     if isinstance(error, Damaged):
         return (
-            "topics pipeline audit names all that is missing or damaged: bring it back from a copy of the lake, and "
+            "topics pipeline audit names every missing or damaged file: restore them from a copy of the lake, and "
             "run the same command again"
         )
     if _does_not_fit(error):
         return (
-            "have the expression give NULL where a value does not fit: try_cast(… AS …), try_variant_get(value, '$.…', "
-            "'…'), try_divide, try_add; then run the command with it"
+            "make the expression return NULL for a value that does not fit, with try_cast(… AS …), "
+            "try_variant_get(value, '$.…', '…'), try_divide or try_add; then run the command again"
         )
     kind = kind_of(error)
     if kind is FailureKind.FORBIDDEN:
         return _key_needed(error.detail if isinstance(error, TopicsError) else None)
     if kind is FailureKind.UNREACHABLE and not began:
-        return f"see that the server runs and that the URL is right, then {ANEW}"
-    step = _NEXT.get(kind, AGAIN)
-    return step if resumes else step.replace(AGAIN, ANEW)
+        return f"check that the server runs and that the URL is right, then {RUN_AGAIN}"
+    step = _NEXT.get(kind, RESUME)
+    return step if resumes else step.replace(RESUME, RUN_AGAIN)
 
 
 _NEXT = {
     FailureKind.USAGE: "correct the command; --help shows its options",
-    FailureKind.UNREACHABLE: f"see that the server runs and can be reached from here, then {AGAIN}",
-    FailureKind.LAKE: f"see to the lake, which is as it was after its last commit, then {AGAIN}",
+    FailureKind.UNREACHABLE: f"check that the server runs and can be reached from here, then {RESUME}",
+    FailureKind.LAKE: f"repair the lake, which is unchanged since its last commit, then {RESUME}",
 }
 
 
@@ -241,4 +241,4 @@ def _key_needed(detail: Mapping[str, Any] | None) -> str:
         what = f"whose prefixes cover {known['name']}"
     else:
         what = "that may do this"
-    return f"give a key {what}, with --token-file; the server has its keys from TOPICS_API_KEYS"
+    return f"use a key {what}, with --token-file; the server reads its keys from TOPICS_API_KEYS"

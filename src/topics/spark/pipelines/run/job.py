@@ -1,7 +1,7 @@
-"""One run of a pipeline: its Spark session, report, progress, failures, and its record in `sys:pipelines`.
+"""One run of a pipeline: its Spark session, report, progress and failures, and its report in `sys:pipelines`.
 
-    def compact(*, url: str, topic: str, **options: Unpack[JobOptions]) -> Report:
-        with Job("compact", servers=[url], **options) as job:
+    def compact(*, url: str, topic: str, **options: Unpack[JobOptions]) -> RunReport:
+        with PipelineJob("compact", servers=[url], **options) as job:
             job.step(f"reading {topic}")
             frame = job.spark.read.format("topics").options(**job.reading(url)).option("subscribe", topic).load()
             job.report.topic(topic).records = frame.count()

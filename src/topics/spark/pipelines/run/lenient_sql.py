@@ -1,8 +1,8 @@
-"""SQL that somebody gave, with casts of fields of `value` that give NULL where a value does not fit. Pure.
+"""Rewrite SQL of the user so that casts of fields of `value` return NULL for a value that does not fit. Pure.
 
 Spark fails at `value:price::int` for a price of "cheap", and one such record would end every run. Topics have no
-schema, so records of another type are to be expected. Only casts of `value` are changed: what else is wrong in an
-expression still shows.
+schema, so records of another type are expected. Only casts of `value` are rewritten: other errors in an expression are
+still reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _CLOSING = {"(": ")", "[": "]", "<": ">"}
 
 
 def lenient(text: str) -> str:
-    """`value:price::int` and `CAST(value:price AS int)` as `try_cast(value:price AS int)`."""
+    """Rewrite `value:price::int` and `CAST(value:price AS int)` to `try_cast(value:price AS int)`."""
     found = [token for token in tokens(text) if token.kind != "space"]
     edits: list[tuple[int, int, str]] = []
     at = 0
@@ -45,12 +45,12 @@ def _is(found: list[Token], at: int, sign: str) -> bool:
 
 
 def _is_value(found: list[Token], at: int) -> bool:
-    """Whether `value` is here, and a field of it or a cast is asked for."""
+    """Return whether the token is `value`, followed by a field or a cast."""
     return at < len(found) and found[at].is_name and found[at].name.lower() == VARIANT and _is(found, at + 1, ":")
 
 
 def _path_end(found: list[Token], at: int) -> int:
-    """Behind `value:a.b[0]`, or `value` alone."""
+    """Return the index after `value:a.b[0]`, or after `value` if it has no path."""
     at += 1
     if _is(found, at + 1, ":"):
         return at
@@ -65,14 +65,14 @@ def _path_end(found: list[Token], at: int) -> int:
 
 
 def _type_end(found: list[Token], at: int) -> int:
-    """Behind `int`, `decimal(10, 2)` or `array<int>`."""
+    """Return the index after a type such as `int`, `decimal(10, 2)` or `array<int>`."""
     nested = found[at].word in ("array", "map", "struct") and _is(found, at + 1, "<")
     sized = found[at].word in ("decimal", "dec", "numeric", "char", "varchar") and _is(found, at + 1, "(")
     return _closed(found, at + 1) if nested or sized else at + 1
 
 
 def _closed(found: list[Token], at: int) -> int:
-    """Behind the sign that closes the one here."""
+    """Return the index after the bracket that closes the one at `at`."""
     opening, depth = found[at].text, 0
     while at < len(found):
         depth += (found[at].text == opening) - (found[at].text == _CLOSING[opening])

@@ -1,9 +1,9 @@
-"""Starting a JVM without its greetings: what it says on standard error is kept aside, and shown only when it fails.
+"""Start a JVM without its messages: standard error goes to a temporary file, and is shown only if the start fails.
 
-Ctrl-C stays ours: pyspark would cancel jobs from within the signal, over the connection on which the answer to
-something else is being read, and break it. SIGTERM, too: systemd and `timeout` send it to all processes of a job, and a
-JVM that dies of it leaves the driver, which is about to end in order, with nobody to talk to. The JVM ends with the
-driver all the same: it reads from a pipe whose other end is here.
+The handler of Ctrl-C is restored: pyspark would cancel jobs inside the signal handler, over a connection on which
+another answer is being read, and break it. The JVM ignores SIGTERM: systemd and `timeout` send it to all processes of a
+job, and without the JVM the driver could not stop cleanly. The JVM still ends with the driver, because it reads from a
+pipe that the driver holds open.
 """
 
 from __future__ import annotations
@@ -23,64 +23,64 @@ _starting = threading.local()
 
 
 def _ignore_sigterm() -> None:
-    """In a process that was just forked by the thread that starts a JVM; what is ignored stays so through exec."""
-    if (told := getattr(_starting, "told", None)) is not None:
+    """Ignore SIGTERM in a process that the starting thread has just forked. The setting survives exec."""
+    if (pids := getattr(_starting, "pids", None)) is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.write(told, b"%d\n" % os.getpid())
+        os.write(pids, b"%d\n" % os.getpid())
 
 
 os.register_at_fork(after_in_child=_ignore_sigterm)
 
 
 @contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
-    """For processes started in here. Whoever interrupts it leaves none behind that nobody has heard of yet."""
-    heard, _starting.told = os.pipe()
+def _ignoring_sigterm() -> Iterator[None]:
+    """Make processes started inside ignore SIGTERM. On Ctrl-C, kill a JVM that pyspark does not know yet."""
+    started, _starting.pids = os.pipe()
     try:
         yield
     except KeyboardInterrupt:
-        os.set_blocking(heard, False)
-        _end_unknown(heard)
+        os.set_blocking(started, False)
+        _kill_unknown(started)
         raise
     finally:
-        os.close(_starting.told)
-        os.close(heard)
-        _starting.told = None
+        os.close(_starting.pids)
+        os.close(started)
+        _starting.pids = None
 
 
-def _end_unknown(heard: int) -> None:
-    """A JVM whose start was cut off does not find the file in which to say where it listens, and would stay."""
+def _kill_unknown(started: int) -> None:
+    """Kill a JVM whose start was interrupted: the file for its port is removed, so it would never end."""
     from pyspark import SparkContext
 
-    if SparkContext._gateway is not None:  # it is known, and ends with this process
+    if SparkContext._gateway is not None:  # pyspark knows the JVM, which ends with this process
         return
     with suppress(BlockingIOError, ChildProcessError):
-        for pid in os.read(heard, 4096).split():
+        for pid in os.read(started, 4096).split():
             if os.waitpid(int(pid), os.WNOHANG) == (0, 0):
                 os.kill(int(pid), signal.SIGKILL)
 
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Processes started in here write their standard error to a file that has no name; ours goes on as it was.
+    """Send the standard error of processes started inside to an unnamed file; this process gets its own back.
 
-    Spark tells this process of every failure by an exception, so what is lost is what Java says about itself.
+    Spark reports every failure as an exception, so only messages of the JVM about itself are lost.
     """
     is_main = threading.current_thread() is threading.main_thread()
     on_interrupt = signal.getsignal(signal.SIGINT)
     sys.stderr.flush()
-    ours = os.dup(2)
+    own_stderr = os.dup(2)
     with tempfile.TemporaryFile() as aside:
         os.dup2(aside.fileno(), 2)
         try:
-            with _deaf_to_sigterm():
+            with _ignoring_sigterm():
                 yield
         except Exception as error:
             aside.seek(0)
-            said = aside.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]
-            raise Failed("\n  ".join(["Spark did not start:", *said, str(error)])) from error
+            output = aside.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]
+            raise Failed("\n  ".join(["Spark did not start:", *output, str(error)])) from error
         finally:
-            os.dup2(ours, 2)
-            os.close(ours)
+            os.dup2(own_stderr, 2)
+            os.close(own_stderr)
             if is_main:
                 signal.signal(signal.SIGINT, on_interrupt)

@@ -1,6 +1,6 @@
-"""What a pipeline did, in the form in which it is printed, returned, and appended to `sys:pipelines`.
+"""The report of a run, as it is printed, returned, and appended to `sys:pipelines`.
 
-Needs no Spark. Fields are only ever added: the console and scripts read these.
+Needs no Spark. Fields are only ever added, because the console and scripts read them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ State = Literal["running", "done", "failed", "stopped"]
 
 
 class ReportedGap(Struct, frozen=True, kw_only=True):
-    """A range that was lost before the pipeline came to it; both ends inclusive."""
+    """A range that was lost before the pipeline read it, both ends inclusive."""
 
     from_seq: int
     to_seq: int
@@ -22,7 +22,7 @@ class ReportedGap(Struct, frozen=True, kw_only=True):
 
 
 class RunProblem(Struct, frozen=True, kw_only=True):
-    """Why a run failed: the kind is for programs (see `failures.Kind`), the rest for people."""
+    """Why a run failed: the kind for programs (see `failures.FailureKind`), the rest for people."""
 
     kind: str
     message: str
@@ -30,34 +30,33 @@ class RunProblem(Struct, frozen=True, kw_only=True):
 
 
 class TopicReport(Struct, kw_only=True, omit_defaults=True):
-    """What became of one topic.
+    """The result for one topic.
 
-    A dry run fills in the same fields with what would become of it: `records` is what it would write, `gaps` what it
-    would note as lost, `would` everything else that it would do, in words such as "delete seqs 1 to 9". What is known
-    only once the records are read is not guessed: `at_most` says that `records` is a bound.
+    A dry run fills the same fields with its prediction: `records` it would write, `gaps` it would record, and in
+    `would` every other action in words, such as "delete seqs 1 to 9". If the exact number is known only after reading
+    the records, `at_most` is true and `records` is an upper bound.
     """
 
     topic: str
     server: str = ""
-    into: str = ""  # topic, directory or file that received it, where that is not the same for all
+    into: str = ""  # the topic, directory or file that received the records, if it differs between topics
     epoch: int = 0
-    from_seq: int = 0  # first and last seq that this run looked at, both inclusive; 0 and 0: nothing was new
+    from_seq: int = 0  # first and last seq that this run processed, both inclusive; 0 and 0: nothing was new
     to_seq: int = 0
     records: int = 0
-    at_most: bool = False  # in a dry run: `records` may turn out to be fewer
-    repeated: int = 0  # of these, how many an interrupted run had written already
+    at_most: bool = False  # in a dry run: `records` is an upper bound
+    repeated: int = 0  # records among these that an interrupted run had written already
     size_bytes: int = 0
-    lag: int | None = None  # seqs between what is done and the head, when last looked
+    lag: int | None = None  # seqs between the position and the head, at the last check
     gaps: list[ReportedGap] = field(default_factory=list)
     would: list[str] = field(default_factory=list)  # in a dry run
-    figures: dict[str, Any] = field(default_factory=dict)  # what only this pipeline knows
+    figures: dict[str, Any] = field(default_factory=dict)  # figures of this pipeline
 
 
 class RunReport(Struct, kw_only=True):
-    """One run. `ok` is false where it failed, or worked and found something wrong; the command then exits with 1.
+    """One run. `ok` is false if the run failed, or succeeded and found something wrong; the command then exits with 1.
 
-    `looked_at` counts topics with those that had nothing new: a pipeline that takes a prefix has rows for the others
-    only.
+    `looked_at` counts all topics. A pipeline with a prefix has rows only for topics that had new records.
     """
 
     pipeline: str
@@ -72,10 +71,10 @@ class RunReport(Struct, kw_only=True):
     figures: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     error: RunProblem | None = None
-    next: str | None = None  # what to do now, where something failed or was found
+    next: str | None = None  # the next step for the user, if the run failed or found something
 
     def topic(self, name: str, *, server: str = "", into: str = "") -> TopicReport:
-        """The row of a topic; made when it is first asked for."""
+        """Return the row of a topic. The first call creates it."""
         for row in self.topics:
             if (row.topic, row.server, row.into) == (name, server, into):
                 return row
@@ -88,7 +87,7 @@ class RunReport(Struct, kw_only=True):
 
     @property
     def names(self) -> set[str]:
-        """The topics: one may have several rows, for several places or directions."""
+        """The names of the topics. A topic may have several rows, for several outputs or directions."""
         return {row.topic for row in self.topics}
 
     @property

@@ -1,8 +1,8 @@
-"""Records that `archive --trim` took out of a topic: they are in a lake, and the server passes over them in silence.
+"""Detect records that `archive --trim` deleted from a topic: they are in a lake, and the server skips them silently.
 
-A delete is on purpose, so a server tells nothing of it, and a pipeline that reads such a topic without its lake would
-miss records without a word. The server knows how far it was told that the topic is trimmed (`trimmed_seq`): what is
-gone from its front up to there can be had from a lake. Other deletes are meant to be gone, archived or not.
+A server does not report deletes, because they are on request. So a pipeline that reads a trimmed topic without its lake
+would silently leave records out. The server knows the last trimmed seq (`trimmed_seq`): deleted records at the front of
+the topic up to that seq are in a lake. Other deleted records are not wanted, archived or not.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from topics.spark.source.plan import Span
 
 
 class Removed(Struct, frozen=True, kw_only=True):
-    """Seqs that were deleted at the front of a topic, and of which nobody tells as lost: trimmed ones, if any were."""
+    """Seqs deleted at the front of a topic, which no gap reports: the trimmed ones, or all if none was trimmed."""
 
     first: int
     last: int
-    is_trimmed: bool  # whether a lake has them, by what the server was told
+    is_trimmed: bool  # whether a lake has them, according to the server
 
     def __str__(self) -> str:
         return f"seqs {self.first} to {self.last}"
 
     def is_in(self, lake: str, topic: str, epoch: int) -> bool:
-        """Whether this lake is the one that has them."""
+        """Return whether this lake has them."""
         archived = Lake(lake).snapshot().archived(topic, epoch)
         return archived is not None and archived.archived_to >= self.last
 
 
 def removed(client: Client, topic: str, *, epoch: int, start: int) -> Removed | None:
-    """What is gone of seqs from `start` on, where the topic begins later; None where nothing is, or it is told."""
+    """Return the deleted seqs from `start` to the first record; None if there are none, or a gap reports them."""
     try:
         page = client.diff(topic, from_seq=start - 1, epoch=epoch, limit=1, include_meta=False)
-        told = page.tombstone is not None and page.tombstone.gap_from <= start
-        if told or page.earliest_seq <= start:
+        is_reported = page.tombstone is not None and page.tombstone.gap_from <= start
+        if is_reported or page.earliest_seq <= start:
             return None
         last = page.earliest_seq - 1
         trimmed = min(client.topic(topic).trimmed_seq or 0, last)
@@ -55,10 +55,10 @@ def removed(client: Client, topic: str, *, epoch: int, start: int) -> Removed | 
 
 
 class Watch:
-    """Looks at what is read of a span for records that are trimmed meanwhile, and ends before the first of them.
+    """Ends the read of a span before the first record that is trimmed while the span is read.
 
-    A trim takes away the front of a topic. So where seqs are missing and the topic by now begins behind them, nobody
-    can say whether they had been deleted before or went with the trim.
+    A trim deletes the front of a topic. If seqs are missing and the topic now begins after them, they may have been
+    deleted before, or by the trim: the two cannot be distinguished, so the read ends there.
     """
 
     def __init__(self, span: Span, connection: ConnectionOptions) -> None:
@@ -87,7 +87,7 @@ class Watch:
 
 
 def _missing(batch: pa.RecordBatch, at: int) -> int | None:
-    """The first seq from `at` on that the batch, of records or of one gap, passes over."""
+    """Return the first seq from `at` on that the batch skips, or None. A batch holds records, or one gap."""
     seqs = batch.column("seq").to_numpy()
     if seqs[0] > at:
         return at

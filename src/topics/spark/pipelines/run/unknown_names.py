@@ -1,4 +1,4 @@
-"""Names that somebody gave and that name nothing: an error that says what there is instead."""
+"""Errors for names that do not exist: the message lists existing names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics.lake import Lake, NoLake
 from topics.spark.pipelines.run.failures import BadUsage
 
 SHOWN = 5
-LISTED = 1000  # names that are looked at for one that was meant
+LISTED = 1000  # most names that are compared with the given one
 
 
 def unknown_topic(client: Client, topic: str, *, lake: Lake | None = None) -> BadUsage:
@@ -20,15 +20,18 @@ def unknown_topic(client: Client, topic: str, *, lake: Lake | None = None) -> Ba
     return BadUsage(f"topic {topic} {where}", next=_there_is(client, topic, lake))
 
 
-def missing_in(place: str, topic: str, names: Iterable[str]) -> BadUsage:
-    """Of a lake or a data directory, whose names are known without a server."""
+def missing_in(where: str, topic: str, names: Iterable[str]) -> BadUsage:
+    """Return the error for a topic that a lake, a data directory or a server does not have; `names` are its topics."""
     found = list(names)
-    step = _among(found, topic) if found else f"see that it is the right place: {place} holds no topic"
-    return BadUsage(f"topic {topic} does not exist in {place}", next=step)
+    step = _among(found, topic) if found else f"check the path: {where} holds no topic"
+    return BadUsage(f"topic {topic} does not exist in {where}", next=step)
 
 
 def no_topic(clients: Sequence[Client], wanted: str, *, like: str = "", lake: Lake | None = None) -> BadUsage:
-    """`wanted` says it in words, such as "begins with 'shop:'"; `like` is what the names that are shown resemble."""
+    """Return the error for a selection without topics. `wanted` describes it, such as "begins with 'shop:'".
+
+    The message lists the names that are most similar to `like`.
+    """
     where = " or ".join(f"on {client.url}" for client in clients)
     text = f"no topic {where}{'' if lake is None else f' or in {lake.path}'} {wanted}"
     return BadUsage(text, next=_there_is(clients[0], like, lake))
@@ -39,7 +42,7 @@ def begins_with(prefix: str) -> str:
 
 
 def existing_lake(path: str) -> Lake:
-    """Known before Spark is started, which would say it less clearly."""
+    """Return the lake. Raise `NoLake` if there is none; checked before Spark starts, for a clear message."""
     lake = Lake(path)
     if not lake.exists():
         raise NoLake(f"{path} is not a lake")
@@ -52,7 +55,7 @@ def _there_is(client: Client, like: str, lake: Lake | None) -> str:
     except TopicsError as error:
         if error.code not in (Code.UNAUTHORIZED, Code.FORBIDDEN):
             raise
-        return f"see that the name is right; the key may not list the topics of {client.url}"
+        return f"check the name; the key may not list the topics of {client.url}"
     names = list(dict.fromkeys([*live, *(lake.snapshot().topics() if lake is not None and lake.exists() else ())]))
     if not names:
         return f"write to a topic first: {client.url} has none yet"
@@ -60,16 +63,16 @@ def _there_is(client: Client, like: str, lake: Lake | None) -> str:
 
 
 def _among(names: Sequence[str], like: str, *, all_known: bool = True) -> str:
-    """Those of pipelines and others only where there is nothing else."""
+    """Return the next step: check the name, and a list of existing ones. `sys:` topics only if there are no others."""
     names = [name for name in names if not name.startswith("sys:")] or names
     shown = nearest(like, names)
     more = len(names) - len(shown)
     others = f" and {more}{'' if all_known else ' or more'} {'other' if more == 1 else 'others'}" if more else ""
-    return f"see that the name is right; there {'is' if len(names) == 1 else 'are'} {', '.join(shown)}{others}"
+    return f"check the name; there {'is' if len(names) == 1 else 'are'} {', '.join(shown)}{others}"
 
 
 def nearest(like: str, names: Iterable[str]) -> list[str]:
-    """Those that were most likely meant first, then others; the reports of pipelines last."""
-    ours_last = sorted(names, key=lambda name: (name.startswith("sys:"), name))
-    alike = difflib.get_close_matches(like, ours_last, n=SHOWN, cutoff=0.5)
-    return list(dict.fromkeys([*alike, *ours_last]))[:SHOWN]
+    """Return a few names: the most similar first, then others; `sys:` topics last."""
+    system_last = sorted(names, key=lambda name: (name.startswith("sys:"), name))
+    alike = difflib.get_close_matches(like, system_last, n=SHOWN, cutoff=0.5)
+    return list(dict.fromkeys([*alike, *system_last]))[:SHOWN]
