@@ -1,4 +1,4 @@
-"""w15: a sparse scan of records that are in no cache, against reading the same files from one end to the other.
+"""w18: a sparse scan of records that are in no cache, against reading the same files from one end to the other.
 
 One record in a thousand has the tag that is asked for. Every round begins with a server that was just started, on files
 that were dropped from the page cache: neither columns nor data are in memory. The floor reads the same files with plain
@@ -130,7 +130,7 @@ def measure(plan: Plan) -> Outcome:
 
 
 ROW = Row(
-    id="w15",
+    id="w18",
     title="sparse scan of 1 M records (10 M with --full) that are in no cache: one tag in 1000",
     peer="reading the same files in order with pread; the same scan once more, from the page cache",
     asks=(
