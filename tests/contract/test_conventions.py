@@ -41,10 +41,33 @@ def test_an_unknown_path_is_not_found(api: Api, path: str, method: str):
         ("POST", "/v0/metrics", {"GET", "HEAD"}),
     ],
 )
-def test_a_wrong_method_on_a_known_path_is_told_the_right_ones(api: Api, method: str, path: str, allowed: set[str]):
+def test_wrong_method_gets_the_allowed_methods(api: Api, method: str, path: str, allowed: set[str]):
     answer = api.call(method, path)
-    failed(answer, 405, "method_not_allowed")
+    error = failed(answer, 405, "method_not_allowed")
     assert set(answer.headers["allow"].split(", ")) == allowed
+    assert error["detail"] == {"allow": sorted(allowed)}
+    assert error["message"] == f"this path does not take {method}; it takes {', '.join(sorted(allowed))}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field", "choices"),
+    [
+        ("PUT", "/v0/topics/t", {"durability": "fast"}, "durability", "disk, ephemeral, fsync, memory"),
+        ("PUT", "/v0/topics/t", {"type": "stream"}, "type", "log, queue"),
+        ("POST", "/v0/topics/t", {"records": [], "config": {"discard": "new"}}, "config.discard", "old, reject"),
+        ("POST", "/v0/watch", {"topics": {"t": {}}, "consistency": "weak"}, "consistency", "eventual, strong"),
+        (
+            "PUT", "/v0/routers/r", {"source": "a", "dest": "b", "guarantee": "once"}, "guarantee",
+            "at_least_once, exactly_once",
+        ),
+        ("GET", "/v0/topics/q/jobs?state=done", None, "state", "ready, in_flight, delayed"),
+    ],
+)  # fmt: skip
+def test_unknown_enum_value_gets_the_choices(api: Api, method: str, path: str, body: Any, field: str, choices: str):
+    api.put("q", type="queue")
+    error = failed(api.call(method, path, body), 400, "invalid_request")
+    assert error["detail"] == {"field": field}
+    assert error["message"].startswith(f"{field} must be one of {choices}")
 
 
 def test_head_answers_like_get_without_a_body(api: Api, topic: str):

@@ -1,11 +1,14 @@
 """Bodies from the wire: every way to be wrong ends as `invalid_request`, with the field where there is one."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from topics.errors import Code, TopicsError
 from topics.model.records import DeleteRequest, DiffRequest, WriteRequest
 from topics.model.topic import ConfigPatch
+from topics.model.watch import Command
 from topics.model.wire import check_u64, decode_body
 
 decoders = {kind: msgspec.json.Decoder(kind) for kind in (WriteRequest, DiffRequest, DeleteRequest, ConfigPatch)}
@@ -93,3 +96,18 @@ def test_u64_is_the_end_of_numbers():
     with pytest.raises(TopicsError) as caught:
         check_u64(2**64, "from_seq")
     assert caught.value.detail == {"field": "from_seq"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (ConfigPatch, b'{"discard":"new"}', "discard must be one of old, reject, not 'new'"),
+        (WriteRequest, b'{"records":[],"config":{"type":"x"}}', "config.type must be one of log, queue, not 'x'"),
+        (Command, b'{"op":"sub"}', "op must be one of subscribe, unsubscribe, publish, ping, not 'sub'"),
+        (list[dict[str, ConfigPatch]], b'[{"a":{"type":"x"}}]', "must be one of log, queue, not 'x'"),
+    ],
+)
+def test_unknown_enum_value_is_reported_with_the_choices(kind: Any, body: bytes, message: str):
+    with pytest.raises(TopicsError) as caught:
+        decode_body(msgspec.json.Decoder(kind), body)
+    assert caught.value.message.endswith(message)

@@ -74,6 +74,26 @@ def test_the_server_refuses_them_for_every_kind_of_request_and_after_good_ones_t
         assert server.send("POST", f"{PATH}/t/diff", {}, fields=("origin: https://evil.example",)).status == 403
 
 
+@pytest.mark.parametrize(
+    ("keys", "method", "path", "fields", "settings"),
+    [
+        ("", "GET", PATH, ("host: evil.example",), ("TOPICS_API_KEYS",)),
+        ("", "GET", PATH, ("origin: https://evil.example",), ("TOPICS_CORS_ORIGINS", "TOPICS_API_KEYS")),
+        ("", "GET", "/v0/ws", ("origin: https://evil.example", *SOCKET), ("TOPICS_CORS_ORIGINS",)),
+        ("k", "GET", "/v0/ws", ("origin: https://evil.example", *SOCKET), ("TOPICS_CORS_ORIGINS",)),
+        ("", "GET", f"{PATH}/t?touch=1", ("sec-fetch-site: cross-site",), ("TOPICS_CORS_ORIGINS", "TOPICS_API_KEYS")),
+    ],
+)
+def test_refusal_names_the_settings_that_allow_the_request(
+    call: Start, keys: str, method: str, path: str, fields: tuple[str, ...], settings: tuple[str, ...]
+):
+    server = call(api_keys=keys)
+    reply = server.send(method, path, key=keys or None, fields=fields)
+    assert reply.status == 403
+    for setting in settings:
+        assert setting in reply.json["error"]["message"]
+
+
 @pytest.mark.parametrize("keys", ["", "k"])
 def test_answers_are_neither_sniffed_nor_stored(call: Start, keys: str):
     server = call(api_keys=keys)

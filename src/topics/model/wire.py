@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from topics.errors import Code, TopicsError, invalid
+from topics.model.choices import choices
 from topics.model.topic import U64, TopicConfig
 
 Json = Annotated[Any, Meta(description="any JSON value")]
@@ -236,7 +237,7 @@ def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes, rescue: Rescue 
                 raise
             return rescued
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise decode_error(error) from None
+        raise decode_error(error, decoder.type) from None
 
 
 def check_text(body: bytes) -> None:
@@ -248,10 +249,10 @@ def check_text(body: bytes) -> None:
         raise invalid(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def decode_error(error: Exception) -> TopicsError:
-    """What a client is told of what a decoder raised."""
+def decode_error(error: Exception, request_type: Any) -> TopicsError:
+    """Return the `invalid_request` for an exception of the decoder of `request_type`."""
     if isinstance(error, msgspec.ValidationError):
-        return _wrong_type(error)
+        return _wrong_type(error, request_type)
     if isinstance(error, RecursionError):
         return invalid("the body is nested too deeply")
     return invalid(f"the body is not valid JSON: {error}")
@@ -260,15 +261,24 @@ def decode_error(error: Exception) -> TopicsError:
 _PART_OF_MATCH = re.compile(r"\b(match|filter)\[.*")  # a client gives these as a whole
 
 
-def _wrong_type(error: msgspec.ValidationError) -> TopicsError:
-    """msgspec says `Expected …, got … - at `$.path``, or names a missing field of the object at that path."""
+_NOT_A_CHOICE = re.compile(r"Invalid (?:enum )?value (.*)")
+
+
+def _wrong_type(error: msgspec.ValidationError, request_type: Any) -> TopicsError:
+    """Return the error for a message of msgspec.
+
+    It has the form `Expected …, got … - at `$.path``, or names a missing field of the object at that path.
+    """
     what, _, where = str(error).partition(" - at `$")
     path = _PART_OF_MATCH.sub(r"\1", where.rstrip("`").lstrip("."))
     if "missing required field" in what:
         missing = what.split("`")[1]
         path = f"{path}.{missing}" if path else missing
         return invalid(f"{path} is required", field=path)
-    return invalid(f"{path or 'the body'}: {_in_plain_words(what)}", field=path or None)
+    name = path or "the body"
+    if (given := _NOT_A_CHOICE.fullmatch(what)) is not None and (allowed := choices(request_type, where)):
+        return invalid(f"{name} must be one of {', '.join(allowed)}, not {given[1]}", field=path or None)
+    return invalid(f"{name}: {_in_plain_words(what)}", field=path or None)
 
 
 _WORDS = {

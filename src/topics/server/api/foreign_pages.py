@@ -40,7 +40,8 @@ def _protected(route: Route, pages: Pages) -> Route:
         if pages.is_foreign(headers) and effects(query_string.parse(call.request.query)):
             raise TopicsError(
                 Code.FORBIDDEN,
-                "this GET changes something, and a page of another site is behind it; see TOPICS_CORS_ORIGINS",
+                "this GET changes state, and a page of another site sent it; add its origin to TOPICS_CORS_ORIGINS, "
+                "or set TOPICS_API_KEYS",
             )
         return handler(services, call)
 

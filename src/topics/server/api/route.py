@@ -151,5 +151,7 @@ def _wrong_method(method: str, routes: dict[str, Route]) -> TopicsError:
         return TopicsError(Code.NOT_FOUND, "there is nothing at this path; see /v0/openapi.json")
     allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
     return TopicsError(
-        Code.METHOD_NOT_ALLOWED, f"{method[:32]} is not one of {', '.join(allowed)}", detail={"allow": allowed}
+        Code.METHOD_NOT_ALLOWED,
+        f"this path does not take {method[:32]}; it takes {', '.join(allowed)}",
+        detail={"allow": allowed},
     )

@@ -53,17 +53,22 @@ class Pages:
         return cls(hosts=hosts, origins=settings.cors_origins)
 
     def check(self, headers: dict[bytes, bytes]) -> None:
-        """`forbidden` for a request that a page of somebody else's is behind."""
+        """Raise `forbidden` for a request of a page that may not call this server."""
         host = headers.get(b"host")
         if host is not None and self._hosts is not None and not self._is_ours(host.decode("latin-1")):
             raise TopicsError(
                 Code.FORBIDDEN,
-                "the Host header names another server than this one, which without keys answers to loopback names only",
+                "the Host header names another server; without API keys this one answers to loopback names only; "
+                "call it by localhost, or set TOPICS_API_KEYS to serve it under other names",
+                detail={"host": host[:256].decode("latin-1")},
             )
         origin = headers.get(b"origin")
         if origin is not None and not self._any_origin and not may_call(origin.decode("latin-1"), host, self._origins):
             raise TopicsError(
-                Code.FORBIDDEN, "pages of this origin may not call a server without keys; see TOPICS_CORS_ORIGINS"
+                Code.FORBIDDEN,
+                "pages of this origin may not call a server without API keys; add the origin to TOPICS_CORS_ORIGINS, "
+                "or set TOPICS_API_KEYS",
+                detail={"origin": origin[:256].decode("latin-1")},
             )
 
     def is_foreign(self, headers: dict[bytes, bytes]) -> bool:

@@ -74,10 +74,10 @@ def decode_steps(
             yield
         return _checked(decoders[-1].decode(body), limits)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise decode_error(error) from None
+        raise decode_error(error, decoders[-1].type) from None
     except msgspec.DecodeError as error:
         if b"\\ud" not in body and b"\\uD" not in body:
-            raise decode_error(error) from None
+            raise decode_error(error, decoders[-1].type) from None
     return (yield from _decode_parts(decoders[-1], body, limits))
 
 
@@ -123,7 +123,7 @@ def _decode_or_rescue(decoder: msgspec.json.Decoder[Any], text: bytes) -> Genera
                 raise
             return rescued
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise decode_error(error) from None
+        raise decode_error(error, decoder.type) from None
 
 
 def _moved(error: TopicsError, by: int) -> TopicsError:

@@ -10,7 +10,7 @@ from topics import logs
 from topics.engine.state.topic import Topic
 from topics.model.watch import View
 from topics.server.loop.loads import NOT_LOADING
-from topics.server.push.rendering import Event, Key, RenderedFrame, Renderer, deleted_data, tombstone_data
+from topics.server.push.rendering import Event, FrameRenderer, Key, RenderedFrame, deleted_data, tombstone_data
 from topics.server.push.subscription import Subscription, TailGroup, notify_deleted
 from topics.storage.segments.cold import Cold
 
@@ -27,7 +27,7 @@ RELOAD_MS = 1000  # until a failed read from the disk is tried again
 TOO_OLD = "from_seq_too_old"
 
 
-class Turns(Protocol):
+class FanOutOwner(Protocol):
     """What a fan-out needs of the dispatcher."""
 
     def topic_grew(self, topic: Topic) -> None:
@@ -44,24 +44,24 @@ class FanOut:
     """All subscriptions of one topic: in groups at its tail, or `behind` with a position of their own."""
 
     __slots__ = (
-        "_loading", "_paused_notified", "_reload", "_renderer", "_runtime", "_syncing", "_turns", "_unlisten", "behind",
+        "_loading", "_owner", "_paused_notified", "_reload", "_renderer", "_runtime", "_syncing", "_unlisten", "behind",
         "groups", "subscriptions", "topic",
     )  # fmt: skip
 
-    def __init__(self, turns: Turns, runtime: Runtime, budget: MemoryBudget, topic: Topic) -> None:
+    def __init__(self, owner: FanOutOwner, runtime: Runtime, budget: MemoryBudget, topic: Topic) -> None:
         self.topic = topic
         self.subscriptions: dict[Subscription, None] = {}
         # Subscriptions that need frames of their own. One whose watcher is full is in neither place.
         self.behind: dict[Subscription, None] = {}
         self.groups: dict[View, TailGroup] = {}
-        self._turns = turns
+        self._owner = owner
         self._runtime = runtime
-        self._renderer = Renderer(topic, budget, self.visible)
+        self._renderer = FrameRenderer(topic, budget, self.visible)
         self._paused_notified = False
         self._loading = NOT_LOADING
         self._reload: asyncio.TimerHandle | None = None  # set after a read from the disk has failed
         self._syncing = False
-        self._unlisten = runtime.engine.listen(topic, turns.topic_grew)
+        self._unlisten = runtime.engine.listen(topic, owner.topic_grew)
 
     # --- subscriptions
 
@@ -77,7 +77,7 @@ class FanOut:
         self.behind.pop(subscription, None)
         if not self.subscriptions:
             self._unlisten()
-            self._turns.remove(self)
+            self._owner.remove(self)
 
     def _leave_group(self, subscription: Subscription) -> None:
         group = subscription.group
@@ -111,7 +111,7 @@ class FanOut:
         def synced() -> None:
             self._syncing = False
             self.topic.synced = max(self.topic.synced, head)
-            self._turns.topic_grew(self.topic)
+            self._owner.topic_grew(self.topic)
 
         return synced
 
@@ -264,9 +264,9 @@ class FanOut:
             except Cold:
                 self._renderer.clear()
                 raise
-            self._turns.serve_now(self)
+            self._owner.serve_now(self)
         else:
-            self._turns.topic_grew(self.topic)
+            self._owner.topic_grew(self.topic)
 
     def _load_failed(self, failure: BaseException) -> None:
         log.failure("cannot_read", failure, topic=self.topic.name)
@@ -274,4 +274,4 @@ class FanOut:
 
     def _retry(self) -> None:
         self._reload = None
-        self._turns.topic_grew(self.topic)
+        self._owner.topic_grew(self.topic)

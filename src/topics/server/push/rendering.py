@@ -90,7 +90,7 @@ def deleted_data(topic: Topic) -> bytes:
     return b'{"topic":"%b","head_seq":%d,"reason":"deleted"}' % (topic.wire_name, topic.head)
 
 
-class Renderer:
+class FrameRenderer:
     """Renders ranges of one topic, and keeps the frames until the end of the turn."""
 
     __slots__ = ("_budget", "_frames", "_topic", "_visible")

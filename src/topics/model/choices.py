@@ -1,0 +1,52 @@
+"""The values that a field of a request type allows, for error messages. Pure; used only after decoding has failed."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import inspect
+
+_PART = re.compile(r"\.(\w+)|\[[^\]]*\]")
+
+
+def choices(request_type: Any, path: str) -> list[str]:
+    """Return the allowed values of the field at `path`, as `$.config.durability`; empty if it is no enumeration."""
+    types: list[inspect.Type] = [inspect.type_info(request_type)]
+    tags: list[str] = []
+    for part in _PART.finditer(path):
+        name = part[1]
+        found = [one for each in types for one in _alternatives(each)]
+        tags = [str(one.tag) for one in found if isinstance(one, inspect.StructType) and one.tag_field == name]
+        types = list(_fields(found, name) if name is not None else _items(found))
+    values = [str(value) for one in types for value in _values(one)]
+    return list(dict.fromkeys(values or tags))
+
+
+def _alternatives(one: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(one, inspect.UnionType):
+        for alternative in one.types:
+            yield from _alternatives(alternative)
+    elif isinstance(one, inspect.Metadata):
+        yield from _alternatives(one.type)
+    else:
+        yield one
+
+
+def _fields(found: list[inspect.Type], name: str) -> Iterator[inspect.Type]:
+    for one in found:
+        if isinstance(one, inspect.StructType):
+            yield from (field.type for field in one.fields if field.encode_name == name)
+
+
+def _items(found: list[inspect.Type]) -> Iterator[inspect.Type]:
+    for one in found:
+        if isinstance(one, inspect.ListType):
+            yield one.item_type
+        elif isinstance(one, inspect.DictType):
+            yield one.value_type
+
+
+def _values(one: inspect.Type) -> Iterator[Any]:
+    for alternative in _alternatives(one):
+        if isinstance(alternative, inspect.LiteralType):
+            yield from alternative.values
