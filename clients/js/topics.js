@@ -1,0 +1,1315 @@
+/**
+ * The JavaScript client of topics: one ES module for browsers and Node 20 or newer, without dependencies.
+ *
+ *     import { Topics, Gap } from "http://127.0.0.1:4000/client.js"
+ *
+ *     const topics = new Topics("http://127.0.0.1:4000")
+ *     await topics.append("orders", { sku: "V60", qty: 1 }, { tag: "order-1" })
+ *     for await (const item of topics.follow("orders")) {
+ *       if (item instanceof Gap) console.warn(`missed ${item.from} to ${item.to}: ${item.reason}`)
+ *       else console.log(item.seq, item.data)
+ *     }
+ *
+ * Readers get `TopicRecord` and `Gap` objects. A gap is a range of records that were lost before this reader got them:
+ * a reader that does not look at gaps does not know what it missed.
+ *
+ * @module topics
+ */
+
+const JSON_TYPE = "application/json"
+const FIRST_WAIT_MS = 200
+const MAX_WAIT_MS = 10_000
+const WATCHDOG_SLACK_MS = 5_000
+
+// --- errors
+
+/** An expected failure. Each error code of the server is a subclass. */
+export class TopicsError extends Error {
+  /**
+   * @param {string} message
+   * @param {{code?: string, status?: number, detail?: any, retryable?: boolean, retryAfterMs?: number|null, cause?: unknown}} [fields]
+   */
+  constructor(message, fields = {}) {
+    super(message, fields.cause === undefined ? undefined : { cause: fields.cause })
+    this.name = new.target.name
+    /** The stable name of the error, for example `topic_not_found`. */
+    this.code = fields.code ?? "unknown"
+    /** The HTTP status; 0 if the server did not answer. */
+    this.status = fields.status ?? 0
+    /** What the server says beside the message. @type {any} */
+    this.detail = fields.detail ?? null
+    /** Whether the same request can succeed later. */
+    this.retryable = fields.retryable ?? false
+    /** How long the server asks to wait, in ms. @type {number|null} */
+    this.retryAfterMs = fields.retryAfterMs ?? null
+  }
+}
+
+/** The request is malformed: see `detail.field`. */
+export class InvalidRequest extends TopicsError {}
+/** The batch has too many records or bytes. */
+export class BatchTooLarge extends TopicsError {}
+/** One record is larger than the server or the topic allows. */
+export class RecordTooLarge extends TopicsError {}
+/** The key is missing or unknown. */
+export class Unauthorized extends TopicsError {}
+/** The key lacks a scope, or the name lies outside its prefixes. */
+export class Forbidden extends TopicsError {}
+/** The path or the watch session does not exist. */
+export class NotFound extends TopicsError {}
+/** The topic does not exist. */
+export class TopicNotFound extends TopicsError {}
+/** The router does not exist. */
+export class RouterNotFound extends TopicsError {}
+/** The router would close a cycle: see `detail.cycle`. */
+export class RouterCycle extends TopicsError {}
+/** The topic or router exists with a configuration that excludes this one. */
+export class TopicExistsIncompatible extends TopicsError {}
+/** The topic holds records, and `ifEmpty` was set. */
+export class TopicNotEmpty extends TopicsError {}
+/** The topic is not a queue. */
+export class NotAQueue extends TopicsError {}
+/** The topic was created again since this epoch. */
+export class EpochMismatch extends TopicsError {}
+/** The body is larger than the server allows. */
+export class PayloadTooLarge extends TopicsError {}
+/** The topic is full and rejects writes. */
+export class TopicFull extends TopicsError {}
+/** The server is busy, or a limit is reached: retry after `retryAfterMs`. */
+export class Throttled extends TopicsError {}
+/** The server failed: see its log. */
+export class InternalError extends TopicsError {}
+/** The server recovers its data, shuts down, or cannot write: retry after `retryAfterMs`. */
+export class Unavailable extends TopicsError {}
+/** The server did not answer: wrong address, stopped, or the connection broke. */
+export class Unreachable extends TopicsError {}
+/** The answer did not come within the time limit. */
+export class TimedOut extends TopicsError {}
+/** The address is not the URL of a server. */
+export class BadUrl extends TopicsError {}
+
+/** @type {Record<string, typeof TopicsError>} */
+const ERRORS = {
+  invalid_request: InvalidRequest,
+  batch_too_large: BatchTooLarge,
+  record_too_large: RecordTooLarge,
+  unauthorized: Unauthorized,
+  forbidden: Forbidden,
+  not_found: NotFound,
+  session_gone: NotFound,
+  topic_not_found: TopicNotFound,
+  router_not_found: RouterNotFound,
+  router_cycle: RouterCycle,
+  topic_exists_incompatible: TopicExistsIncompatible,
+  topic_not_empty: TopicNotEmpty,
+  not_a_queue: NotAQueue,
+  epoch_mismatch: EpochMismatch,
+  payload_too_large: PayloadTooLarge,
+  topic_full: TopicFull,
+  throttled: Throttled,
+  internal: InternalError,
+  not_ready: Unavailable,
+  shutting_down: Unavailable,
+  read_only: Unavailable,
+}
+
+const RETRYABLE = new Set([
+  "request_timeout", "topic_full", "throttled", "not_ready", "shutting_down", "read_only",
+])
+
+/**
+ * @param {string} code
+ * @param {number} status
+ * @param {string} message
+ * @param {any} detail
+ * @param {number|null} retryAfterMs
+ */
+function errorOf(code, status, message, detail, retryAfterMs) {
+  const Class = ERRORS[code] ?? TopicsError
+  return new Class(message, { code, status, detail, retryable: RETRYABLE.has(code), retryAfterMs })
+}
+
+// --- what readers get
+
+/** One record of a topic. */
+export class TopicRecord {
+  /**
+   * @param {string} topic
+   * @param {any} wire
+   */
+  constructor(topic, wire) {
+    this.topic = topic
+    /** @type {number} */
+    this.seq = wire.$seq
+    /** When the server committed the record, in ms since 1970. @type {number} */
+    this.ts = wire.$ts
+    /** Who wrote it. @type {string|undefined} */
+    this.node = wire.$node
+    /** @type {string|undefined} */
+    this.tag = wire.$tag
+    /** @type {Record<string, any>|undefined} */
+    this.meta = wire.meta
+    /** @type {any} */
+    this.data = wire.data
+  }
+}
+
+/** A range of records that were lost before this reader got them. Both ends are included. */
+export class Gap {
+  /**
+   * @param {string} topic
+   * @param {any} wire
+   */
+  constructor(topic, wire) {
+    this.topic = topic
+    /** The first missing seq. @type {number} */
+    this.from = wire.gap_from
+    /** The last missing seq. @type {number} */
+    this.to = wire.gap_to
+    /** `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt`, `source_trim` or `from_seq_too_old`. @type {string} */
+    this.reason = wire.reason
+    /** About how many records were lost. @type {number|undefined} */
+    this.missed = wire.missed_estimate
+  }
+}
+
+/** One job of a queue, leased to this worker. */
+export class Job extends TopicRecord {
+  /** @type {Topics} */
+  #topics
+  /** @type {string} */
+  #node
+
+  /**
+   * @param {Topics} topics
+   * @param {string} topic
+   * @param {string} node
+   * @param {any} wire
+   */
+  constructor(topics, topic, node, wire) {
+    super(topic, wire)
+    this.#topics = topics
+    this.#node = node
+    /** @type {string} */
+    this.leaseId = wire.lease_id
+    /** When the lease ends, in ms since 1970. @type {number} */
+    this.deadline = wire.deadline
+    /** How often the job was delivered, this time included. @type {number} */
+    this.deliveries = wire.deliveries
+  }
+
+  #held() {
+    return { node: this.#node, seqs: [this.seq], leaseIds: [this.leaseId] }
+  }
+
+  /** Complete the job. Return false if the lease had ended: another worker may have got the job. */
+  async ack() {
+    return (await this.#topics.ack(this.topic, this.#held())).acked === 1
+  }
+
+  /**
+   * Give the job back, to be delivered again after `delayMs`.
+   * @param {number} [delayMs]
+   */
+  async nack(delayMs = 0) {
+    return (await this.#topics.nack(this.topic, { ...this.#held(), delayMs })).nacked === 1
+  }
+
+  /**
+   * Hold the job for `leaseMs` from now. Return false if the lease had ended.
+   * @param {number} leaseMs
+   */
+  async extend(leaseMs) {
+    const answer = await this.#topics.extend(this.topic, { ...this.#held(), leaseMs })
+    if (answer.extended === 1) this.deadline = answer.deadlines[this.seq]
+    return answer.extended === 1
+  }
+}
+
+// --- cursors: where a reader keeps its position
+
+/**
+ * A position in one topic: the last seq that was processed, and the epoch of the topic it belongs to.
+ * @typedef {{seq: number, epoch?: number|null}} Position
+ */
+
+/**
+ * Anything that keeps a position.
+ * @template P
+ * @typedef {{load(): P|null|undefined|Promise<P|null|undefined>, save(position: P): void|Promise<void>}} Cursor
+ */
+
+/** Keep a position in the browser's `localStorage`, or in any object with `getItem` and `setItem`. */
+export class StorageCursor {
+  /**
+   * @param {string} key
+   * @param {{getItem(key: string): string|null, setItem(key: string, value: string): void}} [storage]
+   */
+  constructor(key, storage = globalThis.localStorage) {
+    this.key = key
+    this.storage = storage
+  }
+
+  load() {
+    const text = this.storage.getItem(this.key)
+    return text === null ? null : JSON.parse(text)
+  }
+
+  /** @param {any} position */
+  save(position) {
+    this.storage.setItem(this.key, JSON.stringify(position))
+  }
+}
+
+/** Keep a position in a file (Node). A crash leaves the old position or the new one, never half of one. */
+export class FileCursor {
+  /** @param {string} path */
+  constructor(path) {
+    this.path = path
+  }
+
+  async load() {
+    const { readFile } = await import("node:fs/promises")
+    try {
+      return JSON.parse(await readFile(this.path, "utf8"))
+    } catch (error) {
+      if (/** @type {any} */ (error).code === "ENOENT") return null
+      throw error
+    }
+  }
+
+  /** @param {any} position */
+  async save(position) {
+    const { open, rename } = await import("node:fs/promises")
+    const file = await open(`${this.path}.new`, "w")
+    try {
+      await file.writeFile(JSON.stringify(position))
+      await file.sync()
+    } finally {
+      await file.close()
+    }
+    await rename(`${this.path}.new`, this.path)
+  }
+}
+
+// --- waiting
+
+/**
+ * @param {number} ms
+ * @param {AbortSignal|null|undefined} [signal]
+ * @returns {Promise<void>}
+ */
+function sleep(ms, signal) {
+  return new Promise((resolve, reject) => {
+    if (signal?.aborted) return reject(signal.reason)
+    const end = () => {
+      clearTimeout(timer)
+      reject(signal?.reason)
+    }
+    const timer = setTimeout(() => {
+      signal?.removeEventListener("abort", end)
+      resolve()
+    }, ms)
+    signal?.addEventListener("abort", end, { once: true })
+  })
+}
+
+/** How long to wait before the next attempt: longer each time, with jitter, and no less than the server asks. */
+class Backoff {
+  #attempt = 0
+
+  reset() {
+    this.#attempt = 0
+  }
+
+  /** @param {TopicsError|null} [error] */
+  nextMs(error = null) {
+    const most = Math.min(FIRST_WAIT_MS * 2 ** this.#attempt++, MAX_WAIT_MS)
+    return Math.max(error?.retryAfterMs ?? 0, most / 2) + Math.random() * (most / 2)
+  }
+}
+
+/**
+ * Return a signal that aborts with any of the given ones.
+ * @param {...(AbortSignal|null|undefined)} signals
+ */
+function anySignal(...signals) {
+  const controller = new AbortController()
+  for (const signal of signals) {
+    if (signal?.aborted) controller.abort(signal.reason)
+    signal?.addEventListener("abort", () => controller.abort(signal.reason), { once: true, signal: controller.signal })
+  }
+  return controller.signal
+}
+
+// --- server-sent events
+
+/**
+ * Parse a `text/event-stream`. Comments come as events without a name, so that a reader notices heartbeats.
+ * @param {ReadableStream<Uint8Array>} body
+ * @returns {AsyncGenerator<{event: string, data: string, id: string|null}, void>}
+ */
+async function* parseEvents(body) {
+  const reader = body.getReader()
+  const decoder = new TextDecoder()
+  let held = ""
+  try {
+    for (;;) {
+      const { value, done } = await reader.read()
+      if (done) return
+      held += decoder.decode(value, { stream: true })
+      let end
+      let start = 0
+      while ((end = held.indexOf("\n\n", start)) >= 0) {
+        const event = { event: "", data: "", id: /** @type {string|null} */ (null) }
+        for (const line of held.slice(start, end).split("\n")) {
+          if (line.startsWith("data: ")) event.data += line.slice(6)
+          else if (line.startsWith("event: ")) event.event = line.slice(7)
+          else if (line.startsWith("id: ")) event.id = line.slice(4)
+        }
+        start = end + 2
+        yield event
+      }
+      held = held.slice(start)
+    }
+  } finally {
+    await reader.cancel().catch(() => {})
+  }
+}
+
+// --- names on the wire
+
+/**
+ * Rename the keys of an object from camelCase to snake_case, and leave out those that are undefined.
+ * @param {Record<string, any>} fields
+ */
+function wire(fields) {
+  /** @type {Record<string, any>} */
+  const out = {}
+  for (const [key, value] of Object.entries(fields)) {
+    if (value !== undefined) out[key.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`)] = value
+  }
+  return out
+}
+
+/**
+ * @typedef {object} TopicConfig
+ * @property {"log"|"queue"} [type]
+ * @property {number} [ttlMs]
+ * @property {number} [capRecords]
+ * @property {number} [capBytes]
+ * @property {"old"|"reject"} [discard]
+ * @property {"ephemeral"|"memory"|"disk"|"fsync"} [durability]
+ * @property {number|null} [priority]
+ * @property {boolean} [autoPriority]
+ * @property {boolean} [autoCreate]
+ * @property {number} [idempotencyWindowMs]
+ * @property {boolean} [dedupeNode]
+ * @property {number} [leaseMs]
+ * @property {number} [claimJitterMs]
+ * @property {number} [maxDeliveries]
+ * @property {string|null} [deadLetter]
+ * @property {boolean} [leasesDurable]
+ */
+
+/**
+ * A tag to match: exactly, or by its beginning.
+ * @typedef {string|["tag", "Eq"|"Glob", string]} Match
+ */
+
+/**
+ * @typedef {object} NewRecord
+ * @property {any} data
+ * @property {string} [tag]
+ * @property {string} [node]
+ * @property {Record<string, any>} [meta]
+ * @property {number} [priority] of a job, 0 to 9
+ * @property {number} [delayMs] of a job
+ * @property {number} [deliverAt] of a job, in ms since 1970
+ */
+
+/**
+ * @typedef {object} WriteOptions
+ * @property {string} [idempotencyKey] a retry with the same key is not written twice; made up if left out
+ * @property {boolean} [create]
+ * @property {TopicConfig} [config] of a topic that this write creates
+ * @property {boolean} [disableBackpressure]
+ * @property {AbortSignal} [signal]
+ */
+
+/**
+ * @typedef {object} Appended
+ * @property {number} firstSeq
+ * @property {number} lastSeq
+ * @property {number} headSeq
+ * @property {boolean} created whether this write created the topic
+ * @property {boolean} deduped whether an earlier attempt had written the records
+ */
+
+/**
+ * @typedef {object} ReadOptions
+ * @property {number} [fromSeq] deliver records after this seq; 0 begins at the earliest
+ * @property {number|null} [epoch] the epoch that `fromSeq` belongs to
+ * @property {number} [limit]
+ * @property {number} [maxBatchBytes]
+ * @property {string|string[]} [node] leave out records of these writers
+ * @property {Match} [filter]
+ * @property {boolean} [includeTags]
+ * @property {boolean} [includeMeta]
+ * @property {boolean} [includeData]
+ * @property {AbortSignal} [signal]
+ */
+
+/**
+ * @typedef {object} Page
+ * @property {TopicRecord[]} records
+ * @property {Gap|null} gap records that were lost before the first one of this page
+ * @property {number} nextFromSeq where the next page begins
+ * @property {number} headSeq
+ * @property {number} earliestSeq
+ * @property {number} epoch
+ * @property {boolean} caughtUp
+ */
+
+/**
+ * @typedef {object} FollowOptions
+ * @property {number} [fromSeq] where to begin if the cursor has no position yet
+ * @property {boolean} [tail] begin at the head instead
+ * @property {Cursor<Position>} [cursor] where the position is kept
+ * @property {Match} [filter]
+ * @property {string|string[]} [node]
+ * @property {boolean} [includeTags]
+ * @property {boolean} [includeMeta]
+ * @property {boolean} [includeData]
+ * @property {"eventual"|"strong"} [consistency]
+ * @property {number} [heartbeatMs]
+ * @property {boolean} [waitForTopic] wait for a topic that does not exist instead of throwing `TopicNotFound`
+ * @property {AbortSignal} [signal] ends the loop
+ * @property {(error: TopicsError, waitMs: number) => void} [onRetry] called before each new attempt
+ */
+
+/** A server. Methods throw a subclass of `TopicsError`. */
+export class Topics {
+  /** @type {string} */
+  #base
+  /** @type {string|null} */
+  #token
+  /** @type {typeof fetch} */
+  #fetch
+  /** @type {number} */
+  #retries
+  /** @type {number} */
+  #timeoutMs
+  /** @type {any} */
+  #WebSocket
+
+  /**
+   * @param {string} [url] of the server; in a page the page's own origin
+   * @param {object} [options]
+   * @param {string|null} [options.token] the API key
+   * @param {number} [options.retries] attempts after the first one, where a repetition cannot do harm
+   * @param {number} [options.timeoutMs] for one answer
+   * @param {typeof fetch} [options.fetch]
+   * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
+   */
+  constructor(url = globalThis.location?.origin ?? "http://127.0.0.1:4000", options = {}) {
+    try {
+      const parsed = new URL(url)
+      if (!/^https?:$/.test(parsed.protocol)) throw new TypeError("not http")
+    } catch (cause) {
+      throw new BadUrl(`"${url}" is not the URL of a server: use http://HOST:PORT`, { code: "bad_url", cause })
+    }
+    this.#base = url.replace(/\/+$/, "")
+    this.#token = options.token ?? null
+    this.#fetch = options.fetch ?? ((...args) => globalThis.fetch(...args))
+    this.#retries = options.retries ?? 5
+    this.#timeoutMs = options.timeoutMs ?? 30_000
+    this.#WebSocket = options.WebSocket ?? globalThis.WebSocket
+  }
+
+  // --- requests
+
+  /**
+   * Send one request, once.
+   * @param {string} method
+   * @param {string} path
+   * @param {{body?: any, accept?: string, signal?: AbortSignal|null, timeoutMs?: number, headers?: Record<string, string>}} [options]
+   * @returns {Promise<Response>}
+   */
+  async #send(method, path, { body, accept = JSON_TYPE, signal, timeoutMs = this.#timeoutMs, headers = {} } = {}) {
+    const limit = new AbortController()
+    const timer = setTimeout(() => limit.abort(), timeoutMs)
+    /** @type {Record<string, string>} */
+    const sent = { accept, ...headers }
+    if (body !== undefined) sent["content-type"] = JSON_TYPE
+    if (this.#token) sent.authorization = `Bearer ${this.#token}`
+    /** @type {Response} */
+    let response
+    try {
+      response = await this.#fetch(this.#base + path, {
+        method,
+        headers: sent,
+        body: body === undefined ? undefined : JSON.stringify(body),
+        signal: anySignal(signal, limit.signal),
+        cache: "no-store",
+      })
+      if (!response.ok) throw await this.#failure(response)
+      return response
+    } catch (cause) {
+      if (cause instanceof TopicsError) throw cause
+      if (signal?.aborted) throw signal.reason
+      if (limit.signal.aborted) {
+        throw new TimedOut(`no answer from ${this.#base} within ${timeoutMs} ms`, { code: "timed_out", retryable: true, cause })
+      }
+      throw new Unreachable(`no answer from ${this.#base}: is the server running?`, { code: "unreachable", retryable: true, cause })
+    } finally {
+      clearTimeout(timer)
+    }
+  }
+
+  /** @param {Response} response */
+  async #failure(response) {
+    const seconds = Number(response.headers.get("retry-after"))
+    let error = /** @type {any} */ ({})
+    try {
+      error = (await response.json()).error ?? {}
+    } catch {
+      // A proxy answered, not the server: the status has to do.
+    }
+    const code = error.code ?? `http_${response.status}`
+    const waitMs = error.detail?.retry_after_ms ?? (seconds ? seconds * 1000 : null)
+    const failure = errorOf(code, response.status, error.message ?? `HTTP ${response.status}`, error.detail, waitMs)
+    if ([502, 503, 504].includes(response.status)) failure.retryable = true
+    return failure
+  }
+
+  /**
+   * Send a request, and repeat it while that can help. `safe` says that a repetition cannot do harm even if the server
+   * has carried out the first one.
+   * @param {string} method
+   * @param {string} path
+   * @param {{body?: any, signal?: AbortSignal|null, safe?: boolean, timeoutMs?: number}} [options]
+   * @returns {Promise<any>}
+   */
+  async #call(method, path, { body, signal, safe = true, timeoutMs } = {}) {
+    const backoff = new Backoff()
+    for (let attempt = 0; ; attempt++) {
+      try {
+        const response = await this.#send(method, path, { body, signal, timeoutMs })
+        return await response.json()
+      } catch (error) {
+        if (!(error instanceof TopicsError) || !error.retryable || attempt >= this.#retries) throw error
+        if (error.status === 0 && !safe) throw error
+        await sleep(backoff.nextMs(error), signal)
+      }
+    }
+  }
+
+  // --- topics
+
+  /**
+   * Create a topic, or change its configuration.
+   * @param {string} topic
+   * @param {TopicConfig} [config]
+   */
+  putTopic(topic, config = {}) {
+    return this.#call("PUT", `/v0/topics/${encodeURIComponent(topic)}`, { body: wire(config) })
+  }
+
+  /**
+   * Return the state of a topic.
+   * @param {string} topic
+   */
+  topic(topic) {
+    return this.#call("GET", `/v0/topics/${encodeURIComponent(topic)}`)
+  }
+
+  /**
+   * List topics by name, page after page.
+   * @param {{prefix?: string, pageSize?: number}} [options]
+   * @returns {AsyncGenerator<any, void>}
+   */
+  topics({ prefix, pageSize = 1000 } = {}) {
+    return this.#pages("/v0/topics", "topics", { prefix, page_size: pageSize })
+  }
+
+  /**
+   * Remove a topic and everything in it. Return false if it did not exist.
+   * @param {string} topic
+   * @param {{ifEmpty?: boolean}} [options]
+   * @returns {Promise<boolean>}
+   */
+  async dropTopic(topic, { ifEmpty = false } = {}) {
+    const query = ifEmpty ? "?if_empty=true" : ""
+    return (await this.#call("DELETE", `/v0/topics/${encodeURIComponent(topic)}${query}`)).deleted
+  }
+
+  /**
+   * @param {string} path
+   * @param {string} rows
+   * @param {Record<string, any>} query
+   * @returns {AsyncGenerator<any, void>}
+   */
+  async *#pages(path, rows, query) {
+    let cursor
+    do {
+      const given = Object.entries({ ...query, cursor }).filter(([, value]) => value !== undefined)
+      const page = await this.#call("GET", `${path}?${new URLSearchParams(given.map(([k, v]) => [k, String(v)]))}`)
+      yield* page[rows]
+      cursor = page.next_cursor
+    } while (cursor !== undefined)
+  }
+
+  // --- records
+
+  /**
+   * Append one record, and return its seq. A retry after a broken connection does not write it twice.
+   *
+   *     const seq = await topics.append("orders", { sku: "V60" }, { tag: "order-7" })
+   *
+   * @param {string} topic
+   * @param {any} data
+   * @param {Omit<NewRecord, "data"> & WriteOptions} [options]
+   * @returns {Promise<number>}
+   */
+  async append(topic, data, options = {}) {
+    const { tag, node, meta, priority, delayMs, deliverAt, ...write } = options
+    const done = await this.appendMany(topic, [{ data, tag, node, meta, priority, delayMs, deliverAt }], write)
+    return done.firstSeq
+  }
+
+  /**
+   * Append many records: all of them or none.
+   * @param {string} topic
+   * @param {NewRecord[]} records
+   * @param {WriteOptions & {node?: string}} [options]
+   * @returns {Promise<Appended>}
+   */
+  async appendMany(topic, records, options = {}) {
+    const { signal, config, idempotencyKey = crypto.randomUUID(), ...rest } = options
+    const body = {
+      ...wire({ ...rest, idempotencyKey }),
+      ...(config && { config: wire(config) }),
+      records: records.map((record) => ({ ...wire({ ...record, data: undefined }), data: record.data ?? null })),
+    }
+    const done = await this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}?return_seqs=false`, { body, signal })
+    return {
+      firstSeq: done.first_seq,
+      lastSeq: done.last_seq,
+      headSeq: done.head_seq,
+      created: done.created === true,
+      deduped: done.deduped === true,
+    }
+  }
+
+  /**
+   * Return one page of records after a seq. With `waitMs`, wait for a record at the head of the topic.
+   * @param {string} topic
+   * @param {ReadOptions & {waitMs?: number}} [options]
+   * @returns {Promise<Page>}
+   */
+  async diff(topic, options = {}) {
+    const { signal, waitMs = 0, ...rest } = options
+    const page = await this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/diff`, {
+      body: wire({ ...rest, waitMs: waitMs || undefined }),
+      signal,
+      timeoutMs: this.#timeoutMs + waitMs,
+    })
+    return {
+      records: page.records.map((/** @type {any} */ record) => new TopicRecord(topic, record)),
+      gap: page.tombstone ? new Gap(topic, page.tombstone) : null,
+      nextFromSeq: page.next_from_seq,
+      headSeq: page.head_seq,
+      earliestSeq: page.earliest_seq,
+      epoch: page.epoch,
+      caughtUp: page.caught_up,
+    }
+  }
+
+  /**
+   * Read records and gaps up to the head of the topic, and end there.
+   * @param {string} topic
+   * @param {ReadOptions} [options]
+   * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+   */
+  async *read(topic, options = {}) {
+    let { fromSeq = 0, epoch = null } = options
+    for (;;) {
+      const page = await this.diff(topic, { limit: 1000, ...options, fromSeq, epoch })
+      if (page.gap) yield page.gap
+      yield* page.records
+      if (page.caughtUp) return
+      fromSeq = page.nextFromSeq
+      epoch = page.epoch
+    }
+  }
+
+  /**
+   * Delete records by seq, by tag, or both. Readers see no gap where records were deleted.
+   * @param {string} topic
+   * @param {{beforeSeq?: number, match?: Match, dryRun?: boolean}} which
+   */
+  delete(topic, which) {
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/delete`, { body: wire(which) })
+  }
+
+  // --- following
+
+  /**
+   * Follow a topic: yield its records as they come, and a gap wherever records were lost.
+   *
+   * The loop resumes after a broken connection, a restart of the server and a dropped session. Its position is saved
+   * when the next batch is asked for, so a record counts as processed once the loop's body has ended: after a crash the
+   * last batch comes again, and none is skipped. A topic that was created again comes as a gap with the reason
+   * `recreated`.
+   *
+   * @param {string} topic
+   * @param {FollowOptions} [options]
+   * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+   */
+  async *follow(topic, options = {}) {
+    const { cursor, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, filter, ...view } = options
+    let position = (await cursor?.load()) ?? null
+    const backoff = new Backoff()
+    let existed = false
+    while (!signal?.aborted) {
+      try {
+        const start = position ? { from_seq: position.seq, epoch: position.epoch ?? undefined } : { from_seq: fromSeq, tail }
+        const session = await this.#open({ [topic]: { ...start, filter } }, view, signal)
+        existed = true
+        const { epoch, from_seq } = session.topics[topic]
+        position ??= { seq: from_seq, epoch }
+        for await (const { event, data } of this.#events(session, view.heartbeatMs, signal)) {
+          backoff.reset()
+          if (event === "topic-deleted") break
+          const items = itemsOf(event, data)
+          if (!items) continue
+          yield* items
+          position = { seq: event === "tombstone" ? restart(data) : data.to_seq, epoch }
+          await cursor?.save(position)
+        }
+      } catch (error) {
+        if (signal?.aborted) return
+        const waitable = error instanceof TopicNotFound && (waitForTopic || existed)
+        await retryOrThrow(error, waitable, backoff, onRetry, signal)
+      }
+    }
+  }
+
+  /**
+   * Follow many topics over one stream. A name that ends in `*` stands for every topic that begins so, now and later.
+   *
+   *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
+   *
+   * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number}>} wanted
+   * @param {Omit<FollowOptions, "fromSeq"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
+   * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+   */
+  async *watch(wanted, options = {}) {
+    const { cursor, waitForTopic = false, signal, onRetry, ...view } = options
+    const named = Array.isArray(wanted) ? Object.fromEntries(wanted.map((name) => [name, {}])) : wanted
+    /** @type {{id: string|null, epochs: Record<string, number>}} */
+    let position = (await cursor?.load()) ?? { id: null, epochs: {} }
+    const backoff = new Backoff()
+    while (!signal?.aborted) {
+      try {
+        /** @type {Record<string, any>} */
+        const topics = {}
+        for (const [name, start] of Object.entries(named)) {
+          const epoch = position.id === null ? undefined : position.epochs[name]
+          topics[name] = wire(position.id === null ? start : { filter: start.filter, epoch })
+        }
+        const session = await this.#open(topics, { ...view, cursor: position.id ?? undefined }, signal, waitForTopic)
+        const epochs = { ...position.epochs }
+        for (const name of Object.keys(named)) {
+          if (session.topics[name]) epochs[name] = session.topics[name].epoch
+        }
+        for await (const { event, data, id } of this.#events(session, view.heartbeatMs, signal)) {
+          backoff.reset()
+          const items = itemsOf(event, data)
+          if (items) yield* items
+          if (id === null) continue
+          position = { id, epochs }
+          await cursor?.save(position)
+        }
+      } catch (error) {
+        if (signal?.aborted) return
+        await retryOrThrow(error, error instanceof TopicNotFound && waitForTopic, backoff, onRetry, signal)
+      }
+    }
+  }
+
+  /**
+   * Create a watch session.
+   * @param {Record<string, any>} topics
+   * @param {Record<string, any>} view
+   * @param {AbortSignal|null|undefined} signal
+   * @param {boolean} [lenient]
+   */
+  async #open(topics, view, signal, lenient = false) {
+    const body = { ...wire(view), topics }
+    const response = await this.#send("POST", `/v0/watch${lenient ? "?lenient=true" : ""}`, { body, signal })
+    return await response.json()
+  }
+
+  /**
+   * Read the stream of a session. A stream that is silent for more than two heartbeats is given up.
+   * @param {any} session
+   * @param {number|undefined} heartbeatMs
+   * @param {AbortSignal|null|undefined} signal
+   * @returns {AsyncGenerator<{event: string, data: any, id: string|null}, void>}
+   */
+  async *#events(session, heartbeatMs = 15_000, signal) {
+    const stale = new AbortController()
+    const limitMs = 2 * Math.min(Math.max(heartbeatMs, 1000), 60_000) + WATCHDOG_SLACK_MS
+    let timer = setTimeout(() => stale.abort(), limitMs)
+    const silence = () => new TimedOut(`nothing came for ${limitMs} ms`, { code: "timed_out", retryable: true })
+    try {
+      const response = await this.#send("GET", session.stream_url, {
+        accept: "text/event-stream",
+        signal: anySignal(signal, stale.signal),
+      })
+      for await (const { event, data, id } of parseEvents(/** @type {any} */ (response.body))) {
+        clearTimeout(timer)
+        if (event) {
+          const parsed = JSON.parse(data)
+          if (event === "error") throwIfFinal(parsed)
+          else yield { event, data: parsed, id }
+        }
+        timer = setTimeout(() => stale.abort(), limitMs)
+      }
+      throw new Unreachable("the stream ended", { code: "stream_ended", retryable: true })
+    } catch (error) {
+      if (signal?.aborted) throw signal.reason
+      if (stale.signal.aborted) throw silence()
+      if (error instanceof TopicsError) throw error
+      throw new Unreachable("the stream broke", { code: "stream_broke", retryable: true, cause: error })
+    } finally {
+      clearTimeout(timer)
+      stale.abort()
+    }
+  }
+
+  // --- queues
+
+  /**
+   * Lease up to `max` jobs to a worker.
+   * @param {string} queue
+   * @param {{node: string, max?: number, leaseMs?: number, waitMs?: number, signal?: AbortSignal}} options
+   * @returns {Promise<Job[]>}
+   */
+  async claim(queue, { signal, ...options }) {
+    const answer = await this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/claim`, {
+      body: wire(options),
+      signal,
+      safe: false,
+      timeoutMs: this.#timeoutMs + (options.waitMs ?? 0),
+    })
+    return answer.claimed.map((/** @type {any} */ job) => new Job(this, queue, options.node, job))
+  }
+
+  /**
+   * Complete jobs. Seqs that `node` does not hold are returned as `skipped`.
+   * @param {string} queue
+   * @param {{node: string, seqs: number[], leaseIds?: string[]}} held
+   */
+  ack(queue, held) {
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/ack`, { body: wire(held) })
+  }
+
+  /**
+   * Give jobs back.
+   * @param {string} queue
+   * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number}} held
+   */
+  nack(queue, held) {
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/nack`, { body: wire(held) })
+  }
+
+  /**
+   * Hold jobs for `leaseMs` from now.
+   * @param {string} queue
+   * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number}} held
+   */
+  extend(queue, held) {
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/extend`, { body: wire(held) })
+  }
+
+  /**
+   * List jobs with their state, in the order of the log.
+   * @param {string} queue
+   * @param {{state?: "ready"|"in_flight"|"delayed"}} [options]
+   * @returns {AsyncGenerator<any, void>}
+   */
+  listJobs(queue, { state } = {}) {
+    return this.#pages(`/v0/topics/${encodeURIComponent(queue)}/jobs`, "jobs", { state, page_size: 1000 })
+  }
+
+  /**
+   * Move dead letters of a queue back into it.
+   * @param {string} queue
+   * @param {{match?: Match, seqs?: number[], fromSeq?: number, limit?: number, dryRun?: boolean, deadLetter?: string}} [which]
+   */
+  redrive(queue, which = {}) {
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/redrive`, { body: wire(which), safe: false })
+  }
+
+  /**
+   * Yield jobs one by one. The loop's body acks each job, or gives it back.
+   * @param {string} queue
+   * @param {{node?: string, leaseMs?: number, signal?: AbortSignal, onRetry?: (error: TopicsError, waitMs: number) => void}} [options]
+   * @returns {AsyncGenerator<Job, void>}
+   */
+  async *jobs(queue, { node = `js-${crypto.randomUUID()}`, leaseMs, signal, onRetry } = {}) {
+    const backoff = new Backoff()
+    while (!signal?.aborted) {
+      try {
+        const claimed = await this.claim(queue, { node, max: 1, leaseMs, waitMs: 20_000, signal })
+        backoff.reset()
+        yield* claimed
+      } catch (error) {
+        if (signal?.aborted) return
+        await retryOrThrow(error, false, backoff, onRetry, signal)
+      }
+    }
+  }
+
+  /**
+   * Work through a queue: call `handler` for each job, `concurrency` at a time, until `signal` aborts.
+   *
+   * The lease is extended while the handler runs. A job whose handler returns is acked; one whose handler throws goes
+   * back, and waits longer each time. When `signal` aborts, jobs that are under way are finished first.
+   *
+   * @param {string} queue
+   * @param {(job: Job, signal: AbortSignal) => unknown} handler
+   * @param {object} [options]
+   * @param {number} [options.concurrency]
+   * @param {string} [options.node]
+   * @param {number} [options.leaseMs]
+   * @param {number} [options.timeoutMs] for one job; the handler's signal aborts, and the job goes back
+   * @param {(deliveries: number) => number} [options.retryDelayMs]
+   * @param {AbortSignal} [options.signal]
+   * @param {(job: Job, error: unknown) => void} [options.onError] called when a handler has failed
+   * @param {(error: TopicsError, waitMs: number) => void} [options.onRetry]
+   * @returns {Promise<void>}
+   */
+  async work(queue, handler, options = {}) {
+    const {
+      concurrency = 1, node = `js-${crypto.randomUUID()}`, leaseMs = 30_000, timeoutMs, signal, onError, onRetry,
+      retryDelayMs = (deliveries) => Math.min(1000 * 2 ** (deliveries - 1), 300_000),
+    } = options
+    /** @type {Set<Promise<void>>} */
+    const running = new Set()
+    const backoff = new Backoff()
+    const one = (/** @type {Job} */ job) => runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onError })
+    while (!signal?.aborted) {
+      if (running.size >= concurrency) {
+        await Promise.race(running)
+        continue
+      }
+      try {
+        const claimed = await this.claim(queue, { node, max: concurrency - running.size, leaseMs, waitMs: 20_000, signal })
+        backoff.reset()
+        for (const job of claimed) {
+          const run = one(job).finally(() => running.delete(run))
+          running.add(run)
+        }
+      } catch (error) {
+        if (signal?.aborted) break
+        try {
+          await retryOrThrow(error, false, backoff, onRetry, signal)
+        } catch (final) {
+          await Promise.allSettled(running)
+          throw final
+        }
+      }
+    }
+    await Promise.allSettled(running)
+  }
+
+  // --- routers
+
+  /**
+   * Create a router, or change it.
+   * @param {string} router
+   * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once"}} config
+   */
+  putRouter(router, config) {
+    return this.#call("PUT", `/v0/routers/${encodeURIComponent(router)}`, { body: wire(config) })
+  }
+
+  /**
+   * Return a router: what it forwards, how far it has come, and what holds it up.
+   * @param {string} router
+   */
+  router(router) {
+    return this.#call("GET", `/v0/routers/${encodeURIComponent(router)}`)
+  }
+
+  /**
+   * List routers by name.
+   * @param {{prefix?: string, source?: string, dest?: string}} [options]
+   * @returns {AsyncGenerator<any, void>}
+   */
+  routers(options = {}) {
+    return this.#pages("/v0/routers", "routers", { ...options, page_size: 1000 })
+  }
+
+  /**
+   * Remove a router. Records that it has forwarded stay. Return false if it did not exist.
+   * @param {string} router
+   * @returns {Promise<boolean>}
+   */
+  async dropRouter(router) {
+    return (await this.#call("DELETE", `/v0/routers/${encodeURIComponent(router)}`)).deleted
+  }
+
+  /**
+   * Count the records that a filter would forward.
+   * @param {string} router
+   * @param {{source?: string, filter?: Match|null}} [which]
+   */
+  previewRouter(router, which = {}) {
+    return this.#call("POST", `/v0/routers/${encodeURIComponent(router)}/preview`, { body: wire(which) })
+  }
+
+  // --- the server
+
+  /** Return whether the process is alive, and its version. */
+  health() {
+    return this.#call("GET", "/v0/health")
+  }
+
+  /** Return whether the server can serve. */
+  async isReady() {
+    try {
+      await this.#send("GET", "/v0/ready")
+      return true
+    } catch (error) {
+      if (error instanceof TopicsError && (error.status === 503 || error.status === 0)) return false
+      throw error
+    }
+  }
+
+  /** Return gauges and counters as an object. */
+  metrics() {
+    return this.#call("GET", "/v0/metrics")
+  }
+
+  /**
+   * Open a WebSocket, to publish and subscribe over one connection. A browser sends no key with a WebSocket: on a server
+   * with keys, use `follow` and `append` there.
+   * @param {{onClose?: (event: any) => void}} [options]
+   * @returns {Promise<Socket>}
+   */
+  connect(options = {}) {
+    if (!this.#WebSocket) {
+      throw new TopicsError("this platform has no WebSocket: pass a class as new Topics(url, { WebSocket })", { code: "no_websocket" })
+    }
+    const url = `${this.#base.replace(/^http/, "ws")}/v0/ws`
+    const socket = this.#token
+      ? new this.#WebSocket(url, { headers: { authorization: `Bearer ${this.#token}` } })
+      : new this.#WebSocket(url)
+    return Socket.opened(socket, options.onClose)
+  }
+}
+
+// --- WebSocket
+
+/** One WebSocket: `publish` and `subscribe`, and an async iterator over all that comes. */
+export class Socket {
+  /** @type {any} */
+  #socket
+  #number = 0
+  /** @type {Map<number, {resolve: (answer: any) => void, reject: (error: TopicsError) => void}>} */
+  #waiting = new Map()
+  /** @type {(TopicRecord|Gap)[]} */
+  #items = []
+  /** @type {(() => void)|null} */
+  #wake = null
+  #closed = false
+
+  /** @param {any} socket */
+  constructor(socket) {
+    this.#socket = socket
+    socket.addEventListener("message", (/** @type {any} */ event) => this.#receive(JSON.parse(event.data)))
+    socket.addEventListener("close", () => this.#end())
+  }
+
+  /**
+   * @param {any} socket
+   * @param {((event: any) => void)|undefined} onClose
+   * @returns {Promise<Socket>}
+   */
+  static opened(socket, onClose) {
+    return new Promise((resolve, reject) => {
+      const made = new Socket(socket)
+      socket.addEventListener("open", () => resolve(made))
+      socket.addEventListener("error", () => reject(new Unreachable("the WebSocket did not open", { code: "unreachable", retryable: true })))
+      if (onClose) socket.addEventListener("close", onClose)
+    })
+  }
+
+  /**
+   * Append records, and return once they are as safe as their topic promises.
+   * @param {string} topic
+   * @param {NewRecord|NewRecord[]} records
+   * @param {WriteOptions & {node?: string}} [options]
+   * @returns {Promise<{firstSeq: number, lastSeq: number}>}
+   */
+  async publish(topic, records, options = {}) {
+    const { config, signal, ...rest } = options
+    const ack = await this.#ask("publish", {
+      ...wire(rest),
+      ...(config && { config: wire(config) }),
+      topic,
+      return_seqs: false,
+      records: [records].flat().map((record) => ({ ...wire({ ...record, data: undefined }), data: record.data ?? null })),
+    })
+    return { firstSeq: ack.first_seq, lastSeq: ack.last_seq }
+  }
+
+  /**
+   * Deliver records of a topic, or of all topics that a name ending in `*` stands for, to this socket's iterator.
+   * @param {string} topic
+   * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
+   */
+  async subscribe(topic, options = {}) {
+    return (await this.#ask("subscribe", { ...wire(options), topic })).topics
+  }
+
+  /** @param {string} topic */
+  async unsubscribe(topic) {
+    await this.#ask("unsubscribe", { topic })
+  }
+
+  /** Return how long a ping took, in ms. */
+  async ping() {
+    const began = performance.now()
+    await this.#ask("ping", {})
+    return performance.now() - began
+  }
+
+  close() {
+    this.#socket.close()
+  }
+
+  /** @returns {AsyncGenerator<TopicRecord|Gap, void>} */
+  async *[Symbol.asyncIterator]() {
+    for (;;) {
+      while (this.#items.length) yield /** @type {TopicRecord|Gap} */ (this.#items.shift())
+      if (this.#closed) return
+      await new Promise((resolve) => (this.#wake = () => resolve(undefined)))
+    }
+  }
+
+  /**
+   * @param {string} op
+   * @param {Record<string, any>} fields
+   * @returns {Promise<any>}
+   */
+  #ask(op, fields) {
+    if (this.#closed) return Promise.reject(closed())
+    return new Promise((resolve, reject) => {
+      const request_id = ++this.#number
+      this.#waiting.set(request_id, { resolve, reject })
+      this.#socket.send(JSON.stringify({ op, request_id, ...fields }))
+    })
+  }
+
+  /** @param {any} message */
+  #receive(message) {
+    const waiting = this.#waiting.get(message.request_id)
+    if (waiting) {
+      this.#waiting.delete(message.request_id)
+      if (message.op === "error") {
+        waiting.reject(errorOf(message.code, 0, message.message, message.detail, message.retry_after_ms ?? null))
+      } else waiting.resolve(message)
+      return
+    }
+    const items = itemsOf(message.op, message)
+    if (items) {
+      this.#items.push(...items)
+      this.#wake?.()
+    }
+  }
+
+  #end() {
+    this.#closed = true
+    for (const { reject } of this.#waiting.values()) reject(closed())
+    this.#waiting.clear()
+    this.#wake?.()
+  }
+}
+
+function closed() {
+  return new Unreachable("the WebSocket is closed", { code: "closed", retryable: true })
+}
+
+// --- helpers of streams and workers
+
+/**
+ * Return the items of an event, or null for an event without any.
+ * @param {string} event
+ * @param {any} data
+ * @returns {(TopicRecord|Gap)[]|null}
+ */
+function itemsOf(event, data) {
+  if (event === "record") return data.records.map((/** @type {any} */ record) => new TopicRecord(data.topic, record))
+  return event === "tombstone" ? [new Gap(data.topic, data)] : null
+}
+
+/**
+ * Return the seq after which a reader goes on behind a tombstone. Another epoch begins at its first seq.
+ * @param {any} tombstone
+ */
+function restart(tombstone) {
+  return tombstone.reason === "recreated" ? tombstone.earliest_seq - 1 : tombstone.gap_to
+}
+
+/** @param {{code: number, error: string, retry_after_ms?: number}} problem */
+function throwIfFinal({ code, error, retry_after_ms }) {
+  if (code === 429) return // Advice: the stream stays open, and the named topics come later.
+  throw new Unavailable(error, { code: `stream_${code}`, status: code, retryable: true, retryAfterMs: retry_after_ms ?? null })
+}
+
+/**
+ * @param {unknown} error
+ * @param {boolean} waitable
+ * @param {Backoff} backoff
+ * @param {((error: TopicsError, waitMs: number) => void)|undefined} onRetry
+ * @param {AbortSignal|null|undefined} signal
+ */
+async function retryOrThrow(error, waitable, backoff, onRetry, signal) {
+  const expected = error instanceof TopicsError && (error.retryable || error instanceof NotFound || waitable)
+  if (!expected) throw error
+  const waitMs = backoff.nextMs(/** @type {TopicsError} */ (error))
+  onRetry?.(/** @type {TopicsError} */ (error), waitMs)
+  await sleep(waitMs, signal).catch(() => {})
+}
+
+/**
+ * @param {Job} job
+ * @param {(job: Job, signal: AbortSignal) => unknown} handler
+ * @param {{leaseMs: number, timeoutMs: number|undefined, retryDelayMs: (deliveries: number) => number, onError: ((job: Job, error: unknown) => void)|undefined}} options
+ */
+async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onError }) {
+  const limit = new AbortController()
+  const extending = setInterval(() => {
+    job.extend(leaseMs).then((held) => held || limit.abort(new TopicsError("the lease has ended", { code: "lease_ended" })), () => {})
+  }, leaseMs / 3)
+  const timer = timeoutMs && setTimeout(() => limit.abort(new TimedOut(`the job took more than ${timeoutMs} ms`, { code: "timed_out" })), timeoutMs)
+  const aborted = new Promise((_, reject) => limit.signal.addEventListener("abort", () => reject(limit.signal.reason)))
+  try {
+    await Promise.race([handler(job, limit.signal), aborted])
+    clearInterval(extending)
+    await job.ack()
+  } catch (error) {
+    clearInterval(extending)
+    onError?.(job, error)
+    await job.nack(retryDelayMs(job.deliveries)).catch(() => {}) // The lease ends by itself if this fails.
+  } finally {
+    clearInterval(extending)
+    if (timer) clearTimeout(timer)
+  }
+}
