@@ -6,7 +6,7 @@
  *     const topics = new Topics("http://127.0.0.1:4000")
  *     await topics.append("orders", { sku: "V60", qty: 1 }, { tag: "order-1" })
  *     for await (const item of topics.follow("orders")) {
- *       if (item instanceof Gap) console.warn(`missed ${item.from} to ${item.to}: ${item.reason}`)
+ *       if (item instanceof Gap) console.warn(`missed ${item.firstSeq} to ${item.lastSeq}: ${item.reason}`)
  *       else console.log(item.seq, item.data)
  *     }
  *
@@ -163,9 +163,9 @@ export class Gap {
   constructor(topic, wire) {
     this.topic = topic
     /** The first missing seq. @type {number} */
-    this.from = wire.gap_from
+    this.firstSeq = wire.gap_from
     /** The last missing seq. @type {number} */
-    this.to = wire.gap_to
+    this.lastSeq = wire.gap_to
     /** `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt`, `source_trim` or `from_seq_too_old`. @type {string} */
     this.reason = wire.reason
     /** About how many records were lost. @type {number|undefined} */

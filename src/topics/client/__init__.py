@@ -1,5 +1,56 @@
-"""Python clients. `Client` is the blocking one. `request` encodes requests and decodes answers, without I/O."""
+"""Clients for Python: `AsyncTopics` and `Topics` with the same methods, and `Client`, the raw one that Spark uses.
 
-from topics.client.sync import Client
+Names are imported when they are first used, so that the async client does not load what only Spark needs.
+"""
 
-__all__ = ["Client"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from topics.client._async.client import AsyncTopics as AsyncTopics
+    from topics.client._async.job import AsyncJob as AsyncJob
+    from topics.client._sync.client import Topics as Topics
+    from topics.client._sync.job import Job as Job
+    from topics.client.cursors import Cursor as Cursor
+    from topics.client.cursors import FileCursor as FileCursor
+    from topics.client.cursors import MemoryCursor as MemoryCursor
+    from topics.client.errors import TopicFull as TopicFull
+    from topics.client.errors import TopicNotFound as TopicNotFound
+    from topics.client.errors import TopicsError as TopicsError
+    from topics.client.errors import Unreachable as Unreachable
+    from topics.client.items import Gap as Gap
+    from topics.client.items import NewRecord as NewRecord
+    from topics.client.items import Position as Position
+    from topics.client.items import Record as Record
+    from topics.client.sync import Client as Client
+    from topics.client.watching import Start as Start
+
+_HOMES = {
+    "AsyncTopics": "_async.client",
+    "AsyncJob": "_async.job",
+    "Topics": "_sync.client",
+    "Job": "_sync.job",
+    "Cursor": "cursors",
+    "FileCursor": "cursors",
+    "MemoryCursor": "cursors",
+    "TopicFull": "errors",
+    "TopicNotFound": "errors",
+    "TopicsError": "errors",
+    "Unreachable": "errors",
+    "Gap": "items",
+    "NewRecord": "items",
+    "Position": "items",
+    "Record": "items",
+    "Client": "sync",
+    "Start": "watching",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

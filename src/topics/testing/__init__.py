@@ -1,1 +1,5 @@
-"""Simulated time and disk, for our tests and for those of users. Nothing in the package imports this."""
+"""For tests: simulated time and disk, and `server`, a real server in memory. Nothing in the package imports this."""
+
+from topics.testing.server import server as server
+
+__all__ = ["server"]

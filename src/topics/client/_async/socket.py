@@ -1,0 +1,205 @@
+"""A WebSocket: publish and subscribe over one connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from msgspec import Struct
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from topics.client import errors
+from topics.client._async import tools
+from topics.client._async.transport import fields_of
+from topics.client.errors import Unreachable
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, Tombstone
+from topics.client.watching import SessionTopic
+
+MAX_MESSAGE_BYTES = 64 << 20
+
+
+class _Head(Struct):
+    op: str
+    request_id: int | None = None
+
+
+class _Batch(Struct):
+    topic: str
+    records: list[Record]
+
+
+class _Lost(Tombstone):
+    topic: str = ""
+
+
+class _Failed(Struct):
+    code: str
+    message: str
+    detail: dict[str, Any] | None = None
+    retry_after_ms: int | None = None
+
+
+class _Subscribed(Struct):
+    topics: dict[str, SessionTopic]
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_batch = msgspec.json.Decoder(_Batch).decode
+_decode_lost = msgspec.json.Decoder(_Lost).decode
+_decode_failed = msgspec.json.Decoder(_Failed).decode
+_decode_appended = msgspec.json.Decoder(Appended).decode
+_decode_subscribed = msgspec.json.Decoder(_Subscribed).decode
+
+
+class AsyncSocket:
+    """One WebSocket of a server. Iterate over it for what its subscriptions deliver.
+
+    It does not reconnect: when it breaks, iteration and calls raise `Unreachable`. Use `follow` or `watch` for a reader
+    that resumes by itself.
+    """
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self._url = "ws" + url.removeprefix("http") + "/v0/ws"
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._connection: ClientConnection | None = None
+        self._number = 0
+        self._waiting: dict[int, tools.Future[bytes]] = {}
+        self._items: list[Record | Gap] = []
+        self._arrived = tools.Event()
+        self._broken: Exception | None = None
+        self._group = tools.Group()
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._connection = await connect(
+                self._url, additional_headers=self._headers, max_size=MAX_MESSAGE_BYTES, proxy=None
+            )
+        except (OSError, InvalidHandshake) as error:
+            raise Unreachable(f"no WebSocket at {self._url}: {error}") from error
+        self._group.spawn(self._receive)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+        await self._group.join()
+
+    async def publish(
+        self,
+        topic: str,
+        data: object,
+        *,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+        key: str | None = None,
+        config: Config | None = None,
+    ) -> Appended:
+        """Append one record. Return once it is as safe as its topic promises."""
+        record = NewRecord(data=data, tag=tag, node=node, meta=None if meta is None else dict(meta))
+        return await self.publish_many(topic, [record], key=key, config=config)
+
+    async def publish_many(
+        self,
+        topic: str,
+        records: Sequence[NewRecord | Mapping[str, Any]],
+        *,
+        key: str | None = None,
+        config: Config | None = None,
+    ) -> Appended:
+        """Append records: all of them or none."""
+        command = {
+            "topic": topic, "records": records, "return_seqs": False,
+            **fields_of(idempotency_key=key, config=config),
+        }  # fmt: skip
+        return _decode_appended(await self._ask("publish", command))
+
+    async def subscribe(
+        self,
+        topic: str,
+        *,
+        from_seq: int = 0,
+        tail: bool = False,
+        epoch: int | None = None,
+        node: str | Sequence[str] | None = None,
+        filter: Match | None = None,
+        include_data: bool = True,
+    ) -> dict[str, SessionTopic]:
+        """Deliver the records of a topic, or of all topics that a name ending in `*` stands for, to this socket."""
+        command = {
+            "topic": topic, "from_seq": from_seq, "tail": tail, "include_tags": True, "include_data": include_data,
+            **fields_of(epoch=epoch, node=node, filter=filter),
+        }  # fmt: skip
+        return _decode_subscribed(await self._ask("subscribe", command)).topics
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Deliver no more records of a topic."""
+        await self._ask("unsubscribe", {"topic": topic})
+
+    async def ping(self) -> None:
+        """Return when the server has answered."""
+        await self._ask("ping", {})
+
+    async def __aiter__(self) -> AsyncIterator[Record | Gap]:
+        """Yield records and gaps as they come. Raises `Unreachable` when the connection breaks."""
+        while True:
+            self._arrived.clear()
+            items, self._items = self._items, []
+            for item in items:
+                yield item
+            if not items:
+                if self._broken is not None:
+                    raise self._broken
+                await tools.wait_for(self._arrived, 1.0)
+
+    async def _ask(self, op: str, fields: Mapping[str, Any]) -> bytes:
+        if self._connection is None or self._broken is not None:
+            raise self._broken or RuntimeError("use the socket in a `with` block")
+        self._number += 1
+        future: tools.Future[bytes] = tools.new_future()
+        self._waiting[self._number] = future
+        command = {"op": op, "request_id": self._number, **fields}
+        try:
+            await self._connection.send(msgspec.json.encode(command), text=True)
+        except ConnectionClosed as error:
+            raise Unreachable(f"the WebSocket is closed: {error}", code="closed") from error
+        return await tools.result_of_future(future)
+
+    async def _receive(self) -> None:
+        assert self._connection is not None
+        try:
+            async for message in self._connection:
+                self._handle(message.encode() if isinstance(message, str) else message)
+        except ConnectionClosed:
+            pass
+        self._broken = Unreachable("the WebSocket is closed", code="closed")
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(self._broken)
+        self._arrived.set()
+
+    def _handle(self, message: bytes) -> None:
+        head = _decode_head(message)
+        future = None if head.request_id is None else self._waiting.pop(head.request_id, None)
+        if future is not None:
+            if head.op == "error":
+                failed = _decode_failed(message)
+                wait_s = None if failed.retry_after_ms is None else failed.retry_after_ms / 1000
+                future.set_exception(errors.from_code(failed.code, failed.message, 0, failed.detail, wait_s))
+            else:
+                future.set_result(message)
+        elif head.op == "record":
+            batch = _decode_batch(message)
+            for record in batch.records:
+                record.topic = batch.topic
+            self._items += batch.records
+            self._arrived.set()
+        elif head.op == "tombstone":
+            lost = _decode_lost(message)
+            self._items.append(lost.gap(lost.topic))
+            self._arrived.set()

@@ -1,0 +1,94 @@
+"""Waiting and running side by side for the async client. `_sync/tools.py` has the same names for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+from asyncio import Event as Event
+from asyncio import Future as Future
+from asyncio import Lock as Lock
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def sleep(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+async def wait_for(event: Event, seconds: float) -> bool:
+    """Wait until the event is set; return False if that takes longer."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
+
+
+async def result_of(value: T | Awaitable[T]) -> T:
+    """Return a value, or what it is a promise of: callers may pass plain functions and coroutine functions."""
+    if inspect.isawaitable(value):
+        return await value
+    return value
+
+
+async def call_within(seconds: float | None, function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a function of the user's. Raise `TimeoutError` if it takes longer than `seconds`."""
+    if seconds is None:
+        return await result_of(function(argument))
+    return await asyncio.wait_for(_awaited(function, argument), seconds)
+
+
+async def _awaited(function: Callable[[Any], Any], argument: Any) -> Any:
+    return await result_of(function(argument))
+
+
+def new_future() -> Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+class Group:
+    """Coroutines that run side by side. The first failure of a `spawn`ed one is raised by `join`."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+
+    def spawn(self, function: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        task = asyncio.get_running_loop().create_task(function(*arguments))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and self._failure is None:
+            self._failure = task.exception()
+
+    async def join(self) -> None:
+        """Wait until all have ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        if self._failure is not None:
+            raise self._failure
+
+
+def on_stop_signals(stop: Callable[[], None]) -> Callable[[], None]:
+    """Call `stop` on SIGINT and SIGTERM; return a function that ends this. Does nothing outside of the main thread."""
+    loop = asyncio.get_running_loop()
+    added = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, stop)
+            added.append(number)
+
+    def remove() -> None:
+        for number in added:
+            loop.remove_signal_handler(number)
+
+    return remove
+
+
+async def result_of_future(future: Future[T]) -> T:
+    """Wait for a future, and return its result."""
+    return await future

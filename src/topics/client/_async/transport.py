@@ -1,0 +1,137 @@
+"""Requests over httpx: one attempt, retries where they can help and cannot harm, and long answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import httpx
+import msgspec
+
+from topics.client import errors
+from topics.client._async import tools
+from topics.client.errors import BadUrl, TimedOut, TopicsError, Unreachable
+from topics.client.retry import Backoff
+
+Answer = TypeVar("Answer")
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+CONNECT_TIMEOUT_S = 10.0
+
+
+class AsyncTransport:
+    """One server and its connections."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None,
+        timeout_s: float,
+        retries: int,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadUrl(url)
+        self.url = url.rstrip("/")
+        self.token = token
+        self.timeout_s = timeout_s
+        self.retries = retries
+        headers = {"accept": JSON}
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers=headers,
+            transport=transport,
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=False,
+        )
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        answer: type[Answer],
+        *,
+        body: object = None,
+        safe: bool = True,
+        wait_ms: int = 0,
+        retries: int | None = None,
+    ) -> Answer:
+        """Send a request and decode its answer. `safe` says that a repetition does no more than the first one.
+
+        A request that the server refused for now is sent again. One whose answer never came is sent again if that is
+        safe.
+        """
+        backoff = Backoff()
+        most = self.retries if retries is None else retries
+        while True:
+            try:
+                return msgspec.json.decode(await self.send(method, path, body=body, wait_ms=wait_ms), type=answer)
+            except TopicsError as error:
+                given_up = backoff.attempts >= most or not error.retryable
+                if given_up or (isinstance(error, Unreachable) and not safe):
+                    raise
+                await tools.sleep(backoff.next_s(error))
+
+    async def send(self, method: str, path: str, *, body: object = None, wait_ms: int = 0, accept: str = JSON) -> bytes:
+        """Send a request once, and return the body of its answer."""
+        content = None if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
+        headers = {"accept": accept}
+        if content is not None:
+            headers["content-type"] = JSON
+        timeout = httpx.Timeout(self.timeout_s + wait_ms / 1000, connect=CONNECT_TIMEOUT_S)
+        try:
+            response = await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise self._no_answer(error) from error
+        if response.is_success:
+            return response.content
+        raise errors.from_answer(response.status_code, response.headers, response.content)
+
+    @asynccontextmanager
+    async def stream(self, path: str, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open an event stream. Reading raises `TimedOut` when nothing comes for `silence_s`."""
+        timeout = httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self._http.stream("GET", path, headers={"accept": EVENT_STREAM}, timeout=timeout) as response:
+                if not response.is_success:
+                    raise errors.from_answer(response.status_code, response.headers, await response.aread())
+                yield response.aiter_raw()
+        except httpx.HTTPError as error:
+            raise self._no_answer(error) from error
+
+    def _no_answer(self, error: httpx.HTTPError) -> Unreachable:
+        why = str(error) or type(error).__name__
+        if isinstance(error, httpx.TimeoutException):
+            return TimedOut(f"no answer from {self.url} in time: {why}")
+        return Unreachable(f"no answer from {self.url}: {why}")
+
+
+def topic_path(name: str, rest: str = "") -> str:
+    return f"/v0/topics/{quote(name, safe='')}{rest}"
+
+
+def router_path(name: str, rest: str = "") -> str:
+    return f"/v0/routers/{quote(name, safe='')}{rest}"
+
+
+def with_query(path: str, **fields: object) -> str:
+    """Return a path with a query string of the fields that are not None."""
+    given = {name: str(value).lower() if isinstance(value, bool) else value for name, value in fields.items()}
+    present = {name: value for name, value in given.items() if value is not None}
+    return f"{path}?{urlencode(present)}" if present else path
+
+
+def fields_of(**given: Any) -> Mapping[str, Any]:
+    """Return the fields that were given."""
+    return {name: value for name, value in given.items() if value is not None}

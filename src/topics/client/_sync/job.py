@@ -1,0 +1,85 @@
+# Generated from _async/job.py by tools/unasync.py. Do not edit.
+"""A job of a queue, leased to this worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from topics.client.items import Record, decode_json
+
+if TYPE_CHECKING:
+    from topics.client._sync.client import Topics
+
+
+class ClaimedJob(Record):
+    """A job as the server sends it."""
+
+    lease_id: str = ""
+    deadline: int = 0
+    deliveries: int = 1
+
+
+class Job:
+    """A job of a queue, leased to this worker until `deadline` (ms since 1970)."""
+
+    __slots__ = ("_client", "_job", "deadline", "node", "topic")
+
+    def __init__(self, client: Topics, topic: str, node: str, job: ClaimedJob) -> None:
+        self._client = client
+        self._job = job
+        self.topic = topic
+        self.node = node
+        self.deadline = job.deadline
+
+    @property
+    def seq(self) -> int:
+        return self._job.seq
+
+    @property
+    def ts(self) -> int:
+        return self._job.ts
+
+    @property
+    def tag(self) -> str | None:
+        return self._job.tag
+
+    @property
+    def data(self) -> Any:
+        """The data, decoded."""
+        return decode_json(self._job.json)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The metadata, decoded; empty if there is none."""
+        return self._job.meta
+
+    @property
+    def lease_id(self) -> str:
+        return self._job.lease_id
+
+    @property
+    def deliveries(self) -> int:
+        """How often the job was delivered, this time included."""
+        return self._job.deliveries
+
+    def ack(self) -> bool:
+        """Complete the job. Return False if the lease had ended: another worker may have got the job."""
+        answer = self._client.ack(self.topic, [self.seq], node=self.node, lease_ids=[self.lease_id])
+        return answer.acked == 1
+
+    def nack(self, delay_ms: int = 0) -> bool:
+        """Give the job back, to be delivered again after `delay_ms`. Return False if the lease had ended."""
+        answer = self._client.nack(self.topic, [self.seq], node=self.node, delay_ms=delay_ms, lease_ids=[self.lease_id])
+        return answer.nacked == 1
+
+    def extend(self, lease_ms: int) -> bool:
+        """Hold the job for `lease_ms` from now. Return False if the lease had ended."""
+        answer = self._client.extend(
+            self.topic, [self.seq], node=self.node, lease_ms=lease_ms, lease_ids=[self.lease_id]
+        )
+        if answer.extended:
+            self.deadline = answer.deadlines[str(self.seq)]
+        return answer.extended == 1
+
+    def __repr__(self) -> str:
+        return f"<job {self.seq} of {self.topic}, delivery {self.deliveries}>"

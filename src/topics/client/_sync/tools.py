@@ -1,0 +1,95 @@
+"""Waiting and running side by side for the sync client: threads, under the names of `_async/tools.py`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future as Future
+from threading import Event as Event
+from threading import Lock as Lock
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def wait_for(event: Event, seconds: float) -> bool:
+    """Wait until the event is set; return False if that takes longer."""
+    return event.wait(seconds)
+
+
+def result_of(value: T | Awaitable[T]) -> T:
+    """Return a value: there are no promises here."""
+    return cast("T", value)
+
+
+def call_within(seconds: float | None, function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a function of the user's. Raise `TimeoutError` if it takes longer than `seconds`; it runs on, unheeded."""
+    if seconds is None:
+        return function(argument)
+    future = new_future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(argument))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(seconds)
+
+
+def new_future() -> Future[Any]:
+    return Future()
+
+
+class Group:
+    """Threads that run side by side. The first failure of a `spawn`ed function is raised by `join`."""
+
+    def __init__(self) -> None:
+        self._threads: set[threading.Thread] = set()
+        self._failure: BaseException | None = None
+
+    def spawn(self, function: Callable[..., None], *arguments: Any) -> None:
+        def run() -> None:
+            try:
+                function(*arguments)
+            except BaseException as error:
+                self._failure = self._failure or error
+            finally:
+                self._threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def join(self) -> None:
+        """Wait until all have ended."""
+        for thread in list(self._threads):
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+def on_stop_signals(stop: Callable[[], None]) -> Callable[[], None]:
+    """Call `stop` on SIGINT and SIGTERM; return a function that ends this. Does nothing outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return lambda: None
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    return restore
+
+
+def result_of_future(future: Future[T]) -> T:
+    """Wait for a future, and return its result."""
+    return future.result()

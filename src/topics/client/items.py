@@ -1,0 +1,161 @@
+"""What readers and workers get: records, gaps and jobs; and what writers send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypedDict, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from topics.model.topic import ArchiveConfig, Discard, Durability, TopicType
+
+_decode = msgspec.json.decode
+T = TypeVar("T")
+
+Match = str | tuple[Literal["tag"], Literal["Eq", "Glob"], str]
+"""A tag to match: exactly ("order-7"), or by its beginning (("tag", "Glob", "order-*"))."""
+
+
+class Record(
+    Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag", "json": "data", "raw_meta": "meta"}
+):
+    """One event of a topic. `json` is the data as it was written; `data` decodes it each time it is asked for."""
+
+    seq: int
+    ts: int
+    json: Raw = Raw(b"null")
+    node: str | None = None
+    tag: str | None = None
+    raw_meta: Raw | None = None
+    topic: str = ""
+
+    @property
+    def data(self) -> Any:
+        """The data, decoded."""
+        return decode_json(self.json)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The metadata, decoded; empty if there is none."""
+        return {} if self.raw_meta is None else decode_json(self.raw_meta)
+
+    def __repr__(self) -> str:
+        return f"Record(topic={self.topic!r}, seq={self.seq}, tag={self.tag!r}, data={self.data!r})"
+
+    def decode(self, type: type[T]) -> T:
+        """Decode the data as a dataclass, a Struct or a TypedDict. Raises `msgspec.ValidationError`."""
+        return _decode(self.json, type=type)
+
+
+class Gap(Struct, frozen=True):
+    """A range of records that were lost before this reader got them. Both ends are included.
+
+    `reason` is `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt`, `source_trim`, or `from_seq_too_old` for a
+    gap that was there when a watch began. `missed` is about how many records were lost.
+    """
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    reason: str
+    missed: int = 0
+
+
+class Tombstone(Struct):
+    """A gap as the server reports it."""
+
+    gap_from: int
+    gap_to: int
+    reason: str
+    earliest_seq: int = 0
+    missed_estimate: int = 0
+
+    def gap(self, topic: str) -> Gap:
+        return Gap(topic, self.gap_from, self.gap_to, self.reason, self.missed_estimate)
+
+    @property
+    def resume_seq(self) -> int:
+        """The seq after which a reader goes on. Another epoch begins with its first record."""
+        return max(self.earliest_seq - 1, 0) if self.reason == "recreated" else self.gap_to
+
+
+class Position(Struct, frozen=True):
+    """How far a reader has come: the last seq it has processed, and the epoch of the topic that the seq belongs to."""
+
+    seq: int
+    epoch: int | None = None
+
+
+class Page(Struct):
+    """One answer of `diff`. `gap` is what was lost before the first record."""
+
+    records: list[Record]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    epoch: int = 0
+    tombstone: Tombstone | None = None
+    topic: str = ""
+
+    @property
+    def gap(self) -> Gap | None:
+        return None if self.tombstone is None else self.tombstone.gap(self.topic)
+
+
+class NewRecord(Struct, omit_defaults=True, kw_only=True):
+    """One record to write. `priority`, `delay_ms` and `deliver_at` are for jobs of a queue."""
+
+    data: Any
+    tag: str | None = None
+    node: str | None = None
+    meta: dict[str, Any] | None = None
+    priority: int | None = None
+    delay_ms: int | None = None
+    deliver_at: int | None = None
+
+
+class Appended(Struct):
+    """Where records were written. `deduped` says that an earlier attempt had written them."""
+
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    created: bool = False
+    deduped: bool = False
+
+    @property
+    def seq(self) -> int:
+        """The seq of the only record."""
+        return self.first_seq
+
+
+class Config(TypedDict, total=False):
+    """Settings of a topic. A setting that is left out keeps its value."""
+
+    type: TopicType
+    ttl_ms: int
+    cap_records: int
+    cap_bytes: int
+    discard: Discard
+    durability: Durability
+    priority: int | None
+    auto_priority: bool
+    auto_create: bool
+    idempotency_window_ms: int
+    dedupe_node: bool
+    lease_ms: int
+    claim_jitter_ms: int
+    max_deliveries: int
+    dead_letter: str | None
+    leases_durable: bool
+    archive: ArchiveConfig | None
+
+
+def decode_json(text: Raw) -> Any:
+    """Decode JSON. Half a surrogate pair, which only the standard library accepts, is kept as it is."""
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:
+        return json.loads(bytes(text))
