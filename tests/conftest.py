@@ -17,6 +17,8 @@ from tests import profile
 
 profile.load()
 
+pytest_plugins = ["pytester"]
+
 WAIT_S = 20
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics.model.topic import ArchiveConfig, Discard, Durability, TopicType
 
@@ -27,7 +27,7 @@ class Record(
     json: Raw = Raw(b"null")
     node: str | None = None
     tag: str | None = None
-    raw_meta: Raw | None = None
+    raw_meta: Raw | UnsetType = UNSET
     topic: str = ""
 
     @property
@@ -38,7 +38,7 @@ class Record(
     @property
     def meta(self) -> dict[str, Any]:
         """The metadata, decoded; empty if there is none."""
-        return {} if self.raw_meta is None else decode_json(self.raw_meta)
+        return {} if isinstance(self.raw_meta, UnsetType) else decode_json(self.raw_meta)
 
     def __repr__(self) -> str:
         return f"Record(topic={self.topic!r}, seq={self.seq}, tag={self.tag!r}, data={self.data!r})"
@@ -151,6 +151,29 @@ class Config(TypedDict, total=False):
     dead_letter: str | None
     leases_durable: bool
     archive: ArchiveConfig | None
+
+
+def decode_records(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode an answer that holds records. They keep half a surrogate pair, which the decoder itself refuses."""
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError:
+        from topics.model import surrogates  # rare, and it loads numpy
+
+        masked = surrogates.mask(body)
+        if masked is None:
+            raise
+        answer = decoder.decode(masked.text)
+        for record in _records_of(answer):
+            record.json = masked.restore(record.json)
+            if not isinstance(record.raw_meta, UnsetType):
+                record.raw_meta = masked.restore(record.raw_meta)
+        return answer
+
+
+def _records_of(answer: Any) -> list[Record]:
+    found: list[Record] = getattr(answer, "records", None) or getattr(answer, "claimed", [])
+    return found
 
 
 def decode_json(text: Raw) -> Any:

@@ -15,7 +15,7 @@ from topics.client import errors
 from topics.client._async import tools
 from topics.client._async.transport import fields_of
 from topics.client.errors import Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, Tombstone
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, Tombstone, decode_records
 from topics.client.watching import SessionTopic
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -47,7 +47,7 @@ class _Subscribed(Struct):
 
 
 _decode_head = msgspec.json.Decoder(_Head).decode
-_decode_batch = msgspec.json.Decoder(_Batch).decode
+_batches = msgspec.json.Decoder(_Batch)
 _decode_lost = msgspec.json.Decoder(_Lost).decode
 _decode_failed = msgspec.json.Decoder(_Failed).decode
 _decode_appended = msgspec.json.Decoder(Appended).decode
@@ -63,7 +63,8 @@ class AsyncSocket:
 
     def __init__(self, url: str, token: str | None) -> None:
         self._url = "ws" + url.removeprefix("http") + "/v0/ws"
-        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._opening = connect(self._url, additional_headers=headers, max_size=MAX_MESSAGE_BYTES, proxy=None)
         self._connection: ClientConnection | None = None
         self._number = 0
         self._waiting: dict[int, tools.Future[bytes]] = {}
@@ -74,9 +75,7 @@ class AsyncSocket:
 
     async def __aenter__(self) -> Self:
         try:
-            self._connection = await connect(
-                self._url, additional_headers=self._headers, max_size=MAX_MESSAGE_BYTES, proxy=None
-            )
+            self._connection = await self._opening.__aenter__()
         except (OSError, InvalidHandshake) as error:
             raise Unreachable(f"no WebSocket at {self._url}: {error}") from error
         self._group.spawn(self._receive)
@@ -85,8 +84,7 @@ class AsyncSocket:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._connection is not None:
-            await self._connection.close()
+        await self._opening.__aexit__(kind, error, trace)
         await self._group.join()
 
     async def publish(
@@ -177,11 +175,12 @@ class AsyncSocket:
                 self._handle(message.encode() if isinstance(message, str) else message)
         except ConnectionClosed:
             pass
-        self._broken = Unreachable("the WebSocket is closed", code="closed")
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(self._broken)
-        self._arrived.set()
+        finally:
+            self._broken = Unreachable("the WebSocket is closed", code="closed")
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(self._broken)
+            self._arrived.set()
 
     def _handle(self, message: bytes) -> None:
         head = _decode_head(message)
@@ -194,7 +193,7 @@ class AsyncSocket:
             else:
                 future.set_result(message)
         elif head.op == "record":
-            batch = _decode_batch(message)
+            batch = decode_records(_batches, message)
             for record in batch.records:
                 record.topic = batch.topic
             self._items += batch.records

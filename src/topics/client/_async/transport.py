@@ -13,6 +13,7 @@ import msgspec
 from topics.client import errors
 from topics.client._async import tools
 from topics.client.errors import BadUrl, TimedOut, TopicsError, Unreachable
+from topics.client.items import decode_records
 from topics.client.retry import Backoff
 
 Answer = TypeVar("Answer")
@@ -20,6 +21,7 @@ Answer = TypeVar("Answer")
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 CONNECT_TIMEOUT_S = 10.0
+_decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
 class AsyncTransport:
@@ -76,7 +78,7 @@ class AsyncTransport:
         most = self.retries if retries is None else retries
         while True:
             try:
-                return msgspec.json.decode(await self.send(method, path, body=body, wait_ms=wait_ms), type=answer)
+                return decode_records(_decoder(answer), await self.send(method, path, body=body, wait_ms=wait_ms))
             except TopicsError as error:
                 given_up = backoff.attempts >= most or not error.retryable
                 if given_up or (isinstance(error, Unreachable) and not safe):
@@ -115,6 +117,12 @@ class AsyncTransport:
         if isinstance(error, httpx.TimeoutException):
             return TimedOut(f"no answer from {self.url} in time: {why}")
         return Unreachable(f"no answer from {self.url}: {why}")
+
+
+def _decoder(answer: type[Answer]) -> msgspec.json.Decoder[Answer]:
+    if answer not in _decoders:
+        _decoders[answer] = msgspec.json.Decoder(answer)
+    return _decoders[answer]
 
 
 def topic_path(name: str, rest: str = "") -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[[AsyncJob], Any]
 
-CLAIM_WAIT_MS = 5_000  # a claim that waits ends at the latest then, so that a worker which was stopped ends soon
+CLAIM_WAIT_MS = 2_000  # a claim waits no longer than this, so that a worker that was stopped ends soon
 FIRST_DELAY_MS, LONGEST_DELAY_MS = 1_000, 300_000
 
 log = logging.getLogger("topics.client.worker")
@@ -148,7 +148,7 @@ class AsyncWorker:
     async def _complete(self, job: AsyncJob, seconds: float) -> None:
         try:
             if not await job.ack():
-                log.warning("job %d of %s took longer than its lease: it may be done twice", job.seq, job.topic)
+                log.warning("job %d of %s: its lease had ended, or an earlier ack got through", job.seq, job.topic)
         except TopicsError as error:
             log.warning("job %d of %s is done, but its ack failed: %s", job.seq, job.topic, error)
         if self._on_done is not None:

@@ -14,7 +14,7 @@ from topics.client._sync import tools
 from topics.client._sync.transport import Transport, fields_of, with_query
 from topics.client.cursors import Cursor
 from topics.client.errors import NotFound, TopicNotFound, TopicsError, Unavailable, Unreachable
-from topics.client.items import Gap, Match, Page, Position, Record, Tombstone
+from topics.client.items import Gap, Match, Page, Position, Record, Tombstone, decode_records
 from topics.client.retry import Backoff
 from topics.client.sse import Event, EventParser
 from topics.client.watching import Session, Start, WatchCursor, WatchPosition
@@ -71,7 +71,7 @@ class _Lost(Tombstone):
     topic: str = ""
 
 
-_decode_batch = msgspec.json.Decoder(_Batch).decode
+_batches = msgspec.json.Decoder(_Batch)
 _decode_lost = msgspec.json.Decoder(_Lost).decode
 _decode_problem = msgspec.json.Decoder(_Problem).decode
 
@@ -179,7 +179,7 @@ def _topic_options(name: str, start: Start | Position | None, position: WatchPos
 
 def _event_items(event: Event) -> Iterator[Record | Gap]:
     if event.name == "record":
-        batch = _decode_batch(event.data)
+        batch = decode_records(_batches, event.data)
         for record in batch.records:
             record.topic = batch.topic
             yield record

@@ -1,0 +1,65 @@
+"""The sync client: generated from the async one, so these tests cover what threads add."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ServerProcess
+from topics.client import Job, Topics
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_sync_client_is_what_the_generator_makes() -> None:
+    done = subprocess.run([sys.executable, "tools/unasync.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_loads_neither_server_nor_numpy() -> None:
+    unwanted = ("numpy", "uvloop", "httptools", "xxhash", "topics.server", "topics.engine")
+    program = f"import topics.client._sync.client, sys; print([m for m in {unwanted} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_threads_write_and_work(server: ServerProcess, name: str) -> None:
+    with Topics(server.url) as topics:
+        topics.put_topic(name, type="queue")
+        with topics.writer(name, max_records=50) as writer:
+            futures = [writer.append(n) for n in range(300)]
+        assert [future.result(10) for future in futures] == list(range(1, 301))
+        done: list[int] = []
+
+        @topics.worker(name, concurrency=4)
+        def work(job: Job) -> None:
+            done.append(job.data)
+            if len(done) == 300:
+                topics.stop()
+
+        topics.run()
+        assert sorted(done) == list(range(300))
+        assert topics.topic(name).count == 0
+
+
+def test_socket_and_follow_work_in_threads(server: ServerProcess, name: str) -> None:
+    with Topics(server.url) as topics:
+        with topics.connect() as socket:
+            socket.publish(name, "hello")
+            socket.subscribe(name)
+            assert next(iter(socket)).data == "hello"  # type: ignore[union-attr]
+        assert next(iter(topics.follow(name))).data == "hello"  # type: ignore[union-attr]
+
+
+def test_server_fixture_is_a_real_server(pytester: pytest.Pytester, tmp_path: Path) -> None:
+    pytester.makepyfile(
+        """
+        from topics.client import Topics
+
+        def test_orders(topics_server):
+            with Topics(topics_server) as topics:
+                assert topics.append("orders", 1).seq == 1
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
