@@ -20,6 +20,7 @@ const JSON_TYPE = "application/json"
 const FIRST_WAIT_MS = 200
 const MAX_WAIT_MS = 10_000
 const WATCHDOG_SLACK_MS = 5_000
+const NODE_FILES = /** @type {string} */ ("node:fs/promises") // a variable, so that bundlers for browsers leave it alone
 
 // --- errors
 
@@ -269,7 +270,7 @@ export class FileCursor {
   }
 
   async load() {
-    const { readFile } = await import("node:fs/promises")
+    const { readFile } = await import(NODE_FILES)
     try {
       return JSON.parse(await readFile(this.path, "utf8"))
     } catch (error) {
@@ -280,7 +281,7 @@ export class FileCursor {
 
   /** @param {any} position */
   async save(position) {
-    const { open, rename } = await import("node:fs/promises")
+    const { open, rename } = await import(NODE_FILES)
     const file = await open(`${this.path}.new`, "w")
     try {
       await file.writeFile(JSON.stringify(position))
@@ -807,6 +808,7 @@ export class Topics {
    */
   async *watch(wanted, options = {}) {
     const { cursor, waitForTopic = false, signal, onRetry, ...view } = options
+    /** @type {Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number}>} */
     const named = Array.isArray(wanted) ? Object.fromEntries(wanted.map((name) => [name, {}])) : wanted
     /** @type {{id: string|null, epochs: Record<string, number>}} */
     let position = (await cursor?.load()) ?? { id: null, epochs: {} }

@@ -1,0 +1,773 @@
+/** An expected failure. Each error code of the server is a subclass. */
+export class TopicsError extends Error {
+    /**
+     * @param {string} message
+     * @param {{code?: string, status?: number, detail?: any, retryable?: boolean, retryAfterMs?: number|null, cause?: unknown}} [fields]
+     */
+    constructor(message: string, fields?: {
+        code?: string;
+        status?: number;
+        detail?: any;
+        retryable?: boolean;
+        retryAfterMs?: number | null;
+        cause?: unknown;
+    });
+    /** The stable name of the error, for example `topic_not_found`. */
+    code: string;
+    /** The HTTP status; 0 if the server did not answer. */
+    status: number;
+    /** What the server says beside the message. @type {any} */
+    detail: any;
+    /** Whether the same request can succeed later. */
+    retryable: boolean;
+    /** How long the server asks to wait, in ms. @type {number|null} */
+    retryAfterMs: number | null;
+}
+/** The request is malformed: see `detail.field`. */
+export class InvalidRequest extends TopicsError {
+}
+/** The batch has too many records or bytes. */
+export class BatchTooLarge extends TopicsError {
+}
+/** One record is larger than the server or the topic allows. */
+export class RecordTooLarge extends TopicsError {
+}
+/** The key is missing or unknown. */
+export class Unauthorized extends TopicsError {
+}
+/** The key lacks a scope, or the name lies outside its prefixes. */
+export class Forbidden extends TopicsError {
+}
+/** The path or the watch session does not exist. */
+export class NotFound extends TopicsError {
+}
+/** The topic does not exist. */
+export class TopicNotFound extends TopicsError {
+}
+/** The router does not exist. */
+export class RouterNotFound extends TopicsError {
+}
+/** The router would close a cycle: see `detail.cycle`. */
+export class RouterCycle extends TopicsError {
+}
+/** The topic or router exists with a configuration that excludes this one. */
+export class TopicExistsIncompatible extends TopicsError {
+}
+/** The topic holds records, and `ifEmpty` was set. */
+export class TopicNotEmpty extends TopicsError {
+}
+/** The topic is not a queue. */
+export class NotAQueue extends TopicsError {
+}
+/** The topic was created again since this epoch. */
+export class EpochMismatch extends TopicsError {
+}
+/** The body is larger than the server allows. */
+export class PayloadTooLarge extends TopicsError {
+}
+/** The topic is full and rejects writes. */
+export class TopicFull extends TopicsError {
+}
+/** The server is busy, or a limit is reached: retry after `retryAfterMs`. */
+export class Throttled extends TopicsError {
+}
+/** The server failed: see its log. */
+export class InternalError extends TopicsError {
+}
+/** The server recovers its data, shuts down, or cannot write: retry after `retryAfterMs`. */
+export class Unavailable extends TopicsError {
+}
+/** The server did not answer: wrong address, stopped, or the connection broke. */
+export class Unreachable extends TopicsError {
+}
+/** The answer did not come within the time limit. */
+export class TimedOut extends TopicsError {
+}
+/** The address is not the URL of a server. */
+export class BadUrl extends TopicsError {
+}
+/** One record of a topic. */
+export class TopicRecord {
+    /**
+     * @param {string} topic
+     * @param {any} wire
+     */
+    constructor(topic: string, wire: any);
+    topic: string;
+    /** @type {number} */
+    seq: number;
+    /** When the server committed the record, in ms since 1970. @type {number} */
+    ts: number;
+    /** Who wrote it. @type {string|undefined} */
+    node: string | undefined;
+    /** @type {string|undefined} */
+    tag: string | undefined;
+    /** @type {Record<string, any>|undefined} */
+    meta: Record<string, any> | undefined;
+    /** @type {any} */
+    data: any;
+}
+/** A range of records that were lost before this reader got them. Both ends are included. */
+export class Gap {
+    /**
+     * @param {string} topic
+     * @param {any} wire
+     */
+    constructor(topic: string, wire: any);
+    topic: string;
+    /** The first missing seq. @type {number} */
+    firstSeq: number;
+    /** The last missing seq. @type {number} */
+    lastSeq: number;
+    /** `cap`, `ttl`, `mixed`, `recreated`, `restart`, `corrupt`, `source_trim` or `from_seq_too_old`. @type {string} */
+    reason: string;
+    /** About how many records were lost. @type {number|undefined} */
+    missed: number | undefined;
+}
+/** One job of a queue, leased to this worker. */
+export class Job extends TopicRecord {
+    /**
+     * @param {Topics} topics
+     * @param {string} topic
+     * @param {string} node
+     * @param {any} wire
+     */
+    constructor(topics: Topics, topic: string, node: string, wire: any);
+    /** @type {string} */
+    leaseId: string;
+    /** When the lease ends, in ms since 1970. @type {number} */
+    deadline: number;
+    /** How often the job was delivered, this time included. @type {number} */
+    deliveries: number;
+    /** Complete the job. Return false if the lease had ended: another worker may have got the job. */
+    ack(): Promise<boolean>;
+    /**
+     * Give the job back, to be delivered again after `delayMs`.
+     * @param {number} [delayMs]
+     */
+    nack(delayMs?: number): Promise<boolean>;
+    /**
+     * Hold the job for `leaseMs` from now. Return false if the lease had ended.
+     * @param {number} leaseMs
+     */
+    extend(leaseMs: number): Promise<boolean>;
+    #private;
+}
+/**
+ * A position in one topic: the last seq that was processed, and the epoch of the topic it belongs to.
+ * @typedef {{seq: number, epoch?: number|null}} Position
+ */
+/**
+ * Anything that keeps a position.
+ * @template P
+ * @typedef {{load(): P|null|undefined|Promise<P|null|undefined>, save(position: P): void|Promise<void>}} Cursor
+ */
+/** Keep a position in the browser's `localStorage`, or in any object with `getItem` and `setItem`. */
+export class StorageCursor {
+    /**
+     * @param {string} key
+     * @param {{getItem(key: string): string|null, setItem(key: string, value: string): void}} [storage]
+     */
+    constructor(key: string, storage?: {
+        getItem(key: string): string | null;
+        setItem(key: string, value: string): void;
+    });
+    key: string;
+    storage: {
+        getItem(key: string): string | null;
+        setItem(key: string, value: string): void;
+    };
+    load(): any;
+    /** @param {any} position */
+    save(position: any): void;
+}
+/** Keep a position in a file (Node). A crash leaves the old position or the new one, never half of one. */
+export class FileCursor {
+    /** @param {string} path */
+    constructor(path: string);
+    path: string;
+    load(): Promise<any>;
+    /** @param {any} position */
+    save(position: any): Promise<void>;
+}
+/**
+ * @typedef {object} TopicConfig
+ * @property {"log"|"queue"} [type]
+ * @property {number} [ttlMs]
+ * @property {number} [capRecords]
+ * @property {number} [capBytes]
+ * @property {"old"|"reject"} [discard]
+ * @property {"ephemeral"|"memory"|"disk"|"fsync"} [durability]
+ * @property {number|null} [priority]
+ * @property {boolean} [autoPriority]
+ * @property {boolean} [autoCreate]
+ * @property {number} [idempotencyWindowMs]
+ * @property {boolean} [dedupeNode]
+ * @property {number} [leaseMs]
+ * @property {number} [claimJitterMs]
+ * @property {number} [maxDeliveries]
+ * @property {string|null} [deadLetter]
+ * @property {boolean} [leasesDurable]
+ */
+/**
+ * A tag to match: exactly, or by its beginning.
+ * @typedef {string|["tag", "Eq"|"Glob", string]} Match
+ */
+/**
+ * @typedef {object} NewRecord
+ * @property {any} data
+ * @property {string} [tag]
+ * @property {string} [node]
+ * @property {Record<string, any>} [meta]
+ * @property {number} [priority] of a job, 0 to 9
+ * @property {number} [delayMs] of a job
+ * @property {number} [deliverAt] of a job, in ms since 1970
+ */
+/**
+ * @typedef {object} WriteOptions
+ * @property {string} [idempotencyKey] a retry with the same key is not written twice; made up if left out
+ * @property {boolean} [create]
+ * @property {TopicConfig} [config] of a topic that this write creates
+ * @property {boolean} [disableBackpressure]
+ * @property {AbortSignal} [signal]
+ */
+/**
+ * @typedef {object} Appended
+ * @property {number} firstSeq
+ * @property {number} lastSeq
+ * @property {number} headSeq
+ * @property {boolean} created whether this write created the topic
+ * @property {boolean} deduped whether an earlier attempt had written the records
+ */
+/**
+ * @typedef {object} ReadOptions
+ * @property {number} [fromSeq] deliver records after this seq; 0 begins at the earliest
+ * @property {number|null} [epoch] the epoch that `fromSeq` belongs to
+ * @property {number} [limit]
+ * @property {number} [maxBatchBytes]
+ * @property {string|string[]} [node] leave out records of these writers
+ * @property {Match} [filter]
+ * @property {boolean} [includeTags]
+ * @property {boolean} [includeMeta]
+ * @property {boolean} [includeData]
+ * @property {AbortSignal} [signal]
+ */
+/**
+ * @typedef {object} Page
+ * @property {TopicRecord[]} records
+ * @property {Gap|null} gap records that were lost before the first one of this page
+ * @property {number} nextFromSeq where the next page begins
+ * @property {number} headSeq
+ * @property {number} earliestSeq
+ * @property {number} epoch
+ * @property {boolean} caughtUp
+ */
+/**
+ * @typedef {object} FollowOptions
+ * @property {number} [fromSeq] where to begin if the cursor has no position yet
+ * @property {boolean} [tail] begin at the head instead
+ * @property {Cursor<Position>} [cursor] where the position is kept
+ * @property {Match} [filter]
+ * @property {string|string[]} [node]
+ * @property {boolean} [includeTags]
+ * @property {boolean} [includeMeta]
+ * @property {boolean} [includeData]
+ * @property {"eventual"|"strong"} [consistency]
+ * @property {number} [heartbeatMs]
+ * @property {boolean} [waitForTopic] wait for a topic that does not exist instead of throwing `TopicNotFound`
+ * @property {AbortSignal} [signal] ends the loop
+ * @property {(error: TopicsError, waitMs: number) => void} [onRetry] called before each new attempt
+ */
+/** A server. Methods throw a subclass of `TopicsError`. */
+export class Topics {
+    /**
+     * @param {string} [url] of the server; in a page the page's own origin
+     * @param {object} [options]
+     * @param {string|null} [options.token] the API key
+     * @param {number} [options.retries] attempts after the first one, where a repetition cannot do harm
+     * @param {number} [options.timeoutMs] for one answer
+     * @param {typeof fetch} [options.fetch]
+     * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
+     */
+    constructor(url?: string, options?: {
+        token?: string | null | undefined;
+        retries?: number | undefined;
+        timeoutMs?: number | undefined;
+        fetch?: typeof fetch | undefined;
+        WebSocket?: any;
+    });
+    /**
+     * Create a topic, or change its configuration.
+     * @param {string} topic
+     * @param {TopicConfig} [config]
+     */
+    putTopic(topic: string, config?: TopicConfig): Promise<any>;
+    /**
+     * Return the state of a topic.
+     * @param {string} topic
+     */
+    topic(topic: string): Promise<any>;
+    /**
+     * List topics by name, page after page.
+     * @param {{prefix?: string, pageSize?: number}} [options]
+     * @returns {AsyncGenerator<any, void>}
+     */
+    topics({ prefix, pageSize }?: {
+        prefix?: string;
+        pageSize?: number;
+    }): AsyncGenerator<any, void>;
+    /**
+     * Remove a topic and everything in it. Return false if it did not exist.
+     * @param {string} topic
+     * @param {{ifEmpty?: boolean}} [options]
+     * @returns {Promise<boolean>}
+     */
+    dropTopic(topic: string, { ifEmpty }?: {
+        ifEmpty?: boolean;
+    }): Promise<boolean>;
+    /**
+     * Append one record, and return its seq. A retry after a broken connection does not write it twice.
+     *
+     *     const seq = await topics.append("orders", { sku: "V60" }, { tag: "order-7" })
+     *
+     * @param {string} topic
+     * @param {any} data
+     * @param {Omit<NewRecord, "data"> & WriteOptions} [options]
+     * @returns {Promise<number>}
+     */
+    append(topic: string, data: any, options?: Omit<NewRecord, "data"> & WriteOptions): Promise<number>;
+    /**
+     * Append many records: all of them or none.
+     * @param {string} topic
+     * @param {NewRecord[]} records
+     * @param {WriteOptions & {node?: string}} [options]
+     * @returns {Promise<Appended>}
+     */
+    appendMany(topic: string, records: NewRecord[], options?: WriteOptions & {
+        node?: string;
+    }): Promise<Appended>;
+    /**
+     * Return one page of records after a seq. With `waitMs`, wait for a record at the head of the topic.
+     * @param {string} topic
+     * @param {ReadOptions & {waitMs?: number}} [options]
+     * @returns {Promise<Page>}
+     */
+    diff(topic: string, options?: ReadOptions & {
+        waitMs?: number;
+    }): Promise<Page>;
+    /**
+     * Read records and gaps up to the head of the topic, and end there.
+     * @param {string} topic
+     * @param {ReadOptions} [options]
+     * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+     */
+    read(topic: string, options?: ReadOptions): AsyncGenerator<TopicRecord | Gap, void>;
+    /**
+     * Delete records by seq, by tag, or both. Readers see no gap where records were deleted.
+     * @param {string} topic
+     * @param {{beforeSeq?: number, match?: Match, dryRun?: boolean}} which
+     */
+    delete(topic: string, which: {
+        beforeSeq?: number;
+        match?: Match;
+        dryRun?: boolean;
+    }): Promise<any>;
+    /**
+     * Follow a topic: yield its records as they come, and a gap wherever records were lost.
+     *
+     * The loop resumes after a broken connection, a restart of the server and a dropped session. Its position is saved
+     * when the next batch is asked for, so a record counts as processed once the loop's body has ended: after a crash the
+     * last batch comes again, and none is skipped. A topic that was created again comes as a gap with the reason
+     * `recreated`.
+     *
+     * @param {string} topic
+     * @param {FollowOptions} [options]
+     * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+     */
+    follow(topic: string, options?: FollowOptions): AsyncGenerator<TopicRecord | Gap, void>;
+    /**
+     * Follow many topics over one stream. A name that ends in `*` stands for every topic that begins so, now and later.
+     *
+     *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
+     *
+     * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number}>} wanted
+     * @param {Omit<FollowOptions, "fromSeq"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
+     * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+     */
+    watch(wanted: string[] | Record<string, {
+        fromSeq?: number;
+        tail?: boolean;
+        filter?: Match;
+        epoch?: number;
+    }>, options?: Omit<FollowOptions, "fromSeq" | "tail" | "filter" | "cursor"> & {
+        cursor?: Cursor<{
+            id: string | null;
+            epochs: Record<string, number>;
+        }>;
+    }): AsyncGenerator<TopicRecord | Gap, void>;
+    /**
+     * Lease up to `max` jobs to a worker.
+     * @param {string} queue
+     * @param {{node: string, max?: number, leaseMs?: number, waitMs?: number, signal?: AbortSignal}} options
+     * @returns {Promise<Job[]>}
+     */
+    claim(queue: string, { signal, ...options }: {
+        node: string;
+        max?: number;
+        leaseMs?: number;
+        waitMs?: number;
+        signal?: AbortSignal;
+    }): Promise<Job[]>;
+    /**
+     * Complete jobs. Seqs that `node` does not hold are returned as `skipped`.
+     * @param {string} queue
+     * @param {{node: string, seqs: number[], leaseIds?: string[]}} held
+     */
+    ack(queue: string, held: {
+        node: string;
+        seqs: number[];
+        leaseIds?: string[];
+    }): Promise<any>;
+    /**
+     * Give jobs back.
+     * @param {string} queue
+     * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number}} held
+     */
+    nack(queue: string, held: {
+        node: string;
+        seqs: number[];
+        leaseIds?: string[];
+        delayMs?: number;
+    }): Promise<any>;
+    /**
+     * Hold jobs for `leaseMs` from now.
+     * @param {string} queue
+     * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number}} held
+     */
+    extend(queue: string, held: {
+        node: string;
+        seqs: number[];
+        leaseIds?: string[];
+        leaseMs: number;
+    }): Promise<any>;
+    /**
+     * List jobs with their state, in the order of the log.
+     * @param {string} queue
+     * @param {{state?: "ready"|"in_flight"|"delayed"}} [options]
+     * @returns {AsyncGenerator<any, void>}
+     */
+    listJobs(queue: string, { state }?: {
+        state?: "ready" | "in_flight" | "delayed";
+    }): AsyncGenerator<any, void>;
+    /**
+     * Move dead letters of a queue back into it.
+     * @param {string} queue
+     * @param {{match?: Match, seqs?: number[], fromSeq?: number, limit?: number, dryRun?: boolean, deadLetter?: string}} [which]
+     */
+    redrive(queue: string, which?: {
+        match?: Match;
+        seqs?: number[];
+        fromSeq?: number;
+        limit?: number;
+        dryRun?: boolean;
+        deadLetter?: string;
+    }): Promise<any>;
+    /**
+     * Yield jobs one by one. The loop's body acks each job, or gives it back.
+     * @param {string} queue
+     * @param {{node?: string, leaseMs?: number, signal?: AbortSignal, onRetry?: (error: TopicsError, waitMs: number) => void}} [options]
+     * @returns {AsyncGenerator<Job, void>}
+     */
+    jobs(queue: string, { node, leaseMs, signal, onRetry }?: {
+        node?: string;
+        leaseMs?: number;
+        signal?: AbortSignal;
+        onRetry?: (error: TopicsError, waitMs: number) => void;
+    }): AsyncGenerator<Job, void>;
+    /**
+     * Work through a queue: call `handler` for each job, `concurrency` at a time, until `signal` aborts.
+     *
+     * The lease is extended while the handler runs. A job whose handler returns is acked; one whose handler throws goes
+     * back, and waits longer each time. When `signal` aborts, jobs that are under way are finished first.
+     *
+     * @param {string} queue
+     * @param {(job: Job, signal: AbortSignal) => unknown} handler
+     * @param {object} [options]
+     * @param {number} [options.concurrency]
+     * @param {string} [options.node]
+     * @param {number} [options.leaseMs]
+     * @param {number} [options.timeoutMs] for one job; the handler's signal aborts, and the job goes back
+     * @param {(deliveries: number) => number} [options.retryDelayMs]
+     * @param {AbortSignal} [options.signal]
+     * @param {(job: Job, error: unknown) => void} [options.onError] called when a handler has failed
+     * @param {(error: TopicsError, waitMs: number) => void} [options.onRetry]
+     * @returns {Promise<void>}
+     */
+    work(queue: string, handler: (job: Job, signal: AbortSignal) => unknown, options?: {
+        concurrency?: number | undefined;
+        node?: string | undefined;
+        leaseMs?: number | undefined;
+        timeoutMs?: number | undefined;
+        retryDelayMs?: ((deliveries: number) => number) | undefined;
+        signal?: AbortSignal | undefined;
+        onError?: ((job: Job, error: unknown) => void) | undefined;
+        onRetry?: ((error: TopicsError, waitMs: number) => void) | undefined;
+    }): Promise<void>;
+    /**
+     * Create a router, or change it.
+     * @param {string} router
+     * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once"}} config
+     */
+    putRouter(router: string, config: {
+        source: string;
+        dest: string;
+        filter?: Match | null;
+        preserveNode?: boolean;
+        preserveTag?: boolean;
+        createDest?: boolean;
+        allowCycle?: boolean;
+        guarantee?: "at_least_once" | "exactly_once";
+    }): Promise<any>;
+    /**
+     * Return a router: what it forwards, how far it has come, and what holds it up.
+     * @param {string} router
+     */
+    router(router: string): Promise<any>;
+    /**
+     * List routers by name.
+     * @param {{prefix?: string, source?: string, dest?: string}} [options]
+     * @returns {AsyncGenerator<any, void>}
+     */
+    routers(options?: {
+        prefix?: string;
+        source?: string;
+        dest?: string;
+    }): AsyncGenerator<any, void>;
+    /**
+     * Remove a router. Records that it has forwarded stay. Return false if it did not exist.
+     * @param {string} router
+     * @returns {Promise<boolean>}
+     */
+    dropRouter(router: string): Promise<boolean>;
+    /**
+     * Count the records that a filter would forward.
+     * @param {string} router
+     * @param {{source?: string, filter?: Match|null}} [which]
+     */
+    previewRouter(router: string, which?: {
+        source?: string;
+        filter?: Match | null;
+    }): Promise<any>;
+    /** Return whether the process is alive, and its version. */
+    health(): Promise<any>;
+    /** Return whether the server can serve. */
+    isReady(): Promise<boolean>;
+    /** Return gauges and counters as an object. */
+    metrics(): Promise<any>;
+    /**
+     * Open a WebSocket, to publish and subscribe over one connection. A browser sends no key with a WebSocket: on a server
+     * with keys, use `follow` and `append` there.
+     * @param {{onClose?: (event: any) => void}} [options]
+     * @returns {Promise<Socket>}
+     */
+    connect(options?: {
+        onClose?: (event: any) => void;
+    }): Promise<Socket>;
+    #private;
+}
+/** One WebSocket: `publish` and `subscribe`, and an async iterator over all that comes. */
+export class Socket {
+    /**
+     * @param {any} socket
+     * @param {((event: any) => void)|undefined} onClose
+     * @returns {Promise<Socket>}
+     */
+    static opened(socket: any, onClose: ((event: any) => void) | undefined): Promise<Socket>;
+    /** @param {any} socket */
+    constructor(socket: any);
+    /**
+     * Append records, and return once they are as safe as their topic promises.
+     * @param {string} topic
+     * @param {NewRecord|NewRecord[]} records
+     * @param {WriteOptions & {node?: string}} [options]
+     * @returns {Promise<{firstSeq: number, lastSeq: number}>}
+     */
+    publish(topic: string, records: NewRecord | NewRecord[], options?: WriteOptions & {
+        node?: string;
+    }): Promise<{
+        firstSeq: number;
+        lastSeq: number;
+    }>;
+    /**
+     * Deliver records of a topic, or of all topics that a name ending in `*` stands for, to this socket's iterator.
+     * @param {string} topic
+     * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
+     */
+    subscribe(topic: string, options?: {
+        fromSeq?: number;
+        tail?: boolean;
+        epoch?: number;
+        filter?: Match;
+        node?: string | string[];
+        includeTags?: boolean;
+        includeMeta?: boolean;
+        includeData?: boolean;
+    }): Promise<any>;
+    /** @param {string} topic */
+    unsubscribe(topic: string): Promise<void>;
+    /** Return how long a ping took, in ms. */
+    ping(): Promise<number>;
+    close(): void;
+    /** @returns {AsyncGenerator<TopicRecord|Gap, void>} */
+    [Symbol.asyncIterator](): AsyncGenerator<TopicRecord | Gap, void>;
+    #private;
+}
+/**
+ * A position in one topic: the last seq that was processed, and the epoch of the topic it belongs to.
+ */
+export type Position = {
+    seq: number;
+    epoch?: number | null;
+};
+/**
+ * Anything that keeps a position.
+ */
+export type Cursor<P> = {
+    load(): P | null | undefined | Promise<P | null | undefined>;
+    save(position: P): void | Promise<void>;
+};
+export type TopicConfig = {
+    type?: "log" | "queue" | undefined;
+    ttlMs?: number | undefined;
+    capRecords?: number | undefined;
+    capBytes?: number | undefined;
+    discard?: "old" | "reject" | undefined;
+    durability?: "ephemeral" | "memory" | "disk" | "fsync" | undefined;
+    priority?: number | null | undefined;
+    autoPriority?: boolean | undefined;
+    autoCreate?: boolean | undefined;
+    idempotencyWindowMs?: number | undefined;
+    dedupeNode?: boolean | undefined;
+    leaseMs?: number | undefined;
+    claimJitterMs?: number | undefined;
+    maxDeliveries?: number | undefined;
+    deadLetter?: string | null | undefined;
+    leasesDurable?: boolean | undefined;
+};
+/**
+ * A tag to match: exactly, or by its beginning.
+ */
+export type Match = string | ["tag", "Eq" | "Glob", string];
+export type NewRecord = {
+    data: any;
+    tag?: string | undefined;
+    node?: string | undefined;
+    meta?: Record<string, any> | undefined;
+    /**
+     * of a job, 0 to 9
+     */
+    priority?: number | undefined;
+    /**
+     * of a job
+     */
+    delayMs?: number | undefined;
+    /**
+     * of a job, in ms since 1970
+     */
+    deliverAt?: number | undefined;
+};
+export type WriteOptions = {
+    /**
+     * a retry with the same key is not written twice; made up if left out
+     */
+    idempotencyKey?: string | undefined;
+    create?: boolean | undefined;
+    /**
+     * of a topic that this write creates
+     */
+    config?: TopicConfig | undefined;
+    disableBackpressure?: boolean | undefined;
+    signal?: AbortSignal | undefined;
+};
+export type Appended = {
+    firstSeq: number;
+    lastSeq: number;
+    headSeq: number;
+    /**
+     * whether this write created the topic
+     */
+    created: boolean;
+    /**
+     * whether an earlier attempt had written the records
+     */
+    deduped: boolean;
+};
+export type ReadOptions = {
+    /**
+     * deliver records after this seq; 0 begins at the earliest
+     */
+    fromSeq?: number | undefined;
+    /**
+     * the epoch that `fromSeq` belongs to
+     */
+    epoch?: number | null | undefined;
+    limit?: number | undefined;
+    maxBatchBytes?: number | undefined;
+    /**
+     * leave out records of these writers
+     */
+    node?: string | string[] | undefined;
+    filter?: Match | undefined;
+    includeTags?: boolean | undefined;
+    includeMeta?: boolean | undefined;
+    includeData?: boolean | undefined;
+    signal?: AbortSignal | undefined;
+};
+export type Page = {
+    records: TopicRecord[];
+    /**
+     * records that were lost before the first one of this page
+     */
+    gap: Gap | null;
+    /**
+     * where the next page begins
+     */
+    nextFromSeq: number;
+    headSeq: number;
+    earliestSeq: number;
+    epoch: number;
+    caughtUp: boolean;
+};
+export type FollowOptions = {
+    /**
+     * where to begin if the cursor has no position yet
+     */
+    fromSeq?: number | undefined;
+    /**
+     * begin at the head instead
+     */
+    tail?: boolean | undefined;
+    /**
+     * where the position is kept
+     */
+    cursor?: Cursor<Position> | undefined;
+    filter?: Match | undefined;
+    node?: string | string[] | undefined;
+    includeTags?: boolean | undefined;
+    includeMeta?: boolean | undefined;
+    includeData?: boolean | undefined;
+    consistency?: "eventual" | "strong" | undefined;
+    heartbeatMs?: number | undefined;
+    /**
+     * wait for a topic that does not exist instead of throwing `TopicNotFound`
+     */
+    waitForTopic?: boolean | undefined;
+    /**
+     * ends the loop
+     */
+    signal?: AbortSignal | undefined;
+    /**
+     * called before each new attempt
+     */
+    onRetry?: ((error: TopicsError, waitMs: number) => void) | undefined;
+};

@@ -1,0 +1,21 @@
+// Compiled, not run: the types of the client fit how it is used.
+import { FileCursor, Gap, Job, Topics, TopicNotFound, type Position, type Cursor } from "../../../clients/js/topics.js"
+
+const topics = new Topics("http://127.0.0.1:4000", { token: "key", retries: 3 })
+const seq: number = await topics.append("orders", { sku: "V60" }, { tag: "order-7", meta: { source: "till" } })
+const { firstSeq, deduped } = await topics.appendMany("orders", [{ data: 1 }, { data: [2], tag: "b" }])
+const cursor: Cursor<Position> = new FileCursor("orders.cursor")
+
+for await (const item of topics.follow("orders", { cursor, includeTags: true })) {
+  if (item instanceof Gap) console.warn(item.firstSeq, item.lastSeq, item.reason)
+  else console.log(item.seq, item.tag?.length, item.data)
+}
+for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) console.log(item.topic)
+await topics.work("emails", async (job: Job, signal: AbortSignal) => { await fetch(job.data.url, { signal }) }, { concurrency: 8 })
+try {
+  await topics.topic("nowhere")
+} catch (error) {
+  if (error instanceof TopicNotFound) console.log(error.code, error.status, error.retryable, seq, firstSeq, deduped)
+}
+// @ts-expect-error: a typing error is noticed
+await topics.putTopic("orders", { durability: "forever" })

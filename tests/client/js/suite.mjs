@@ -1,0 +1,182 @@
+// Every verb of the JavaScript client against a real server: node suite.mjs URL
+import assert from "node:assert/strict"
+import { test } from "node:test"
+import * as client from "../../../clients/js/topics.js"
+
+const { Topics, Gap, TopicRecord, FileCursor, StorageCursor } = client
+const url = process.env.TOPICS_URL
+const topics = new Topics(url)
+let number = 0
+const name = () => `js${process.pid}.${++number}`
+
+async function take(items, count) {
+  const found = []
+  for await (const item of items) {
+    found.push(item)
+    if (found.length === count) break
+  }
+  return found
+}
+
+test("append returns seqs and read returns records", async () => {
+  const topic = name()
+  assert.equal(await topics.append(topic, { sku: "V60" }, { tag: "a", node: "till", meta: { k: 1 } }), 1)
+  const more = await topics.appendMany(topic, [{ data: 2 }, { data: null, tag: "b" }])
+  assert.deepEqual([more.firstSeq, more.lastSeq, more.created], [2, 3, false])
+  const records = await take(topics.read(topic, { includeTags: true }), 3)
+  assert.deepEqual(records.map((r) => [r.seq, r.tag, r.data]), [[1, "a", { sku: "V60" }], [2, undefined, 2], [3, "b", null]])
+  assert.deepEqual([records[0].node, records[0].meta], ["till", { k: 1 }])
+})
+
+test("the same key appends once", async () => {
+  const topic = name()
+  await topics.appendMany(topic, [{ data: 1 }], { idempotencyKey: "k" })
+  assert.equal((await topics.appendMany(topic, [{ data: 1 }], { idempotencyKey: "k" })).deduped, true)
+})
+
+test("lost records come as a gap", async () => {
+  const topic = name()
+  await topics.putTopic(topic, { capRecords: 2 })
+  await topics.appendMany(topic, [1, 2, 3, 4, 5].map((data) => ({ data })))
+  const [gap, ...records] = await take(topics.read(topic), 3)
+  assert.ok(gap instanceof Gap)
+  assert.deepEqual([gap.firstSeq, gap.lastSeq, gap.reason], [1, 3, "cap"])
+  assert.deepEqual(records.map((r) => r.data), [4, 5])
+})
+
+test("each code is its own class", async () => {
+  await assert.rejects(topics.topic(name()), (error) => {
+    assert.ok(error instanceof client.TopicNotFound)
+    assert.deepEqual([error.code, error.status, error.retryable], ["topic_not_found", 404, false])
+    return true
+  })
+  await assert.rejects(topics.router(name()), client.RouterNotFound)
+  await assert.rejects(topics.putTopic(name(), { capRecords: -1 }), client.InvalidRequest)
+  const nowhere = new Topics("http://127.0.0.1:9", { retries: 0 })
+  await assert.rejects(nowhere.health(), client.Unreachable)
+  assert.equal(await nowhere.isReady(), false)
+  assert.throws(() => new Topics("nowhere"), client.BadUrl)
+})
+
+test("follow resumes from its cursor", async () => {
+  const topic = name()
+  const kept = new Map()
+  const storage = { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => kept.set(key, value) }
+  const cursor = new StorageCursor("place", storage)
+  await topics.appendMany(topic, [1, 2, 3].map((data) => ({ data })))
+  assert.deepEqual((await take(topics.follow(topic, { cursor }), 3)).map((r) => r.data), [1, 2, 3])
+  await topics.append(topic, 4)
+  // The first batch was never finished: it comes again.
+  assert.deepEqual((await take(topics.follow(topic, { cursor }), 4)).map((r) => r.data), [1, 2, 3, 4])
+  const start = await topics.topic(topic)
+  cursor.save({ seq: 3, epoch: start.epoch })
+  assert.deepEqual((await take(topics.follow(topic, { cursor }), 1)).map((r) => r.data), [4])
+})
+
+test("follow reports a topic that was created again", async () => {
+  const topic = name()
+  await topics.append(topic, "old")
+  const seen = []
+  for await (const item of topics.follow(topic)) {
+    seen.push(item instanceof Gap ? item.reason : item.data)
+    if (item.data === "old") setTimeout(async () => { await topics.dropTopic(topic); await topics.append(topic, "new") }, 50)
+    if (item.data === "new") break
+  }
+  assert.deepEqual(seen, ["old", "recreated", "new"])
+})
+
+test("a signal ends a loop", async () => {
+  const topic = name()
+  await topics.append(topic, 1)
+  const stop = new AbortController()
+  for await (const _ of topics.follow(topic, { signal: stop.signal })) stop.abort()
+})
+
+test("watch follows names and patterns", async () => {
+  const topic = name()
+  await topics.append(`${topic}.orders`, 1)
+  setTimeout(() => topics.append(`${topic}.chat-1`, "hello"), 50)
+  const items = await take(topics.watch({ [`${topic}.orders`]: {}, [`${topic}.chat-*`]: {} }), 2)
+  assert.deepEqual(items.map((item) => [item.topic, item.data]), [[`${topic}.orders`, 1], [`${topic}.chat-1`, "hello"]])
+})
+
+test("work acks, retries and dead-letters", async () => {
+  const queue = name()
+  await topics.putTopic(queue, { type: "queue", maxDeliveries: 2, deadLetter: `${queue}.dead` })
+  await topics.appendMany(queue, [0, 1, 2, 3, 4].map((data) => ({ data })))
+  const stop = new AbortController()
+  const failed = []
+  const done = []
+  const working = topics.work(queue, async (job) => { if (job.data === 2) throw new Error("bad"); done.push(job.data) }, {
+    concurrency: 3, signal: stop.signal, retryDelayMs: () => 0, onError: (job) => failed.push(job.deliveries),
+  })
+  while ((await topics.topic(queue)).count) await new Promise((resolve) => setTimeout(resolve, 20))
+  stop.abort()
+  await working
+  assert.deepEqual([done.sort(), failed], [[0, 1, 3, 4], [1, 2]])
+  const [dead] = await take(topics.read(`${queue}.dead`), 1)
+  assert.equal(dead.data, 2)
+  assert.equal((await topics.redrive(queue, { dryRun: true })).redriven, 1)
+})
+
+test("a lease is extended while the handler runs", async () => {
+  const queue = name()
+  await topics.putTopic(queue, { type: "queue" })
+  await topics.append(queue, 1)
+  const stop = new AbortController()
+  const deliveries = []
+  await topics.work(queue, async (job) => {
+    deliveries.push(job.deliveries)
+    await new Promise((resolve) => setTimeout(resolve, 1000))
+    stop.abort()
+  }, { leaseMs: 300, signal: stop.signal })
+  assert.deepEqual(deliveries, [1])
+})
+
+test("jobs are claimed, extended and given back one by one", async () => {
+  const queue = name()
+  await topics.putTopic(queue, { type: "queue" })
+  await topics.append(queue, "a", { priority: 9 })
+  for await (const job of topics.jobs(queue)) {
+    assert.ok(await job.extend(5000))
+    if (job.deliveries === 1) { assert.ok(await job.nack()); continue }
+    assert.ok(await job.ack())
+    assert.equal(await job.ack(), false)
+    break
+  }
+})
+
+test("routers, deletes and the server are complete", async () => {
+  const topic = name()
+  await topics.append(topic, 1, { tag: "public:1" })
+  await topics.putRouter(`${topic}->copy`, { source: topic, dest: `${topic}.copy`, filter: ["tag", "Glob", "public:*"] })
+  assert.equal((await topics.router(`${topic}->copy`)).dest, `${topic}.copy`)
+  assert.equal((await topics.previewRouter(`${topic}->copy`)).matched, 1)
+  assert.deepEqual((await take(topics.routers({ source: topic }), 1)).map((r) => r.router), [`${topic}->copy`])
+  assert.equal(await topics.dropRouter(`${topic}->copy`), true)
+  assert.equal((await topics.delete(topic, { beforeSeq: 2 })).deleted, 1)
+  assert.equal((await take(topics.topics({ prefix: topic }), 1))[0].topic, topic)
+  assert.equal((await topics.health()).status, "ok")
+  assert.ok(await topics.metrics())
+  assert.equal(await topics.dropTopic(topic), true)
+})
+
+test("a socket publishes and subscribes", { skip: globalThis.WebSocket ? false : "this Node has no WebSocket" }, async () => {
+  const topic = name()
+  const socket = await topics.connect()
+  assert.equal((await socket.publish(topic, { data: "hello", node: "me" })).firstSeq, 1)
+  await socket.subscribe(topic)
+  const [record] = await take(socket, 1)
+  assert.ok(record instanceof TopicRecord)
+  assert.deepEqual([record.topic, record.seq, record.data, record.node], [topic, 1, "hello", "me"])
+  await assert.rejects(socket.subscribe(name()), client.TopicNotFound)
+  assert.ok((await socket.ping()) < 10_000)
+  socket.close()
+})
+
+test("a file keeps a position", async () => {
+  const cursor = new FileCursor(`${process.env.TMP_DIR}/cursor.json`)
+  assert.equal(await cursor.load(), null)
+  await cursor.save({ seq: 7, epoch: 1 })
+  assert.deepEqual(await cursor.load(), { seq: 7, epoch: 1 })
+})
