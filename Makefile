@@ -53,11 +53,13 @@ check: $(READY_DEV) ## format, lint, types, import contracts, tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(PYTHON) tools/unasync.py --check
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
 
 format: $(READY_DEV) ## let ruff rewrite what it can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+	$(PYTHON) tools/unasync.py
 
 torture: $(READY_DEV) ## the long crash runs, about an hour; resumes, FRESH=1 starts again, TORTURE=all runs everything
 	$(PYTHON) -m pytest -p tests.torture --torture-state .torture $(if $(FRESH),--torture-fresh) \

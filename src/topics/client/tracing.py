@@ -22,6 +22,8 @@ try:
 except ImportError:
     _tracer = None
 
+enabled = _tracer is not None
+
 Written = NewRecord | Mapping[str, Any]
 
 

@@ -105,9 +105,13 @@ async def follow(client: AsyncTopics, wanted: Following) -> AsyncIterator[Record
             continue
         backoff.reset()
         existed = True
-        for item in items_of(page, wanted.topic):
-            tracing.received(item)
-            yield item
+        if page.tombstone is not None:
+            yield page.tombstone.gap(wanted.topic)
+        for record in page.records:
+            record.topic = wanted.topic
+            if tracing.enabled:
+                tracing.received(record)
+            yield record
         reached = Position(page.next_from_seq, page.epoch)
         if reached != position:
             position = reached
@@ -137,7 +141,8 @@ async def watch(http: AsyncTransport, wanted: Watching) -> AsyncIterator[Record 
                     for event in parser.feed(chunk):
                         backoff.reset()
                         for item in _event_items(event):
-                            tracing.received(item)
+                            if tracing.enabled:
+                                tracing.received(item)
                             yield item
                         if event.id is None:
                             continue

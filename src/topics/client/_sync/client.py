@@ -28,6 +28,7 @@ from topics.model import router as routing
 
 Row = TypeVar("Row")
 PAGE_ROWS = 1000
+PAGE_RECORDS = 1000  # the most that a server returns unless it is configured otherwise
 CLAIM_WAIT_MS = 20_000
 
 
@@ -152,7 +153,7 @@ class Topics:
         *,
         from_seq: int = 0,
         epoch: int | None = None,
-        limit: int = PAGE_ROWS,
+        limit: int = PAGE_RECORDS,
         max_batch_bytes: int | None = None,
         wait_ms: int = 0,
         node: str | Sequence[str] | None = None,
@@ -230,7 +231,7 @@ class Topics:
         node: str | Sequence[str] | None = None,
         filter: Match | None = None,
         include_data: bool = True,
-        page_records: int = PAGE_ROWS,
+        page_records: int = PAGE_RECORDS,
         wait_ms: int = 20_000,
         wait_for_topic: bool = False,
         on_retry: Callable[[TopicsError, float], None] | None = None,

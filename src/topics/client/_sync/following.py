@@ -106,9 +106,13 @@ def follow(client: Topics, wanted: Following) -> Iterator[Record | Gap]:
             continue
         backoff.reset()
         existed = True
-        for item in items_of(page, wanted.topic):
-            tracing.received(item)
-            yield item
+        if page.tombstone is not None:
+            yield page.tombstone.gap(wanted.topic)
+        for record in page.records:
+            record.topic = wanted.topic
+            if tracing.enabled:
+                tracing.received(record)
+            yield record
         reached = Position(page.next_from_seq, page.epoch)
         if reached != position:
             position = reached
@@ -138,7 +142,8 @@ def watch(http: Transport, wanted: Watching) -> Iterator[Record | Gap]:
                     for event in parser.feed(chunk):
                         backoff.reset()
                         for item in _event_items(event):
-                            tracing.received(item)
+                            if tracing.enabled:
+                                tracing.received(item)
                             yield item
                         if event.id is None:
                             continue

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from uuid import uuid4
 
 import msgspec
@@ -23,9 +23,7 @@ RETRY_FOR_S = 100.0  # less than the default idempotency window of 120 s: a late
 _encode = msgspec.json.encode
 
 
-class _Pending(NamedTuple):
-    json: bytes
-    future: tools.Future[int]
+_Pending = tuple[bytes, tools.Future[int]]  # a record as JSON, and who waits for its seq
 
 
 class Writer:
@@ -87,22 +85,33 @@ class Writer:
         future = writer.append({"url": "/"}, tag="click")
         """
         record = NewRecord(data=data, tag=tag, node=node or self._node, meta=None if meta is None else dict(meta))
+        text = self._traced(record) if tracing.enabled else _encode(record)
+        if self._pending_bytes + len(text) > self._max_pending_bytes:
+            self._wait_for_room(len(text))
+        if not self._started or self._closing:
+            self._start()
+        future: tools.Future[int] = tools.new_future()
+        pending = self._pending
+        pending.append((text, future))
+        self._pending_bytes += len(text)
+        if len(pending) == 1 or len(pending) >= self._max_records or self._pending_bytes >= self._max_bytes:
+            self._changed.set()
+        return future
+
+    def _traced(self, record: NewRecord) -> bytes:
         with tracing.sending(self._topic, [record]) as traced:
-            text = _encode(traced[0])
-        while self._pending_bytes and self._pending_bytes + len(text) > self._max_pending_bytes:
+            return _encode(traced[0])
+
+    def _wait_for_room(self, size_bytes: int) -> None:
+        while self._pending_bytes and self._pending_bytes + size_bytes > self._max_pending_bytes:
             self._drained.clear()
             tools.wait_for(self._drained, 1.0)
+
+    def _start(self) -> None:
         if self._closing:
             raise RuntimeError("the writer is closed")
-        if not self._started:
-            self._started = True
-            self._group.spawn(self._send_batches)
-        pending = _Pending(text, tools.new_future())
-        self._pending.append(pending)
-        self._pending_bytes += len(text)
-        if len(self._pending) == 1 or self._is_full():
-            self._changed.set()
-        return pending.future
+        self._started = True
+        self._group.spawn(self._send_batches)
 
     def flush(self) -> None:
         """Wait until every record that was appended so far is written or has failed."""
@@ -137,25 +146,25 @@ class Writer:
         while self._pending and len(batch) < self._max_records and (not batch or size < self._max_bytes):
             pending = self._pending.popleft()
             batch.append(pending)
-            size += len(pending.json)
+            size += len(pending[0])
         self._in_flight = size
         return batch
 
     def _send(self, batch: list[_Pending]) -> None:
         self._batches += 1
         body = b'{"idempotency_key":"%b-%d","records":[%b]}' % (
-            self._key.encode(), self._batches, b",".join([pending.json for pending in batch]),
+            self._key.encode(), self._batches, b",".join([text for text, _ in batch]),
         )  # fmt: skip
         try:
             done = self._written(body)
         except TopicsError as error:
-            for pending in batch:
-                if not pending.future.done():
-                    pending.future.set_exception(error)
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
         else:
-            for seq, pending in enumerate(batch, done.first_seq):
-                if not pending.future.done():
-                    pending.future.set_result(seq)
+            for seq, (_, future) in enumerate(batch, done.first_seq):
+                if not future.done():
+                    future.set_result(seq)
         self._pending_bytes -= self._in_flight
         self._in_flight = 0
         self._drained.set()
