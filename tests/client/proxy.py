@@ -17,7 +17,7 @@ class CuttingProxy:
     """
 
     def __init__(
-        self, target_port: Callable[[], int], *, seed: int, cut_one_in: int = 4, upto_bytes: int = 6000
+        self, target_port: Callable[[], int], *, seed: int, cut_one_in: int = 3, upto_bytes: int = 4000
     ) -> None:
         self._target_port = target_port
         self._random = random.Random(seed)
