@@ -14,7 +14,8 @@ import uvloop
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.server.app import TopicsApp
-from topics.server.http.server import HttpLimits, HttpServer
+from topics.server.http.http_limits import HttpLimits
+from topics.server.http.server import HttpServer
 
 T = TypeVar("T")
 WAIT_S = 20

@@ -13,7 +13,8 @@ from topics.clock import SystemClock
 from topics.config import Settings
 from topics.server.app import TopicsApp
 from topics.server.http.connection import Connection
-from topics.server.http.server import HttpLimits, HttpServer
+from topics.server.http.http_limits import HttpLimits
+from topics.server.http.server import HttpServer
 
 ENDS = 100_000
 WAIT_S = 10
@@ -27,6 +28,8 @@ class FakeTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.written = b""
+        self.closing = False
+        self.reading = True
 
     def write(self, data: Any) -> None:
         self.written += bytes(data)
@@ -38,11 +41,25 @@ class FakeTransport(asyncio.Transport):
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
     def write_eof(self) -> None: ...
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_reading(self) -> bool:
+        return self.reading and not self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = True
+
+    def is_closing(self) -> bool:
+        return self.closing
 
 
 def post(path: str, body: bytes, fields: bytes = b"", *, auth: bytes = AUTH) -> bytes:

@@ -3,8 +3,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.server.harness import FakeApp, Harness
+from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
-from topics.server.http.server import HttpLimits
 
 Serve = Callable[..., Harness]
 

@@ -22,8 +22,9 @@ from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
 from topics.server.http.cors import CorsApp
+from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
-from topics.server.http.server import HttpLimits, HttpServer
+from topics.server.http.server import HttpServer
 from topics.server.limits import machine
 from topics.server.limits.budget import MemoryBudget
 from topics.storage.datadir import DataDirError

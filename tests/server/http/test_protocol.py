@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from tests.server.harness import FakeApp, FakeStream, Harness, request
+from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Response
-from topics.server.http.server import HttpLimits
 
 CHUNKED = (
     b"POST /echo?a=1 HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"

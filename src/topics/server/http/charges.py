@@ -13,13 +13,17 @@ EXCHANGE_BYTES = 2048  # of a request beside its body: measured 1.4 to 1.9 KiB w
 class Charges:
     """The charges of one connection. Input is `parked` until its request is begun, then `running` until answered."""
 
-    __slots__ = ("_account", "_budget", "_input_bytes", "_parked_bytes", "_running_bytes", "output_bytes")
+    __slots__ = (
+        "_account", "_budget", "_input_bytes", "_parked_bytes", "_running_bytes", "_written_bytes",
+        "output_bytes",
+    )  # fmt: skip
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._account = ANSWERS
         self._input_bytes = self.output_bytes = 0  # as charged
         self._parked_bytes = self._running_bytes = 0
+        self._written_bytes = 0  # written while the transport was above its high-water mark
 
     # --- input
 
@@ -56,15 +60,27 @@ class Charges:
 
     # --- output
 
-    def note_output(self, held_bytes: int) -> None:
-        """Charge for answers that the client has not taken."""
+    def note_written(self, size_bytes: int) -> None:
+        """Count bytes that the transport could not pass on at once. It keeps a write until its last byte has left."""
+        self._written_bytes += size_bytes
+
+    def note_drained(self) -> None:
+        """Note that the transport is below its high-water mark again."""
+        self._written_bytes = 0
+
+    def note_output(self, queued_bytes: int, unsent_bytes: int) -> None:
+        """Charge for answers that the client has not taken: those still queued, and those in the transport."""
+        held_bytes = queued_bytes + max(self._written_bytes, unsent_bytes)
         if held_bytes <= SMALL_BYTES:
             held_bytes = 0
         if held_bytes != self.output_bytes:
-            self._budget.charge(self._account, held_bytes - self.output_bytes)
-            self.output_bytes = held_bytes
+            self._charge_output(held_bytes)
+
+    def _charge_output(self, held_bytes: int) -> None:
+        self._budget.charge(self._account, held_bytes - self.output_bytes)
+        self.output_bytes = held_bytes
 
     def become_stream(self) -> None:
         """Charge what is written from now on to the account of streams."""
-        self.note_output(0)
+        self._charge_output(0)
         self._account = STREAMS

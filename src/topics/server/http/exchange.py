@@ -1,4 +1,4 @@
-"""A request and its answer on their way through a connection, and what is decided about an answer alone."""
+"""A request and its answer on their way through a connection."""
 
 import msgspec
 
@@ -19,20 +19,21 @@ class Exchange(msgspec.Struct, eq=False):
     answer: Response | Stream | None = None
     vary: bytes = b""
     deferred: Deferred | None = None
-    held_bytes: int = 0  # of an answer that waits for those before it
-    input_bytes: int = 0  # of the request, charged to the memory budget until the answer is there
-    unpacking: bool = False  # the body is being unpacked in a thread
-    dropped: bool = False  # nobody waits for its answer any more
+    held_bytes: int = 0  # size of an answer that waits for the answers before it
+    input_bytes: int = 0  # size of the request, charged to the memory budget until the answer is there
+    unpacking: bool = False  # a thread unpacks the body
+    dropped: bool = False  # no client waits for the answer
 
 
-def may_pack(response: Response) -> bool:
+def may_compress(response: Response) -> bool:
+    """Return whether gzip may be applied to an answer: its type shrinks, and it is not encoded already."""
     if response.status in BODILESS or not compressible(response.content_type):
         return False
     return not response.headers or all(name.lower() != b"content-encoding" for name, _ in response.headers)
 
 
 def failure(request: Request, error: BaseException) -> Response:
-    """The answer to a request whose handling raised: its own if the failure was expected, else 500 and a log line."""
+    """Return the answer to a request whose handling raised `error`: 500 and a log line unless it is a `TopicsError`."""
     if isinstance(error, TopicsError):
         return error_response(error, started_ns=request.started_ns)
     log.failure("request_failed", error, method=request.method)

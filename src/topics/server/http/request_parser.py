@@ -13,7 +13,7 @@ from topics.errors import Code, TopicsError, invalid
 from topics.server.http.browser_origin import Pages
 from topics.server.http.request_head import SINGLE, Head, check
 
-IDLE, IN_HEAD, IN_BODY = range(3)
+BETWEEN, IN_HEAD, IN_BODY = range(3)
 
 
 class Taker(Protocol):
@@ -71,7 +71,7 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._broken = False
         self._replay = False
-        self.phase = IDLE
+        self.phase = BETWEEN
         self.pieces = 0  # of bodies, ever: each costs a call, however small
         self._reset()
 
@@ -97,7 +97,7 @@ class RequestReader:
     @property
     def held_bytes(self) -> int:
         """What has come of a request that is not whole yet."""
-        return 0 if self.phase == IDLE else len(self._body) + max(self._head_bytes, self._quiet_bytes)
+        return 0 if self.phase == BETWEEN else len(self._body) + max(self._head_bytes, self._quiet_bytes)
 
     @property
     def fields(self) -> int:
@@ -121,7 +121,7 @@ class RequestReader:
             self._fail(invalid(f"malformed HTTP: {error}"))
             return len(data)
         # A head in the making, or a chunk extension or trailer without end: bounded though no callback tells of it.
-        if self.phase != IDLE and self._quiet_bytes > self._bounds.max_header_bytes:
+        if self.phase != BETWEEN and self._quiet_bytes > self._bounds.max_header_bytes:
             self._fail(TopicsError(Code.HEADERS_TOO_LARGE, "the request's head or trailer is too large"))
         return len(data)
 
@@ -252,7 +252,7 @@ class RequestReader:
         head = self.head
         if self._broken or head is None:
             return
-        self.phase = IDLE
+        self.phase = BETWEEN
         self._quiet_bytes = 0
         body, self._body = self._body, b""
         if self.wanted:

@@ -1,8 +1,9 @@
-"""The HTTP/1.1 server: its limits, its connections, the sweep that enforces their deadlines, and the drain at the end.
+"""The HTTP/1.1 server: its connections, the sweep that enforces their deadlines, and the drain at the end.
 
-    bytes -> connection.py -> heads.py (seen before) or reader.py (llhttp) -> App -> answer_heads.py -> bytes
+    bytes -> connection.py: a head that was seen before -> App -> bytes                                  (fast path)
+    bytes -> connection.py -> pipeline.py -> intake.py -> request_parser.py -> App -> output.py -> bytes
 
-`HttpServer.connection` is what an event loop calls for a new socket.
+An event loop calls `HttpServer.connection` for each new socket.
 """
 
 import asyncio
@@ -10,80 +11,23 @@ import contextlib
 import heapq
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from topics.server.http.browser_origin import Pages
 from topics.server.http.connection import Connection
 from topics.server.http.gzip_body import Turns
+from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App, answer_of
 from topics.server.http.request_head import HeadCache
 from topics.server.http.response_head import AnswerHeads
-from topics.server.limits import machine
-from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget, budget_bytes_of
+from topics.server.http.stream_sink import StreamSink
+from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget
 from topics.server.limits.caps import throttled
 
-if TYPE_CHECKING:
-    from topics.config import Settings
-
-_LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
-_SHORTEST_SWEEP_MS = 5
 _SHED_SHARE = 32  # one in so many connections is shed at a time: looking for idle ones means looking at all of them
 _SHED_AFTER_S = 1.0  # a connection is not idle before that: its first request may be on the way
 _GZIP_THREADS = 2
 _UNBLOCK_S = 0.05  # how often streams are looked at that wait for the memory budget
 _LOOK_AGAIN_S = 0.25  # after there was no idle connection to be found
 CUT_OFF_S = 5  # how long a drain waits for the loop to report the loss of connections that it has aborted
-
-
-class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client may ask of a connection. Deadlines are kept to within a quarter of themselves, or a second."""
-
-    max_header_bytes: int = 32 * 1024
-    max_headers: int = 100
-    max_body_bytes: int = 64 * 1024 * 1024  # as sent and as unpacked
-    header_timeout_ms: int = 10_000  # first byte of a request to the end of its head
-    body_timeout_ms: int = 60_000  # end of the head to the end of the body
-    idle_timeout_ms: int = 75_000  # between two requests
-    write_timeout_ms: int = 60_000  # without the client taking a single byte of its answer
-    linger_timeout_ms: int = 2_000  # for a client that was refused, or was too slow, to read the last it was sent
-    # Answers that wait for the client, above which nothing more is done for it, and above which they are charged to the
-    # memory budget: the transport reports when that mark is passed, so that answers below it cost nothing.
-    high_water_bytes: int = 64 * 1024
-    max_pipelined: int = 64  # requests of one connection in the works
-    max_connections: int = 0  # 0: no limit
-    max_refused: int = 16  # connections that still read their refusal; one more ends the oldest of them
-    pages: Pages | None = None  # which requests of browsers are let in; None: all
-    skip_body_bytes: int = 64 * 1024  # a refused request with a body up to this does not cost the connection
-
-    @classmethod
-    def of(cls, settings: "Settings") -> "HttpLimits":
-        descriptors = machine.descriptors()
-        budget = MemoryBudget(budget_bytes_of(settings))
-        allowed = (settings.max_connections, descriptors.connections, budget.max_connections())
-        return cls(
-            max_connections=min(most for most in allowed if most),
-            max_refused=descriptors.refused,
-            max_header_bytes=settings.max_header_bytes,
-            max_headers=settings.max_headers,
-            max_body_bytes=min(settings.max_body_bytes, budget.soft_bytes or settings.max_body_bytes),
-            header_timeout_ms=settings.header_timeout_ms,
-            body_timeout_ms=settings.body_timeout_ms,
-            idle_timeout_ms=settings.idle_timeout_ms,
-            pages=Pages.of(settings),
-        )
-
-    @property
-    def sweep_ms(self) -> int:
-        shortest = min(
-            self.header_timeout_ms,
-            self.body_timeout_ms,
-            self.idle_timeout_ms,
-            self.write_timeout_ms,
-            self.linger_timeout_ms,
-        )
-        return max(_SHORTEST_SWEEP_MS, min(_LONGEST_SWEEP_MS, shortest // 4))
 
 
 class HttpServer:
@@ -99,12 +43,13 @@ class HttpServer:
         self.budget = budget or MemoryBudget()
         self.heads = HeadCache()
         self.answers = AnswerHeads(time.time)
+        self.clock_ns = time.perf_counter_ns
         self.connections: set[Connection] = set()
         self.shed_total = 0  # idle connections that were closed to make room
         self.refused_total = 0  # connections for which there was no room
         self._refused: dict[Connection, None] = {}  # those that still read their refusal, the oldest first
         self._look_at = 0.0  # when idle connections may be looked for again
-        self._blocked: dict[Connection, None] = {}  # streams that wait for the budget
+        self._blocked: dict[StreamSink, None] = {}  # streams that wait for the budget
         self.draining = False
         self._closed_requests = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -169,17 +114,17 @@ class HttpServer:
         if not self.connections and self._emptied is not None:
             self._emptied.set()
 
-    def block(self, connection: Connection) -> None:
-        """Have `connection.unblock` called until it returns True."""
+    def block(self, sink: StreamSink) -> None:
+        """Have `sink.unblock` called until it returns True."""
         if not self._blocked:
             asyncio.get_running_loop().call_later(_UNBLOCK_S, self._unblock)
-        self._blocked[connection] = None
+        self._blocked[sink] = None
 
     def _unblock(self) -> None:
         waiting, self._blocked = self._blocked, {}
-        for connection in waiting:
-            if not connection.unblock():
-                self.block(connection)
+        for sink in waiting:
+            if not sink.unblock():
+                self.block(sink)
 
     @property
     def pool(self) -> ThreadPoolExecutor:

@@ -1,0 +1,64 @@
+"""Limits of one HTTP server on what a client may send, hold and wait for. Pure."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.server.http.browser_origin import Pages
+from topics.server.limits import machine
+from topics.server.limits.budget import MemoryBudget, budget_bytes_of
+
+if TYPE_CHECKING:
+    from topics.config import Settings
+
+_LONGEST_SWEEP_MS = 1000  # also how old the date in an answer may be
+_SHORTEST_SWEEP_MS = 5
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client may ask of a connection. Deadlines are kept to within a quarter of themselves, or a second."""
+
+    max_header_bytes: int = 32 * 1024
+    max_headers: int = 100
+    max_body_bytes: int = 64 * 1024 * 1024  # as sent and as unpacked
+    header_timeout_ms: int = 10_000  # first byte of a request to the end of its head
+    body_timeout_ms: int = 60_000  # end of the head to the end of the body
+    idle_timeout_ms: int = 75_000  # between two requests
+    write_timeout_ms: int = 60_000  # without the client taking a single byte of its answer
+    linger_timeout_ms: int = 2_000  # for a client that was refused, or was too slow, to read the last it was sent
+    # Answers that wait for the client, above which nothing more is done for it, and above which they are charged to the
+    # memory budget: the transport reports when that mark is passed, so that answers below it cost nothing.
+    high_water_bytes: int = 64 * 1024
+    max_pipelined: int = 64  # requests of one connection in the works
+    max_connections: int = 0  # 0: no limit
+    max_refused: int = 16  # connections that still read their refusal; one more ends the oldest of them
+    pages: Pages | None = None  # which requests of browsers are let in; None: all
+    skip_body_bytes: int = 64 * 1024  # a refused request with a body up to this does not cost the connection
+
+    @classmethod
+    def of(cls, settings: "Settings") -> "HttpLimits":
+        descriptors = machine.descriptors()
+        budget = MemoryBudget(budget_bytes_of(settings))
+        allowed = (settings.max_connections, descriptors.connections, budget.max_connections())
+        return cls(
+            max_connections=min(most for most in allowed if most),
+            max_refused=descriptors.refused,
+            max_header_bytes=settings.max_header_bytes,
+            max_headers=settings.max_headers,
+            max_body_bytes=min(settings.max_body_bytes, budget.soft_bytes or settings.max_body_bytes),
+            header_timeout_ms=settings.header_timeout_ms,
+            body_timeout_ms=settings.body_timeout_ms,
+            idle_timeout_ms=settings.idle_timeout_ms,
+            pages=Pages.of(settings),
+        )
+
+    @property
+    def sweep_ms(self) -> int:
+        shortest = min(
+            self.header_timeout_ms,
+            self.body_timeout_ms,
+            self.idle_timeout_ms,
+            self.write_timeout_ms,
+            self.linger_timeout_ms,
+        )
+        return max(_SHORTEST_SWEEP_MS, min(_LONGEST_SWEEP_MS, shortest // 4))

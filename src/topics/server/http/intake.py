@@ -1,0 +1,222 @@
+"""The input of one connection: bytes become parked requests, a bounded piece at a time. Pure."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from topics.errors import TopicsError
+from topics.server.http.exchange import Exchange, failure
+from topics.server.http.exchange_queue import ExchangeQueue
+from topics.server.http.gzip_body import Gunzip
+from topics.server.http.http_limits import HttpLimits
+from topics.server.http.messages import Request, Response, error_response
+from topics.server.http.request_head import Head, HeadCache
+from topics.server.http.request_parser import BETWEEN, IN_BODY, RequestReader
+from topics.server.http.turn_share import TurnShare
+from topics.server.limits.budget import MemoryBudget
+
+# Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
+PIECE_BYTES = 16 * 1024
+HEAD_PIECE_BYTES = 4 * 1024  # the same between requests, which may follow each other every 30 bytes
+FULL_PIECE_BYTES = 256  # and while the memory budget is full
+
+_MANY_READS = -2  # in place of a count of requests: the input did not come in one read, or began within a request
+
+
+class IntakeService(Protocol):
+    """What the intakes of one server share."""
+
+    limits: HttpLimits
+    budget: MemoryBudget
+    heads: HeadCache
+
+    def admit(self, request: Request, content_length: int | None) -> Response | None: ...
+    def abandon(self, request: Request) -> None: ...
+
+
+class Intake:
+    """Parses input into the queue. `ended` is set after the last request of the connection, or after an error."""
+
+    __slots__ = (
+        "_at",
+        "_call",
+        "_peer",
+        "_queue",
+        "_read_at_head",
+        "_service",
+        "_share",
+        "data",
+        "ended",
+        "reader",
+    )
+
+    def __init__(
+        self, service: IntakeService, queue: ExchangeQueue, share: TurnShare, call: Callable[..., Any], peer: str
+    ) -> None:
+        self._service = service
+        self._queue = queue
+        self._share = share
+        self._call = call  # calls a hook of the application, which may fail
+        self._peer = peer
+        self.reader = RequestReader(self, service.limits, peer)
+        self.data: bytes | None = None  # input that is not parsed, from `_at` on; None: all is parsed
+        self._at = 0
+        self._read_at_head = _MANY_READS  # how many heads had been parsed when `data` came
+        self.ended = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing but whole requests has come."""
+        return self.data is None and self.reader.phase == BETWEEN
+
+    # --- bytes in
+
+    def add(self, data: bytes) -> None:
+        """Add input."""
+        if self.data is not None:
+            self.data += data
+            return
+        self.data, self._at = data, 0
+        self._read_at_head = self._share.heads if self.reader.phase == BETWEEN else _MANY_READS
+        self._share.allow_parsing(self.reader.pieces)
+
+    def begin_turn(self) -> None:
+        """Allow this turn's share of parsing."""
+        self._share.allow_parsing(self.reader.pieces)
+
+    def may_parse(self) -> bool:
+        """Whether there is input, and this turn's share of parsing is not used up."""
+        return self.data is not None and self._share.may_parse(self.reader.pieces)
+
+    def parse_piece(self) -> None:
+        """Parse a piece of the input. Call it only if `may_parse`."""
+        data, reader = self.data, self.reader
+        assert data is not None
+        size_bytes = max(self._piece_bytes(), reader.body_left_bytes)
+        # `feed` uses all that it gets, or ends behind the head of an upgrade: it never uses nothing.
+        at = self._at = self._at + reader.feed(memoryview(data)[self._at : self._at + size_bytes])
+        if at < len(data):
+            return
+        self.data = None
+        if reader.head is not None and reader.phase == BETWEEN and self._share.heads == self._read_at_head + 1:
+            self._service.heads.learn(data, reader.head, fields=reader.fields)
+
+    def trim(self) -> None:
+        """Free the input that is parsed, because the rest has to wait."""
+        if self.data is not None and self._at:
+            self.data, self._at, self._read_at_head = self.data[self._at :], 0, _MANY_READS
+
+    def take_rest(self) -> bytes | None:
+        """Return the input that is not parsed, for the protocol of an upgrade; None if all is parsed."""
+        self.trim()
+        data, self.data = self.data, None
+        return data
+
+    def _piece_bytes(self) -> int:
+        if self.reader.phase == IN_BODY:
+            return PIECE_BYTES
+        return FULL_PIECE_BYTES if self._service.budget.full else HEAD_PIECE_BYTES
+
+    def take_continue(self) -> bool:
+        """Return, once for each request whose body is being read, whether the client waits for 100 Continue."""
+        reader = self.reader
+        head = reader.head
+        if head is None or not head.expects or not reader.wanted:
+            return False
+        head.expects = False
+        return not reader.body_bytes
+
+    # --- the end
+
+    def stop(self) -> None:
+        """Read no further request."""
+        self.ended = True
+        self.reader.stop()
+
+    def fail(self, error: TopicsError) -> None:
+        """Give up the input: park `error` as the last answer, and free what has come."""
+        self.take_error(error)
+        self.discard()
+
+    def discard(self) -> None:
+        """Free the input that is not parsed. It does not count as parsed: the client may still be sending."""
+        if self.data is not None:
+            self.data, self._at = b"", 0
+
+    def abandon_body(self) -> None:
+        """Report a request to the application that was admitted and whose body does not come to its end."""
+        reader = self.reader
+        if reader.phase == IN_BODY and reader.wanted and reader.head is not None:
+            reader.wanted = False
+            self._call(self._service.abandon, reader.head.request)
+
+    def release(self) -> None:
+        """Free everything when the connection has ended."""
+        self.data = None
+        self.abandon_body()
+        self.reader.release()
+        del self.reader  # they refer to each other
+
+    # --- what the reader finds
+
+    def take_head(self, head: Head) -> bool:
+        self._share.heads += 1
+        request = head.request
+        length = None if head.chunked else head.content_length
+        try:
+            refused = self._service.admit(request, length)
+        except Exception as error:
+            refused = failure(request, error)
+        if refused is None:
+            return True
+        # A client that waits for 100 Continue may send the body or not: only closing makes clear where the next
+        # request begins.
+        if head.expects or length is None or length > self._service.limits.skip_body_bytes:
+            head.keep_alive = False
+        self._queue.park(Exchange(head, refused))
+        if not head.keep_alive:
+            self.stop()
+        return False
+
+    def take_request(self, head: Head, body: bytes) -> None:
+        head.request.body = body
+        exchange = Exchange(head)
+        self._queue.park(exchange)
+        if not head.keep_alive:
+            self.stop()
+        if head.packed and body:
+            self._unpack(exchange)
+
+    def take_error(self, error: TopicsError) -> None:
+        self.abandon_body()
+        request = Request("", b"", b"", {}, b"", self._peer, 0)
+        self._queue.park(Exchange(Head(request, keep_alive=False), error_response(error)))
+        self.stop()
+
+    # --- gzip bodies
+
+    def _unpack(self, exchange: Exchange) -> None:
+        """Unpack a short body at once. Put a long one into the queue's `packed`, and leave its request parked."""
+        gunzip = Gunzip(exchange.head.request.body, self._service.limits.max_body_bytes)
+        try:
+            body = gunzip.step()
+        except TopicsError as error:
+            self.unpack_failed(exchange, error)
+            return
+        if body is not None:
+            self.unpacked(exchange, body)
+        else:
+            exchange.unpacking = True
+            self._queue.packed.append((exchange, gunzip))
+
+    def unpacked(self, exchange: Exchange, body: bytes) -> None:
+        """Take the unpacked body of a parked request."""
+        exchange.unpacking = False
+        exchange.head.request.body = body
+        self._queue.charges.park(exchange, len(body))
+
+    def unpack_failed(self, exchange: Exchange, error: BaseException) -> None:
+        """Answer a parked request whose body cannot be unpacked with `error`."""
+        request = exchange.head.request
+        self._call(self._service.abandon, request)
+        exchange.answer = failure(request, error)
+        self.unpacked(exchange, b"")

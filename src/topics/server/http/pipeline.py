@@ -1,0 +1,478 @@
+"""One HTTP/1.1 connection without I/O: bytes in, requests out; answers in, bytes out in order.
+
+The caller (`connection.py`, or a test) passes input to `receive`, then calls `next_request` until it returns None and
+passes each answer back. Then it writes what `output` holds, calls `rest`, and does what `state` asks for: close, shut,
+open the stream. Nothing here waits, touches a socket or starts a timer.
+
+Requests that have to wait are parked. While a request is parked no further input is parsed or wanted, so a client that
+does not read its answers can send no new requests.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol
+
+from topics.errors import Code, TopicsError
+from topics.server.http.exchange import Exchange, failure, log, may_compress
+from topics.server.http.exchange_queue import ExchangeQueue
+from topics.server.http.gzip_body import INLINE_BYTES, MIN_GZIP_BYTES, gzip
+from topics.server.http.intake import Intake, IntakeService
+from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
+from topics.server.http.output import Output
+from topics.server.http.pipeline_state import (
+    ABORTED,
+    ACTIVE,
+    AWAITING,
+    CLOSED,
+    CLOSING,
+    DISCARDING,
+    DRAIN,
+    EOF,
+    FINISHING,
+    IDLE,
+    LINGERING,
+    NOT_ENDING,
+    REST,
+    STREAMING,
+    UPGRADING,
+    WORK,
+    Ending,
+    Event,
+    next_state,
+)
+from topics.server.http.request_head import Head
+from topics.server.http.request_parser import BETWEEN, IN_BODY, IN_HEAD
+from topics.server.http.response_head import GZIPPED, VARY, AnswerHeads
+from topics.server.http.turn_share import TurnShare
+
+
+class PipelineService(IntakeService, Protocol):
+    """What the pipelines of one server share."""
+
+    answers: AnswerHeads
+
+    def clock_ns(self) -> int: ...
+
+
+class Wait(Enum):
+    """What a connection waits for its client to do."""
+
+    READ = "read its answers"
+    CLOSE = "close its side"
+    BEGIN = "begin a request"
+    END_HEAD = "send the rest of a head"
+    END_BODY = "send the rest of a body"
+
+
+class Pipeline:
+    """The requests and answers of one connection."""
+
+    __slots__ = (
+        "_close_timeout_ms",
+        "_ending",
+        "_intake",
+        "_peer",
+        "_service",
+        "_share",
+        "output",
+        "paused",
+        "queue",
+        "state",
+        "stream",
+    )
+
+    def __init__(self, service: PipelineService, peer: str) -> None:
+        self._service = service
+        self._peer = peer
+        self.state = IDLE
+        self._ending = NOT_ENDING
+        self.paused = False  # the transport holds more than the high-water mark
+        self.queue = ExchangeQueue(service.budget)
+        self.output = Output(service.answers)
+        self.stream: Stream | None = None  # the stream that owns the connection
+        self._intake: Intake | None = None  # made when the fast path cannot take a read
+        self._share = TurnShare(service.limits.max_pipelined, service.clock_ns)
+        self._close_timeout_ms = service.limits.write_timeout_ms
+
+    def change(self, event: Event) -> None:
+        """Change the state as the table says."""
+        self.state = next_state(self.state, event)
+
+    # --- bytes in
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes of the client. `next_request` parses them as far as there is room for what they hold."""
+        state = self.state
+        if state is IDLE:
+            self.change(WORK)
+        elif state in DISCARDING:
+            return
+        if self._intake is None:
+            self._intake = Intake(self._service, self.queue, self._share, self.call, self._peer)
+        self._intake.add(data)
+
+    def receive_eof(self) -> bool:
+        """Take the end of the client's input. Return whether the connection stays open for the answers still due."""
+        self._ending = EOF
+        if self.state is IDLE:
+            self.change(WORK)
+        if self.stream is not None or self.state is LINGERING:
+            return False
+        for exchange in tuple(self.queue.exchanges):
+            if exchange.deferred is not None:
+                # It may wait for minutes, and a client that has left for good looks no different from here.
+                self.call(exchange.deferred.hurry)
+        return len(self.queue.exchanges) > 0 or self._has_input()
+
+    def take_rest(self) -> bytes | None:
+        """Return and forget the input that came behind the request for a stream; an upgrade's protocol wants it."""
+        return None if self._intake is None else self._intake.take_rest()
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether to read from the client: all that was read is parsed, or input is discarded anyway."""
+        return self._intake is None or self._intake.data is None or self.state in DISCARDING
+
+    @property
+    def ending(self) -> Ending:
+        """Why the connection ends after the requests that have begun."""
+        return self._ending
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are parked, or input is not parsed."""
+        return self.queue.begun < len(self.queue.exchanges) or self._has_input()
+
+    @property
+    def served(self) -> int:
+        """Requests that came through the pipeline and whose head was understood."""
+        return self._share.heads
+
+    @property
+    def intake_bytes(self) -> int:
+        """Bytes of input that are not a whole request yet."""
+        intake = self._intake
+        if intake is None:
+            return 0
+        return intake.reader.held_bytes + (0 if intake.data is None else len(intake.data))
+
+    def _has_input(self) -> bool:
+        return self._intake is not None and self._intake.data is not None
+
+    # --- requests out
+
+    def next_request(self) -> Exchange | None:
+        """Begin the next request and return it; return None if there is none, or it has to wait.
+
+        Answers that are next in order are moved to the output on the way.
+        """
+        queue = self.queue
+        exchanges = queue.exchanges
+        # Bound: each round takes an exchange out of the queue, begins one, or parses input that is there.
+        while True:
+            if exchanges:
+                first = exchanges[0]
+                if queue.begun and first.answer is not None:
+                    queue.remove_first(first)
+                    self._emit(first, first.answer)
+                    continue
+                if queue.begun < len(exchanges):
+                    exchange = exchanges[queue.begun]
+                    if not self._may_begin(exchange):
+                        break
+                    queue.begin(exchange)
+                    if exchange.answer is None:
+                        return exchange
+                    continue
+            if not self._parse_piece():
+                break
+        intake = self._intake
+        if intake is not None:
+            if intake.data is not None:
+                intake.trim()
+            if intake.reader.phase == IN_BODY and not exchanges and self.state is ACTIVE and intake.take_continue():
+                self.output.add_continue()
+        return None
+
+    def begin_turn(self) -> None:
+        """Begin a new turn of the event loop: the connection has its whole share again."""
+        self._share.begin_turn()
+        if self._intake is not None:
+            self._intake.begin_turn()
+
+    @property
+    def needs_turn(self) -> bool:
+        """Whether `begin_turn` and `next_request` must be called in the next turn of the event loop."""
+        if self._share.ends_ns:
+            return True
+        queue = self.queue
+        waits = self.paused or queue.begun < len(queue.exchanges) or self._holds_much()
+        return self.state is ACTIVE and self._has_input() and not waits
+
+    def _may_begin(self, exchange: Exchange) -> bool:
+        queue, limits = self.queue, self._service.limits
+        if self.paused or exchange.unpacking or self.state not in (ACTIVE, FINISHING):
+            return False
+        if queue.begun >= limits.max_pipelined or queue.held_bytes > limits.high_water_bytes:
+            return False
+        if self.output.size_bytes > limits.high_water_bytes:  # it must be written first: the client may not read it
+            return False
+        return exchange.answer is not None or self._share.take_request()
+
+    def _holds_much(self) -> bool:
+        return self.queue.held_bytes > self._service.limits.high_water_bytes
+
+    def _parse_piece(self) -> bool:
+        """Parse a piece of the input; return False if there is none, or it has to wait. No request is parked."""
+        intake = self._intake
+        if intake is None or intake.data is None:
+            return False
+        if self.state is not ACTIVE or self.paused or self._holds_much() or not intake.may_parse():
+            return False
+        intake.parse_piece()
+        if intake.ended:
+            self._stop_reading()
+        return True
+
+    def _stop_reading(self) -> None:
+        """Read no request after those in the queue."""
+        self.change(Event.LAST)
+        if self._intake is not None:
+            self._intake.stop()
+            self._intake.discard()
+
+    def unpacked(self, exchange: Exchange, body: bytes) -> None:
+        """Take the unpacked body of a parked request."""
+        assert self._intake is not None
+        self._intake.unpacked(exchange, body)
+
+    def unpack_failed(self, exchange: Exchange, error: BaseException) -> None:
+        """Answer a parked request whose body cannot be unpacked with `error`."""
+        assert self._intake is not None
+        self._intake.unpack_failed(exchange, error)
+
+    # --- answers in
+
+    def adopt(self, request: Request, *, may_gzip: bool, deferred: Deferred | None = None) -> Exchange:
+        """Take over a request that the fast path has begun."""
+        self.change(WORK)
+        exchange = Exchange(Head(request, True, may_gzip), deferred=deferred)
+        self.queue.park(exchange)
+        self.queue.begin(exchange)
+        return exchange
+
+    def answer(self, exchange: Exchange, response: Response) -> bool:
+        """Take the answer to a request. Return False if compressing its body takes too long here: then
+        `answer_compressed` must follow."""
+        exchange.deferred = None
+        self.queue.charges.finish(exchange)
+        size_bytes = body_bytes(response.body)
+        if size_bytes >= MIN_GZIP_BYTES and may_compress(response):
+            exchange.vary = VARY
+            if exchange.head.gzip:
+                if size_bytes > INLINE_BYTES:
+                    self.queue.hold(exchange, size_bytes)
+                    return False
+                self.answer_compressed(exchange, response, gzip(response.body))
+                return True
+        self.queue.make_ready(exchange, response, size_bytes)
+        return True
+
+    def answer_compressed(self, exchange: Exchange, response: Response, packed: bytes) -> None:
+        """Take the answer to a request with its compressed body."""
+        exchange.vary = VARY + GZIPPED
+        answer = Response(response.status, packed, response.content_type, response.headers, response.sent)
+        self.queue.make_ready(exchange, answer, len(packed))
+
+    def defer(self, exchange: Exchange, deferred: Deferred) -> None:
+        """Note that the answer to a request comes later, as `deferred`."""
+        exchange.deferred = deferred
+        if not deferred.keeps_request:
+            self.queue.charges.finish(exchange)
+        if self._ending is EOF:
+            self.call(deferred.hurry)
+
+    def grant(self, exchange: Exchange, stream: Stream) -> None:
+        """Take a stream as the answer to a request. No request after it is handled."""
+        exchange.answer = stream
+        self.queue.charges.finish(exchange)
+        self._abandon(self.queue.drop_parked())
+        if isinstance(stream, Upgrade):
+            self.change(Event.GRANT)
+        else:
+            self._stop_reading()
+
+    # --- bytes out
+
+    def _emit(self, exchange: Exchange, answer: Response | Stream) -> None:
+        """Move the answer that is next in order to the output."""
+        if isinstance(answer, Stream):
+            self._open_stream(exchange, answer)
+        elif self.output.add(exchange, answer, last=not exchange.head.keep_alive or self._is_last()):
+            self._finish()
+
+    def _open_stream(self, exchange: Exchange, stream: Stream) -> None:
+        """Make the stream the owner of the connection: what came after its request is never handled."""
+        self._drop_queue()
+        try:
+            self.output.add_stream(exchange, stream)
+        except Exception as error:
+            self.call(stream.closed)
+            self.output.add_last(failure(exchange.head.request, error))
+            self._finish()
+            return
+        if exchange.head.head_only or self._ending is EOF:
+            self.call(stream.closed)
+            self._finish()
+            return
+        if not isinstance(stream, Upgrade):
+            self.take_rest()  # there is no protocol that wants it
+        self.queue.charges.become_stream()
+        self.stream = stream
+        self.change(Event.OPEN)
+
+    def _is_last(self) -> bool:
+        """Whether no answer follows, because the server or the client wants to end."""
+        if self._ending is NOT_ENDING or self.queue.exchanges or self._has_input():
+            return False
+        return self._ending is EOF or self._phase() == BETWEEN
+
+    def _phase(self) -> int:
+        return BETWEEN if self._intake is None else self._intake.reader.phase
+
+    def _finish(self) -> None:
+        """End the connection after its last answer so that the client can still read it.
+
+        Closing a socket with unread input resets it, and a reset can destroy an answer on its way. So where input may
+        follow, only our side is shut, and input is discarded until the client closes too, or for a while.
+        """
+        self._drop_queue()
+        intake = self._intake
+        whole = intake is None or intake.is_whole
+        if intake is not None:
+            intake.stop()
+            intake.discard()
+        self.change(Event.CLOSE if whole or self._ending is EOF else Event.SHUT)
+
+    def refuse(self, error: TopicsError) -> None:
+        """Answer a new connection that has no room with `error`, before it asks anything, and end it."""
+        self.output.add_last(error_response(error))
+        self.change(Event.SHUT)
+
+    # --- deadlines
+
+    def deadline(self, unsent_bytes: int) -> tuple[Wait, int] | None:
+        """Return what the client must do next and within how many ms; None while nothing is expected of it.
+
+        `unsent_bytes` is what was written and the operating system has not taken.
+        """
+        state, limits = self.state, self._service.limits
+        if state in (STREAMING, ABORTED, CLOSED):
+            return None  # a stream finds out by its own heartbeat, and costs nothing while its reader sleeps
+        if unsent_bytes:
+            return Wait.READ, self._close_timeout_ms
+        if state is LINGERING:
+            return Wait.CLOSE, limits.linger_timeout_ms
+        if state is CLOSING:
+            return Wait.CLOSE, self._close_timeout_ms
+        if state is AWAITING or self.queue.exchanges or self._has_input():
+            return None
+        phase = self._phase()
+        if phase == BETWEEN:
+            return Wait.BEGIN, limits.idle_timeout_ms
+        if phase == IN_HEAD:
+            return Wait.END_HEAD, limits.header_timeout_ms
+        return Wait.END_BODY, limits.body_timeout_ms
+
+    def time_out(self, wait: Wait) -> None:
+        """End the connection, because its client did not do in time what it had to."""
+        intake = self._intake
+        if wait is Wait.BEGIN:
+            self.change(Event.CLOSE)
+        elif wait in (Wait.READ, Wait.CLOSE) or intake is None or not intake.reader.wanted:
+            self.change(Event.ABORT)
+        else:
+            self.change(Event.LAST)
+            intake.fail(TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time"))
+
+    def give_up(self) -> None:
+        """Shorten the time that the client has for reading the last bytes: it was slow for long enough."""
+        self._close_timeout_ms = self._service.limits.linger_timeout_ms
+
+    # --- the end
+
+    def rest(self) -> None:
+        """After the output is written: become idle if everything is done, or close if the connection is to end."""
+        intake = self._intake
+        if self.state is not ACTIVE or self.queue.exchanges or (intake is not None and intake.data is not None):
+            return
+        between = intake is None or intake.reader.phase == BETWEEN
+        if between and intake is not None:
+            intake.reader.rest()
+        if self._ending is EOF or (self._ending is DRAIN and between):
+            self.change(Event.CLOSE)
+        elif between and not self.paused:
+            self.change(REST)
+
+    def drain(self) -> None:
+        """Finish what has begun, then end: `rest` closes."""
+        self._ending = max(self._ending, DRAIN)
+        if self.state is IDLE:
+            self.change(WORK)
+
+    def give_up_input(self, error: TopicsError) -> None:
+        """Drop requests that were not begun, whole or not; answer the first of them with `error`, and end."""
+        intake = self._intake
+        if intake is None or self.state not in (ACTIVE, UPGRADING, FINISHING):
+            return
+        self._abandon(self.queue.drop_parked())
+        if self.state is UPGRADING:  # the new protocol would miss the input that is dropped here
+            self._drop_begun([self.queue.drop_last()])
+        self.change(Event.LAST)
+        intake.fail(error)
+
+    def lose(self) -> None:
+        """Drop everything: the transport has ended."""
+        self.change(Event.LOSE)
+        self._drop_queue()
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            self.call(stream.closed)
+        if self._intake is not None:
+            self._intake.release()
+            self._intake = None
+        for hook in self.output.take_sent_hooks():
+            self.call(hook)
+
+    def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
+        """Call into the application where no client waits for an answer. Abort the connection if that raises."""
+        try:
+            hook(*arguments)
+        except Exception as error:
+            log.failure("hook_failed", error, hook=getattr(hook, "__qualname__", ""))
+            self.change(Event.ABORT)
+
+    def never_sent(self, response: Response) -> None:
+        """Report an answer that no client waits for as delivered: nothing of it is held."""
+        if response.sent is not None:
+            self.call(response.sent)
+
+    def _drop_queue(self) -> None:
+        self._abandon(self.queue.drop_parked())
+        self._drop_begun(self.queue.drop_begun())
+
+    def _abandon(self, parked: list[Exchange]) -> None:
+        for exchange in parked:
+            if exchange.answer is None:
+                self.call(self._service.abandon, exchange.head.request)
+            elif isinstance(exchange.answer, Response):
+                self.never_sent(exchange.answer)
+
+    def _drop_begun(self, begun: list[Exchange]) -> None:
+        for exchange in begun:
+            if exchange.deferred is not None:
+                self.call(exchange.deferred.cancel)
+            if isinstance(exchange.answer, Stream):
+                self.call(exchange.answer.closed)
+            elif exchange.answer is not None:
+                self.never_sent(exchange.answer)

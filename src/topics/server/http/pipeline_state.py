@@ -1,0 +1,106 @@
+"""States of one HTTP connection, and the table of the changes between them. Pure.
+
+IDLE       no request is in progress: the fast path may take the next read
+AWAITING   one request of the fast path waits for a deferred answer, and nothing else has happened since
+ACTIVE     requests are parsed, handled and answered by the pipeline
+FINISHING  no further request is read; the answers that are due still go out
+UPGRADING  an upgrade was granted and waits for the answers before it; input is kept for the new protocol
+STREAMING  a stream or an upgraded protocol owns the connection
+LINGERING  the last answer is written and our side is shut; input is discarded until the client closes
+CLOSING    the transport closes once everything written has left
+ABORTED    the transport is to be reset: a hook failed, or the client was too slow
+CLOSED     the connection is lost
+"""
+
+from enum import IntEnum, auto
+
+
+class State(IntEnum):
+    """What a connection is doing. An IntEnum, because the hash of an Enum's member is computed in Python."""
+
+    IDLE = auto()
+    AWAITING = auto()
+    ACTIVE = auto()
+    FINISHING = auto()
+    UPGRADING = auto()
+    STREAMING = auto()
+    LINGERING = auto()
+    CLOSING = auto()
+    ABORTED = auto()
+    CLOSED = auto()
+
+
+# Modules import these names: `State.IDLE` takes 0.2 µs in Python 3.11, and a request needs a dozen of them.
+IDLE, AWAITING, ACTIVE, FINISHING, UPGRADING, STREAMING, LINGERING, CLOSING, ABORTED, CLOSED = State
+
+
+class Event(IntEnum):
+    """What changes the state of a connection."""
+
+    DEFER = auto()  # the answer to a request of the fast path comes later
+    ANSWER = auto()  # that answer is written
+    WORK = auto()  # something happens that the fast path cannot do
+    REST = auto()  # everything is answered, and the next request has not begun
+    LAST = auto()  # no request after those in the queue is read
+    GRANT = auto()  # an upgrade is granted
+    OPEN = auto()  # the answer of the stream is next in order
+    SHUT = auto()  # the last answer is written, and the client may still be sending
+    CLOSE = auto()  # the connection ends once everything written has left
+    ABORT = auto()  # the connection ends at once
+    LOSE = auto()  # the transport has ended
+
+
+WORK, REST = Event.WORK, Event.REST  # the two that every request needs
+
+
+class Ending(IntEnum):
+    """Why a connection ends after the requests that have begun. A later member outranks an earlier one."""
+
+    NOT_ENDING = 0
+    DRAIN = 1  # the server stops: a request that has begun is still read to its end
+    EOF = 2  # the client has shut its side: nothing more can come
+
+
+NOT_ENDING, DRAIN, EOF = Ending
+
+
+_OPEN_STATES = (
+    IDLE, AWAITING, ACTIVE, FINISHING, UPGRADING, STREAMING, LINGERING,
+    CLOSING,
+)  # fmt: skip
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (IDLE, Event.DEFER): AWAITING,
+    (AWAITING, Event.ANSWER): IDLE,
+    (IDLE, Event.WORK): ACTIVE,
+    (AWAITING, Event.WORK): ACTIVE,
+    (ACTIVE, Event.WORK): ACTIVE,
+    (ACTIVE, Event.REST): IDLE,
+    (ACTIVE, Event.LAST): FINISHING,
+    (UPGRADING, Event.LAST): FINISHING,
+    (FINISHING, Event.LAST): FINISHING,
+    (ACTIVE, Event.GRANT): UPGRADING,
+    (FINISHING, Event.GRANT): FINISHING,  # the request asked to close after it
+    (FINISHING, Event.OPEN): STREAMING,
+    (UPGRADING, Event.OPEN): STREAMING,
+    (IDLE, Event.SHUT): LINGERING,
+    (ACTIVE, Event.SHUT): LINGERING,
+    (FINISHING, Event.SHUT): LINGERING,
+    (UPGRADING, Event.SHUT): LINGERING,
+    **{(state, Event.CLOSE): CLOSING for state in _OPEN_STATES},
+    **{(state, Event.ABORT): ABORTED for state in _OPEN_STATES},
+    # A hook may fail in the middle of anything: whatever follows changes nothing more.
+    **{(ABORTED, event): ABORTED for event in Event},
+    **{(CLOSED, event): CLOSED for event in Event},
+    **{(state, Event.LOSE): CLOSED for state in State},
+}
+
+# Input that arrives in these states is dropped.
+DISCARDING = frozenset((FINISHING, LINGERING, CLOSING, ABORTED, CLOSED))
+
+
+def next_state(state: State, event: Event) -> State:
+    """Return the state after `event`. Raise AssertionError for a change that the table does not have."""
+    new = TRANSITIONS.get((state, event))
+    assert new is not None, f"{event.name} in state {state.name}"
+    return new
