@@ -1,0 +1,18 @@
+"""Read lines from standard input and write each as a record. A retry never writes a record twice."""
+
+import asyncio
+import os
+import sys
+
+from topics.client import AsyncTopics
+
+
+async def main() -> None:
+    async with AsyncTopics(os.environ.get("TOPICS_URL", "http://127.0.0.1:4000")) as topics:
+        async with topics.writer("lines", linger_ms=20) as writer:
+            futures = [await writer.append(line.rstrip("\n")) for line in sys.stdin]
+        for future in futures:
+            print("wrote", await future)
+
+
+asyncio.run(main())

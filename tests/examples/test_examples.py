@@ -1,0 +1,123 @@
+"""Every program in `examples/` does what it says, against a real server."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from tests.conftest import ServerProcess
+from topics.client import NewRecord, Topics
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FORMS = ["async.py", "sync.py", ".mjs"]
+WAIT_S = 30
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    running = ServerProcess(tmp_path / "server", {})
+    yield running
+    running.stop()
+
+
+class Program:
+    """An example that runs. `line` returns what it prints next."""
+
+    def __init__(self, name: str, form: str, server: ServerProcess, directory: Path) -> None:
+        node = shutil.which("node")
+        if form == ".mjs" and node is None:
+            pytest.skip("no Node found: it runs the JavaScript examples")
+        command = (
+            [node, str(EXAMPLES / f"{name}.mjs")]
+            if form == ".mjs"
+            else [sys.executable, str(EXAMPLES / f"{name}_{form}")]
+        )
+        self.process = subprocess.Popen(
+            [command[0], str(EXAMPLES / command[1])],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=directory,
+            env=os.environ | {"TOPICS_URL": server.url},
+        )  # fmt: skip
+        self._lines: Queue[str] = Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            self._lines.put(text.rstrip("\n"))
+
+    def line(self) -> str:
+        return self._lines.get(timeout=WAIT_S)
+
+    def __enter__(self) -> "Program":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_producer_writes_each_line_once(form: str, server: ServerProcess, tmp_path: Path) -> None:
+    with Program("producer", form, server, tmp_path) as program:
+        assert program.process.stdin is not None
+        program.process.stdin.write("one\ntwo\n")
+        program.process.stdin.close()
+        assert [program.line(), program.line()] == ["wrote 1", "wrote 2"]
+        assert program.process.wait(WAIT_S) == 0
+    with Topics(server.url) as topics:
+        assert [item.data for item in topics.read("lines")] == ["one", "two"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_consumer_reports_gaps_and_resumes(form: str, server: ServerProcess, tmp_path: Path) -> None:
+    with Topics(server.url) as topics:
+        topics.put_topic("lines", cap_records=2)
+        topics.append_many("lines", [NewRecord(data=text) for text in ("a", "b", "c")])
+        with Program("consumer", form, server, tmp_path) as program:
+            assert program.line().startswith("lost 1 to 1: ")
+            assert [program.line(), program.line()] == ["2 b", "3 c"]
+            topics.append("lines", "d")
+            assert program.line() == "4 d"
+            topics.append("lines", "e")
+            assert program.line() == "5 e"
+        with Program("consumer", form, server, tmp_path) as program:
+            topics.append("lines", "f")
+            repeated = list(iter(program.line, "6 f"))
+            assert repeated in (["4 d", "5 e"], ["5 e"], [])  # the last page may come again, and no record is skipped
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_worker_finishes_running_jobs_when_it_is_stopped(form: str, server: ServerProcess, tmp_path: Path) -> None:
+    with Topics(server.url) as topics, Program("worker", form, server, tmp_path) as program:
+        topics.put_topic("emails", type="queue")
+        topics.append("emails", {"to": "ada", "seconds": 0.5})
+        assert program.line() == "sending ada"
+        program.process.send_signal(signal.SIGTERM)
+        assert program.line() == "stopped"
+        assert program.process.wait(WAIT_S) == 0
+        assert topics.topic("emails").count == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_live_shows_topics_that_come_later(form: str, server: ServerProcess, tmp_path: Path) -> None:
+    with Topics(server.url) as topics, Program("live", form, server, tmp_path) as program:
+        assert program.line() == "watching"
+        topics.append("chat-green", "hello")
+        assert program.line() == "chat-green hello"
+
+
+@pytest.mark.parametrize("path", sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.mjs")]), ids=lambda path: path.name)
+def test_example_is_short(path: Path) -> None:
+    apart = ("import ", "from ", "//", '"""', "async def main", "asyncio.run")
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    assert len([line for line in lines if line and not line.startswith(apart)]) <= 15
