@@ -87,8 +87,9 @@ def test_every_problem_is_reported_and_names_where_the_value_came_from(tmp_path:
         "--max-limit",
         "TOPICS_SEGMENT_MAX_EVENTS",
     ]
-    assert "70000 is above the most allowed, 65535" in found[0]
-    assert "15 is below the least allowed, 16" in found[-1]
+    assert "70000 is above the maximum (0 to 65535)" in found[0]
+    assert "15 is below the minimum (16 to 1048576)" in found[-1]
+    assert "'loud' is not one of debug, info, warning, error" in found[2]
 
 
 def test_the_bounds_themselves_are_allowed():
@@ -204,20 +205,20 @@ def test_every_number_may_be_as_low_and_as_high_as_it_says_alone(row: Setting, t
 def test_settings_that_make_no_sense_together_are_refused(tmp_path: Path):
     here = str(tmp_path)
     assert "TOPICS_DATA_DIR" in problems(cold_dir=here)[0]
-    assert "must differ" in problems(cold_dir=here, data_dir=here)[0]
+    assert "is the same directory" in problems(cold_dir=here, data_dir=here)[0]
     assert "TOPICS_COLD_DIR" in problems(hot_retain_segments="4", data_dir=here)[0]
 
 
 def test_a_data_directory_that_is_a_file_is_refused(tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
-    assert "is not a directory" in problems(data_dir=str(file))[0]
+    assert "is a file, not a directory" in problems(data_dir=str(file))[0]
     assert load(data_dir=str(tmp_path / "new")).data_dir == tmp_path / "new"
 
 
 def test_an_unknown_variable_gets_the_nearest_name():
     lines = unknown_variables({"TOPICS_DATADIR": "x", "TOPICS_QQ": "1", "TOPICS_PORT": "1", "HOME": "/"})
-    assert lines == ["TOPICS_DATADIR is no setting; did you mean TOPICS_DATA_DIR?", "TOPICS_QQ is no setting"]
+    assert lines == ["TOPICS_DATADIR is not a setting; did you mean TOPICS_DATA_DIR?", "TOPICS_QQ is not a setting"]
 
 
 def test_settings_cannot_be_changed():

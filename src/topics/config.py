@@ -4,8 +4,8 @@
 and `--data-dir`), and its value carries kind, default, bounds and help. Loading, `--help`, the documentation and the
 tests all read the rows, so a setting is declared once.
 
-Nothing is guessed: a value that does not parse, or is out of bounds, is a problem with a name, and every problem of a
-start is told at once. An empty value counts as unset.
+`Settings.load` raises `BadSettings` with every value that does not parse or is out of bounds, so that a start reports
+all problems at once. An empty value counts as unset.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ U63 = (1 << 63) - 1
 
 
 class BadSettings(Exception):
-    """Every setting that cannot be used, one line each; none of the lines holds a secret."""
+    """Invalid settings, one line per problem. No line contains a secret."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -38,7 +38,7 @@ class BadSettings(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How text becomes a value, and how the value is shown. `parse` raises ValueError with the reason."""
+    """Parser and printer of a type of setting. `parse` raises ValueError with the reason."""
 
     name: str
     parse: Callable[[str], Any]
@@ -68,19 +68,24 @@ class Setting:
 
     @property
     def unbounded(self) -> bool:
-        """Whether only what a signed 64-bit column can hold limits the value from above."""
+        """Whether the only upper bound is a signed 64-bit integer."""
         return self.high == U63
 
     def read(self, text: str) -> Any:
+        """Return the value of a text. Raise ValueError if it does not parse or is out of bounds."""
         value = self.kind.parse(text)
         if self.low is not None and value < self.low:
-            raise ValueError(f"{text} is below the least allowed, {self.kind.show(self.low)}")
+            raise ValueError(f"{text} is below the minimum ({self._bounds()})")
         if self.high is not None and value > self.high:
-            raise ValueError(f"{text} is above the most allowed, {self.kind.show(self.high)}")
+            raise ValueError(f"{text} is above the maximum ({self._bounds()})")
         return value
 
+    def _bounds(self) -> str:
+        low = self.kind.show(self.low)
+        return f"at least {low}" if self.unbounded else f"{low} to {self.kind.show(self.high)}"
+
     def shown(self, value: Any) -> str:
-        """The value as a person would write it; a secret never shows."""
+        """Return the value as an operator would write it. A secret is hidden."""
         if value in (None, "", ()):
             return ""
         return "(hidden)" if self.secret else self.kind.show(value)
@@ -97,14 +102,16 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+")
 
 def _parse_integer(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,19}", text):
-        raise ValueError(f"{text!r} is not a whole number")
+        raise ValueError(f"{text!r} is not a whole number, such as 100")
     return int(text)
 
 
 def _parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or len(text) > 24:
-        raise ValueError(f"{text!r} is not a size; write bytes, or a number with KiB, MiB or GiB (k, M, G for short)")
+        raise ValueError(
+            f"{text!r} is not a size; use a number of bytes, or a number with KiB, MiB or GiB (short: k, M, G)"
+        )
     return int(match[1]) * _UNITS[match[2][:1].upper()]
 
 
@@ -118,7 +125,7 @@ def _show_size(value: int) -> str:
 def _parse_bool(text: str) -> bool:
     word = text.lower()
     if word not in _TRUE | _FALSE:
-        raise ValueError(f"{text!r} is not a yes or a no; write 1, 0, true, false, yes or no")
+        raise ValueError(f"{text!r} is not a boolean; use 1, 0, true, false, yes, no, on or off")
     return word in _TRUE
 
 
@@ -126,13 +133,13 @@ def _parse_origins(text: str) -> tuple[str, ...]:
     origins = tuple(part.strip() for part in text.split(",") if part.strip())
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise ValueError(f"{origin!r} is not an origin; write * or scheme://host[:port], without a path")
+            raise ValueError(f"{origin!r} is not an origin; use * or scheme://host[:port], without a path")
     return origins
 
 
 @dataclasses.dataclass(frozen=True)
 class KeyFile:
-    """A file of API keys, read once: its secrets are hashed and forgotten with the text they stood in."""
+    """A file of API keys and its rules. The file is read once; only digests of its secrets are kept."""
 
     path: Path
     rules: tuple[KeyRule, ...] = dataclasses.field(repr=False)
@@ -151,14 +158,14 @@ def _parse_key_file(text: str) -> KeyFile:
 def _parse_output_file(text: str) -> Path:
     path = Path(text)
     if not path.parent.is_dir():
-        raise ValueError(f"the directory of {text} does not exist")
+        raise ValueError(f"the directory {path.parent} does not exist; create it first")
     return path
 
 
 def _parse_directory(text: str) -> Path:
     path = Path(text)
     if path.exists() and not path.is_dir():
-        raise ValueError(f"{text} is not a directory")
+        raise ValueError(f"{text} is a file, not a directory; choose a directory")
     return path
 
 
@@ -166,7 +173,7 @@ def _choice(*words: str) -> Kind:
     def parse(text: str) -> str:
         word = text.lower()
         if word not in words:
-            raise ValueError(f"{text!r} is none of {', '.join(words)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(words)}")
         return word
 
     return Kind(name=" | ".join(words), parse=parse)
@@ -200,7 +207,7 @@ def _row(
     high: int | None = None,
     secret: bool = False,
 ) -> Any:
-    """A field of `Settings` that knows its row; `Any` lets the annotation beside it say the type."""
+    """Return a field of `Settings` with its table row. The type is `Any`, so that the annotation declares it."""
     row = {"kind": kind, "default": default, "low": low, "high": high, "help": help, "group": group, "secret": secret}
     return dataclasses.field(default=default, repr=not secret, metadata={_ROW: row})
 
@@ -218,7 +225,7 @@ def _millis(default: int, help: str, *, group: str, low: int = 1, high: int = DA
 
 
 def _cap(default: int, help: str) -> Any:
-    return _row(COUNT, default, help + " 0 is unlimited.", group=CAPS, low=0, high=U63)
+    return _row(COUNT, default, help + " 0 means unlimited.", group=CAPS, low=0, high=U63)
 
 
 ADDRESS = "Address"
@@ -233,163 +240,154 @@ TIERS = "Hot and cold segments"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a server runs with. Made by `load` from the outside world, or directly, by keyword, in tests."""
+    """The settings of a server. `load` reads them from the environment and flags; tests pass them by keyword."""
 
     host: str = _row(
-        TEXT, "127.0.0.1", "Address or name to listen on. One beyond loopback needs API keys.", group=ADDRESS
+        TEXT, "127.0.0.1", "Address or host name to listen on. A non-loopback address needs API keys.", group=ADDRESS
     )
-    port: int = _count(4000, "Port to listen on; 0 takes a free one.", group=ADDRESS, low=0, high=65_535)
+    port: int = _count(4000, "Port to listen on. 0 chooses a free port.", group=ADDRESS, low=0, high=65_535)
     port_file: Path | None = _row(
-        OUTPUT_FILE, None, "File that receives the bound port once the server listens.", group=ADDRESS
+        OUTPUT_FILE, None, "File to which the server writes its port once it listens.", group=ADDRESS
     )
     cors_origins: tuple[str, ...] = _row(
-        ORIGINS, (), "Origins whose pages may call the API, separated by commas; * is any.", group=ADDRESS
+        ORIGINS, (), "Origins whose pages may call the API, separated by commas. * allows all.", group=ADDRESS
     )
 
     log_level: str = _row(
-        _choice("debug", "info", "warning", "error"), "info", "Least severity that is logged.", group=LOGGING
+        _choice("debug", "info", "warning", "error"), "info", "Minimum severity of log lines.", group=LOGGING
     )
     log_format: str = _row(
         _choice("auto", "human", "json"),
         "auto",
-        "Form of a log line; auto is human on a terminal and json elsewhere.",
+        "Format of log lines. auto means human on a terminal and json elsewhere.",
         group=LOGGING,
     )
 
     api_keys: tuple[KeyRule, ...] = _row(
         KEYS,
         (),
-        "API keys, separated by commas, each key[:scopes[:prefixes]]. Other users of the machine can see flags: "
-        "prefer the variable or the file.",
+        "API keys, separated by commas, each secret[:scopes[:prefixes]]. Other users of the machine can see flags: use "
+        "the variable or the file.",
         group=SECURITY,
         secret=True,
     )
     api_keys_file: KeyFile | None = _row(
-        KEY_FILE, None, "File with one API key a line, added to those above; lines with # are comments.", group=SECURITY
+        KEY_FILE,
+        None,
+        "File with one API key per line, in addition to those above. Lines that start with # are comments.",
+        group=SECURITY,
     )
-    allow_insecure_no_auth: bool = _row(
-        FLAG, False, "Allow a bind beyond loopback without any API key.", group=SECURITY
-    )
-    probe_auth: bool = _row(FLAG, False, "Ask for a key on the health and readiness probes too.", group=SECURITY)
+    allow_insecure_no_auth: bool = _row(FLAG, False, "Allow a non-loopback address without API keys.", group=SECURITY)
+    probe_auth: bool = _row(FLAG, False, "Require an API key for the health and readiness probes too.", group=SECURITY)
 
-    max_batch_records: int = _count(10_000, "Records in one write.", group=REQUESTS, high=1_000_000)
+    max_batch_records: int = _count(10_000, "Maximum records in one write.", group=REQUESTS, high=1_000_000)
     max_record_bytes: int = _size(
-        MIB,
-        "Data and meta of one record. Unset, it follows a body or meta limit that was set.",
-        group=REQUESTS,
-        high=GIB,
+        MIB, "Data and meta of one record. If unset, it follows the body and meta limits.", group=REQUESTS, high=GIB
     )
     max_body_bytes: int = _size(
-        64 * MIB,
-        "One request body, after decompression. Unset, it is at least the record limit.",
-        group=REQUESTS,
-        high=GIB,
+        64 * MIB, "A request body, decompressed. If unset, it is at least the record limit.", group=REQUESTS, high=GIB
     )
     max_meta_bytes: int = _size(
-        16 * KIB, "Meta of one record. Unset, it is at most the record limit.", group=REQUESTS, high=GIB
+        16 * KIB, "Meta of one record. If unset, it is at most the record limit.", group=REQUESTS, high=GIB
     )
-    max_tag_bytes: int = _size(256, "Tag of one record.", group=REQUESTS, high=64 * KIB - 1)
-    max_node_bytes: int = _size(128, "Node name of one record.", group=REQUESTS, high=64 * KIB - 1)
-    max_limit: int = _count(1000, "Records in one read; a larger limit is clamped.", group=REQUESTS, high=1_000_000)
-    max_claim: int = _count(1000, "Jobs in one claim, ack, nack or extend.", group=REQUESTS, high=1_000_000)
-    max_watch_topics: int = _count(256, "Topics in one watch session.", group=REQUESTS, high=1_000_000)
+    max_tag_bytes: int = _size(256, "Maximum size of a tag.", group=REQUESTS, high=64 * KIB - 1)
+    max_node_bytes: int = _size(128, "Maximum size of a node name.", group=REQUESTS, high=64 * KIB - 1)
+    max_limit: int = _count(1000, "Maximum records in one read; larger is clamped.", group=REQUESTS, high=1_000_000)
+    max_claim: int = _count(1000, "Maximum jobs in one claim, ack, nack or extend.", group=REQUESTS, high=1_000_000)
+    max_watch_topics: int = _count(
+        256, "Maximum topics, and patterns, in one watch session or WebSocket.", group=REQUESTS, high=1_000_000
+    )
 
-    max_topics: int = _cap(100_000, "Topics.")
-    max_routers: int = _cap(10_000, "Routers.")
-    max_watch_sessions: int = _cap(10_000, "Watch sessions.")
-    max_sse_connections: int = _cap(10_000, "Open event streams and WebSockets.")
-    max_sse_connections_per_key: int = _cap(1000, "Open event streams and WebSockets of one API key.")
-    max_inflight_per_key: int = _cap(1000, "Requests of one API key that are being answered.")
-    max_total_bytes: int = _row(SIZE, 0, "Bytes of all retained records. 0 is unlimited.", group=CAPS, low=0, high=U63)
+    max_topics: int = _cap(100_000, "Maximum number of topics.")
+    max_routers: int = _cap(10_000, "Maximum number of routers.")
+    max_watch_sessions: int = _cap(10_000, "Maximum number of watch sessions.")
+    max_sse_connections: int = _cap(10_000, "Maximum open event streams, WebSockets and scans.")
+    max_sse_connections_per_key: int = _cap(1000, "Maximum open event streams, WebSockets and scans per API key.")
+    max_inflight_per_key: int = _cap(1000, "Maximum number of concurrent requests per API key.")
+    max_total_bytes: int = _size(0, "Maximum size of all stored records. 0 means unlimited.", group=CAPS, low=0)
     memory_budget_bytes: int | None = _row(
         SIZE, None,
-        "Bytes that clients may make the server hold beside records: bodies, answers, sessions, idempotency keys. Past "
-        "it new requests are refused with 429. Unset: a quarter of the memory of the machine or its cgroup. 0 is "
-        "unlimited.",
+        "Maximum memory for clients: bodies, answers, sessions, idempotency keys. Past it, large requests get 429. If "
+        "unset, a quarter of the memory of the machine or its cgroup. 0 means unlimited.",
         group=CAPS, low=0, high=U63,
     )  # fmt: skip
-    max_idempotency_keys: int = _count(1_000_000, "Idempotency keys remembered for one topic.", group=CAPS)
-    metrics_max_topics: int = _count(1000, "Topics that metrics name; the rest are summed.", group=CAPS, low=0)
-    session_ttl_ms: int = _millis(300_000, "Life of a watch session that has no open stream.", group=CAPS)
+    max_idempotency_keys: int = _count(1_000_000, "Maximum number of idempotency keys per topic.", group=CAPS)
+    metrics_max_topics: int = _count(
+        1000, "Maximum number of topics with their own metrics. The others are summed.", group=CAPS, low=0
+    )
+    session_ttl_ms: int = _millis(300_000, "Time until a watch session without a stream expires.", group=CAPS)
 
     max_connections: int = _count(
         0,
-        "Open connections. One more closes a connection that is idle, or is refused with 429. 0 is as many as the "
-        "limit of descriptors (ulimit -n) leaves beside files; a larger number is lowered to that.",
+        "Maximum number of open connections. Past it, a new connection replaces an idle one, or gets 429. 0 means as "
+        "many as the file descriptor limit (ulimit -n) allows; larger values are lowered to that.",
         group=CONNECTIONS,
         low=0,
     )
-    max_header_bytes: int = _size(32 * KIB, "Request line and headers together.", group=CONNECTIONS, low=KIB, high=MIB)
-    max_headers: int = _count(100, "Header fields in one request.", group=CONNECTIONS, high=10_000)
-    header_timeout_ms: int = _millis(
-        10_000, "From the first byte of a request to the end of its head.", group=CONNECTIONS
+    max_header_bytes: int = _size(
+        32 * KIB, "Maximum size of the request line and headers.", group=CONNECTIONS, low=KIB, high=MIB
     )
-    body_timeout_ms: int = _millis(60_000, "From the end of the head to the end of the body.", group=CONNECTIONS)
-    idle_timeout_ms: int = _millis(75_000, "Life of a connection between two requests.", group=CONNECTIONS)
+    max_headers: int = _count(100, "Maximum number of header fields in a request.", group=CONNECTIONS, high=10_000)
+    header_timeout_ms: int = _millis(
+        10_000, "Maximum time from the first byte of a request to the end of its headers.", group=CONNECTIONS
+    )
+    body_timeout_ms: int = _millis(
+        60_000, "Maximum time from the end of the headers to the end of the body.", group=CONNECTIONS
+    )
+    idle_timeout_ms: int = _millis(75_000, "Time after which an idle connection is closed.", group=CONNECTIONS)
     buffer_grace_ms: int = _millis(
-        5_000, "How long a watcher's connection may be full before what it lost meanwhile is told as too old.",
+        5_000, "Time for which a watcher's connection may be full before its gaps are reported as from_seq_too_old.",
         group=CONNECTIONS, low=0,
     )  # fmt: skip
     slow_consumer_timeout_ms: int = _millis(
-        30_000, "How long a watcher's connection may be full before it is closed.", group=CONNECTIONS
+        30_000, "Time for which a watcher's connection may be full before it is closed.", group=CONNECTIONS
     )
-    ws_deflate: bool = _row(FLAG, False, "Compress WebSocket messages for clients that offer it.", group=CONNECTIONS)
+    ws_deflate: bool = _row(FLAG, False, "Compress WebSocket messages if the client supports it.", group=CONNECTIONS)
     pressure_lag_ms: int = _millis(
         250,
-        "How late the server may run before it refuses requests with 429; pushes wait before that. 0 is never.",
+        "Loop lag at which requests get 429; pushes are delayed earlier. 0 disables this.",
         group=CONNECTIONS,
         low=0,
     )
     drain_timeout_ms: int = _millis(
-        10_000, "How long open requests may still take once the server was told to stop.", group=CONNECTIONS, low=0
+        10_000, "Maximum time for open requests to finish after SIGTERM or SIGINT.", group=CONNECTIONS, low=0
     )
 
     data_dir: Path | None = _row(
-        DIRECTORY, None, "Where records are kept. Unset: in memory only, and lost when the server stops.", group=STORAGE
-    )
-    sync_interval_ms: int = _millis(
-        100,
-        "How soon after a write its bytes are synced, for topics that do not wait for it.",
-        group=STORAGE,
-        high=60_000,
-    )
-    wal_file_bytes: int = _size(
-        16 * MIB,
-        "Size of a write-ahead log file, at which the next one begins.",
-        group=STORAGE,
-        low=64 * KIB,
-        high=4 * GIB,
-    )
-    checkpoint_wal_bytes: int = _size(
-        64 * MIB, "Write-ahead log that has grown by this much is checkpointed.", group=STORAGE, low=64 * KIB
-    )
-    checkpoint_interval_ms: int = _millis(300_000, "Longest time between two checkpoints.", group=STORAGE, low=100)
-    segment_max_events: int = _count(
-        65_536, "Records in a segment before it is sealed.", group=STORAGE, low=16, high=1_048_576
-    )
-    segment_max_bytes: int = _size(
-        64 * MIB, "Bytes in a segment before it is sealed.", group=STORAGE, low=4 * KIB, high=GIB
-    )
-    segment_max_age_ms: int = _millis(
-        HOUR_MS, "Age of a segment before it is sealed.", group=STORAGE, low=100, high=365 * DAY_MS
-    )
-
-    cold_dir: Path | None = _row(
         DIRECTORY,
         None,
-        "Where sealed segments go once a topic has more than it may keep in the data directory.",
-        group=TIERS,
+        "Data directory. If unset, records are in memory only and lost when the server stops.",
+        group=STORAGE,
     )
+    sync_interval_ms: int = _millis(
+        100, "Time after which writes are synced, for topics that do not wait for the sync.", group=STORAGE, high=60_000
+    )
+    wal_file_bytes: int = _size(
+        16 * MIB, "Size at which a new write-ahead log file is started.", group=STORAGE, low=64 * KIB, high=4 * GIB
+    )
+    checkpoint_wal_bytes: int = _size(
+        64 * MIB, "Growth of the write-ahead log after which a checkpoint is taken.", group=STORAGE, low=64 * KIB
+    )
+    checkpoint_interval_ms: int = _millis(300_000, "Maximum time between two checkpoints.", group=STORAGE, low=100)
+    segment_max_events: int = _count(
+        65_536, "Number of records at which a segment is sealed.", group=STORAGE, low=16, high=1_048_576
+    )
+    segment_max_bytes: int = _size(64 * MIB, "Size at which a segment is sealed.", group=STORAGE, low=4 * KIB, high=GIB)
+    segment_max_age_ms: int = _millis(
+        HOUR_MS, "Age at which a segment is sealed.", group=STORAGE, low=100, high=365 * DAY_MS
+    )
+
+    cold_dir: Path | None = _row(DIRECTORY, None, "Directory for sealed segments beyond the limits below.", group=TIERS)
     hot_retain_segments: int = _count(
-        0, "Sealed segments a topic keeps in the data directory. 0 is no bound.", group=TIERS, low=0
+        0, "Maximum sealed segments per topic in the data directory. 0 means unlimited.", group=TIERS, low=0
     )
     hot_retain_bytes: int = _size(
-        0, "Bytes of sealed segments a topic keeps in the data directory. 0 is no bound.", group=TIERS, low=0
+        0, "Maximum size of sealed segments per topic in the data directory. 0 means unlimited.", group=TIERS, low=0
     )
 
     @classmethod
     def load(cls, env: Mapping[str, str], flags: Mapping[str, str]) -> Self:
-        """A process's settings: a flag (by field name) beats its variable. Raises `BadSettings` with every problem."""
+        """Return the settings; a flag (by field name) overrides its variable. Raise `BadSettings` with all problems."""
         values: dict[str, Any] = {}
         problems: list[str] = []
         for row in SETTINGS:
@@ -399,8 +397,8 @@ class Settings:
             try:
                 values[row.name] = row.read(text)
             except (ValueError, OSError) as error:
-                told = not row.secret or isinstance(error, BadKeys)
-                problems.append(f"{source}: {error if told else 'the value cannot be used'}")
+                is_safe = not row.secret or isinstance(error, BadKeys)
+                problems.append(f"{source}: {error if is_safe else 'the value is invalid'}")
         problems += _size_conflicts(values)
         settings = cls(**_with_followers(values))
         problems += _conflicts(settings)
@@ -409,11 +407,11 @@ class Settings:
         return settings
 
     def key_rules(self) -> tuple[KeyRule, ...]:
-        """What the configured API keys allow, those of the setting first. Empty: nobody is asked for a key."""
+        """Return the rules of all configured API keys. If there are none, the server requires no key."""
         return self.api_keys + (self.api_keys_file.rules if self.api_keys_file is not None else ())
 
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the server. A name other than localhost may resolve to anything."""
+        """Return whether only this machine can reach the server. Host names other than localhost count as reachable."""
         if self.host.lower() == "localhost":
             return True
         try:
@@ -428,50 +426,52 @@ SETTINGS: tuple[Setting, ...] = tuple(
 
 
 def _given(row: Setting, env: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, str]:
-    """Where the text of a setting comes from, and the text; an empty flag takes a variable back."""
+    """Return the source of a setting and its text. An empty flag unsets the variable."""
     if row.name in flags:
         return row.flag, flags[row.name].strip()
     return row.variable, env.get(row.variable, "").strip()
 
 
 def _conflicts(settings: Settings) -> list[str]:
-    """Settings that are fine alone and make no sense together. A row that did not parse stands at its default here."""
+    """Return a problem for each set of valid settings that conflict. A row that did not parse has its default here."""
     found: list[str] = []
     if not settings.is_loopback() and not settings.allow_insecure_no_auth and not settings.key_rules():
         found.append(
             f"TOPICS_HOST: {settings.host} is reachable from other machines and no API key is set; set TOPICS_API_KEYS "
-            "or TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 if anybody there may read and write everything"
+            "or TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 to give every client full access"
         )
     try:
         check_distinct(settings.key_rules())
     except BadKeys as error:
         found.append(f"TOPICS_API_KEYS, TOPICS_API_KEYS_FILE: {error}")
     if settings.cold_dir is not None and settings.data_dir is None:
-        found.append("TOPICS_COLD_DIR: there is nothing to move there without TOPICS_DATA_DIR")
+        found.append("TOPICS_COLD_DIR: needs TOPICS_DATA_DIR, whose segments it receives; set both")
     if settings.cold_dir is not None and settings.cold_dir == settings.data_dir:
-        found.append("TOPICS_COLD_DIR: must differ from TOPICS_DATA_DIR")
+        found.append("TOPICS_COLD_DIR: is the same directory as TOPICS_DATA_DIR; choose another")
     if settings.cold_dir is None and (settings.hot_retain_segments or settings.hot_retain_bytes):
-        found.append("TOPICS_HOT_RETAIN_SEGMENTS, TOPICS_HOT_RETAIN_BYTES: need TOPICS_COLD_DIR to move segments to")
+        found.append(
+            "TOPICS_HOT_RETAIN_SEGMENTS, TOPICS_HOT_RETAIN_BYTES: need TOPICS_COLD_DIR, to which segments move; set it"
+        )
     return found
 
 
-# Each of these is part of the next: a larger limit on the part could never be used.
+# Each limit covers a part of the next one, so it must not be larger.
 _NESTED_SIZES = ("max_meta_bytes", "max_record_bytes", "max_body_bytes")
 
 
 def _size_conflicts(values: Mapping[str, Any]) -> list[str]:
-    """Return a problem for every two size limits that were set and contradict each other."""
+    """Return a problem for each pair of size limits that contradict each other."""
     given = [row for name in _NESTED_SIZES for row in SETTINGS if row.name == name and name in values]
     return [
-        f"{small.variable}: {small.shown(values[small.name])} is more than {large.variable} allows "
-        f"({large.shown(values[large.name])}); lower the one or raise the other"
+        f"{small.variable}: {small.shown(values[small.name])} is above {large.variable} "
+        f"({large.shown(values[large.name])}); lower the first or raise the second"
         for small, large in itertools.pairwise(given)
         if values[small.name] > values[large.name]
     ]
 
 
 def _with_followers(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values, with the size limits that were not set moved as far as those that were require."""
+    """Return the values with defaults for unset size limits, adjusted to the limits that are set."""
     followed = dict(values)
     for row in SETTINGS:
         if row.name in _NESTED_SIZES and row.name not in values:
@@ -483,12 +483,12 @@ def _with_followers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def unknown_variables(env: Mapping[str, str]) -> list[str]:
-    """A line for every `TOPICS_*` variable that is no setting, with the name it may be a slip of."""
+    """Return a line for every unknown `TOPICS_*` variable, with the closest known name."""
     known = [row.name.upper() for row in SETTINGS]
     lines = []
     for variable in sorted(env):
         name = variable.removeprefix(PREFIX)
         if name != variable and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            lines.append(f"{variable} is no setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
+            lines.append(f"{variable} is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
     return lines

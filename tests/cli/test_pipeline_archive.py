@@ -53,7 +53,7 @@ def test_a_dry_run_of_a_trim_tells_what_goes_to_the_lake_what_goes_from_the_topi
         "  shop:b: seqs 1 to 3, 2 records to write, to trim 2",
         "    would delete seqs 1 to 3 from the topic once the lake has them, 2 records",
         "  shop:jobs: seqs 1 to 1, 1 record to write",
-        "  would note as lost: shop:a seqs 1 to 4 (cap)",
+        "  would record as lost: shop:a seqs 1 to 4 (cap)",
         "  warning: topic shop:jobs is a queue: its jobs are left to its workers, not trimmed",
     ]
     assert said[-1].startswith("archive: would write 8 records of 3 topics, ")

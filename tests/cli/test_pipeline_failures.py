@@ -134,7 +134,7 @@ def test_what_cannot_be_meant_is_a_mistake_of_usage(run: Any, line: str, message
 def test_a_pause_is_a_number_of_seconds(run: Any, capsys: pytest.CaptureFixture[str], every: str) -> None:
     with pytest.raises(SystemExit):
         run(f"archive --url URL --topic a --lake DIR/lake --every={every}")
-    assert "is no number of seconds" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "is not a number of seconds" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 def in_spark(text: str) -> BaseException:

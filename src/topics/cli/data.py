@@ -1,4 +1,4 @@
-"""`topics verify`, `topics backup`, `topics restore`: what an operator does with a data directory, without a server."""
+"""`topics verify`, `topics backup`, `topics restore`: work on a data directory without a server."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Execute = Callable[[argparse.Namespace], int]
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    verify = _add(subparsers, "verify", run_verify, "check a data directory, changing nothing")
-    verify.add_argument("directory", metavar="DIR", help="data directory that no server has open, or a backup")
+    verify = _add(subparsers, "verify", run_verify, "check every file of a data directory, without changing it")
+    verify.add_argument("directory", metavar="DIR", help="data directory of a stopped server, or a backup")
     _add_cold_dir(verify)
-    backup = _add(subparsers, "backup", run_backup, "copy a data directory, while its server runs or not")
+    backup = _add(subparsers, "backup", run_backup, "copy a data directory, also while its server runs")
     backup.add_argument("directory", metavar="DIR", help="data directory to copy")
-    backup.add_argument("target", metavar="TARGET", help="new directory, or an earlier backup to bring up to date")
+    backup.add_argument("target", metavar="TARGET", help="new directory, or an earlier backup to update")
     _add_cold_dir(backup)
-    restore = _add(subparsers, "restore", run_restore, "bring a backup back")
-    restore.add_argument("source", metavar="SOURCE", help="a backup")
-    restore.add_argument("directory", metavar="DIR", help="data directory to make; empty or absent")
-    restore.add_argument("--force", action="store_true", help="move a data directory that is there out of the way")
+    restore = _add(subparsers, "restore", run_restore, "restore a backup")
+    restore.add_argument("source", metavar="SOURCE", help="the backup")
+    restore.add_argument("directory", metavar="DIR", help="new data directory; must be empty or absent")
+    restore.add_argument("--force", action="store_true", help="move an existing data directory aside")
 
 
 def _add(
@@ -54,16 +54,16 @@ def _add_cold_dir(parser: argparse.ArgumentParser) -> None:
         "--cold-dir",
         metavar="DIRECTORY",
         default=default,
-        help="where the server keeps cold segments [TOPICS_COLD_DIR]",
+        help="directory of the server's cold segments [TOPICS_COLD_DIR]",
     )
 
 
 def _guarded(execute: Execute, args: argparse.Namespace) -> int:
-    """Says in one line why something could not be done."""
+    """Run a command. Print an expected failure in one line and return its exit status."""
     from topics.storage.backup import CopyError
     from topics.storage.datadir import DataDirError
 
-    logging.getLogger("topics").addHandler(logging.NullHandler())  # findings are reported, not logged
+    logging.getLogger("topics").addHandler(logging.NullHandler())  # the report has all findings
     try:
         return execute(args)
     except DataDirError as error:
@@ -164,7 +164,7 @@ def run_restore(args: argparse.Namespace) -> int:
     status = _print_copied(done, time.monotonic() - began, as_json=args.json)
     if not args.json:
         if aside is not None and os.path.isdir(aside):
-            print(f"what was in {args.directory} is now {aside}")
+            print(f"moved the earlier {args.directory} to {aside}")
         print(f"next: topics serve --data-dir {args.directory}")
     return status
 
@@ -172,7 +172,7 @@ def run_restore(args: argparse.Namespace) -> int:
 def _overlap(one: str, other: str) -> str | None:
     first, second = os.path.realpath(one), os.path.realpath(other)
     if first == second or first.startswith(second + os.sep) or second.startswith(first + os.sep):
-        return f"{one} and {other} lie in each other; choose two separate directories"
+        return f"{one} and {other} overlap; choose two separate directories"
     return None
 
 
@@ -188,11 +188,11 @@ def _print_copied(done: Copied, seconds: float, *, as_json: bool) -> int:
         for problem in done.problems:
             print(f"damaged: {problem}")
         if done.problems:
-            print("the copy was made, with the damage in it; run `topics verify` on it to see what is lost")
+            print("the copy contains the damage; run `topics verify` on it to see which records are lost")
     return EXIT_DAMAGED if done.problems else EXIT_CLEAN
 
 
-# --- telling
+# --- output
 
 
 def _print_json(what: object) -> None:
@@ -202,7 +202,7 @@ def _print_json(what: object) -> None:
 
 
 def size(count: int) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes as text with a unit."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
@@ -212,7 +212,7 @@ def size(count: int) -> str:
 
 
 class Meter:
-    """Progress on standard error: a bar that redraws itself on a terminal, now and then a line elsewhere."""
+    """Progress on standard error: a bar on a terminal, otherwise a line every few seconds."""
 
     WIDTH = 30
     LINE_EVERY_S = 5.0

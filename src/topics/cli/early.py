@@ -1,4 +1,4 @@
-"""What `topics pipeline` does before a pipeline starts: parse options, handle signals, report a failure.
+"""Option parsing, signal handling and failure reports of `topics pipeline` before a pipeline starts.
 
 Imports little, so that `main` handles signals before any slow import.
 """
@@ -15,8 +15,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
-CORRECT = "correct the command; --help shows its options"
-AGAIN = "run the same command again: it goes on where this run stopped"
+CORRECT = "correct the command; --help lists its options"
+AGAIN = "run the same command again: it continues where this run stopped"
 
 
 def is_pipeline(words: Sequence[str]) -> bool:
@@ -66,7 +66,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports bad options of a pipeline as its report. A subcommand's parser raises; the top parser has all words."""
+    """Parser that reports invalid options of a pipeline in the form of its report.
+
+    The parser of a subcommand raises, and the top-level parser, which has all words, prints.
+    """
 
     def error(self, message: str) -> NoReturn:
         raise _Mistake(self, message)

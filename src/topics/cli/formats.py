@@ -1,6 +1,6 @@
-"""The page about file formats, made from the docstrings of the codecs: a format is described where it is used.
+"""Generate docs/formats.md from the docstrings of the codecs.
 
-`python -m topics.cli.formats` prints it.
+`python -m topics.cli.formats` prints the page.
 """
 
 import inspect
@@ -17,11 +17,11 @@ from topics.storage.segments import codec, columns
 INTRODUCTION = """\
 # File formats
 
-What is in a data directory, byte by byte. This page is made by `make docs` from the docstrings of the modules that
-read and write the files, so it says what they do. A program that meets a version it does not know refuses the file.
+This page describes the files of a data directory, byte by byte. `make docs` generates it from the docstrings of the
+modules that read and write the files. A server refuses a file with an unknown version.
 
-Integers are little-endian. Checksums are XXH3 of 64 bits. MessagePack arrays grow at their end only: a reader takes a
-field that is not there yet for its default.
+Integers are little-endian. Checksums are XXH3-64. MessagePack arrays grow at their end only: a reader uses the default
+for a missing field.
 """
 
 SECTIONS: tuple[tuple[str, ModuleType], ...] = (
@@ -37,7 +37,7 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
 
 
 def reference() -> str:
-    """docs/formats.md, whole."""
+    """Return the text of docs/formats.md."""
     parts = [INTRODUCTION]
     for title, module in SECTIONS:
         name = module.__name__.replace(".", "/")
@@ -62,7 +62,7 @@ def _fields(kind: type[msgspec.Struct], *, level: int) -> str:
 
 
 def _kinds() -> str:
-    """Every kind of entry that this program reads, in the order of their numbers."""
+    """Return a table of all kinds of log entries, by number."""
     learn_all_kinds()
     classes = {number: decoder.type for number, decoder in entry._DECODERS.items()} | {entry.APPEND: entry.Append}
     lines = ["### Kinds", "", "| kind | name | fields | meaning |", "|---|---|---|---|"]

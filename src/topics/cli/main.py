@@ -1,4 +1,4 @@
-"""Entry of the `topics` command: finds the subcommand and runs it."""
+"""Entry point of the `topics` command: find the subcommand and run it."""
 
 import argparse
 import importlib
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from topics import __version__
 from topics.cli import early
 
-# Every module here registers its subcommands and leaves what to run in `args.execute`. They are imported by name, when
-# signals are taken already.
+# Each module registers its subcommands and sets `args.execute`. They are imported by name: `main` handles signals before
+# the imports.
 COMMANDS = ("serve", "config", "data", "pipeline", "sql")
 
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return early.print_interrupted(words)
     except BrokenPipeError:
-        # The reader of our output has gone (`topics config | head`). Python would complain once more at exit.
+        # The reader of the output closed its pipe (`topics config | head`). Python would print an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code

@@ -1,4 +1,4 @@
-"""`topics pipeline …`: the tree of commands, the options they share, and how their reports are shown.
+"""`topics pipeline …`: the subcommands, their shared options, and the output of their reports.
 
 A command is a module in `topics.cli.pipelines` with a function `register(subparsers)` that calls `add` below. It
 imports Spark only when it runs.
@@ -42,9 +42,9 @@ Show = Callable[["RunReport"], str]
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    text = "move and digest topics in bulk, with Spark"
+    text = "run bulk jobs over topics, with Spark"
     parser = subparsers.add_parser(
-        "pipeline", help=text, description="Move and digest topics in bulk, with Spark.", allow_abbrev=False
+        "pipeline", help=text, description="Run bulk jobs over topics, with Spark.", allow_abbrev=False
     )
     commands = parser.add_subparsers(title="pipelines", metavar="PIPELINE", required=True)
     from topics.cli import pipelines
@@ -62,7 +62,7 @@ def add(
     show: Show | None = None,
     epilog: str | None = None,
 ) -> argparse.ArgumentParser:
-    """A command with the options all have. `execute` returns the report; `show` says it in its own words."""
+    """Add a command with the shared options. `execute` returns the report, and `show` formats it."""
     parser = subparsers.add_parser(
         name,
         help=text,
@@ -71,19 +71,19 @@ def add(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    shared = parser.add_argument_group("options of every pipeline")
+    shared = parser.add_argument_group("options of all pipelines")
     keys = shared.add_mutually_exclusive_group()
-    keys.add_argument("--token", metavar="KEY", help="API key; other users of this machine can see it here")
-    keys.add_argument("--token-file", metavar="FILE", help="file that holds the API key [TOPICS_TOKEN_FILE]")
-    shared.add_argument("--master", metavar="M", help="Spark master; local[*] unless spark-submit has chosen one")
-    shared.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+    keys.add_argument("--token", metavar="KEY", help="API key; visible to other users of this machine")
+    keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
+    shared.add_argument("--master", metavar="M", help="Spark master [local[*], or the choice of spark-submit]")
+    shared.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
     shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.set_defaults(execute=lambda args: run(name, execute, args, show or describe))
     return parser
 
 
 def default_url() -> str:
-    """The server of those who do not name one."""
+    """Return the server to use without `--url`."""
     return os.environ.get("TOPICS_URL") or DEFAULT_URL
 
 
@@ -92,8 +92,8 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 
 
 def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
-    """For pipelines that can go on by themselves."""
-    parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")
+    """Add the options of pipelines that can follow their source."""
+    parser.add_argument("--follow", action="store_true", help="keep running until SIGINT or SIGTERM")
     parser.add_argument(
         "--every",
         metavar="SECONDS",
@@ -109,22 +109,22 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < threading.TIMEOUT_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, such as 5 or 0.5")
     return seconds
 
 
 def add_positions(parser: argparse.ArgumentParser) -> None:
-    """For pipelines that note at their target how far they have come."""
+    """Add the option of pipelines that store their position in a topic of the target."""
     parser.add_argument(
         "--positions",
         metavar="TOPIC",
         default="sys:positions",
-        help="topic that keeps how far it has come [%(default)s]",
+        help="topic that stores the position [%(default)s]",
     )
 
 
 def shared(args: argparse.Namespace) -> JobOptions:
-    """The options of every pipeline, as its function takes them."""
+    """Return the shared options as arguments of a pipeline function."""
     from topics.spark.pipelines.run.progress import progress_for
 
     token_file = args.token_file
@@ -142,10 +142,10 @@ def shared(args: argparse.Namespace) -> JobOptions:
 
 
 def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> int:
-    """Prints the report, of a run that failed, too; the exit status is that of its kind (`failures.Kind`)."""
-    args.started_ms = SystemClock().now_ms()  # Spark's modules are loaded after this, and that takes a while
+    """Run a pipeline, print its report, also of a failure, and return the exit status of its kind."""
+    args.started_ms = SystemClock().now_ms()  # before the slow import of Spark
     with warnings.catch_warnings(), _stoppable(follows=bool(getattr(args, "follow", False))) as stop:
-        warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
+        warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself
         args.stop = stop
         try:
             report = execute(args)
@@ -156,7 +156,7 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
 
 
 def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
-    """What is wrong goes to standard error; with --json there is a report on standard output in any case."""
+    """Print a failure to standard error, and with `--json` its report to standard output."""
     if isinstance(error, ImportError):
         early.print_failure(
             name, kind="no_spark", message=f"pipelines need Spark: {error}", next="pip install 'topics[spark]'",
@@ -180,7 +180,7 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
 
 
 class _Stop(threading.Event):
-    """Set by the first signal. Of a job that was interrupted it knows so, whatever error comes of it."""
+    """Event that the first signal sets. Remembers that the job was interrupted, whichever error it raises then."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,12 +188,12 @@ class _Stop(threading.Event):
         self.interrupted = False
 
     def is_echo(self) -> bool:
-        """`timeout` and others signal a process and then its group: that is one request, not two."""
+        """Return whether the signal repeats the last one: `timeout` signals a process and then its group."""
         before, self.last_s = self.last_s, time.monotonic()
         return self.last_s - before < ECHO_S
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """An import that is cut off may end with an error of its own."""
+        """Return KeyboardInterrupt for any error of an interrupted job: an interrupted import can raise another one."""
         if self.interrupted and "report" not in error.__dict__:
             return KeyboardInterrupt()
         return error
@@ -201,20 +201,22 @@ class _Stop(threading.Event):
 
 @contextmanager
 def _stoppable(*, follows: bool) -> Iterator[_Stop]:
-    """A job that follows ends in order at the first signal, and at once at the second; another one at the first."""
+    """Handle SIGINT and SIGTERM. A job with `--follow` stops in order at the first signal and at once at the second;
+    other jobs stop at once.
+    """
     stop = _Stop()
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stop.is_echo():
             return
         if stop.is_set() or not follows:
-            logging.disable(logging.ERROR)  # py4j would show where it was interrupted, at length
+            logging.disable(logging.ERROR)  # py4j logs a long traceback for an interrupt
             stop.interrupted = True
             raise KeyboardInterrupt
         stop.set()
 
     if threading.current_thread() is not threading.main_thread():
-        yield stop  # signals are not ours to take
+        yield stop  # only the main thread can handle signals
         return
     before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -225,11 +227,11 @@ def _stoppable(*, follows: bool) -> Iterator[_Stop]:
         logging.disable(logging.NOTSET)
 
 
-# --- showing
+# --- output
 
 
 def describe(report: RunReport) -> str:
-    """A report for people."""
+    """Return a report as text."""
     return "\n".join(_lines(report))
 
 
@@ -239,12 +241,12 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield from (f"    would {text}" for text in row.would)
     if len(report.topics) > TOPICS_SHOWN:
         yield f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all"
-    told = [(row, gap) for row in report.topics for gap in row.gaps]
-    word = "would note as lost" if report.dry_run else "lost"
-    for row, gap in told[:GAPS_SHOWN]:
+    gaps = [(row, gap) for row in report.topics for gap in row.gaps]
+    word = "would record as lost" if report.dry_run else "lost"
+    for row, gap in gaps[:GAPS_SHOWN]:
         yield f"  {word}: {row.topic} seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
-    if len(told) > GAPS_SHOWN:
-        yield f"  {len(told) - GAPS_SHOWN} more lost ranges; --json has them all"
+    if len(gaps) > GAPS_SHOWN:
+        yield f"  {len(gaps) - GAPS_SHOWN} more lost ranges; --json has them all"
     for text in report.warnings:
         yield f"  warning: {text}"
     known = {name.replace("_", " "): value for name, value in report.figures.items() if value is not None}
@@ -256,7 +258,7 @@ def _lines(report: RunReport) -> Iterator[str]:
 
 
 def _summary(report: RunReport) -> str:
-    """Nothing to do is another thing than something to do that came to nothing."""
+    """Return what the run did; distinguish "nothing new" from new seqs without records."""
     looked_at = max(report.looked_at, len(report.names))
     if not any(row.to_seq or row.records or row.would for row in report.topics):
         return f"nothing new in {counted(looked_at, 'topic')}"

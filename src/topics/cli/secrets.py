@@ -1,4 +1,4 @@
-"""Forgetting: once the settings are read, the process drops the plain text of every secret it was started with."""
+"""Remove the plain text of secrets from the environment and the arguments after the settings are read."""
 
 import argparse
 import ctypes
@@ -12,10 +12,10 @@ HIDDEN = "(hidden)"
 
 
 def forget(args: argparse.Namespace) -> None:
-    """Take the secrets out of the environment, the arguments and what was parsed from them.
+    """Remove the secrets from the environment, the arguments and the parsed options.
 
-    A child process then inherits none, and neither does `/proc/PID/environ` or a core dump show the variable. The
-    arguments as the kernel keeps them stay visible, which is why the help of such a flag advises against it.
+    Child processes do not inherit them, and `/proc/PID/environ` and core dumps do not show the variable. The kernel's
+    copy of the arguments stays visible, so the help of these flags advises against them.
     """
     for row in SETTINGS:
         if row.secret:
@@ -30,7 +30,7 @@ def _forget_variable(name: str) -> None:
     getenv.restype = ctypes.c_void_p
     where = getenv(name.encode())
     if where:
-        # Removing a variable only unlinks it: the text itself stays on the stack that the process was started with.
+        # `del os.environ[name]` only unlinks the variable; its text stays in the initial stack of the process.
         ctypes.memset(where, 0, len(ctypes.string_at(where)))
     del os.environ[name]
 

@@ -1,4 +1,4 @@
-"""`topics serve`: settings from the environment and the flags, then the server until it is told to stop."""
+"""`topics serve`: read the settings and run the server until a signal stops it."""
 
 import argparse
 import os
@@ -19,8 +19,8 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = subparsers.add_parser(
         "serve",
         help="run the server",
-        description="Run the server. Every setting is a flag or a TOPICS_* variable; the flag wins. "
-        "SIGTERM or SIGINT lets open requests finish and exits with status 0.",
+        description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
+        "On SIGTERM or SIGINT, open requests finish and the server exits with status 0.",
         allow_abbrev=False,
     )
     add_flags(parser)
@@ -28,7 +28,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
-    """Exit status of a server's whole life; `build` puts another application behind the sockets, for tests."""
+    """Run the server and return its exit status. Tests pass `build` to run another application."""
     try:
         settings = Settings.load(os.environ, chosen_flags(args))
     except BadSettings as bad:
@@ -36,7 +36,7 @@ def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
     secrets.forget(args)
     logs.setup(level=settings.log_level, form=settings.log_format)
     _warn(settings)
-    # Here and not above: `topics version` and `--help` need no event loop.
+    # Imported here, because `topics version` and `--help` need no event loop.
     from topics.server.run import run
 
     try:
@@ -50,11 +50,11 @@ def _warn(settings: Settings) -> None:
         log.warning("unknown_variable", hint=line)
     if settings.data_dir is None:
         log.warning(
-            "memory_only", hint="every record is lost when this server stops; set TOPICS_DATA_DIR to keep them on disk"
+            "memory_only", hint="records are lost when the server stops; set TOPICS_DATA_DIR to keep them on disk"
         )
     if not settings.key_rules():
         log.warning(
             "no_api_keys",
-            hint="anybody who reaches this address may read and write everything; set TOPICS_API_KEYS to ask for a key",
+            hint="every client of this address has full access; set TOPICS_API_KEYS to require a key",
             host=settings.host,
         )

@@ -1,4 +1,4 @@
-"""The settings table as command-line flags, for every subcommand that takes settings."""
+"""The settings table as command-line flags, for all subcommands that take settings."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ DEST = "setting_"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for each row. Values stay text: the table parses them, so that all problems can be told together."""
+    """Add a flag for each setting. Values stay text: `Settings.load` parses them and reports all problems at once."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for row in SETTINGS:
         group = groups.get(row.group) or groups.setdefault(row.group, parser.add_argument_group(row.group))
@@ -21,15 +21,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags that were given, by field name."""
+    """Return the flags of the command line, by field name."""
     given = {row.name: getattr(args, DEST + row.name) for row in SETTINGS}
     return {name: text for name, text in given.items() if text is not None}
 
 
 def report(bad: BadSettings) -> int:
-    """Tell every problem on standard error; the exit status to end with."""
+    """Print every problem on standard error and return the exit status."""
     count = len(bad.problems)
-    print(f"topics: {count} bad setting{'s' if count > 1 else ''}", file=sys.stderr)
+    print(f"topics: {count} invalid setting{'s' if count > 1 else ''}", file=sys.stderr)
     for problem in bad.problems:
         print(f"  {problem}", file=sys.stderr)
     return EXIT_BAD_SETTINGS

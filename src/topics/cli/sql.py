@@ -1,4 +1,4 @@
-"""`topics sql`: questions to topics and lakes, from the command line or at a prompt."""
+"""`topics sql`: query topics and lakes, from the command line or at a prompt."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 FORMS = ("table", "json", "jsonl", "csv")
 HISTORY = "~/.topics_sql_history"
 LOOK_S = 0.1
-CANCEL_S = 10.0  # that a query which was interrupted may take to notice
-SHOWN_CHARS = 60  # of a statement that is named in an error
+CANCEL_S = 10.0  # time for an interrupted query to stop
+SHOWN_CHARS = 60  # of a statement in an error message
 PROMPT, MORE = "topics> ", "     -> "
 HELP = """\
-  select …;           a query; it may take several lines and ends with a semicolon
-  show tables;        the tables that can be asked
-  describe orders;    the columns of one, and the fields of its data
-  help, quit          this text; the end (Ctrl-D does it, too)
+  select …;           a query, on one or several lines; ends with a semicolon
+  show tables;        list the tables
+  describe orders;    list the columns of a table and the fields of its data
+  help, quit          print this text; end the prompt (also Ctrl-D)
 
-Every topic is a table with the columns topic, seq, ts, node, tag, meta, data. Fields of data and meta are asked for by
-their path: data.customer.name, data.items[0].qty. `from orders.*` is every topic whose name begins with orders.
+Every topic is a table with the columns topic, seq, ts, node, tag, meta, data. Use paths for fields of data and meta:
+data.customer.name, data.items[0].qty. `from orders.*` reads all topics whose names start with "orders.".
 """
 EPILOG = """\
 examples:
   topics sql "select tag, count(*) from orders group by tag"
   topics sql "select data.sku, sum(data.qty) as sold from orders where ts > now() - interval 1 day group by 1" --csv
-  topics sql --lake /lake "select count(*) from orders"          the lake alone
+  topics sql --lake /lake "select count(*) from orders"          only the lake
   topics sql --lake /lake --url http://127.0.0.1:4000 "…"         lake and server as one history
   topics sql                                                     a prompt
 """
 
 
 def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    text = "ask topics and lakes in SQL"
+    text = "query topics and lakes with SQL"
     parser = subparsers.add_parser(
         "sql",
         help=text,
-        description=text.capitalize() + ". Without a query, a prompt.",
+        description="Query topics and lakes with SQL. Without a query, starts a prompt.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -59,40 +59,44 @@ def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "query",
         nargs="?",
-        help="one or several statements, with semicolons between, run one after the other; - reads them",
+        help="statements, separated by semicolons and run in order; - reads them from standard input",
     )
     parser.add_argument("--url", help=f"server; {DEFAULT_URL} unless --lake or --path is given")
-    parser.add_argument("--lake", metavar="DIR", help="lake: alone, or with --url what that server has no more")
+    parser.add_argument(
+        "--lake", metavar="DIR", help="lake: alone, or with --url for records that the server no longer has"
+    )
     parser.add_argument("--path", metavar="DIR", help="data directory of a stopped server, or a backup")
     keys = parser.add_mutually_exclusive_group()
-    keys.add_argument("--token", metavar="KEY", help="API key; other users of this machine can see it here")
-    keys.add_argument("--token-file", metavar="FILE", help="file that holds the API key [TOPICS_TOKEN_FILE]")
+    keys.add_argument("--token", metavar="KEY", help="API key; visible to other users of this machine")
+    keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--format", choices=FORMS, default="table", help="of the answer; table if not given")
-    form.add_argument("--json", dest="format", action="store_const", const="json", help="one JSON array of objects")
-    form.add_argument("--csv", dest="format", action="store_const", const="csv", help="CSV with a line of names")
-    parser.add_argument("--limit", metavar="N", type=_count, help="at most so many rows of each answer")
+    form.add_argument("--format", choices=FORMS, default="table", help="output format [%(default)s]")
+    form.add_argument(
+        "--json", dest="format", action="store_const", const="json", help="print one JSON array of objects"
+    )
+    form.add_argument("--csv", dest="format", action="store_const", const="csv", help="print CSV with a header line")
+    parser.add_argument("--limit", metavar="N", type=_count, help="maximum rows per statement")
     parser.add_argument(
         "--gaps",
         action="store_true",
-        help="go on where records were lost: a row of kind gap tells it, in columns kind, gap_to and reason",
+        help="continue at lost records, with a row of kind gap (columns kind, gap_to, reason)",
     )
-    parser.add_argument("--master", metavar="M", help="Spark master; local[*] if not given")
+    parser.add_argument("--master", metavar="M", help="Spark master [local[*]]")
     parser.set_defaults(execute=execute)
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Exit status: 0 answered, 1 a query failed, 2 arguments or a statement that cannot be meant, 130 interrupted."""
+    """Return the exit status: 0 success, 1 a query failed, 2 invalid arguments or statement, 130 interrupted."""
     try:
         from topics.spark.sql.rewrite import split
 
         options, is_prompt = _options(args), args.query is None and sys.stdin.isatty()
         statements = [] if is_prompt else split(sys.stdin.read() if args.query in (None, "-") else args.query)
         if not statements and not is_prompt:
-            return _fail("there is no statement to run", EXIT_USAGE)
+            return _fail("there is no statement to run; pass one as an argument or on standard input", EXIT_USAGE)
         _check(options, statements)
         with warnings.catch_warnings(), ExitStack() as stack:
-            warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
+            warnings.simplefilter("ignore")  # pyspark warns about package versions newer than itself
             spark = stack.enter_context(_session(args.master))
             from topics.spark.sql.tables import Tables
 
@@ -115,7 +119,7 @@ def execute(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _named(number: int, statements: list[str]) -> Iterator[None]:
-    """Where there are several statements, an error says which one it is of, and that it was the last."""
+    """Add the number of the statement to its error if there are several."""
     try:
         yield
     except Exception as error:
@@ -128,9 +132,9 @@ def _named(number: int, statements: list[str]) -> Iterator[None]:
 
 
 def _check(options: dict[str, str], statements: list[str]) -> None:
-    """What is plain without Spark is told at once: an address, a key, a lake, a topic that was mistyped.
+    """Check the options and the topics of the first statement before Spark starts, so that mistakes fail fast.
 
-    Of several statements only the first is looked at: the others run after it, whatever comes behind them.
+    Later statements are checked when they run, because earlier ones run in any case.
     """
     from topics.spark.options import read_options
     from topics.spark.sql.tables import check, names_of
@@ -154,8 +158,8 @@ def answer(tables: Tables, statement: str, args: argparse.Namespace) -> None:
 
 
 def prompt(tables: Tables, args: argparse.Namespace) -> int:
-    """Reads, answers, and goes on after mistakes, until the end of input."""
-    print("Topics are tables; statements end with a semicolon. help; shows more, quit; ends.")
+    """Read and run statements until the end of input. Print errors and continue."""
+    print("Topics are tables. End statements with a semicolon. Type help; or quit;.")
     with _history():
         for statement in _statements():
             if statement.lower() in ("quit", "exit", "\\q"):
@@ -177,8 +181,8 @@ def prompt(tables: Tables, args: argparse.Namespace) -> int:
 def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
     """Call `do` in a thread, and cancel its Spark jobs on Ctrl-C.
 
-    Ctrl-C while the JVM answers would break the connection for good, so the main thread only waits. It waits for an
-    event: an interrupted `Thread.join` takes a running thread for one that has ended (Python 3.11).
+    A Ctrl-C during a call to the JVM would break the connection, so the main thread only waits. It waits for an event,
+    because an interrupted `Thread.join` treats a running thread as ended (Python 3.11).
     """
     failure: list[BaseException] = []
     ended = threading.Event()
@@ -207,7 +211,7 @@ def _interruptible(tables: Tables, do: Callable[[], None]) -> None:
 
 
 def _statements() -> Iterator[str]:
-    """What a person types, statement by statement; a command of ours needs no semicolon."""
+    """Yield statements from the prompt. The commands help and quit need no semicolon."""
     from topics.spark.sql.rewrite import is_whole, split
 
     held = ""
@@ -234,7 +238,7 @@ def _statements() -> Iterator[str]:
 
 @contextmanager
 def _history() -> Iterator[None]:
-    """Lines typed before come back with the arrow keys, where this Python can do that."""
+    """Load and save the history of the prompt, if this Python has readline."""
     try:
         import readline
     except ImportError:
@@ -253,7 +257,7 @@ def _history() -> Iterator[None]:
 
 @contextmanager
 def _session(master: str | None) -> Iterator[SparkSession]:
-    """The session that is running, or one of our own that leaves nothing in the working directory."""
+    """Yield the active Spark session, or a new one that writes nothing to the working directory."""
     from pyspark.sql import SparkSession
 
     from topics.spark.pipelines.run.job import SESSION
@@ -285,7 +289,7 @@ def _session(master: str | None) -> Iterator[SparkSession]:
 
 
 def _options(args: argparse.Namespace) -> dict[str, str]:
-    """The options of the source that the arguments stand for."""
+    """Return the options of the data source for the arguments."""
     token_file = args.token_file
     if args.token is None and token_file is None and args.path is None:
         token_file = os.environ.get("TOPICS_TOKEN_FILE") or None
@@ -300,7 +304,7 @@ def _options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _failed(error: Exception, args: argparse.Namespace) -> int:
-    """Prints what is wrong and what to do next, but for statements: what is wrong with them is all there is to say."""
+    """Print an error and, unless the statement itself is wrong, what to do next. Return the exit status."""
     from topics.spark.pipelines.run.failures import FailureKind, explain, kind_of, next_step
     from topics.spark.sql.tables import BadQuery
 
@@ -317,10 +321,10 @@ def _failed(error: Exception, args: argparse.Namespace) -> int:
 
 def _after_loss(args: argparse.Namespace) -> str:
     if args.lake is None:
-        return "--lake heals what is archived, --gaps goes on"
+        return "pass --lake to read archived records, or --gaps to continue without the lost ones"
     if args.url is None:
-        return "the lake does not have them, --url asks a server as well; --gaps goes on without them"
-    return "neither the server nor the lake has them; --gaps goes on without them"
+        return "the lake lacks these records: pass --url to read them from a server, or --gaps to continue without them"
+    return "neither the server nor the lake has these records: pass --gaps to continue without them"
 
 
 def _fail(text: str, status: int) -> int:
@@ -330,5 +334,5 @@ def _fail(text: str, status: int) -> int:
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
     return int(text)

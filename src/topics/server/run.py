@@ -80,7 +80,7 @@ async def _serve(settings: Settings, build: Build) -> int:
         sockets = bind(settings.host, settings.port)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        log.error("cannot_listen", host=settings.host, port=settings.port, reason=reason)
+        log.error("cannot_listen", host=settings.host, port=settings.port, reason=reason, hint=_bind_hint(error))
         return EXIT_FAILED
     try:
         app = build(settings, SystemClock(), loop)
@@ -135,8 +135,24 @@ async def _drain(
 
 
 def _cannot_start(error: Exception) -> int:
-    log.failure("cannot_start", error, reason=str(error) if isinstance(error, MACHINE_ERRORS) else "")
+    """Log why the server cannot start: the reason of an expected failure, the traceback of any other."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        where = f": {error.filename}" if error.filename else ""
+        log.error("cannot_start", reason=f"{error.strerror}{where}")
+    elif isinstance(error, MACHINE_ERRORS):
+        log.error("cannot_start", reason=str(error))
+    else:
+        log.failure("cannot_start", error)
     return EXIT_FAILED
+
+
+def _bind_hint(error: Exception) -> str:
+    """Return what an operator can do about a failed bind."""
+    if getattr(error, "errno", None) == errno.EADDRINUSE:
+        return "another process uses the port; choose another with --port or TOPICS_PORT, or 0 for a free one"
+    if getattr(error, "errno", None) in (errno.EACCES, errno.EPERM):
+        return "ports below 1024 need privileges; choose another with --port or TOPICS_PORT"
+    return "check the address: --host or TOPICS_HOST"
 
 
 class StopSignals:

@@ -1,1 +1,1 @@
-"""The commands below `topics pipeline`: one module each, found by being here."""
+"""The subcommands of `topics pipeline`, one module each. `topics.cli.pipeline` registers all modules of this folder."""

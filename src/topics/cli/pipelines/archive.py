@@ -1,4 +1,4 @@
-"""`topics pipeline archive`: topics to a lake of Parquet."""
+"""`topics pipeline archive`: copy topics to a lake of Parquet files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = pipeline.add(subparsers, "archive", execute, "keep topics as Parquet files, for good, each record once")
+    parser = pipeline.add(subparsers, "archive", execute, "copy topics to a lake of Parquet files, each record once")
     pipeline.add_url(parser)
-    which = parser.add_argument_group("which topics, one of them at least")
-    which.add_argument("--topic", action="append", default=[], metavar="T", help="a topic; may be given several times")
-    which.add_argument("--prefix", metavar="P", help="every topic whose name begins like this")
-    which.add_argument("--pattern", metavar="RE", help="every topic whose whole name matches this regular expression")
-    parser.add_argument("--lake", required=True, metavar="DIR", help="directory of the lake; made if it is not there")
+    which = parser.add_argument_group("topics, at least one of these")
+    which.add_argument("--topic", action="append", default=[], metavar="T", help="a topic; repeatable")
+    which.add_argument("--prefix", metavar="P", help="all topics with this name prefix")
+    which.add_argument("--pattern", metavar="RE", help="all topics whose whole name matches this regular expression")
+    parser.add_argument("--lake", required=True, metavar="DIR", help="directory of the lake; created if missing")
     pipeline.add_follow(parser, every_s=5.0)
-    parser.add_argument("--trim", action="store_true", help="delete from the topics what the lake has confirmed")
+    parser.add_argument(
+        "--trim", action="store_true", help="delete records from the topics once the lake has confirmed them"
+    )
     parser.add_argument(
         "--merge",
         type=int,
         default=8,
         metavar="N",
-        help="merge small files once there are so many [%(default)d]; 0: never",
+        help="merge this many small files into one [%(default)d]; 0 disables merging",
     )
     parser.add_argument(
         "--new-lake",
         action="store_true",
-        help="go on though the server was told of more than this lake has; what is not live any more is a gap",
+        help="continue with a lake that has less than the server expects; missing records become a gap",
     )
 
 

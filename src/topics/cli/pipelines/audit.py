@@ -1,4 +1,4 @@
-"""`topics pipeline audit`: is every seq accounted for?"""
+"""`topics pipeline audit`: verify that every seq is accounted for."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         subparsers,
         "audit",
         execute,
-        "prove that every seq is live, deleted, archived or in a recorded gap",
+        "verify that every seq is live, deleted, archived or in a recorded gap",
         show=show,
-        epilog="Exits with 0 where nothing is unexplained, and lake and server tell the same; else with 1.\n"
-        "--dry-run lists what would be looked at; it checks nothing, so its 0 proves nothing.",
+        epilog="Exit status: 0 if every seq is explained and lake and server agree, else 1.\n"
+        "--dry-run lists what would be checked and checks nothing.",
     )
     pipeline.add_url(parser)
-    parser.add_argument("--lake", metavar="DIR", required=True, help="lake that archive made")
+    parser.add_argument("--lake", metavar="DIR", required=True, help="lake to compare with")
     parser.add_argument(
         "--topic",
         metavar="T",
         action="append",
         default=[],
-        help="only this topic; may be given several times. Without it, all that server and lake have, but sys: topics",
+        help="only this topic; repeatable. Default: all topics of server and lake, except sys: topics",
     )
 
 

@@ -1,4 +1,4 @@
-"""`topics pipeline compact`: the latest record of every key."""
+"""`topics pipeline compact`: keep the latest record of every key."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     pipeline.add_url(parser)
     parser.add_argument("--topic", required=True, metavar="T", help="topic to compact")
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--into", metavar="T2", help="topic that holds one record a key")
-    where.add_argument("--parquet", metavar="PATH", help="Parquet file, or a directory for a file named as the topic")
+    where.add_argument("--into", metavar="T2", help="topic with one record per key")
+    where.add_argument(
+        "--parquet", metavar="PATH", help="Parquet file, or a directory for a file named after the topic"
+    )
     parser.add_argument(
-        "--by", metavar="SQL", default="tag", help="what is kept once, such as value:user.id::string [%(default)s]"
+        "--by", metavar="SQL", default="tag", help="key expression, such as value:user.id::string [%(default)s]"
     )
     parser.add_argument("--null-removes", action="store_true", help="a record whose data is null removes its key")
-    parser.add_argument("--full", action="store_true", help="begin anew with the first seq")
-    parser.add_argument("--lake", metavar="DIR", help="lake to read from what the topic has no more")
+    parser.add_argument("--full", action="store_true", help="start again at the first seq")
+    parser.add_argument("--lake", metavar="DIR", help="lake with records that the topic no longer has")
     pipeline.add_follow(parser, every_s=10.0)
     pipeline.add_positions(parser)
 

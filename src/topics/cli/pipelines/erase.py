@@ -1,4 +1,4 @@
-"""`topics pipeline erase`: records with a tag, and all their copies, gone; and a receipt for it."""
+"""`topics pipeline erase`: delete the records of a tag and their copies, and print a receipt."""
 
 from __future__ import annotations
 
@@ -16,22 +16,20 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         subparsers,
         "erase",
         execute,
-        "remove a tag from topics, from copies that routers made, and from a lake",
+        "delete the records of a tag from topics, router copies and a lake",
         show=show,
-        epilog="Prints a receipt: every place, and how many records went from it. Exits with 1 where records are left\n"
-        "that may or may not be copies.",
+        epilog="Prints a receipt with the number of deleted records per place. Exit status: 1 if records remain that\n"
+        "may be copies.",
     )
     pipeline.add_url(parser)
-    parser.add_argument(
-        "--match", required=True, metavar="TAG", help="a tag; or the beginning of tags and a *: user-42:*"
-    )
-    parser.add_argument("--lake", metavar="DIR", help="lake to erase from, too; its files are rewritten")
-    which = parser.add_argument_group("which topics, all without these")
+    parser.add_argument("--match", required=True, metavar="TAG", help="a tag, or a tag prefix with *: user-42:*")
+    parser.add_argument("--lake", metavar="DIR", help="also erase from this lake; its files are rewritten")
+    which = parser.add_argument_group("topics [all]")
     which.add_argument(
         "--topic", action="append", default=[], metavar="T",
-        help="only this topic, and what routers copied from it; may be given several times",
+        help="only this topic and its router copies; repeatable",
     )  # fmt: skip
-    which.add_argument("--prefix", metavar="P", help="only topics whose name begins like this, and their copies")
+    which.add_argument("--prefix", metavar="P", help="only topics with this name prefix, and their router copies")
     pipeline.add_positions(parser)
 
 
@@ -50,7 +48,7 @@ def execute(args: argparse.Namespace) -> RunReport:
 
 
 def show(report: RunReport) -> str:
-    """The receipt, for people."""
+    """Return the receipt as text."""
     figures = report.figures
     verb = "would be erased" if report.dry_run else "erased"
     lines = [f"{figures['match']}: {report.records:,} records {verb} (run {report.run_id})", ""]
@@ -59,9 +57,9 @@ def show(report: RunReport) -> str:
     lines += [f"  {_place(row):<{width}}  {row.records:>10,}{_detail(row)}" for row in places]
     clean = len(report.topics) - len(places)
     others = "1 other place was" if clean == 1 else f"{clean} other places were"
-    lines.append(f"{'' if not places else chr(10)}{others} looked through and held nothing.")
+    lines.append(f"{'' if not places else chr(10)}{others} checked and had no such records.")
     if figures.get("earlier"):
-        lines.append(f"{figures['earlier']:,} of these went in runs that were killed.")
+        lines.append(f"{figures['earlier']:,} of these were erased by earlier, killed runs.")
     lines += [f"warning: {text}" for text in report.warnings]
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""`topics pipeline mirror`: topics of one server on another, or both ways."""
+"""`topics pipeline mirror`: copy topics to another server, or in both directions."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "copy topics from one server to another, or both ways, each record once and no echo"
+    text = "copy topics to another server, or in both directions, each record once and without echoes"
     parser = pipeline.add(subparsers, "mirror", execute, text)
     parser.add_argument("--from", dest="source", metavar="URL", required=True, help="server to copy from")
     parser.add_argument("--to", dest="target", metavar="URL", required=True, help="server to copy to")
-    which = parser.add_argument_group("which topics, one of them at least")
-    which.add_argument("--prefix", metavar="P", help="topics whose names begin like this; '' for all")
-    which.add_argument("--topic", metavar="T", action="append", help="this topic; may be given several times")
-    parser.add_argument("--both-ways", action="store_true", help="copy in the other direction, too")
-    parser.add_argument("--follow", action="store_true", help="go on until SIGINT or SIGTERM")
+    which = parser.add_argument_group("topics, at least one of these")
+    which.add_argument("--prefix", metavar="P", help="all topics with this name prefix; '' for all")
+    which.add_argument("--topic", metavar="T", action="append", help="a topic; repeatable")
+    parser.add_argument("--both-ways", action="store_true", help="also copy in the other direction")
+    parser.add_argument("--follow", action="store_true", help="keep running until SIGINT or SIGTERM")
     parser.add_argument(
         "--only-local",
         action="store_true",
-        help="leave out what came from a third server: for three that are all linked",
+        help="skip records that came from a third server; for servers that are all linked",
     )
-    parser.add_argument("--lake", metavar="DIR", help="lake of --from, for what that server has no more")
+    parser.add_argument("--lake", metavar="DIR", help="lake of --from, for records that the server no longer has")
     parser.add_argument(
         "--skip-trimmed",
         action="store_true",
-        help="go on without what archive --trim took away before it was copied",
+        help="continue without records that archive --trim deleted before they were copied",
     )
     for side, word in (("from", "source"), ("to", "target")):
         parser.add_argument(f"--{side}-name", metavar="NAME", dest=f"{word}_name", help="name of that server in copies")
         parser.add_argument(
             f"--{side}-node", metavar="NODE", dest=f"{word}_nodes", action="append", default=[],
-            help="a node that writes on that server only; its copies are left out by the other server's node filter",
+            help="a node that writes on that server only; the node filter of the other server skips its copies",
         )  # fmt: skip
         parser.add_argument(
-            f"--{side}-token-file", metavar="FILE", dest=f"{word}_token_file", help="the key for that server alone"
+            f"--{side}-token-file",
+            metavar="FILE",
+            dest=f"{word}_token_file",
+            help="file with the API key of that server",
         )
     pipeline.add_positions(parser)
 

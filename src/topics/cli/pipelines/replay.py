@@ -1,4 +1,4 @@
-"""`topics pipeline replay`: records once more, from a lake, a data directory or a server, into a topic."""
+"""`topics pipeline replay`: write records of a lake, a data directory or a server to a topic again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from topics.spark.pipelines.run.report import RunReport
 
 EPILOG = """\
-The same command is the same replay: started again it goes on where it stopped, and what was replayed is not replayed
-twice. --name makes another one of it. Every record has its origin in its meta, under _topics_replay.
+The same command is the same replay: if you run it again, it continues where it stopped and replays no record twice. To
+replay the same records again, use --name. Each record has its origin in its meta, under _topics_replay.
 
 examples:
   topics pipeline replay --lake /lake --topic orders --url http://127.0.0.1:4000 --into orders.again
@@ -25,28 +25,30 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = pipeline.add(
         subparsers, "replay", execute, "write records of a lake, a directory or a topic to a topic again", epilog=EPILOG
     )
-    parser.add_argument("--lake", metavar="DIR", help="from this lake; with --from-url, that server goes first")
+    parser.add_argument(
+        "--lake", metavar="DIR", help="from this lake; with --from-url, from lake and server as one history"
+    )
     parser.add_argument("--path", metavar="DIR", help="from the data directory of a stopped server, or a backup")
     parser.add_argument("--from-url", metavar="U", help="from this server")
-    parser.add_argument("--from-token-file", metavar="FILE", help="the key for that server alone")
+    parser.add_argument("--from-token-file", metavar="FILE", help="file with the API key of that server")
     parser.add_argument("--topic", metavar="T", required=True, help="topic to replay")
     parser.add_argument(
         "--url", default=pipeline.default_url(), metavar="U", help="server to write to [%(default)s]; or TOPICS_URL"
     )
     parser.add_argument("--into", metavar="T2", required=True, help="topic to write to")
     parser.add_argument(
-        "--where", metavar="SQL", help="only records for which this holds, such as \"data.qty > 1 AND tag = 'web'\""
+        "--where", metavar="SQL", help="only matching records, such as \"data.qty > 1 AND tag = 'web'\""
     )
     parser.add_argument("--from-seq", metavar="N", type=_seq, help="first seq")
     parser.add_argument("--to-seq", metavar="N", type=_seq, help="last seq")
     parser.add_argument("--since", metavar="TIME", help="from this time on: ISO 8601 or epoch milliseconds")
     parser.add_argument("--until", metavar="TIME", help="before this time")
-    parser.add_argument("--tag", metavar="TAG", help="only this tag; with a star at its end, tags that begin like this")
-    parser.add_argument("--rate", metavar="N", type=float, help="at most so many records a second")
-    parser.add_argument("--node", metavar="NODE", help="node of the replayed records, in place of the original one")
-    parser.add_argument("--name", metavar="NAME", help="another replay than the one without it, or with another name")
+    parser.add_argument("--tag", metavar="TAG", help="only this tag, or with a trailing *, tags with this prefix")
+    parser.add_argument("--rate", metavar="N", type=float, help="maximum records per second")
+    parser.add_argument("--node", metavar="NODE", help="node of the replayed records, instead of the original one")
+    parser.add_argument("--name", metavar="NAME", help="name of the replay; a new name is a new replay")
     parser.add_argument(
-        "--allow-gaps", action="store_true", help="go on where the source lost records, and write a record that says so"
+        "--allow-gaps", action="store_true", help="continue at gaps of the source, and write a record for each"
     )
     pipeline.add_positions(parser)
 
@@ -79,5 +81,5 @@ def execute(args: argparse.Namespace) -> RunReport:
 
 def _seq(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seq; they begin at 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a seq; use a number from 1 up")
     return int(text)

@@ -1,4 +1,4 @@
-"""`topics pipeline rollup`: windowed aggregates of a topic."""
+"""`topics pipeline rollup`: compute windowed aggregates of a topic."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ FIELDS = ("topic", "into", "parquet", "window", "slide", "time", "watermark", "w
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    text = "aggregate a topic by windows of time, each window written once, when it is over"
+    text = "compute windowed aggregates of a topic, each window written once"
     parser = pipeline.add(subparsers, "rollup", execute, text)
     pipeline.add_url(parser)
-    parser.add_argument("--file", metavar="TOML", help="what follows, as a file; options go before what it says")
+    parser.add_argument("--file", metavar="TOML", help="file with the options below; options on the command line win")
     parser.add_argument("--topic", metavar="T", help="topic to aggregate")
     parser.add_argument("--into", metavar="T2", help="topic for the results")
     parser.add_argument("--parquet", metavar="DIR", help="directory for the results, as Parquet files")
-    parser.add_argument("--window", metavar="LENGTH", help="of a window, such as '1 hour'")
-    parser.add_argument("--slide", metavar="LENGTH", help="from one window to the next, where they overlap")
-    parser.add_argument("--time", metavar="SQL", help="event time; ts, the time of commit, if not given")
-    parser.add_argument("--watermark", metavar="LENGTH", help="how late a record may come; 0 seconds")
-    parser.add_argument("--where", metavar="SQL", help="which records count")
-    parser.add_argument("--by", metavar="SQL", action="append", help="what to group by; may be given several times")
+    parser.add_argument("--window", metavar="LENGTH", help="length of a window, such as '1 hour'")
+    parser.add_argument("--slide", metavar="LENGTH", help="step between overlapping windows")
+    parser.add_argument("--time", metavar="SQL", help="event time [ts, the commit time]")
+    parser.add_argument("--watermark", metavar="LENGTH", help="allowed lateness of a record [0 seconds]")
+    parser.add_argument("--where", metavar="SQL", help="only matching records")
+    parser.add_argument("--by", metavar="SQL", action="append", help="group by this expression; repeatable")
     parser.add_argument(
-        "--select", metavar="SQL", action="append", help="an aggregate with its name; count(*) AS count"
+        "--select", metavar="SQL", action="append", help="an aggregate with its name; repeatable [count(*) AS count]"
     )
-    parser.add_argument("--sql", metavar="SELECT", help="in place of where, by and select: a query FROM records")
-    parser.add_argument("--tag", metavar="SQL", help="tag of the records written, from columns of the result")
-    parser.add_argument("--full", action="store_true", help="begin anew with the first seq; windows are written again")
-    parser.add_argument("--lake", metavar="DIR", help="lake to read from what the topic has no more")
+    parser.add_argument("--sql", metavar="SELECT", help="a query FROM records, instead of --where, --by and --select")
+    parser.add_argument("--tag", metavar="SQL", help="tag of the output records, from columns of the result")
+    parser.add_argument("--full", action="store_true", help="start again at the first seq; windows are written again")
+    parser.add_argument("--lake", metavar="DIR", help="lake with records that the topic no longer has")
     pipeline.add_follow(parser, every_s=5.0)
     pipeline.add_positions(parser)
 
@@ -56,7 +56,7 @@ def execute(args: argparse.Namespace) -> RunReport:
 
 
 def declared(args: argparse.Namespace) -> Declaration:
-    """What the file says, and over it what the options say."""
+    """Return the declaration of the file, overridden by the options. Raise `BadUsage` if it is invalid."""
     import msgspec
 
     from topics.spark.pipelines.rollup.declaration import Declaration
