@@ -123,7 +123,7 @@ def test_loopback_needs_no_key(host: str):
 
 
 def test_keys_that_are_only_commas_do_not_mean_that_no_key_is_wanted():
-    assert problems(api_keys=" , ,") == ["--api-keys: it holds no key"]
+    assert problems(api_keys=" , ,") == ["--api-keys: contains no key; add one, or unset it"]
 
 
 def test_keys_of_the_setting_and_of_the_file_add_up(tmp_path: Path):
@@ -148,7 +148,7 @@ def test_a_key_that_is_both_in_the_setting_and_in_the_file_is_refused(tmp_path: 
 def test_a_key_file_must_be_readable_and_hold_a_key(tmp_path: Path):
     empty = tmp_path / "empty"
     empty.write_text("# nothing\n")
-    assert "holds no key" in problems(api_keys_file=str(empty))[0]
+    assert "contains no key" in problems(api_keys_file=str(empty))[0]
     assert "cannot be read" in problems(api_keys_file=str(tmp_path / "absent"))[0]
     assert "cannot be read" in problems(api_keys_file=str(tmp_path))[0]
 

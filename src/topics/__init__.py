@@ -1,3 +1,3 @@
-"""topics: a persistent event engine for one machine, spoken to in JSON over HTTP."""
+"""topics: a persistent event engine for one machine, with a JSON API over HTTP."""
 
 __version__ = "0.1.0"

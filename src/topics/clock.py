@@ -1,4 +1,4 @@
-"""Time as a seam: the engine never reads the real clock, so tests own it."""
+"""The clock interface. The engine takes a `Clock` and never reads the system time, so tests control it."""
 
 import time
 from typing import Protocol
@@ -6,14 +6,14 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Wall time in milliseconds since the Unix epoch; may step in either direction."""
+        """Return the wall time in milliseconds since the Unix epoch. It can jump in either direction."""
 
     def monotonic_ns(self) -> int:
-        """For durations only: never goes backwards, its zero means nothing."""
+        """Return a time for measuring durations. It never decreases; its zero has no meaning."""
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the machine."""
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""The public error contract: one row a code, one exception that carries it."""
+"""The public error contract: one row per code, and the exception that carries a code."""
 
 from enum import Enum
 from typing import Any
@@ -44,7 +44,7 @@ BY_WIRE = {code.wire: code for code in Code}
 
 
 class TopicsError(Exception):
-    """An expected failure, told to the client under a stable code."""
+    """An expected failure that is reported to the client under a stable code."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TopicsError(Exception):
 
 
 class Corrupt(Exception):
-    """Bytes on disk that do not add up: which file, where, and what is wrong. Never repaired by a guess."""
+    """Damaged bytes on disk: file, offset and what is wrong. The server never guesses a repair."""
 
     def __init__(self, path: str, offset: int, what: str) -> None:
         super().__init__(f"{path} at byte {offset}: {what}")
@@ -72,7 +72,7 @@ class Corrupt(Exception):
 
 
 def invalid(message: str, *, field: str | None = None) -> TopicsError:
-    """400 `invalid_request`, naming the field at fault where there is one."""
+    """Return 400 `invalid_request`, with the invalid field if there is one."""
     return TopicsError(Code.INVALID_REQUEST, message, detail=None if field is None else {"field": field})
 
 

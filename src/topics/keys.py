@@ -1,16 +1,15 @@
-"""API keys as an operator writes them, and what is kept of them. Pure: no files, no environment.
+"""API keys: parse the entries of an operator into rules. Pure: no files, no environment.
 
     secret                      every scope, every name
     secret:scopes               scopes joined by +: read, write, delete, admin; r, w, d, a for short; rw for read+write
-    secret:scopes:prefixes      and only topics and routers whose names begin with one of these, joined by |
+    secret:scopes:prefixes      only topics and routers whose names start with one of the prefixes, joined by |
     secret::prefixes            every scope
 
-A prefix may hold colons (`tenant42:`), a secret may not: the first colon ends it. Entries stand on lines of a file or
-between the commas of a variable.
+A prefix can contain colons (`tenant42:`). A secret cannot: the first colon ends it. Entries are lines of a file, or
+separated by commas in a variable.
 
-The secret is hashed where it is parsed, and only its SHA-256 digest goes any further. An entry that does not parse is
-refused, because any guess at its meaning could grant what nobody meant to grant; the message never quotes the entry,
-because what looks like a scope may be the second half of a secret.
+A secret is hashed when it is parsed, and only its SHA-256 digest is kept. An invalid entry is refused: a guess could
+grant rights by mistake. Messages never quote an entry, because what looks like a scope can be part of a secret.
 """
 
 import re
@@ -22,22 +21,22 @@ SCOPES = ("read", "write", "delete", "admin")
 _SHORT = {"r": ("read",), "w": ("write",), "d": ("delete",), "a": ("admin",), "rw": ("read", "write")}
 _WORDS = {scope: (scope,) for scope in SCOPES} | _SHORT
 
-# What can be sent in an Authorization field and cannot be taken for a separator.
+# Characters that an Authorization header can carry, without the separators.
 _SECRET = re.compile(r"[!-+\--9;-~]{1,4096}")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 
 
 class BadKeys(ValueError):
-    """Entries that cannot be used. Says where and why, and holds nothing of the entries themselves."""
+    """Invalid entries: where and why. The message never contains a part of an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRule:
-    """One key: whoever knows the secret behind the digest may do this."""
+    """The rights of one API key."""
 
     digest: bytes  # SHA-256 of the secret
     scopes: frozenset[str]
-    prefixes: tuple[str, ...]  # none means any name
+    prefixes: tuple[str, ...]  # empty: all names
 
 
 def digest_of(secret: bytes) -> bytes:
@@ -45,12 +44,12 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def parse_list(text: str) -> tuple[KeyRule, ...]:
-    """Entries between commas; blanks around them do not count."""
+    """Return the rules of comma-separated entries. Blanks around entries are ignored."""
     return parse(text.split(","))
 
 
 def parse_lines(text: str) -> tuple[KeyRule, ...]:
-    """An entry a line; empty lines and those that begin with # do not count."""
+    """Return the rules of one entry per line. Empty lines and lines that start with # are ignored."""
     return parse(line for line in text.splitlines() if not line.lstrip().startswith("#"))
 
 
@@ -58,25 +57,27 @@ def parse(entries: Iterable[str]) -> tuple[KeyRule, ...]:
     stripped = (entry.strip() for entry in entries)
     rules = tuple(_parse_entry(entry, number) for number, entry in enumerate(filter(None, stripped), start=1))
     if not rules:
-        raise BadKeys("it holds no key")
+        raise BadKeys("contains no key; add one, or unset it")
     check_distinct(rules)
     return rules
 
 
 def check_distinct(rules: Iterable[KeyRule]) -> None:
-    """One secret with two sets of rights has no meaning that is safe to pick."""
+    """Raise `BadKeys` if two keys have the same secret: it would be unclear which rights apply."""
     seen: dict[bytes, int] = {}
     for number, rule in enumerate(rules, start=1):
         first = seen.setdefault(rule.digest, number)
         if first != number:
-            raise BadKeys(f"key {first} and key {number} have the same secret")
+            raise BadKeys(f"key {first} and key {number} have the same secret; remove one")
 
 
 def _parse_entry(entry: str, number: int) -> KeyRule:
     secret, _, rest = entry.partition(":")
     scopes, _, prefixes = rest.partition(":")
     if _SECRET.fullmatch(secret) is None:
-        raise BadKeys(f"key {number}: the secret is empty, too long, or holds what a header cannot carry")
+        raise BadKeys(
+            f"key {number}: the secret is empty, too long (over 4096), or has characters that a header cannot carry"
+        )
     return KeyRule(digest_of(secret.encode()), _parse_scopes(scopes, number), _parse_prefixes(prefixes, number))
 
 
@@ -87,7 +88,8 @@ def _parse_scopes(text: str, number: int) -> frozenset[str]:
     for word in text.split("+"):
         if word not in _WORDS:
             raise BadKeys(
-                f"key {number}: its second field is no list of scopes; join {', '.join(SCOPES)} (r, w, d, a, rw) with +"
+                f"key {number}: the second field is not a list of scopes; "
+                f"use {', '.join(SCOPES)} (r, w, d, a, rw), joined by +"
             )
         found.update(_WORDS[word])
     return frozenset(found)
@@ -98,6 +100,6 @@ def _parse_prefixes(text: str, number: int) -> tuple[str, ...]:
         return ()
     prefixes = tuple(text.split("|"))
     if not all(_PREFIX.fullmatch(prefix) for prefix in prefixes):
-        # An empty prefix among others would quietly allow every name; one that no name has would quietly allow none.
-        raise BadKeys(f"key {number}: its third field is no list of prefixes of names, joined with |")
+        # An empty prefix would silently allow every name, and one with other characters would silently allow none.
+        raise BadKeys(f"key {number}: the third field is not a list of name prefixes, joined by |")
     return prefixes

@@ -1,8 +1,8 @@
-"""Structured logs: an event name and fields, as JSON lines or, on a terminal, for people.
+"""Structured logs: an event name and fields, as JSON lines, or as text on a terminal.
 
-A log line must never carry a token or a payload, whoever writes it. So fields are plain scalars (bytes do not
-type-check and are not printed), fields with telling names are hidden, credentials inside text are cut out, long text is
-cut short, and an exception is told by its type and its place in the code: its message may quote what a client sent.
+A log line must never contain a token or a payload. Fields are therefore plain scalars (bytes do not type-check and are
+not printed), fields with names such as `token` are hidden, credentials inside text are removed, long text is shortened,
+and an exception is logged with its type and traceback only, because its message can quote a request.
 """
 
 import json
@@ -35,7 +35,7 @@ _COLOURS = {"debug": "2", "info": "36", "warning": "33", "error": "31", "critica
 
 
 class Log:
-    """A named source of events: `Log("server").info("listening", port=4000)`."""
+    """A named logger: `Log("server").info("listening", port=4000)`."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(f"topics.{name}")
@@ -53,7 +53,7 @@ class Log:
         self._emit(logging.ERROR, event, fields)
 
     def failure(self, event: str, error: BaseException, /, **fields: Field) -> None:
-        """An error with the exception behind it."""
+        """Log an error with the type and traceback of its exception."""
         self._emit(logging.ERROR, event, fields, (type(error), error, error.__traceback__))
 
     def _emit(self, level: int, event: str, fields: dict[str, Field], exc: ExcInfo | None = None) -> None:
@@ -62,7 +62,7 @@ class Log:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; `ts` is in milliseconds since the epoch, as everywhere in the product."""
+    """Format a record as one JSON object per line, with `ts` in milliseconds since the epoch."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {"ts": int(record.created * 1000), "level": record.levelname.lower(), "log": _source(record)}
@@ -70,7 +70,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """Local time, level, source, event, then `key=value`; control characters cannot reach the terminal."""
+    """Format a record as local time, level, source, event and `key=value`. Control characters are escaped."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class HumanFormatter(logging.Formatter):
 
 
 def setup(*, level: str, form: str, stream: TextIO | None = None) -> None:
-    """Send everything to `stream`, by default standard error. `form` auto is human on a terminal and json elsewhere."""
+    """Log to `stream`, by default standard error. The form `auto` is human on a terminal and json elsewhere."""
     out = stream if stream is not None else sys.stderr
     terminal = out.isatty()
     human = form == "human" or (form == "auto" and terminal)
@@ -101,12 +101,12 @@ def setup(*, level: str, form: str, stream: TextIO | None = None) -> None:
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("topics").setLevel(level.upper())
-    # A log line that cannot be written (a closed pipe) must not turn into a traceback on the same pipe.
+    # If a log line cannot be written (a closed pipe), do not print a traceback to the same pipe.
     logging.raiseExceptions = False
 
 
 def clean(value: object) -> Field:
-    """A value fit for a log line."""
+    """Return a value without secrets and bounded in size, fit for a log line."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):
@@ -132,17 +132,17 @@ def _contents(record: logging.LogRecord) -> dict[str, Field]:
 
 
 def _exception(error: BaseException) -> dict[str, Field]:
-    """Type and place; the message only where it is about the machine and never about a request."""
-    told: dict[str, Field] = {"error": type(error).__name__}
+    """Return type and traceback. Include the message only of errors that cannot quote a request."""
+    fields: dict[str, Field] = {"error": type(error).__name__}
     if isinstance(error, Corrupt):
-        told["reason"] = clean(str(error))
+        fields["reason"] = clean(str(error))
     elif isinstance(error, OSError) and error.errno is not None:
-        told["reason"] = clean(
+        fields["reason"] = clean(
             f"{os.strerror(error.errno)}: {error.filename}" if error.filename else os.strerror(error.errno)
         )
     stack = traceback.extract_tb(error.__traceback__)[-MAX_FRAMES:]
-    told["frames"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack]
-    return told
+    fields["frames"] = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack]
+    return fields
 
 
 def _printable(text: str) -> str:

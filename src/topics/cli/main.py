@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from topics import __version__
 from topics.cli import early
 
-# Each module registers its subcommands and sets `args.execute`. They are imported by name: `main` handles signals before
-# the imports.
+# Each module registers its subcommands and sets `args.execute`. They are imported by name, after `main` has installed
+# its signal handlers.
 COMMANDS = ("serve", "config", "data", "pipeline", "sql")
 
 

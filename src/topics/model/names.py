@@ -1,4 +1,4 @@
-"""Names of topics and routers: a fixed charset, byte-exact, never a path on disk."""
+"""Names of topics and routers: a fixed set of characters, compared byte by byte, never used as a path."""
 
 import re
 
@@ -7,19 +7,20 @@ from topics.errors import TopicsError, invalid
 TOPIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"
 ROUTER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
 
-# `\Z`, because `$` would let a trailing line break through.
+# `\Z`, because `$` also matches before a trailing line break.
 _is_topic = re.compile(TOPIC_PATTERN.replace("$", r"\Z")).match
 _is_router = re.compile(ROUTER_PATTERN.replace("$", r"\Z")).match
 
 
 def check_topic(name: str, *, field: str = "topic") -> str:
-    """The name itself, or `invalid_request`."""
+    """Return the name. Raise `invalid_request` if it is not a topic name."""
     if _is_topic(name) is None:
         raise _bad("topic", name, TOPIC_PATTERN, field)
     return name
 
 
 def check_router(name: str) -> str:
+    """Return the name. Raise `invalid_request` if it is not a router name."""
     if _is_router(name) is None:
         raise _bad("router", name, ROUTER_PATTERN, "router")
     return name

@@ -1,8 +1,8 @@
-"""Decode JSON that a request has brought in before. Pure.
+"""Decode stored JSON again. Pure.
 
-The depth of JSON that a decoder takes is what is left of the interpreter's recursion limit, so it depends on how many
-calls are under way. A record that was accepted a few calls deep may be decoded again (to move it to a dead-letter
-topic, to stamp it) where more calls are under way. It must not fail there.
+The nesting depth that a decoder accepts is the rest of the interpreter's recursion limit, so it depends on the depth of
+the call stack. A record that was accepted can be decoded again on a deeper stack (to move it to a dead-letter topic, or
+to add a stamp), and must not fail there.
 """
 
 import sys
@@ -12,11 +12,11 @@ from typing import TypeVar
 T = TypeVar("T")
 Text = TypeVar("Text")
 
-MARGIN = 256  # calls: more than lie between any two places that decode the same text
+MARGIN = 256  # calls: more than the difference in depth between any two places that decode the same text
 
 
 def decode_again(decode: Callable[[Text], T], text: Text) -> T:
-    """Return `decode(text)`, with more room for nesting than the first decoder had."""
+    """Return `decode(text)`, with a higher recursion limit if it is needed."""
     try:
         return decode(text)
     except RecursionError:

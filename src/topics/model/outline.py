@@ -1,8 +1,8 @@
-"""The outline of a write: where its records begin and end, found out without decoding it.
+"""The outline of a write: find where its records start and end, without decoding them.
 
-A body of 64 MiB can hold six million records, or one string of thirty million escapes. Either takes the decoder, which
-cannot be interrupted, up to a second, mostly to be refused afterwards. Such a body is looked at first, column-wise and
-a piece at a time; what is left can then be decoded in parts.
+A body of 64 MiB can hold six million records, or one string of thirty million escapes. The decoder cannot be
+interrupted and takes up to a second for either, often only to refuse it. Such a body is scanned first, with numpy and
+piece by piece. The rest is then decoded in parts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from msgspec import Struct
 from topics.errors import invalid
 from topics.model.records import Limits, record_too_large, too_many_records
 
-PIECE_BYTES = 64 << 10  # of text that is looked at in one step, a millisecond or so
-PART_BYTES = 512 << 10  # of records that are decoded in one step
-SLOW_NS = 20_000_000  # of decoding beyond what any body of its size takes, above which one is decoded in parts
-QUICK_BYTES = 1 << 20  # of a body that is never slow
+PIECE_BYTES = 64 << 10  # text per step, about a millisecond
+PART_BYTES = 512 << 10  # records decoded per step
+SLOW_NS = 20_000_000  # extra decoding time above which a body is decoded in parts
+QUICK_BYTES = 1 << 20  # a body up to this size is never slow
 SAMPLES, SAMPLE_BYTES = 16, 2 << 10
-OBJECT_NS, ESCAPE_NS = 190, 7  # what the decoder takes for each; for a byte of anything else it is half a nanosecond
+OBJECT_NS, ESCAPE_NS = 190, 7  # decoding time of each; any other byte takes half a nanosecond
 
 _BACKSLASH, _QUOTE, _OBJECT = b'\\"{'
 _STEPS = np.zeros(256, np.int8)  # how a character changes the depth
@@ -38,7 +38,7 @@ Positions = npt.NDArray[np.intp]
 
 
 class Outline(Struct):
-    """Where the array of records lies, its brackets excluded, and where parts of it begin that hold whole records."""
+    """Position of the array of records, without its brackets, and the starts of parts with whole records."""
 
     low: int
     high: int
@@ -46,7 +46,7 @@ class Outline(Struct):
 
 
 def is_slow(body: bytes) -> bool:
-    """Whether decoding the body would take long, by samples from places that its sender cannot know."""
+    """Return whether decoding the body would take long, estimated from samples at random places."""
     if len(body) <= QUICK_BYTES:
         return False
     objects = escapes = 0
@@ -61,8 +61,8 @@ def is_slow(body: bytes) -> bool:
 def outline(body: bytes, limits: Limits) -> Generator[None, None, Outline]:
     """Find the records of a write, in steps of `PIECE_BYTES`.
 
-    Raises `batch_too_large`, `record_too_large` or `invalid_request` as soon as that is sure. Of a text that is no JSON
-    the outline may be any: whoever decodes the parts finds out.
+    Raise `batch_too_large`, `record_too_large` or `invalid_request` as soon as it is certain. For a text that is not
+    JSON the outline is arbitrary: decoding the parts then fails.
     """
     walk = _Walk(body, limits)
     for at in range(0, len(body), PIECE_BYTES):
@@ -72,12 +72,12 @@ def outline(body: bytes, limits: Limits) -> Generator[None, None, Outline]:
 
 
 class _Walk:
-    """Goes over a text. The depth is 1 within the body's object and 2 within an array or object that it has."""
+    """Scanner of a text. The depth is 1 in the object of the body, and 2 in its arrays and objects."""
 
     def __init__(self, text: bytes, limits: Limits) -> None:
         self._text = text
         self._limits = limits
-        # Beside its data and meta a record has a few short fields. One with far more text than that is refused here.
+        # Besides data and meta a record has only short fields, so a record with much more text is too large.
         self._longest_bytes = 2 * limits.max_record_bytes + PIECE_BYTES
         self._raw = np.frombuffer(text, np.uint8)
         self._escaping = False  # the last character was a backslash that escapes the next one
@@ -90,7 +90,7 @@ class _Walk:
         self._parts: list[int] = []
 
     def take(self, low: int, high: int) -> None:
-        """Look at [low, high), which follows what was looked at last."""
+        """Scan [low, high), which follows the last scanned piece."""
         at, depths = self._brackets(low, high)
         opens = _STEPS[self._raw[at]] > 0
         values = at[opens & (depths == 2)].tolist()
@@ -115,7 +115,7 @@ class _Walk:
         return Outline(self._low, self._high, self._parts)
 
     def _close(self, ends: list[int], starts: Positions, *, upto: int) -> None:
-        """Take up the records before `upto`, and the end of their array if it is there."""
+        """Count the records before `upto`, and note the end of their array if it is there."""
         if self._low is None or self._high is not None:
             return
         end = next((end for end in ends if self._low <= end < upto), None)
@@ -138,7 +138,7 @@ class _Walk:
             raise record_too_large(self._count - 1, upto - self._last_start, self._limits)
 
     def _brackets(self, low: int, high: int) -> tuple[Positions, Positions]:
-        """Brackets outside of strings in [low, high), and the depth within each."""
+        """Return the brackets outside strings in [low, high), and the depth inside each."""
         piece = self._raw[low:high]
         quotes = np.flatnonzero(piece == _QUOTE)
         quotes = quotes[~np.isin(quotes, self._escaped(piece), assume_unique=True)]
@@ -153,7 +153,7 @@ class _Walk:
         return at + low, np.where(steps > 0, after, after + 1)
 
     def _escaped(self, piece: npt.NDArray[np.uint8]) -> Positions:
-        """Positions in the piece of characters that a backslash escapes."""
+        """Return the positions of escaped characters in the piece."""
         slashes = np.flatnonzero(piece == _BACKSLASH)
         carried, self._escaping = self._escaping, False
         found = [np.zeros(1, np.intp)] if carried else []
@@ -169,7 +169,7 @@ class _Walk:
         return np.concatenate(found) if found else slashes
 
     def _is_records(self, value_at: int) -> bool:
-        """Whether the value that begins there is that of the member `records`, however its name is spelled."""
+        """Return whether the value at this position belongs to the member `records`, also with escapes in its name."""
         before = self._text[max(0, value_at - _NAME_BYTES) : value_at].rstrip()
         if self._text[value_at : value_at + 1] != b"[" or not before.endswith(b":"):
             return False

@@ -1,4 +1,4 @@
-"""Queues: what workers send, and what they get."""
+"""Request and response types of queues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics.model.topic import LEASE_MS_RANGE, U64, U64_MAX, clamp
 from topics.model.wire import Json, Performance
 
 MAX_DELAY_MS = 86_400_000
-MAX_DELIVER_AT = 2**53  # what every JSON reader can tell exactly
+MAX_DELIVER_AT = 2**53  # the largest integer that every JSON reader represents exactly
 REDRIVE_LIMIT = 1000
 MAX_REDRIVE = 10_000
 
@@ -21,7 +21,7 @@ JOB_STATES: tuple[JobState, ...] = ("ready", "in_flight", "delayed")
 
 
 class ClaimRequest(Struct, gc=False):
-    """Body of `POST /v0/topics/:topic/claim`. With `wait_ms`, an empty queue is waited at instead of asked again."""
+    """Body of `POST /v0/topics/:topic/claim`. With `wait_ms`, the server waits for a job if there is none."""
 
     node: str
     max: U64 = 1
@@ -47,7 +47,7 @@ class NackRequest(Struct, gc=False):
 
 
 class ExtendRequest(Struct, gc=False):
-    """Body of `POST /v0/topics/:topic/extend`: from now on so long, however much was left."""
+    """Body of `POST /v0/topics/:topic/extend`. The leases run for `lease_ms` from now."""
 
     node: str
     seqs: list[U64]
@@ -56,7 +56,7 @@ class ExtendRequest(Struct, gc=False):
 
 
 class RedriveRequest(Struct, gc=False):
-    """Body of `POST /v0/topics/:topic/redrive`. `seqs` are those of the dead-letter topic."""
+    """Body of `POST /v0/topics/:topic/redrive`. `seqs` are seqs of the dead-letter topic."""
 
     match: MatchWire | UnsetType = UNSET
     seqs: list[U64] | None = None
@@ -67,7 +67,7 @@ class RedriveRequest(Struct, gc=False):
 
 
 class ClaimedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sender": "$node"}):
-    """One job, leased."""
+    """One leased job."""
 
     seq: U64
     lease_id: str
@@ -115,7 +115,7 @@ class ExtendAnswer(Struct):
 
 
 class RedriveAnswer(Struct):
-    """`next_from_seq` is where to go on; `caught_up` says that there is nothing left to look at."""
+    """Continue at `next_from_seq` until `caught_up`."""
 
     topic: str
     dead_letter: str
@@ -128,7 +128,7 @@ class RedriveAnswer(Struct):
 
 
 class ListedJob(Struct, rename={"seq": "$seq", "ts": "$ts", "tag": "$tag", "sender": "$node"}):
-    """One job as people look at it: with its state, and the lease fields where somebody holds it."""
+    """One job with its state, and the lease fields if it is leased."""
 
     seq: U64
     state: JobState
@@ -168,20 +168,20 @@ def check_worker(node: str, limits: Limits) -> str:
 
 
 def check_held(node: str, seqs: list[int], lease_ids: list[str] | None, limits: Limits) -> None:
-    """What ack, nack and extend have in common."""
+    """Check the fields that ack, nack and extend share. Raise `invalid_request` or `batch_too_large`."""
     check_worker(node, limits)
     if not seqs:
         raise invalid("seqs must not be empty", field="seqs")
     if len(seqs) > limits.max_claim:
         raise TopicsError(
             Code.BATCH_TOO_LARGE,
-            f"seqs may name at most {limits.max_claim} jobs, not {len(seqs)}",
+            f"seqs has {len(seqs)} jobs; the limit is {limits.max_claim}; send several requests",
             detail={"seqs": len(seqs), "max": limits.max_claim},
         )
     if max(seqs) > U64_MAX:
         raise invalid("seqs: a seq does not fit in 64 bits", field="seqs")
     if lease_ids is not None and len(lease_ids) != len(seqs):
-        raise invalid("lease_ids must have one entry for each of seqs", field="lease_ids")
+        raise invalid("lease_ids must have one entry per seq", field="lease_ids")
 
 
 def lease_ms_or(default_ms: int, given_ms: int | None) -> int:

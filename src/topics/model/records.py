@@ -20,7 +20,7 @@ JobPriority = Annotated[int, Meta(ge=0, le=9, description="9 is served first")]
 
 
 class NewRecord(Struct, gc=False):
-    """One record as a client writes it. `data` and `meta` stay the client's own bytes: checked, never rebuilt."""
+    """One record of a write. `data` and `meta` stay the bytes that the client sent: checked, never rebuilt."""
 
     data: Raw
     tag: str | None = None
@@ -43,7 +43,7 @@ class WriteRequest(Struct, gc=False):
 
 
 class PlainRecord(Struct, gc=False, forbid_unknown_fields=True):
-    """A `NewRecord` known to have nothing but data and a tag."""
+    """A `NewRecord` that has only data and a tag."""
 
     data: Raw
     tag: str | None = None
@@ -52,11 +52,11 @@ class PlainRecord(Struct, gc=False, forbid_unknown_fields=True):
 class PlainWriteRequest(WriteRequest, gc=False, forbid_unknown_fields=True):
     """A write whose records are all plain."""
 
-    records: list[PlainRecord]  # type: ignore[assignment]  # what of a `NewRecord` is missing here, nobody looks for
+    records: list[PlainRecord]  # type: ignore[assignment]  # the missing fields of `NewRecord` are never read
 
 
 class TagMatch(Struct, frozen=True):
-    """A condition on the tag: equal to `text`, or beginning with it. A record without a tag never matches."""
+    """A condition on the tag: equal to `text`, or starting with it. A record without a tag never matches."""
 
     op: Literal["Eq", "Glob"]
     text: str
@@ -67,32 +67,32 @@ class TagMatch(Struct, frozen=True):
         return tag == self.text if self.op == "Eq" else tag.startswith(self.text)
 
     def wire(self) -> list[str]:
-        """The tuple a client would send for this."""
+        """Return the condition as a client would send it."""
         return ["tag", self.op, self.text if self.op == "Eq" else self.text + "*"]
 
 
 def parse_match(value: Any, *, field: str = "match") -> TagMatch:
-    """`["tag","Eq","x"]`, `["tag","Glob","x*"]`, or `"x"` for the first."""
+    """Return the condition of `["tag","Eq","x"]`, `["tag","Glob","x*"]`, or `"x"`. Raise `invalid_request`."""
     if isinstance(value, str):
         return TagMatch("Eq", value)
     if not isinstance(value, list) or len(value) != 3 or not all(isinstance(part, str) for part in value):
         raise invalid(f'{field} must be a string or ["tag", "Eq" | "Glob", text]', field=field)
     key, op, text = value
     if key != "tag":
-        raise invalid(f'{field} can only test "tag", not {key[:64]!r}', field=field)
+        raise invalid(f'{field} can only test "tag", not {key[:64]!r}; use ["tag", "Eq" | "Glob", text]', field=field)
     if op == "Eq":
         return TagMatch("Eq", text)
     if op != "Glob":
-        raise invalid(f'{field} knows "Eq" and "Glob", not {op[:64]!r}', field=field)
+        raise invalid(f'{field}: {op[:64]!r} is not one of "Eq", "Glob"', field=field)
     if not text.endswith("*") or "*" in text[:-1]:
-        raise invalid(f'a Glob in {field} is a literal prefix followed by one "*"', field=field)
+        raise invalid(f'{field}: a Glob must be a prefix followed by one "*", such as "order-*"', field=field)
     return TagMatch("Glob", text[:-1])
 
 
 def node_set(given: str | list[str] | None) -> frozenset[str] | None:
-    """Return the nodes whose records a reader leaves out, or None. Raises `invalid_request` for too many names.
+    """Return the nodes whose records are skipped, or None. Raise `invalid_request` for too many names.
 
-    Every name is looked up in each segment that is read, and a watch session keeps all of them.
+    The number is limited, because each segment looks up every name and a watch session stores them.
     """
     if given is None:
         return None
@@ -103,7 +103,7 @@ def node_set(given: str | list[str] | None) -> frozenset[str] | None:
     return frozenset(given) or None
 
 
-# Not `Any`: a megabyte of nested lists would take a tenth of a second to build, only to be refused.
+# Not `Any`: building a megabyte of nested lists would take a tenth of a second, only to refuse it.
 MatchWire = Annotated[
     str | list[str] | None, Meta(description='a tag, or ["tag", "Eq", tag], or ["tag", "Glob", prefix + "*"]')
 ]
@@ -125,7 +125,7 @@ class DiffRequest(Struct, gc=False):
 
 
 class ScanRequest(Struct, gc=False):
-    """Body of `POST /v0/topics/:topic/scan`: as for diff, and where to stop."""
+    """Body of `POST /v0/topics/:topic/scan`: the fields of `diff`, and the last seq."""
 
     from_seq: U64 = 0
     upto_seq: U64 | None = None
@@ -143,12 +143,12 @@ class DeleteRequest(Struct, gc=False):
     before_seq: U64 | None = None
     match: MatchWire | UnsetType = UNSET
     dry_run: bool = False
-    seqs: list[U64] | None = None  # one by one, instead of `before_seq` and `match`
-    epoch: U64 | None = None  # the life of the topic that is meant: of another one nothing is deleted
+    seqs: list[U64] | None = None  # instead of `before_seq` and `match`
+    epoch: U64 | None = None  # delete only if the topic has this epoch
 
 
 class Projection(Struct, frozen=True):
-    """Which parts of a record a reader wants; the default is the form records are stored in."""
+    """The parts of a record that a reader wants. The default is the stored form."""
 
     tags: bool = False
     meta: bool = True
@@ -163,7 +163,7 @@ STORED_FORM = Projection()
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """The per-request bounds an engine enforces; a server takes them from its settings."""
+    """Limits that the engine enforces. The server takes them from its settings."""
 
     max_batch_records: int = 10_000
     max_record_bytes: int = 1 << 20
@@ -180,7 +180,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 def too_many_records(limits: Limits) -> TopicsError:
     most = limits.max_batch_records
-    return TopicsError(Code.BATCH_TOO_LARGE, f"a write takes at most {most} records", detail={"max": most})
+    return TopicsError(
+        Code.BATCH_TOO_LARGE, f"a write can have at most {most} records; send several writes", detail={"max": most}
+    )
 
 
 def record_too_large(at: int, size_bytes: int, limits: Limits) -> TopicsError:

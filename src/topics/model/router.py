@@ -1,4 +1,4 @@
-"""Routers: what a client asks for, what is stored, and what the answers look like."""
+"""Request, stored and response types of routers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from topics.model.wire import Performance, check_u64
 
 Guarantee = Literal["at_least_once", "exactly_once"]
 
-STAMP = "_topics_router"  # the member of `meta` that says where an `exactly_once` copy comes from
-MAX_HOPS = 16  # topics that a record may pass on its way through routers that form a cycle
+STAMP = "_topics_router"  # member of `meta` with the origin of an `exactly_once` copy
+MAX_HOPS = 16  # topics that a record can pass on a cycle of routers
 
 
 class RouterRequest(Struct, kw_only=True):
-    """Body of `PUT /v0/routers/:router`. `from_seq` or `from_ts` says where a new router begins: else at the head."""
+    """Body of `PUT /v0/routers/:router`. `from_seq` or `from_ts` is the start of a new router; default: the head."""
 
     source: str
     dest: str
@@ -34,7 +34,7 @@ class RouterRequest(Struct, kw_only=True):
 
 
 class RouterConfig(Struct, frozen=True, kw_only=True):
-    """How a router forwards, as stored."""
+    """The stored configuration of a router."""
 
     preserve_node: bool = True
     preserve_tag: bool = True
@@ -44,7 +44,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
 
 
 class PreviewRequest(Struct, kw_only=True):
-    """Body of `POST /v0/routers/:router/preview`. Left out, `source` and `filter` are those of the router."""
+    """Body of `POST /v0/routers/:router/preview`. `source` and `filter` default to those of the router."""
 
     source: str | None = None
     filter: MatchWire = None
@@ -53,7 +53,7 @@ class PreviewRequest(Struct, kw_only=True):
 
 
 class RouterAnswer(Struct, kw_only=True):
-    """A router and how far it has come. `lag` counts the records of the source that it has not looked at yet."""
+    """A router and its position. `lag` is the number of source records that it has not processed."""
 
     router: str
     source: str
@@ -71,7 +71,7 @@ class RouterAnswer(Struct, kw_only=True):
 
 
 class RouterPutAnswer(RouterAnswer, kw_only=True):
-    """The same, and whether this call made it."""
+    """A router, and whether this request created it."""
 
     created: bool
 
@@ -100,7 +100,7 @@ class RouterDropped(Struct):
 
 
 class PreviewAnswer(Struct, kw_only=True):
-    """What a filter would forward of what the source still has. `scanned` counts the live records looked at."""
+    """What a filter would forward of the stored source records. `scanned` counts the live records examined."""
 
     router: str
     source: str
@@ -116,14 +116,14 @@ class PreviewAnswer(Struct, kw_only=True):
 
 
 def check_request(name: str, request: RouterRequest) -> RouterConfig:
-    """What of the request is stored, or `invalid_request`."""
+    """Return the configuration to store. Raise `invalid_request` if the request is invalid."""
     check_router(name)
     check_topic(request.source, field="source")
     check_topic(request.dest, field="dest")
     if request.source == request.dest:
-        raise invalid("dest must differ from source", field="dest")
+        raise invalid("dest is the same topic as source; choose another", field="dest")
     if request.from_seq is not None and request.from_ts is not None:
-        raise invalid("from_seq and from_ts exclude each other", field="from_ts")
+        raise invalid("from_seq and from_ts are both set; send only one", field="from_ts")
     for field in ("from_seq", "from_ts"):
         if (value := getattr(request, field)) is not None:
             check_u64(value, field)
@@ -147,13 +147,15 @@ def router_not_found(name: str) -> TopicsError:
 def router_cycle(cycle: list[str]) -> TopicsError:
     shown = " → ".join(cycle)
     return TopicsError(
-        Code.ROUTER_CYCLE, f"this router would close a cycle: {shown}; allow_cycle permits it", detail={"cycle": cycle}
+        Code.ROUTER_CYCLE,
+        f"this router would close a cycle: {shown}; set allow_cycle to allow it",
+        detail={"cycle": cycle},
     )
 
 
 def fan_in(dest: str, source: str) -> TopicsError:
     return TopicsError(
         Code.TOPIC_EXISTS_INCOMPATIBLE,
-        f'topic "{dest}" is already fed from "{source}"; a destination has one source',
+        f'topic "{dest}" already has the source "{source}"; a destination can have only one',
         detail={"reason": "router_dest_fan_in", "dest": dest, "source": source},
     )

@@ -1,11 +1,11 @@
-"""Escapes of half a surrogate pair, such as `"\\ud83d"`: legal JSON text that denotes no Unicode text.
+"""Escapes of lone surrogates, such as `"\\ud83d"`: valid JSON text that is not valid Unicode text.
 
-JavaScript writes them for strings cut in the middle of an emoji. The decoder refuses them; records keep `data` token
-for token, so such a text is decoded with stand-ins of the same length, and the originals are put back into what stays
-raw.
+JavaScript writes them for strings that were cut inside an emoji. The decoder refuses them, but records keep `data`
+token for token. Such a text is decoded with stand-ins of the same length, and the originals are restored in the raw
+parts.
 
-The stand-in of half 0xD800 + n is the n-th character of a block of 2048 that the text uses no character of. A body may
-be 64 MiB of such escapes, so they are found and replaced column-wise, a piece of the text at a time.
+The stand-in of surrogate 0xD800 + n is the n-th character of a block of 2048 characters that the text does not use. A
+body can be 64 MiB of such escapes, so they are found and replaced with numpy, piece by piece.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from topics.errors import invalid
 from topics.model.nesting import decode_again
 from topics.model.records import NewRecord
 
-PIECE_BYTES = 64 << 10  # of text that is looked at in one step, a millisecond or two
+PIECE_BYTES = 64 << 10  # text per step, one or two milliseconds
 RECORDS_A_STEP = 64
 
 _HALF = re.compile("[\ud800-\udfff]")
 _HALF_ESCAPE = re.compile(r"\\u(d[89a-f][0-9a-f]{2})")
-_NAMES = ("node", "idempotency_key", "topic", "request_id")  # texts of a write that are kept decoded
+_NAMES = ("node", "idempotency_key", "topic", "request_id")  # fields of a write that are stored as decoded text
 _decode_members = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -39,7 +39,7 @@ _NO_DIGIT = 255
 _DIGITS = np.full(256, _NO_DIGIT, np.uint8)  # the value of a hexadecimal digit
 for _at, _digit in enumerate(b"0123456789abcdef"):
     _DIGITS[[_digit, ord(chr(_digit).upper())]] = _at
-_BLOCK_BITS = 11  # of a code within its block; a block has 2048 characters, as many as there are halves
+_BLOCK_BITS = 11  # bits of a code within its block; a block has 2048 characters, as many as there are surrogates
 _HALVES_BLOCK = 0xD800 >> _BLOCK_BITS
 
 T = TypeVar("T")
@@ -48,13 +48,13 @@ Positions = npt.NDArray[np.intp]
 
 @runtime_checkable
 class Writes(Protocol):
-    """A request that brings records."""
+    """A request with records."""
 
     records: list[NewRecord]
 
 
 class Masked(Struct, frozen=True):
-    """A text that the decoder takes, the text it was made of, and the block that the stand-ins are from."""
+    """A text with stand-ins, the original text, and the block of the stand-ins."""
 
     text: bytes
     original: bytes
@@ -62,16 +62,16 @@ class Masked(Struct, frozen=True):
     address: int  # of the text
 
     def has_stand_in(self, text: str) -> bool:
-        """Whether a decoded string stands for one with half a pair."""
+        """Return whether a decoded string contains a stand-in."""
         low = self.block << _BLOCK_BITS
         return any(low <= ord(char) < low + (1 << _BLOCK_BITS) for char in text)
 
     def halves(self, text: str) -> str:
-        """What a decoded string stands for."""
+        """Return a decoded string with its original surrogates."""
         return text.translate(_back(self.block))
 
     def restore(self, raw: Raw) -> Raw:
-        """What stands in the original where the decoder found `raw` in the text."""
+        """Return the original bytes of a raw part of the decoded text."""
         at = _address(raw) - self.address
         size = len(memoryview(raw))
         assert 0 <= at <= len(self.text) - size, "not a part of this text"
@@ -84,18 +84,18 @@ def _back(block: int) -> dict[int, int]:
 
 
 def _address(buffer: Raw | bytes) -> int:
-    """Where the bytes lie. A raw part of a decoded text lies within the text: it is never copied."""
+    """Return the memory address of the bytes. A raw part of a decoded text is a view into the text, never a copy."""
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
 
 
 def mask(text: bytes) -> Masked | None:
-    """The text with stand-ins; None if there is nothing in it that needs one."""
+    """Return the text with stand-ins, or None if it has no lone surrogates."""
     return _finish(mask_steps(text))
 
 
 def mask_steps(text: bytes) -> Generator[None, None, Masked | None]:
-    """The same in steps of `PIECE_BYTES` each."""
+    """Do the work of `mask` in steps of `PIECE_BYTES`."""
     if b"\\ud" not in text and b"\\uD" not in text:
         return None
     finder = _Finder(text)
@@ -107,7 +107,9 @@ def mask_steps(text: bytes) -> Generator[None, None, Masked | None]:
         return None
     free = [block for block in reversed(range(1, 32)) if not finder.used[block] and block != _HALVES_BLOCK]
     if not free:
-        raise invalid("the body has characters of every kind besides broken escapes")
+        raise invalid(
+            "the body has escaped lone surrogates and characters of every Unicode block; remove the surrogates"
+        )
     masked = bytearray(text)
     for some in found:
         _write_stand_ins(masked, some, free[0])
@@ -117,18 +119,18 @@ def mask_steps(text: bytes) -> Generator[None, None, Masked | None]:
 
 
 class _Finder:
-    """Looks for escapes in a text, from its beginning to its end."""
+    """Finder of escapes in a text, piece by piece."""
 
     def __init__(self, text: bytes) -> None:
         self.raw = np.frombuffer(text, np.uint8)
-        self.used = np.zeros(32, np.bool_)  # blocks that the text has characters of
-        self._odd = False  # whether the piece before ended within an escape, after its backslash
-        self._taken = np.empty(0, np.intp)  # second halves in the next piece that belong to a first half in this one
+        self.used = np.zeros(32, np.bool_)  # blocks whose characters occur in the text
+        self._odd = False  # whether the previous piece ended after the backslash of an escape
+        self._taken = np.empty(0, np.intp)  # second surrogates in the next piece whose first one is in this piece
 
     def lone_halves(self, low: int, high: int) -> Positions:
-        """Where escapes of half a pair begin in [low, high). Pieces must be asked for in order."""
+        """Return the starts of lone surrogate escapes in [low, high). Pieces must be passed in order."""
         raw = self.raw
-        leads = np.flatnonzero(raw[low:high] >= 0xE0) + low  # of characters that are not escaped
+        leads = np.flatnonzero(raw[low:high] >= 0xE0) + low  # first bytes of unescaped characters
         self.used[(raw[leads] & 0xF) << 1 | raw[np.minimum(leads + 1, len(raw) - 1)] >> 5 & 1] = True
         starts = self._escapes(low, high)
         starts = starts[starts + 5 < len(raw)]
@@ -150,7 +152,7 @@ class _Finder:
         return np.concatenate((firsts[~has_second], seconds[~is_taken[seconds - low]]))
 
     def _escapes(self, low: int, high: int) -> Positions:
-        """Backslashes that begin an escape: every other one of a run, counted from where the run begins."""
+        """Return the backslashes that start an escape: every second one of a run, from the start of the run."""
         slashes = np.flatnonzero(self.raw[low:high] == _BACKSLASH) + low
         if not len(slashes):
             self._odd = False
@@ -159,14 +161,14 @@ class _Finder:
         begins[1:] = np.diff(slashes) != 1
         first_of_run = np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))
         within = np.arange(len(slashes)) - first_of_run
-        if self._odd and slashes[0] == low:  # the run began in the piece before, and this backslash is escaped
+        if self._odd and slashes[0] == low:  # the run started in the previous piece, and this backslash is escaped
             within[first_of_run == 0] += 1
         starts: Positions = slashes[within % 2 == 0]
         self._odd = bool(slashes[-1] == high - 1 and within[-1] % 2 == 0)
         return starts
 
     def _is_second(self, at: Positions) -> npt.NDArray[np.bool_]:
-        """Whether a second half is escaped there. Right behind an escape a backslash always begins the next one."""
+        """Return whether a second surrogate is escaped at each position, which directly follows an escape."""
         raw = self.raw
         fits = at + 5 < len(raw)
         at = np.where(fits, at, 0)
@@ -177,7 +179,7 @@ class _Finder:
 
 
 def _write_stand_ins(text: bytearray, at: Positions, block: int) -> None:
-    """Give escapes of halves the number that the same character of the block has."""
+    """Replace the surrogate escapes with the escapes of their stand-ins, in place."""
     raw = np.frombuffer(text, np.uint8)
     hexadecimal = np.frombuffer(b"0123456789abcdef", np.uint8)
     second = _DIGITS[raw[at + 3]]
@@ -197,13 +199,13 @@ def _finish(steps: Generator[None, None, T]) -> T:
 def decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     """Return the write in a body with such escapes, as a `WriteRequest` or the `publish` of a WebSocket.
 
-    Return None if the body has no such escape or is no write. Raises like the decoder.
+    Return None if the body has no such escape or is not a write. Raise like the decoder.
     """
     return _finish(decode_steps(decoder, body))
 
 
 def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[None, None, Any]:
-    """The same in steps; decoding itself is one of them."""
+    """Do the work of `decode` in steps. The decoding itself is one step."""
     masked = yield from mask_steps(body)
     if masked is None:
         return None
@@ -213,9 +215,7 @@ def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[N
     names = [getattr(request, field, None) for field in _NAMES]
     names += [text for record in request.records for text in (record.tag, record.node)]
     if any(masked.has_stand_in(name) for name in names if isinstance(name, str)):
-        raise invalid(
-            f"a tag, {', '.join(_NAMES[:-1])} or {_NAMES[-1]} must be Unicode text: half a surrogate pair is none"
-        )
+        raise invalid(f"a tag, {', '.join(_NAMES[:-1])} or {_NAMES[-1]} must be Unicode text, without lone surrogates")
     for at, record in enumerate(request.records):
         record.data = masked.restore(record.data)
         if not isinstance(record.meta, UnsetType):
@@ -226,7 +226,7 @@ def decode_steps(decoder: msgspec.json.Decoder[Any], body: bytes) -> Generator[N
 
 
 def value(text: bytes | Raw) -> Any:
-    """What a JSON text says. Half a pair becomes the same half of a string, as in the standard library."""
+    """Return the value of a JSON text. Lone surrogates stay in the string, as in the standard library."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -236,7 +236,7 @@ def value(text: bytes | Raw) -> Any:
 
 
 def members(text: bytes | str | Raw) -> dict[str, Raw]:
-    """The members of an object, their values as they are written."""
+    """Return the members of an object, with their values as raw text."""
     try:
         return decode_again(_decode_members, text)
     except msgspec.DecodeError:
@@ -248,7 +248,7 @@ def members(text: bytes | str | Raw) -> dict[str, Raw]:
 
 
 def count_members(text: bytes) -> int:
-    """Return how many members an object has. Names that differ only in broken escapes may count as one."""
+    """Return the number of members of an object. Names that differ only in lone surrogates can count as one."""
     try:
         return len(decode_again(_decode_members, text))
     except msgspec.DecodeError:
@@ -256,19 +256,19 @@ def count_members(text: bytes) -> int:
 
 
 def object_of(members: Mapping[str, Any]) -> bytes:
-    """An object's text, the other way round."""
+    """Return the text of an object with these members: the inverse of `members`."""
     try:
         return _encode(members)
-    except UnicodeEncodeError:  # a name with half a pair, which only an escape can say
+    except UnicodeEncodeError:  # a name with a lone surrogate, which only an escape can express
         parts = (b"%b:%b" % (json.dumps(name).encode(), _encode(value)) for name, value in members.items())
         return b"{%b}" % b",".join(parts)
 
 
 def escaped(text: str) -> str:
-    """For a place that takes Unicode only: halves as the escapes that say them."""
+    """Return the text with lone surrogates as escapes, for places that accept only Unicode."""
     return _HALF.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def unescaped(text: str) -> str:
-    """The other way round."""
+    """Return the text with escapes turned back into surrogates: the inverse of `escaped`."""
     return _HALF_ESCAPE.sub(lambda half: chr(int(half[1], 16)), text) if "\\u" in text else text

@@ -1,4 +1,4 @@
-"""A topic's configuration: the stored form, the request form, and how one becomes the other."""
+"""The configuration of a topic: stored form, request form, and the conversion between them."""
 
 from typing import Annotated, Literal
 
@@ -20,13 +20,13 @@ CLAIM_JITTER_MS_RANGE = (0, 5_000)
 
 
 class ArchiveConfig(Struct, frozen=True, kw_only=True):
-    """What a topic owes to its archive: with `hold`, what is not archived yet does not expire."""
+    """Archive settings of a topic. With `hold`, records do not expire before they are archived."""
 
     hold: bool = False
 
 
 class TopicConfig(Struct, frozen=True, kw_only=True):
-    """Everything a topic promises, with every default filled in."""
+    """The complete configuration of a topic, with all defaults."""
 
     type: TopicType = "log"
     ttl_ms: U64 = 0
@@ -49,7 +49,7 @@ class TopicConfig(Struct, frozen=True, kw_only=True):
 
 
 class ConfigPatch(Struct, frozen=True, kw_only=True):
-    """What a client sent: a field left out keeps its value (or its default, at creation)."""
+    """The configuration fields of a request. An omitted field keeps its value, or gets its default in a new topic."""
 
     type: TopicType | UnsetType = UNSET
     ttl_ms: U64 | UnsetType = UNSET
@@ -75,9 +75,9 @@ DEFAULT_CONFIG = TopicConfig()
 
 
 def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None) -> TopicConfig:
-    """`patch` laid over `current` (or over the defaults), checked, clamped, and resolved.
+    """Return `current` (or the defaults) changed by `patch`, with values clamped. Raise an error for invalid fields.
 
-    An explicit `durability` wins over `durable`; whichever way it came, `durable` is what `durability` says.
+    `durability` wins over `durable`, and `durable` of the result follows `durability`.
     """
     given = {field: value for field, value in structs.asdict(patch).items() if value is not UNSET}
     for field, value in given.items():
@@ -95,7 +95,7 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
     if merged.dead_letter is not None:
         check_topic(merged.dead_letter, field="dead_letter")
         if merged.dead_letter == name:
-            raise invalid("dead_letter must name another topic", field="dead_letter")
+            raise invalid("dead_letter is the queue itself; name another topic", field="dead_letter")
     return structs.replace(
         merged,
         durable=merged.durability == "fsync",

@@ -1,4 +1,4 @@
-"""What a watcher asks for: sessions over SSE, and the commands of a WebSocket."""
+"""Request and response types of watch sessions, and the commands of a WebSocket."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ RequestId = str | int | None
 
 
 class TopicOptions(Struct, gc=False):
-    """Where to begin in one topic, and which of its records to deliver."""
+    """Start and filter of one watched topic."""
 
     from_seq: U64 = 0
     tail: bool = False
     filter: MatchWire = None
-    epoch: U64 | None = None  # the life of the topic that `from_seq` belongs to
+    epoch: U64 | None = None  # epoch that `from_seq` belongs to
 
 
 class ViewOptions(Struct, kw_only=True):
-    """How records are delivered: the same for every topic of one request."""
+    """Delivery options that apply to all topics of a request."""
 
     node: str | list[str] | None = None
     limit: U64 = DEFAULT_LIMIT
@@ -53,18 +53,18 @@ class ViewOptions(Struct, kw_only=True):
 
 
 class WatchRequest(ViewOptions, kw_only=True):
-    """Body of `POST /v0/watch`. A topic that ends in `*` stands for every name that begins so, now and later."""
+    """Body of `POST /v0/watch`. A name that ends in `*` matches all current and future topics with the prefix."""
 
     topics: dict[str, TopicOptions]
     heartbeat_ms: U64 = DEFAULT_HEARTBEAT_MS
-    cursor: str | None = None  # an event id: where an earlier session had got to
+    cursor: str | None = None  # event id of an earlier session, to continue there
 
     def watched(self) -> dict[str, TopicOptions]:
         return self.topics
 
 
 class View(Struct, frozen=True):
-    """What decides the bytes of a frame beside the range: watchers with equal views share one rendering."""
+    """Everything except the range that determines the bytes of a frame. Watchers with equal views share frames."""
 
     limit: int
     max_bytes: int
@@ -75,10 +75,10 @@ class View(Struct, frozen=True):
 
 
 def make_view(options: ViewOptions, *, max_limit: int) -> View:
-    """Return the view of a request's topics that have no filter; `with_match` gives one to the others."""
+    """Return the view for topics without a filter. `with_match` adds a filter."""
     check_u64(options.limit, "limit")
     check_u64(options.max_batch_bytes, "max_batch_bytes")
-    # Without its data a record is only as long as asked for: `meta` stays away too unless somebody wants it.
+    # Without data, `meta` is omitted too unless the request asks for it, so that frames stay small.
     meta = options.include_data if options.include_meta is UNSET else options.include_meta
     return View(
         limit=min(options.limit or DEFAULT_LIMIT, max_limit),
@@ -91,7 +91,7 @@ def make_view(options: ViewOptions, *, max_limit: int) -> View:
 
 
 def with_match(view: View, match: TagMatch | None) -> View:
-    """Return the view with a filter. Views of one request share one set of nodes, and without a filter all else."""
+    """Return the view with a filter. Views of one request share their set of nodes."""
     return view if match is None else structs.replace(view, match=match)
 
 
@@ -104,7 +104,7 @@ def is_pattern(name: str) -> bool:
 
 
 def check_watched(topics: dict[str, TopicOptions], *, max_topics: int) -> None:
-    """Everything that can be wrong with a map of topics but their absence."""
+    """Raise `invalid_request` if the map of topics is invalid. Missing topics are not checked."""
     if not topics:
         raise invalid("topics must name at least one topic", field="topics")
     if len(topics) > max_topics:
@@ -116,7 +116,7 @@ def check_watched(topics: dict[str, TopicOptions], *, max_topics: int) -> None:
 
 
 def check_name(name: str) -> None:
-    """A topic's name, or the beginning of one followed by `*`."""
+    """Raise `invalid_request` unless the name is a topic name, or a name prefix followed by `*`."""
     if not is_pattern(name):
         check_topic(name, field="topics")
     elif name != "*":
@@ -131,7 +131,7 @@ def match_of(name: str, options: TopicOptions) -> TagMatch | None:
 
 
 class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
-    """`topic` with its options beside it, or `topics` as in a watch session."""
+    """Command `subscribe`: `topic` with its options, or `topics` as in a watch session."""
 
     request_id: RequestId = None
     topic: str | None = None
@@ -144,7 +144,7 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
 
     def watched(self) -> dict[str, TopicOptions]:
         if (self.topic is None) == (self.topics is None):
-            raise invalid("a subscribe needs either topic or topics", field="topic")
+            raise invalid("subscribe needs either topic or topics, not both", field="topic")
         if self.topic is None:
             assert self.topics is not None
             return self.topics
@@ -157,7 +157,7 @@ class Unsubscribe(Struct, kw_only=True, tag_field="op", tag="unsubscribe"):
 
 
 class Publish(Struct, kw_only=True, tag_field="op", tag="publish"):
-    """A write, with the fields of `POST /v0/topics/:topic` and of its query string."""
+    """Command `publish`: a write, with the fields of `POST /v0/topics/:topic` and its query string."""
 
     topic: str
     records: list[NewRecord]
@@ -183,7 +183,7 @@ Command = Subscribe | Unsubscribe | Publish | Ping
 
 
 class Addressed(Struct):
-    """The little that is read of a command that is wrong, to say which one it was."""
+    """The `request_id` of an invalid command, for the error message."""
 
     request_id: RequestId = None
 
@@ -192,7 +192,7 @@ class Addressed(Struct):
 
 
 class WatchedTopic(Struct):
-    """Where a topic stood when it was subscribed to."""
+    """The position of a topic when it was subscribed to."""
 
     from_seq: U64
     head_seq: U64

@@ -1,4 +1,4 @@
-"""Answers of `/v0`, as types: what the OpenAPI document shows, and what the cold half of the handlers encodes."""
+"""Response types of `/v0`, for the OpenAPI document and for all handlers except the hot ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from topics.model.topic import U64, TopicConfig
 
 Json = Annotated[Any, Meta(description="any JSON value")]
 
-# Of a request that is no write. The largest that can be right, a delete of 10,000 seqs, has a fifth of that; to decode
-# this much takes 15 ms at most.
+# Limit of requests other than writes. The largest valid one, a delete of 10,000 seqs, has a fifth of this. Decoding
+# this much takes at most 15 ms.
 MAX_PLAIN_BODY_BYTES = 1 << 20
 
 
 class Performance(Struct, omit_defaults=True):
-    """Where the time of this request went. Any subset may be there."""
+    """Timings of the request. Fields may be absent."""
 
     server_total_ms: float
     wal_append_ms: float | None = None
@@ -37,14 +37,14 @@ class ErrorBody(Struct):
 
 
 class ErrorAnswer(Struct):
-    """Every answer that is not a success."""
+    """The body of every error answer."""
 
     error: ErrorBody
     performance: Performance | None = None
 
 
 class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag": "$tag"}):
-    """One immutable event as readers see it."""
+    """One immutable record as readers get it."""
 
     seq: U64
     ts: U64
@@ -55,7 +55,7 @@ class Record(Struct, rename={"seq": "$seq", "ts": "$ts", "node": "$node", "tag":
 
 
 class TombstoneAnswer(Struct):
-    """A range of seqs that was lost without anybody asking for it; both ends inclusive."""
+    """A range of lost records, both ends inclusive: evicted, expired or damaged, not deleted by a client."""
 
     gap_from: U64
     gap_to: U64
@@ -74,7 +74,7 @@ class TopicPut(Struct):
 
 
 class QueueCounts(Struct, omit_defaults=True):
-    """`dead_letter_error` says why jobs wait to be moved to the dead-letter topic."""
+    """Numbers of jobs. `dead_letter_error` is the reason why jobs cannot move to the dead-letter topic."""
 
     ready: U64
     in_flight: U64
@@ -84,8 +84,8 @@ class QueueCounts(Struct, omit_defaults=True):
 
 
 class ArchiveStanding(Struct):
-    """How a topic stands to its archive: live records that it lacks, those of them past their TTL (kept by `hold`
-    alone), and how many a cap took, against `hold`, before they were archived.
+    """Archive backlog of a topic: live records that are not archived, those of them that `hold` keeps past their TTL,
+    and the number of records that a cap evicted before they were archived.
     """
 
     unarchived: U64
@@ -94,7 +94,7 @@ class ArchiveStanding(Struct):
 
 
 class ArchivedRequest(Struct, kw_only=True):
-    """An archive has every record of this life of the topic up to `seq`, and deletes those up to `trimmed_seq`."""
+    """Body of `archived`: every record of the epoch up to `seq` is safe; those up to `trimmed_seq` are deleted."""
 
     seq: U64
     epoch: U64
@@ -102,7 +102,7 @@ class ArchivedRequest(Struct, kw_only=True):
 
 
 class ArchivedAnswer(Struct):
-    """What counts as archived now; `moved` tells whether that is more than before."""
+    """The archived position. `moved` says whether this request advanced it."""
 
     topic: str
     epoch: U64
@@ -158,7 +158,7 @@ class TopicDropped(Struct):
 
 
 class Written(Struct):
-    """Where a write landed; `seqs` is left out when asked for."""
+    """The seqs of a write. `seqs` is omitted with `return_seqs=false`."""
 
     topic: str
     first_seq: U64
@@ -185,7 +185,7 @@ class Diff(Struct):
 
 
 class RecordsDeleted(Struct, omit_defaults=True):
-    """State of the topic after a delete. With `dry_run` nothing went: `deleted` says how many would have."""
+    """The topic after a delete. With `dry_run`, `deleted` is the number of matching records."""
 
     topic: str
     deleted: U64
@@ -215,11 +215,11 @@ Rescue = Callable[[msgspec.json.Decoder[Any], bytes], Any]
 
 
 def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes, rescue: Rescue | None = None) -> Any:
-    """A request body as its type, or `invalid_request` with the field at fault.
+    """Return the decoded body. Raise `invalid_request` with the invalid field.
 
-    The decoder checks the syntax of parts it keeps as raw bytes but not their encoding, so that is checked here.
-    `rescue` may know better than the decoder; it gives None where it does not. Raises `payload_too_large` for a body
-    that would take long to decode and cannot be right: only the bodies of writes may be larger, and come elsewhere.
+    The decoder checks the syntax of raw parts but not their encoding, so the encoding is checked here. If the decoder
+    fails, `rescue` may return a result or None. Raise `payload_too_large` for a body above the limit of requests other
+    than writes; bodies of writes are decoded elsewhere.
     """
     if len(body) > MAX_PLAIN_BODY_BYTES:
         raise TopicsError(
@@ -258,7 +258,7 @@ def decode_error(error: Exception, request_type: Any) -> TopicsError:
     return invalid(f"the body is not valid JSON: {error}")
 
 
-_PART_OF_MATCH = re.compile(r"\b(match|filter)\[.*")  # a client gives these as a whole
+_PART_OF_MATCH = re.compile(r"\b(match|filter)\[.*")  # report these fields as a whole
 
 
 _NOT_A_CHOICE = re.compile(r"Invalid (?:enum )?value (.*)")
@@ -288,7 +288,7 @@ _WORDS = {
 
 
 def _in_plain_words(what: str) -> str:
-    """The decoder speaks of Python's types; a client knows JSON's."""
+    """Return the message of the decoder with JSON types instead of Python types."""
     for theirs, plain in _WORDS.items():
         what = what.replace(theirs, plain)
     return what[:1].lower() + what[1:].replace("`", "")

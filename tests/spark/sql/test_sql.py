@@ -160,7 +160,7 @@ def test_a_lake_alone_and_a_lake_with_its_server_are_tables_too(ask: Ask, client
     status, _, err = ask(count, *both)
     assert status == 1
     assert f"seqs 3 to 3 of topic {orders}" in err
-    assert "next: neither the server nor the lake has them; --gaps goes on" in err
+    assert "next: neither the server nor the lake has these records: pass --gaps" in err
     archive(client, tmp_path, orders)
     assert rows(ask("show tables", *both)[1])[-1] == {"table": "lake.gaps"}
     ledger = ask("select topic, from_seq, to_seq, reason from lake.gaps", "--json", "--lake", str(tmp_path))[1]
