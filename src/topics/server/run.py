@@ -1,8 +1,8 @@
-"""A server's life in one process: event loop, listening sockets, signals, drain.
+"""The process of a server: event loop, listening sockets, signals, drain.
 
 The sockets listen before the application has recovered its data, so that probes are answered from the first moment
-(readiness says 503 until then). On the way out the order is: stop listening, let the application end what would wait
-for ever, let the connections finish what they have begun, stop the application.
+(readiness returns 503 until then). A stop has this order: stop listening, end the requests that would wait for ever,
+finish the other requests, stop the application.
 """
 
 import asyncio
@@ -34,33 +34,33 @@ log = logs.Log("server")
 BACKLOG = 4096
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-# A start that fails with one of these fails for this machine's disk, not for a request: the message may be told.
+# These errors of a start describe this machine and never the content of a request, so the log may show their message.
 MACHINE_ERRORS = (OSError, Corrupt, DataDirError, TopicsError)
 
 
 class ServedApp(App, Protocol):
-    """An application with a life: what `run` needs beyond answering requests."""
+    """What `run` needs of an application besides answers to requests."""
 
     budget: MemoryBudget  # shared with the transport
-    http: HttpServer | None  # set before the first connection, so that metrics can count connections and requests
+    http: HttpServer | None  # set before the first connection, for metrics
 
     async def start(self) -> None:
-        """Open storage and recover. Requests arrive meanwhile. Cancelled when the server is told to stop first."""
+        """Open the storage and recover it. Requests arrive meanwhile. Cancelled if the server must stop first."""
 
     def begin_drain(self) -> None:
-        """Answer what waits (long polls) and end what has no end (streams); from now on refuse new work."""
+        """Answer long polls, end streams, and let no new request wait."""
 
     async def stop(self) -> None:
-        """Release everything, whether or not `start` came to its end. No request arrives any more."""
+        """Release everything, whether or not `start` has ended. No request arrives any more."""
 
 
 Build = Callable[[Settings, Clock, asyncio.AbstractEventLoop], ServedApp]
 
 
 def run(settings: Settings, *, build: Build | None = None) -> int:
-    """Serve until a signal says stop; the process's exit status."""
+    """Serve until a signal to stop arrives. Return the exit status of the process."""
     if build is None:
-        # Here and not above: a test brings its own application and needs no engine.
+        # Imported here: a test with its own application needs no engine.
         from topics.server.app import TopicsApp
 
         build = TopicsApp
@@ -75,7 +75,7 @@ async def _serve(settings: Settings, build: Build) -> int:
     loop.set_exception_handler(_log_loop_error)
     stop = StopSignals(loop)
     _check_descriptors(settings)
-    _forget_port(settings.port_file)
+    _remove_port_file(settings.port_file)
     try:
         sockets = bind(settings.host, settings.port)
     except (OSError, UnicodeError) as error:
@@ -90,14 +90,14 @@ async def _serve(settings: Settings, build: Build) -> int:
     app.http = http = HttpServer(served, HttpLimits.of(settings), budget=app.budget)
     servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
     _announce(settings, sockets)
-    code = await _live(app, stop)
+    code = await _serve_until_stopped(app, stop)
     code = max(code, await _drain(settings, app, http, servers))
     log.info("stopped", status=code)
     return code
 
 
-async def _live(app: ServedApp, stop: "StopSignals") -> int:
-    """Start the application and wait for the signal to stop; the exit status, as far as it is known then."""
+async def _serve_until_stopped(app: ServedApp, stop: "StopSignals") -> int:
+    """Start the application and wait for the signal to stop. Return the exit status so far."""
     starting = asyncio.ensure_future(app.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -118,7 +118,7 @@ async def _live(app: ServedApp, stop: "StopSignals") -> int:
 async def _drain(
     settings: Settings, app: ServedApp, http: HttpServer, servers: Sequence[asyncio.AbstractServer]
 ) -> int:
-    """Stop listening, finish what has begun, stop the application; the exit status so far."""
+    """Stop listening, finish open requests, stop the application. Return the exit status."""
     for server in servers:
         server.close()
     log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
@@ -156,7 +156,7 @@ def _bind_hint(error: Exception) -> str:
 
 
 class StopSignals:
-    """SIGTERM and SIGINT ask for a drain; a SIGINT while one runs comes from somebody who will not wait."""
+    """SIGTERM and SIGINT request a drain. A SIGINT during the drain exits at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._asked = asyncio.Event()
@@ -168,7 +168,7 @@ class StopSignals:
 
     def _receive(self, number: signal.Signals) -> None:
         if self._asked.is_set() and number is signal.SIGINT:
-            log.warning("interrupted", hint="left at once; open requests were cut off")
+            log.warning("interrupted", hint="exited at once; open requests were cut off")
             os._exit(EXIT_INTERRUPTED)
         log.info("signal", name=number.name)
         self._asked.set()
@@ -178,7 +178,7 @@ class StopSignals:
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """A listening socket for every address of `host`, all on one port; raises OSError when there is none to be had."""
+    """Return a listening socket for every address of `host`, all on one port. Raise `OSError` if none can be bound."""
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
@@ -196,7 +196,10 @@ def bind(host: str, port: int) -> list[socket.socket]:
 
 
 def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socket.socket | None:
-    """None for a further address that this machine lacks: many resolve localhost to ::1 and have no IPv6."""
+    """Return a listening socket, or None for a further address that this machine lacks.
+
+    Many machines resolve localhost to ::1 and have no IPv6.
+    """
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError:
@@ -205,12 +208,12 @@ def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socke
         return None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it: an answer is one write, and must not wait for the last one's ACK.
+        # Accepted connections inherit this: an answer is one write, and must not wait for the ACK of the last one.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)
-        # Here and not only in the loop: two sockets can share a bound port until one of them listens.
+        # Listen now, not only in the loop: two sockets can share a bound port until one of them listens.
         sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
@@ -222,6 +225,7 @@ def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socke
 
 
 def url(sock: socket.socket) -> str:
+    """Return the URL of a bound socket."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -237,20 +241,20 @@ def _announce(settings: Settings, sockets: list[socket.socket]) -> None:
 
 
 def _write_port(path: Path, port: int) -> None:
-    """By rename, so that whoever waits for the file never reads half a number."""
+    """Write the port by rename, so that a process that waits for the file never reads half a number."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(f"{port}\n", encoding="ascii")
     temporary.replace(path)
 
 
-def _forget_port(path: Path | None) -> None:
-    """A file left by an earlier server would send those who wait for this one to a dead port."""
+def _remove_port_file(path: Path | None) -> None:
+    """Remove the file of an earlier server: a process that waits for this one would read a dead port."""
     if path is not None:
         path.unlink(missing_ok=True)
 
 
 def _check_descriptors(settings: Settings) -> None:
-    """Warn if the limit of descriptors allows fewer connections than the settings do."""
+    """Log a warning if the descriptor limit allows fewer connections than the settings do."""
     found = machine.descriptors()
     wanted = max(settings.max_connections, settings.max_sse_connections)
     if found.connections < wanted:
@@ -258,7 +262,7 @@ def _check_descriptors(settings: Settings) -> None:
 
 
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """The default handler prints the callback with its arguments, and those can be a request's bytes."""
+    """Log an error of the loop. The default handler prints the arguments of callbacks, which can be client data."""
     error = context.get("exception")
     event = "loop_error"
     if isinstance(error, BaseException):

@@ -50,7 +50,9 @@ def admit(caller: Caller, operation: Operation, *targets: str) -> None:
     """
     if operation not in caller.operations:
         raise TopicsError(
-            Code.FORBIDDEN, "the key lacks a scope that this needs", detail={"scope": _words(operation.scope)}
+            Code.FORBIDDEN,
+            f"the key lacks a scope: this needs {' and '.join(_words(operation.scope))}",
+            detail={"scope": _words(operation.scope)},
         )
     if caller.prefixes:
         for name in targets:
@@ -68,12 +70,14 @@ def authorise(engine: Engine, caller: Caller, operation: Operation, *targets: st
         for names_in in operation.names.values():
             for name in names_in(engine, target, wanted):
                 if isinstance(name, str):
-                    _check_name(caller, name)
+                    _check_name(caller, name, secret=operation.secret_names)
 
 
-def _check_name(caller: Caller, name: str) -> None:
+def _check_name(caller: Caller, name: str, *, secret: bool = False) -> None:
     if not caller.may_use(name):
-        raise TopicsError(Code.FORBIDDEN, "the key may not touch this name", detail={"name": name})
+        if secret:
+            raise TopicsError(Code.FORBIDDEN, "the prefixes of the key do not cover the topics of this router")
+        raise TopicsError(Code.FORBIDDEN, f"the prefixes of the key do not cover {name[:64]!r}", detail={"name": name})
 
 
 def _words(scope: Scope) -> list[str]:

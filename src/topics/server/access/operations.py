@@ -60,16 +60,23 @@ class Operation(Struct, frozen=True, kw_only=True, eq=False):
     scope: Scope = Scope.NONE
     names: Mapping[str, NamesIn] = {}  # by source; called with the engine, the target and the decoded request
     effects: Effects = no_effects
+    secret_names: bool = False  # `names` come from the state and may be unknown to the caller: errors leave them out
 
 
 OPERATIONS: list[Operation] = []
 
 
 def _row(
-    name: str, scope: Scope = Scope.NONE, *, names: Mapping[str, NamesIn] | None = None, effects: Effects = no_effects
+    name: str,
+    scope: Scope = Scope.NONE,
+    *,
+    names: Mapping[str, NamesIn] | None = None,
+    effects: Effects = no_effects,
+    secret_names: bool = False,
 ) -> Operation:
-    OPERATIONS.append(Operation(name=name, scope=scope, names=names or {}, effects=effects))
-    return OPERATIONS[-1]
+    row = Operation(name=name, scope=scope, names=names or {}, effects=effects, secret_names=secret_names)
+    OPERATIONS.append(row)
+    return row
 
 
 # --- where names come from
@@ -166,10 +173,14 @@ LIST_JOBS = _row("list jobs", Scope.READ)
 REDRIVE = _row("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _redriven})
 
 PUT_ROUTER = _row("put router", Scope.ADMIN, names={"source": _source, "dest": _dest})
-READ_ROUTER = _row("read router", Scope.READ, names={"source and dest of the router": _router_topics})
+READ_ROUTER = _row(
+    "read router", Scope.READ, names={"source and dest of the router": _router_topics}, secret_names=True
+)
 LIST_ROUTERS = _row("list routers", Scope.READ)
 DROP_ROUTER = _row("drop router", Scope.DELETE)
-PREVIEW_ROUTER = _row("preview router", Scope.READ, names={"source, or those of the router": _previewed})
+PREVIEW_ROUTER = _row(
+    "preview router", Scope.READ, names={"source, or those of the router": _previewed}, secret_names=True
+)
 
 PROBE = _row("probe")
 READ_METRICS = _row("read metrics", Scope.READ)

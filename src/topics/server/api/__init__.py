@@ -1,4 +1,4 @@
-"""The routes: a table of rows, the dispatch by it, and a handler for each.
+"""The API: the route table, the request handler that dispatches by it, and one handler per route.
 
-A handler decodes, makes one engine call, and encodes. Only `app` imports it.
+A handler decodes, makes one engine call, and encodes. Only `app` imports this folder.
 """

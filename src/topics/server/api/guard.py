@@ -67,7 +67,11 @@ class Guard:
         secret = _secret(request, route)
         caller = None if secret is None else self._keys.find(secret)
         if caller is None:
-            what = "the key is not known" if secret else "a key is needed: Authorization: Bearer <key>"
+            what = (
+                "the API key is unknown: check the key and TOPICS_API_KEYS"
+                if secret
+                else "an API key is required: send authorization: Bearer <key>"
+            )
             raise TopicsError(Code.UNAUTHORIZED, what)
         return caller
 

@@ -261,7 +261,7 @@ def jobs(services: Services, call: Call) -> Answer:
     topic = services.engine.queues.get(call.params["topic"])
     after, limit = query_string.cursor_after(found), query_string.page_size(found)
     if after and not (after.isascii() and after.isdigit() and len(after) <= 20):
-        raise invalid("cursor is not one this server gave out", field="cursor")
+        raise invalid("cursor is not a `next_cursor` of this server", field="cursor")
     rows, more = job_list.expire_and_list(
         topic,
         state=_state(found.get("state")),

@@ -121,7 +121,7 @@ class RouteTable:
             if child is None:
                 child = node.param
                 if child is None or not part:
-                    raise TopicsError(Code.NOT_FOUND, "there is nothing at this path; see /v0/openapi.json")
+                    raise TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
                 params[child.name] = _decode(part)
             node = child
         routes = node.routes
@@ -148,7 +148,7 @@ def _decode(part: bytes) -> str:
 
 def _wrong_method(method: str, routes: dict[str, Route]) -> TopicsError:
     if not routes:
-        return TopicsError(Code.NOT_FOUND, "there is nothing at this path; see /v0/openapi.json")
+        return TopicsError(Code.NOT_FOUND, "this path does not exist; see /v0/openapi.json")
     allowed = sorted({*routes, *({"HEAD"} if "GET" in routes else ())})
     return TopicsError(
         Code.METHOD_NOT_ALLOWED,

@@ -9,7 +9,7 @@ def throttled(limit: str, most: int) -> TopicsError:
     """Return the 429 that names a setting and its value. What is open ends by itself, so a retry can help."""
     return TopicsError(
         Code.THROTTLED,
-        f"as many as {limit} allows ({most}) are open",
+        f"{limit} ({most}) is reached; close some, or try again later",
         detail={"limit": limit, "max": most},
         retry_after_ms=RETRY_AFTER_MS,
     )

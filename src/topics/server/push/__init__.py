@@ -1,4 +1,4 @@
-"""Records and jobs that go to clients as they come: SSE, WebSocket, scans and work streams.
+"""Streams to clients: watch sessions over SSE, WebSockets, scans and work streams.
 
-The dispatcher renders what is new in a topic once and gives it to every subscription. `api` opens these streams.
+The dispatcher renders new records of a topic once for all its subscriptions. `api` opens these streams.
 """

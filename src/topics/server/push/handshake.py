@@ -42,9 +42,9 @@ def _check_handshake(request: Request) -> bytes:
     headers = request.headers
     tokens = [token.strip() for token in headers.get(b"connection", b"").lower().split(b",")]
     if b"upgrade" not in tokens or headers.get(b"upgrade", b"").strip().lower() != b"websocket":
-        raise invalid("this path speaks WebSocket: ask for an upgrade", field="Upgrade")
+        raise invalid("this path is a WebSocket: send connection: upgrade and upgrade: websocket", field="Upgrade")
     if headers.get(b"sec-websocket-version", b"").strip() != b"13":
-        raise invalid("the server speaks version 13 of the WebSocket protocol", field="Sec-WebSocket-Version")
+        raise invalid("Sec-WebSocket-Version must be 13", field="Sec-WebSocket-Version")
     key = headers.get(b"sec-websocket-key", b"").strip()
     try:
         if len(b64decode(key, validate=True)) != 16:

@@ -87,11 +87,11 @@ class Sessions:
     def find(self, wid: str, caller: Caller) -> Session:
         """Return the session. Raise `not_found` if it was removed, `unauthorized` if another key created it."""
         if not _is_wid(wid):
-            raise invalid("this is not the id of a watch session", field="wid")
+            raise invalid("wid is not the id of a watch session: it starts with wid_", field="wid")
         self._remove_expired()
         session = self._all.get(wid)
         if session is None:
-            raise TopicsError(Code.NOT_FOUND, "there is no such watch session (any more): make a new one")
+            raise TopicsError(Code.NOT_FOUND, "there is no such watch session; it may have expired: create a new one")
         if session.caller is not caller:
             raise TopicsError(Code.UNAUTHORIZED, "the session belongs to another key")
         return session
@@ -111,7 +111,7 @@ class Sessions:
     def _resumed(self, topics: dict[str, TopicOptions], at: cursors.Position) -> dict[str, TopicOptions]:
         """Return the topics, with the positions of the cursor for those that it names."""
         if at.by_number:
-            raise invalid("this cursor means something only to the session it came from", field="cursor")
+            raise invalid("this cursor is valid only in the session that it came from", field="cursor")
         most = self._runtime.settings.max_watch_topics
         if len(at.by_key) > most:
             raise invalid(f"the cursor names {len(at.by_key)} topics; the limit is {most}", field="cursor")

@@ -120,7 +120,7 @@ def resolve(
                 raise
             resolved.subscriptions[topic_name] = _new_subscription(topic, view, each)
         if len(resolved.subscriptions) > most:
-            raise invalid(f"topics stands for more than {most} topics, which is the limit", field="topics")
+            raise invalid(f"topics matches more than {most} topics, which is the limit", field="topics")
     return resolved
 
 
