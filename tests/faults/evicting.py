@@ -28,7 +28,7 @@ def _open_all(directory: Path, stack: ExitStack) -> list[int]:
 
 
 def can_evict(directory: Path) -> bool:
-    """Whether the file system of `directory` lets go of cached pages and says so to a read that must not wait."""
+    """Return whether the file system drops cached pages and reports that to a read that must not wait."""
     path = directory / "probe.seg"
     path.write_bytes(bytes(1 << 20))
     evict(directory)
@@ -46,7 +46,7 @@ def can_evict(directory: Path) -> bool:
 
 
 class Evicting:
-    """Drops the segment files from the page cache again and again, also between a load and the read it was for."""
+    """Drops the segment files from the page cache repeatedly, also between a load and the read after it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Every crash that one run of a workload could have had, from that one run."""
+"""Record one run of a workload so that a crash can be tried at each of its file calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Copied(Protocol):
-    """What clients know, which goes on while a film is made."""
+    """The knowledge of the clients. It changes while the run is recorded."""
 
     def copy(self: T) -> T: ...
 
@@ -23,7 +23,7 @@ Kept = TypeVar("Kept", bound=Copied)
 
 
 class Moment(NamedTuple, Generic[Kept]):
-    """The instant before a call, or in the middle of a write: the disk, the clock, and who was told what."""
+    """The moment before a call or in the middle of a write: the disk, the clock, and the answers so far."""
 
     what: str
     disk: SimDisk
@@ -32,7 +32,7 @@ class Moment(NamedTuple, Generic[Kept]):
 
 
 class FilmedDisk(SimDisk, Generic[Kept]):
-    """Keeps a copy of itself from before every call that changes something, so that one run shows every crash."""
+    """A disk that keeps a copy of itself from before each call that changes something."""
 
     ledger: Kept | None = None
     clock: SimClock

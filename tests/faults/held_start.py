@@ -1,4 +1,4 @@
-"""`topics serve` whose start stops where a test wants to look at it.
+"""`topics serve` with a start that waits at a given point until the test continues it.
 
 HOLD_AT in the environment is the share of the log that recovery replays before it waits for the file HOLD_UNTIL.
 With HOLD_REPLAY, records of `memory` topics come back only where a request needs them.

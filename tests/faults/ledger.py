@@ -1,8 +1,8 @@
-"""What clients were told, and what a restart may therefore look like.
+"""What the server answered its clients, and what a restart may therefore show.
 
 A `Client` drives a `SimServer` and writes down every attempt and its answer. `Ledger.check` then judges a server that
-came back after a crash: whatever was promised must be there, whatever is there must have been attempted, and every seq
-has a fate.
+came back after a crash: every promise is kept, every record was sent by a client, and every seq is live, deleted or
+reported as lost.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Status = Literal["open", "acked", "refused", "unknown"]
 
 @dataclass
 class Attempt:
-    """A request and how it ended; "open" until an answer is there, and for ever if the crash was faster.
+    """A request and its outcome: "open" until the server answers, and for good if the crash comes first.
 
-    "unknown" was refused, too, but the answer said that a power loss may bring it back.
+    "unknown" was refused as well, but the answer said that a power loss may bring the request back.
     """
 
     status: Status = "open"
     synced: bool = False  # a change of the topic's class was answered after it, and is synced with all before
 
     def may_show(self, when: When) -> bool:
-        """Whether a server may show any effect of it."""
+        """Return whether a server may show an effect of the request."""
         return self.status in ("open", "acked") or (self.status == "unknown" and when.may_return)
 
     def failed(self, error: TopicsError) -> None:
-        """Note the error that the request ended with. Where it does not say that nothing was done, it stays open."""
+        """Record the error of the request. The request stays open unless the error says that nothing was done."""
         outcome = (error.detail or {}).get("outcome")
         if error.code is not Code.INTERNAL and outcome != "unsaved":
             self.status = "unknown" if outcome == "unknown" else "refused"
@@ -47,7 +47,7 @@ class Attempt:
 
 @dataclass
 class When:
-    """The moment at which a server is judged."""
+    """The circumstances under which a server is judged."""
 
     mode: str = "none"
     healed: bool = False  # the server lived on until its log was whole again
@@ -59,12 +59,12 @@ class When:
 
     @property
     def damaged(self) -> bool:
-        """Whether entries of the log are missing, which the start reports."""
+        """Return whether entries of the log are missing, which the start reports."""
         return self.mode == "damaged"
 
     @property
     def may_return(self) -> bool:
-        """Whether writes may show whose refusal said that they could come back."""
+        """Return whether a write with the outcome "unknown" may show."""
         return not self.healed and self.mode != "none" and (self.power or not self.fenced)
 
 
@@ -87,7 +87,7 @@ class Removal(Attempt):
 
 @dataclass
 class Report(Attempt):
-    """Somebody's archive is said to have everything up to `seq`, and to delete half of it."""
+    """A report that an archive has all records up to `seq` and is about to delete half of them."""
 
     seq: int = 0
 
@@ -97,37 +97,37 @@ class Report(Attempt):
 
 
 @dataclass
-class Life:
-    """One topic from its creation to its drop."""
+class TopicHistory:
+    """All requests to one topic between its creation and its drop."""
 
     name: str
-    durability: str  # as the last answer said
+    durability: str  # of the last change that was answered
     created: Attempt
     by_append: bool
-    changes: list[tuple[str, Attempt]] = field(default_factory=list)  # other classes that were asked for since
-    synced: bool = False  # whether a change of its class was answered
+    changes: list[tuple[str, Attempt]] = field(default_factory=list)  # changes of the class that were requested since
+    synced: bool = False  # whether a change of the class was answered
     epoch: int | None = None
     drops: list[Attempt] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     removals: list[Removal] = field(default_factory=list)
-    # values of cap_records that a restart may find, and who asked for them
+    # values of cap_records that a restart may find, and the requests for them
     caps: list[tuple[int, Attempt]] = field(default_factory=lambda: [(0, Attempt("acked"))])
     evicts: bool = False
     head_kept: int = 0  # at the last checkpoint
     reports: list[Report] = field(default_factory=list)
-    held: bool = False  # for its archive, from the beginning
+    held: bool = False  # the topic holds records for its archive from its creation on
 
     @property
     def classes(self) -> set[str]:
-        """The classes that a server may show."""
+        """Return the classes that a server may show."""
         return {self.durability, *(durability for durability, attempt in self.changes if attempt.status != "refused")}
 
     def safe(self, *, power: bool) -> bool:
-        """Whether an answered write must survive."""
+        """Return whether an answered write must survive."""
         return "ephemeral" not in self.classes and (self.durability == "fsync" or not power)
 
     def changed(self, durability: str, attempt: Attempt, answered: list[Attempt]) -> None:
-        """The class is `durability` now, and what was answered before that was asked for is as safe as that."""
+        """Set the class. Requests answered before the change was sent are as safe as the new class."""
         asked = [id(one) for _, one in self.changes]
         if id(attempt) not in asked:
             return  # a later change was answered first
@@ -147,37 +147,37 @@ class Life:
 
 
 class Ledger:
-    """All lives of all names, in order."""
+    """All topics by name, each with its histories in order."""
 
     def __init__(self) -> None:
-        self.lives: dict[str, list[Life]] = {}
+        self.histories: dict[str, list[TopicHistory]] = {}
 
     def copy(self) -> Ledger:
         return copy.deepcopy(self)
 
-    def life(self, name: str) -> Life | None:
-        """The life that new requests speak to."""
-        lives = self.lives.get(name, [])
-        if not lives or lives[-1].created.status in ("refused", "unknown"):
+    def current(self, name: str) -> TopicHistory | None:
+        """Return the history that new requests belong to, or None if there is no topic."""
+        histories = self.histories.get(name, [])
+        if not histories or histories[-1].created.status in ("refused", "unknown"):
             return None
-        return None if any(dropped.status == "acked" for dropped in lives[-1].drops) else lives[-1]
+        return None if any(dropped.status == "acked" for dropped in histories[-1].drops) else histories[-1]
 
     def check(self, server: SimServer, mode: str, *, healed: bool = False, fenced: bool = True) -> None:
         """Judge a server that came back after a crash of this mode, or with mode "none" one that goes on."""
         when = When(mode, healed, fenced)
-        for name, lives in self.lives.items():
+        for name, histories in self.histories.items():
             topic = server.engine.topics.get(name)
             if topic is None:
-                for life in lives:
-                    assert _may_be_absent(life, when), f"{name} is gone"
+                for history in histories:
+                    assert _may_be_absent(history, when), f"{name} is missing"
             else:
-                known = [life for life in lives if life.epoch == topic.epoch]
-                # of one that was never answered nobody knows the epoch: it may be any of those
-                candidates = known or [life for life in lives if life.epoch is None]
-                assert candidates, f"{name}: nobody made the life {topic.epoch}"
+                known = [history for history in histories if history.epoch == topic.epoch]
+                # The epoch of a creation without an answer is unknown: the topic may be any of these.
+                candidates = known or [history for history in histories if history.epoch is None]
+                assert candidates, f"{name}: no client created epoch {topic.epoch}"
                 _judge_any(server, candidates, when)
-        strangers = set(server.engine.topics) - set(self.lives)
-        assert not strangers, f"nobody made {strangers}"
+        unknown = set(server.engine.topics) - set(self.histories)
+        assert not unknown, f"no client created {unknown}"
         totals, topics = server.engine.state.totals, server.engine.topics.values()
         assert totals.records == sum(topic.count for topic in topics)
         assert totals.bytes == sum(topic.bytes for topic in topics)
@@ -186,60 +186,60 @@ class Ledger:
             assert server.recovered.damage == [], "nothing was damaged"
 
     def check_damaged(self, server: SimServer) -> None:
-        """Judge a server whose log was damaged before the start: what is missing is reported, and no seq is free."""
+        """Judge a server whose log was damaged: missing records are reported, and no seq is given out again."""
         assert server.recovered is not None
         if not server.recovered.damage:
             return self.check(server, "keep")
         when = When("damaged", healed=True)
-        for name, lives in self.lives.items():
+        for name, histories in self.histories.items():
             topic = server.engine.topics.get(name)
             if topic is None:
-                assert all(_may_be_absent(life, when) for life in lives), f"{name} is gone"
+                assert all(_may_be_absent(history, when) for history in histories), f"{name} is missing"
             else:
-                known = [life for life in lives if life.epoch == topic.epoch]
-                assert known, f"{name}: nobody made the life {topic.epoch}"
+                known = [history for history in histories if history.epoch == topic.epoch]
+                assert known, f"{name}: no client created epoch {topic.epoch}"
                 _judge_any(server, known, when)
-        assert set(server.engine.topics) <= set(self.lives), "a topic that nobody made"
+        assert set(server.engine.topics) <= set(self.histories), "a topic that no client created"
 
 
-def _judge_any(server: SimServer, lives: list[Life], when: When) -> None:
-    """The topic must be what one of these lives may have left."""
-    for life in lives[:-1]:
+def _judge_any(server: SimServer, histories: list[TopicHistory], when: When) -> None:
+    """Raise unless the topic is what one of these histories may have left."""
+    for history in histories[:-1]:
         try:
-            return _Judge(server, life, when).judge()
+            return _Judge(server, history, when).judge()
         except AssertionError:
             continue
-    _Judge(server, lives[-1], when).judge()
+    _Judge(server, histories[-1], when).judge()
 
 
-def _may_be_absent(life: Life, when: When) -> bool:
-    if life.created.status != "acked":
+def _may_be_absent(history: TopicHistory, when: When) -> bool:
+    if history.created.status != "acked":
         return True
-    if any(dropped.may_show(when) for dropped in life.drops):
+    if any(dropped.may_show(when) for dropped in history.drops):
         return True
-    return when.power and life.by_append and life.durability != "fsync" and not life.synced
+    return when.power and history.by_append and history.durability != "fsync" and not history.synced
 
 
 class _Judge:
-    """One topic that is there."""
+    """Checks one topic of a restarted server."""
 
-    def __init__(self, server: SimServer, life: Life, when: When) -> None:
-        self.life = life
+    def __init__(self, server: SimServer, history: TopicHistory, when: When) -> None:
+        self.history = history
         self.when = when
         self.mode = when.mode
         self.power = when.power
-        self.topic = server.engine.expire_and_get(life.name, touch=False)
-        self.rows = server.by_seq(life.name)
+        self.topic = server.engine.expire_and_get(history.name, touch=False)
+        self.rows = server.by_seq(history.name)
         self.runs = self.topic.losses.runs
         self.lost = {seq: reason for low, high, reason in self.runs for seq in range(low, min(high, 9000) + 1)}
 
     def judge(self) -> None:
-        life, topic = self.life, self.topic
-        back = any(dropped.status == "acked" for dropped in life.drops)
+        history, topic = self.history, self.topic
+        back = any(dropped.status == "acked" for dropped in history.drops)
         assert not back or self.when.damaged, "a dropped topic is back"
-        assert life.created.may_show(self.when), "a refused topic is there"
-        assert topic.config.durability in life.classes
-        assert topic.config.cap_records in {cap for cap, attempt in life.caps if attempt.may_show(self.when)}
+        assert history.created.may_show(self.when), "a refused topic is there"
+        assert topic.config.durability in history.classes
+        assert topic.config.cap_records in {cap for cap, attempt in history.caps if attempt.may_show(self.when)}
         assert topic.count == len(self.rows)
         assert topic.earliest == min(self.rows, default=topic.head + 1)
         assert topic.next_seq == topic.head + 1
@@ -250,23 +250,23 @@ class _Judge:
         self.archive()
 
     def promises(self) -> None:
-        life, safe = self.life, self.life.safe(power=self.power) or self.mode == "none"
-        kept = "ephemeral" not in life.classes
-        for seq, payload, write in life.acked():
-            assert self.topic.head >= seq, f"{seq} is free again"
+        history, safe = self.history, self.history.safe(power=self.power) or self.mode == "none"
+        kept = "ephemeral" not in history.classes
+        for seq, payload, write in history.acked():
+            assert self.topic.head >= seq, f"{seq} can be given out again"
             if not (safe or (kept and write.synced)):
                 continue
             if seq not in self.rows:
-                gone = life.removable(seq, write.tag, self.when) or (
-                    life.evicts and self.lost.get(seq) in ("cap", "ttl")
+                gone = history.removable(seq, write.tag, self.when) or (
+                    history.evicts and self.lost.get(seq) in ("cap", "ttl")
                 )
                 gone |= self.when.damaged and self.lost.get(seq) == "corrupt"
-                assert gone, f"{life.name}: {seq} was acknowledged and is not there"
+                assert gone, f"{history.name}: {seq} was acknowledged and is not there"
             else:
                 assert self.rows[seq] == payload
                 if self.when.damaged:
                     continue  # the entry of a delete may be what is missing
-                for removal in life.removals if safe else filter(lambda one: one.synced, life.removals):
+                for removal in history.removals if safe else filter(lambda one: one.synced, history.removals):
                     assert removal.status != "acked" or not removal.covers(seq, write.tag), f"{seq} was deleted"
             if write.key is not None and not self.when.damaged:
                 known = self.topic.keys.get(write.key)
@@ -274,46 +274,46 @@ class _Judge:
                 assert known.first == write.first
         if self.topic.config.durability == "ephemeral" and self.mode != "none":
             assert not self.rows, "an ephemeral topic kept records"
-            assert self.topic.head >= life.head_kept
+            assert self.topic.head >= history.head_kept
 
     def inventions(self) -> None:
-        known = {payload: write for write in self.life.writes for payload in write.payloads}
+        known = {payload: write for write in self.history.writes for payload in write.payloads}
         assert len(set(self.rows.values())) == len(self.rows), "a record is there twice"
         for seq, payload in self.rows.items():
-            assert payload in known, f"nobody wrote {payload}"
+            assert payload in known, f"no client wrote {payload}"
             write = known[payload]
             assert write.may_show(self.when), f"{payload} was refused and is there"
             if write.status == "acked":
                 assert seq == write.first + write.payloads.index(payload)
 
     def archive(self) -> None:
-        """What counts as archived was reported, and a topic that holds has lost nothing else to time and caps."""
+        """Check the archive mark, and that a topic that holds has evicted archived records only."""
         archived = self.topic.archived
         assert archived <= self.topic.head
-        assert archived in {0, *(report.seq for report in self.life.reports)}
-        acked = max((report.seq for report in self.life.reports if report.status == "acked"), default=0)
-        assert self.topic.trimmed in {0, *(report.trimmed for report in self.life.reports)}
-        if not self.when.damaged and (self.life.safe(power=self.power) or self.mode == "none"):
+        assert archived in {0, *(report.seq for report in self.history.reports)}
+        acked = max((report.seq for report in self.history.reports if report.status == "acked"), default=0)
+        assert self.topic.trimmed in {0, *(report.trimmed for report in self.history.reports)}
+        if not self.when.damaged and (self.history.safe(power=self.power) or self.mode == "none"):
             assert archived >= acked, "what was archived has been forgotten"
             assert self.topic.trimmed >= acked // 2, "what was trimmed has been forgotten"
-        if self.life.held:
-            reported = max((report.seq for report in self.life.reports), default=0)
+        if self.history.held:
+            reported = max((report.seq for report in self.history.reports), default=0)
             taken = [seq for seq, reason in self.lost.items() if reason in ("cap", "ttl")]
             assert all(seq <= reported for seq in taken), "a held record is gone"
 
     def accounts(self) -> None:
         """Every seq up to the head is live, deleted, or in the range of a loss."""
-        tags = {seq: write.tag for seq, _, write in self.life.acked()}
+        tags = {seq: write.tag for seq, _, write in self.history.acked()}
         covered = set(self.rows) | set(self.lost)
         assert not set(self.rows) & set(self.lost)
         for seq in range(1, min(self.topic.head, 9000) + 1):
             assert (
                 seq in covered
-                or self.life.removable(seq, tags.get(seq), self.when)
-                or (seq not in tags and self.life.removals)
+                or self.history.removable(seq, tags.get(seq), self.when)
+                or (seq not in tags and self.history.removals)
             ), seq
-        allowed = {"cap", "ttl"} if self.life.evicts else set()
-        if "ephemeral" in self.life.classes or self.power:
+        allowed = {"cap", "ttl"} if self.history.evicts else set()
+        if "ephemeral" in self.history.classes or self.power:
             allowed.add("restart")
         if self.mode in ("reorder", "zero", "damaged"):
             allowed.add("corrupt")
@@ -321,7 +321,7 @@ class _Judge:
 
 
 class Client:
-    """Everybody who talks to a server. Payloads are numbers, each used once."""
+    """All clients of one server. Payloads are numbers, each used once."""
 
     def __init__(self, server: SimServer, ledger: Ledger | None = None) -> None:
         self.server = server
@@ -329,33 +329,33 @@ class Client:
         self._number = 0
 
     def put(self, name: str, **config: Any) -> None:
-        life = self._life(name)
+        history = self._current(name)
         attempt = Attempt()
         caps = config.get("cap_records")
-        if life is None:
-            life = Life(name, config.get("durability", "disk"), attempt, False)
-            life.caps = [(caps or 0, attempt)]
-            life.held = bool(config.get("archive"))
-            self.ledger.lives.setdefault(name, []).append(life)
+        if history is None:
+            history = TopicHistory(name, config.get("durability", "disk"), attempt, False)
+            history.caps = [(caps or 0, attempt)]
+            history.held = bool(config.get("archive"))
+            self.ledger.histories.setdefault(name, []).append(history)
         elif caps is not None:
-            life.caps = [*life.caps, (caps, attempt)]
-        life.evicts |= bool(caps or config.get("ttl_ms"))
-        durability = config.get("durability", life.durability)
-        changes = life.created is not attempt and life.classes != {durability}
+            history.caps = [*history.caps, (caps, attempt)]
+        history.evicts |= bool(caps or config.get("ttl_ms"))
+        durability = config.get("durability", history.durability)
+        changes = history.created is not attempt and history.classes != {durability}
         before: list[Attempt] = []
         topic = self.server.engine.topics.get(name)
-        if topic is not None and topic.config.durability != durability:  # else nothing is written for it
-            before += [one for one in (*life.writes, *life.removals) if one.status == "acked"]
+        if topic is not None and topic.config.durability != durability:  # otherwise the log has no entry for the change
+            before += [one for one in (*history.writes, *history.removals) if one.status == "acked"]
         if changes:
-            life.changes.append((durability, attempt))
+            history.changes.append((durability, attempt))
 
         def answered(result: Configured) -> None:
-            life.epoch = result.topic.epoch
-            asked = [id(one) for _, one in life.caps]
+            history.epoch = result.topic.epoch
+            asked = [id(one) for _, one in history.caps]
             if caps is not None and id(attempt) in asked:  # else a later change was answered first
-                life.caps = life.caps[asked.index(id(attempt)) :]
+                history.caps = history.caps[asked.index(id(attempt)) :]
             if changes:
-                life.changed(durability, attempt, before)
+                history.changed(durability, attempt, before)
 
         self._follow(attempt, lambda: self.server.engine.put_topic(name, ConfigPatch(**config)), answered)
 
@@ -366,15 +366,15 @@ class Client:
             self._number += 1
             payloads.append(f'"{self._number:04d}{"x" * size}"')
         write = Write(payloads=payloads, tag=tag, key=key)
-        life = self._life(name)
-        if life is None:
-            life = Life(name, config.get("durability", "disk"), write, True)
-            self.ledger.lives.setdefault(name, []).append(life)
-        life.writes.append(write)
+        history = self._current(name)
+        if history is None:
+            history = TopicHistory(name, config.get("durability", "disk"), write, True)
+            self.ledger.histories.setdefault(name, []).append(history)
+        history.writes.append(write)
 
         def answered(result: Appended) -> None:
             assert not result.deduped
-            life.epoch, write.first = result.topic.epoch, result.first
+            history.epoch, write.first = result.topic.epoch, result.first
 
         engine = self.server.engine
         self._follow(
@@ -383,32 +383,32 @@ class Client:
         return write
 
     def delete(self, name: str, *, before_seq: int | None = None, tag: str | None = None) -> None:
-        life = self._life(name)
-        assert life is not None
+        history = self._current(name)
+        assert history is not None
         head = self.server.engine.topic(name).next_seq
         removal = Removal(before_seq=head if before_seq is None else min(before_seq, head), tag=tag)
-        life.removals.append(removal)
+        history.removals.append(removal)
         match = None if tag is None else TagMatch("Eq", tag)
         self._follow(
             removal, lambda: run_all(self.server.engine.delete_records(name, before_seq=before_seq, match=match))
         )
 
     def archive(self, name: str, *, behind: int = 0) -> None:
-        """Somebody has archived everything but the last `behind` records."""
-        life = self._life(name)
-        assert life is not None
+        """Report that an archive has all but the last `behind` records."""
+        history = self._current(name)
+        assert history is not None
         topic = self.server.engine.topic(name)
         engine, report = self.server.engine, Report(seq=max(topic.head - behind, 0))
-        life.reports.append(report)
+        history.reports.append(report)
         self._follow(
             report, lambda: engine.archives.report(name, seq=report.seq, epoch=topic.epoch, trimmed=report.trimmed)
         )
 
     def drop(self, name: str) -> None:
-        life = self._life(name)
-        assert life is not None
+        history = self._current(name)
+        assert history is not None
         attempt = Attempt()
-        life.drops.append(attempt)
+        history.drops.append(attempt)
         self._follow(attempt, lambda: self.server.engine.drop_topic(name))
 
     def checkpoint(self) -> None:
@@ -417,15 +417,15 @@ class Client:
         def done(error: Exception | None) -> None:
             if error is None:
                 for name, head in heads.items():
-                    if (life := self.ledger.life(name)) is not None:
-                        life.head_kept = head
+                    if (history := self.ledger.current(name)) is not None:
+                        history.head_kept = head
 
         self.server.store.checkpoint(done)
 
-    def _life(self, name: str) -> Life | None:
-        """The life that a request speaks to. A drop or a creation that is under way ends first, as for any verb."""
+    def _current(self, name: str) -> TopicHistory | None:
+        """Return the history that a request belongs to, after a drop or creation under way has ended."""
         self.server.engine.find(name)
-        return self.ledger.life(name)
+        return self.ledger.current(name)
 
     def _follow(
         self,
@@ -443,7 +443,7 @@ class Client:
 
         try:
             verb().on_done(done)
-        except (TopicsError, OSError):  # before anything was staged: a server answers an OSError with `internal`
+        except (TopicsError, OSError):  # nothing was staged; a server answers `internal` to an OSError
             attempt.status = "refused"
         if flush:
             self.server.engine.flush()

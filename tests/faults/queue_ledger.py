@@ -1,4 +1,4 @@
-"""What producers and workers of queues were told, and what a restart may therefore look like.
+"""What the server answered producers and workers, and what a restart may therefore show.
 
 A `Shop` drives a `SimServer` and writes down every attempt and its answer, job by job. `QueueLedger.check` then judges
 a server that came back after a crash: no job is lost, none is there twice, one that was acked does not come back beyond
@@ -31,7 +31,7 @@ NOBODY = ""
 
 @dataclass
 class Job:
-    """One job, as those who deal with it know it."""
+    """One job as its producer and its workers know it."""
 
     payload: str
     written: Attempt
@@ -47,7 +47,7 @@ class Job:
     dead: bool = False  # seen in the dead-letter topic
 
     def is_done(self) -> bool:
-        """Whether its ack was answered, or may still be."""
+        """Return whether the ack was answered, or has no answer yet."""
         return any(ack.status in ("open", "acked") for ack in self.acks)
 
     def held(self, now_ms: int) -> bool:
@@ -59,7 +59,7 @@ class Job:
     def gives_up(self) -> bool:
         return self.deliveries >= MAX_DELIVERIES
 
-    def let_go(self, due_ms: int) -> None:
+    def release(self, due_ms: int) -> None:
         self.node, self.due_ms = NOBODY, due_ms
 
 
@@ -100,7 +100,7 @@ class QueueLedger:
             assert server.recovered.damage == [], "nothing was damaged"
 
     def drain(self, server: SimServer) -> None:
-        """Workers come back and do all that is left: each job goes to one of them, or to the dead letters."""
+        """Finish all jobs: each goes to one worker, or to the dead-letter topic."""
         for queue in self.queues.values():
             if queue.name in server.engine.topics:
                 _drain(server, queue)
@@ -127,7 +127,7 @@ class _Judge:
         assert set(places) <= set(self.queue.jobs), "nobody wrote that"
         self.figures()
         for job in self.queue.jobs.values():
-            self.whereabouts(job)
+            self.place(job)
             if self.queue.leases_durable or self.when.mode == "none":
                 self.lease(job)
             else:
@@ -144,7 +144,7 @@ class _Judge:
         assert found.ready >= 0
         assert found.dead_lettered >= len(self.dead) or not self.safe
 
-    def whereabouts(self, job: Job) -> None:
+    def place(self, job: Job) -> None:
         if job.payload in self.dead:
             assert job.gives_up() or job.is_in_doubt(self.when), f"{job.payload} was not delivered too often"
         if job.payload in self.seqs or job.payload in self.dead:
@@ -161,7 +161,7 @@ class _Judge:
             assert self.seqs[job.payload] == job.seq
 
     def lease(self, job: Job) -> None:
-        """What was told is what is known; a request under way may have been quicker than its answer."""
+        """Check the lease against the last answer. A request without an answer may have taken effect."""
         seq = self.seqs.get(job.payload)
         held = None if seq is None else self.found.leases.get(seq)
         in_doubt = job.is_in_doubt(self.when)
@@ -287,7 +287,7 @@ class Shop:
                     queue.jobs[payload].dead = True
 
     def _try_claim(self, name: str, node: str, n: int, lease_ms: int, free: list[Job]) -> list[_Row]:
-        """What a worker gets; nothing if the claim is refused."""
+        """Return the jobs that a worker gets: none if the claim is refused."""
         broken = self.server.wal.broken
         attempt = Attempt()
         try:
@@ -310,24 +310,24 @@ class Shop:
         attempt = Attempt()
         for job in jobs:
             job.acks.append(attempt)
-        self._settle(name, jobs, lambda topic, seqs: self.server.engine.queues.ack(topic, node, seqs, None), attempt)
+        self._finish(name, jobs, lambda topic, seqs: self.server.engine.queues.ack(topic, node, seqs, None), attempt)
 
     def nack(self, name: str, node: str, n: int = 1, *, delay_ms: int = 0) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
         due_ms = self.now_ms + delay_ms
-        attempt = self._settle(
+        attempt = self._finish(
             name, jobs,
             lambda topic, seqs: self.server.engine.queues.nack(topic, node, seqs, None, delay_ms=delay_ms),
         )  # fmt: skip
         for job in jobs:
             if attempt.status == "acked":
-                job.let_go(due_ms)
+                job.release(due_ms)
             else:
                 job.doubts.append(attempt)
 
     def extend(self, name: str, node: str, n: int = 1, *, lease_ms: int = 5_000) -> None:
         jobs = self.ledger.queues[name].held_by(node, self.now_ms)[:n]
-        attempt = self._settle(
+        attempt = self._finish(
             name, jobs,
             lambda topic, seqs: self.server.engine.queues.extend(topic, node, seqs, None, lease_ms=lease_ms),
         )  # fmt: skip
@@ -337,7 +337,7 @@ class Shop:
             else:
                 job.doubts.append(attempt)
 
-    def _settle(
+    def _finish(
         self, name: str, jobs: list[Job], verb: Callable[[Any, list[int]], Ticket], attempt: Attempt | None = None
     ) -> Attempt:
         attempt = attempt or Attempt()

@@ -1,4 +1,4 @@
-"""Changing the durability of a topic: once it is acknowledged, everything the topic has is as safe as the new class."""
+"""Changes of a topic's durability class: once acknowledged, all data of the topic is as safe as the new class."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def route(server: SimServer, source: str, dest: str, **fields: object) -> None:
 
 
 def content(view: View) -> tuple[object, ...]:
-    """What of a topic a crash must not change. Seqs that a start skips behind the last one are not its content."""
+    """Return what a crash must not change. Seqs that a start skips after the last record do not count."""
     losses = [run for run in view.losses if run[2] != "restart" or run[1] < view.head]
     return view.config, view.earliest if view.live else 0, view.records, losses, view.keys, view.archived, view.trimmed
 
 
 def use(server: SimServer, turn: int) -> None:
-    """Everything that a class may or may not write down: records, keys, deletes, evictions, expiry, archive marks."""
+    """Do all that some classes log and others do not: records, keys, deletes, evictions, expiry, archive marks."""
     engine = server.engine
     for name in ("plain", "capped", "aging"):
         server.append(name, f"{turn}1", f"{turn}2", tag="x", key=f"{name}{turn}")
@@ -57,7 +57,7 @@ def put_all(server: SimServer, durability: str) -> None:
 
 
 @pytest.mark.parametrize("classes", list(itertools.product(CLASSES, CLASSES, KEPT)), ids="-".join)
-def test_a_crash_after_a_class_change_brings_back_nothing_and_loses_nothing(classes: tuple[str, ...]) -> None:
+def test_crash_after_class_change_restores_and_loses_nothing(classes: tuple[str, ...]) -> None:
     server = SimServer.start(SimDisk(seed=7))
     for turn, durability in enumerate(classes, 1):
         put_all(server, durability)
@@ -75,7 +75,7 @@ def test_a_crash_after_a_class_change_brings_back_nothing_and_loses_nothing(clas
         assert after.recovered.damage == []
 
 
-def test_deleted_records_stay_deleted_when_a_topic_leaves_ephemeral() -> None:
+def test_deleted_records_stay_deleted_after_leaving_ephemeral() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.append("t", "1", "2", "3", "4", "5", durability="fsync")
     server.put("t", durability="ephemeral")
@@ -90,7 +90,7 @@ def test_deleted_records_stay_deleted_when_a_topic_leaves_ephemeral() -> None:
 
 @pytest.mark.parametrize("leases_durable", [False, True])
 @pytest.mark.parametrize("durability", KEPT)
-def test_acks_and_leases_of_an_ephemeral_queue_survive_its_rise(durability: str, leases_durable: bool) -> None:
+def test_acks_and_leases_survive_a_change_from_ephemeral(durability: str, leases_durable: bool) -> None:
     shop = Workshop(durability="fsync", leases_durable=leases_durable)
     shop.write("1", "2", job("3", priority=2), job("4", delay_ms=5_000))
     shop.server.put(QUEUE, durability="ephemeral")
@@ -109,7 +109,7 @@ def test_acks_and_leases_of_an_ephemeral_queue_survive_its_rise(durability: str,
         assert after.counts == (counts[0] + 2, 0, 1), "as after every restart: what was out may be claimed again"
 
 
-def test_leases_granted_before_they_became_durable_survive_too() -> None:
+def test_leases_granted_before_leases_durable_survive_a_crash() -> None:
     shop = Workshop(durability="disk", leases_durable=False)
     shop.write("1", "2")
     [held] = shop.claim("a", 1, lease_ms=60_000)
@@ -121,7 +121,7 @@ def test_leases_granted_before_they_became_durable_survive_too() -> None:
 
 @pytest.mark.parametrize("durability", KEPT)
 @pytest.mark.parametrize("forwarded", [False, True])
-def test_routers_around_a_rising_topic_copy_each_record_once(durability: str, forwarded: bool) -> None:
+def test_routers_around_a_topic_leaving_ephemeral_copy_each_record_once(durability: str, forwarded: bool) -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.put("e", durability="ephemeral")
     route(server, "a", "e")
@@ -148,8 +148,8 @@ def test_routers_around_a_rising_topic_copy_each_record_once(durability: str, fo
         assert set(datas) >= {"1", "2", "3"}
 
 
-def test_a_rise_that_was_cut_off_leaves_all_or_nothing_of_what_was_in_memory() -> None:
-    """Killed between the change and its snapshot: the change was not acknowledged, so the topic may be empty."""
+def test_kill_during_change_from_ephemeral_keeps_all_records_or_none() -> None:
+    """The kill comes between the change and its snapshot. The change has no answer, so the topic may be empty."""
     store = DeferredWorker()
     server = SimServer.start(SimDisk(seed=7), store_worker=store)
     server.append("t", "1", "2", "3", durability="fsync")
@@ -170,7 +170,7 @@ def test_a_rise_that_was_cut_off_leaves_all_or_nothing_of_what_was_in_memory() -
 
 
 @pytest.mark.parametrize("router", ["in", "out", "both"])
-def test_a_rise_that_was_cut_off_moves_no_copy_that_was_made_after_it(router: str) -> None:
+def test_kill_during_change_from_ephemeral_moves_no_later_copy(router: str) -> None:
     store = DeferredWorker()
     server = SimServer.start(SimDisk(seed=7), store_worker=store)
     server.put("e", durability="ephemeral")
@@ -203,26 +203,26 @@ def test_a_rise_that_was_cut_off_moves_no_copy_that_was_made_after_it(router: st
         after = after.crash("keep")
 
 
-def rise(server: SimServer) -> Ticket:
+def leave_ephemeral(server: SimServer) -> Ticket:
     ticket = server.engine.put_topic("t", ConfigPatch(durability="fsync"))
     server.engine.flush()
     return ticket
 
 
-def test_a_rise_whose_snapshot_fails_is_refused_until_one_works() -> None:
+def test_change_from_ephemeral_is_refused_until_a_snapshot_succeeds() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.append("t", "1", durability="ephemeral")
     server.disk.fail(at=len(server.disk.calls), op="rename", path="*.snap.tmp", error=errno.EIO, times=FOREVER)
     for _ in range(2):
         with pytest.raises(TopicsError) as refused:
-            rise(server).value()
+            leave_ephemeral(server).value()
         assert refused.value.code is Code.READ_ONLY
     server.disk.heal()
-    assert not rise(server).value().created
+    assert not leave_ephemeral(server).value().created
     assert server.crash("lose").data("t") == ["1"]
 
 
-def test_rises_that_come_together_share_snapshots() -> None:
+def test_simultaneous_changes_from_ephemeral_share_snapshots() -> None:
     store = DeferredWorker()
     server = SimServer.start(SimDisk(seed=7), store_worker=store)
     for name in "abc":
@@ -240,14 +240,14 @@ def test_rises_that_come_together_share_snapshots() -> None:
     assert [after.data(name) for name in "abc"] == [["1"]] * 3
 
 
-def test_a_topic_that_falls_back_before_its_snapshot_waits_for_none() -> None:
+def test_topic_that_returns_to_ephemeral_waits_for_no_snapshot() -> None:
     store = DeferredWorker()
     server = SimServer.start(SimDisk(seed=7), store_worker=store)
     server.append("t", "1", durability="ephemeral")
-    first = rise(server)
+    first = leave_ephemeral(server)
     server.put("t", durability="ephemeral")
     server.append("t", "2")
-    second = rise(server)
+    second = leave_ephemeral(server)
     server.drop("t")
     store.run_all()
     assert first.done
@@ -255,7 +255,7 @@ def test_a_topic_that_falls_back_before_its_snapshot_waits_for_none() -> None:
     assert "t" not in server.crash("keep").engine.topics
 
 
-def test_a_rise_waits_for_records_of_other_topics_that_are_still_coming_back() -> None:
+def test_change_from_ephemeral_waits_for_the_deferred_replay() -> None:
     server = SimServer.start(SimDisk(seed=7))
     for number in range(300):
         server.append("m", str(number), durability="memory")
@@ -265,7 +265,7 @@ def test_a_rise_waits_for_records_of_other_topics_that_are_still_coming_back() -
     after.open()
     after.put("t", durability="ephemeral")
     after.append("t", "2")
-    ticket = rise(after)
+    ticket = leave_ephemeral(after)
     assert not ticket.done
     while after.engine.replay_some():
         pass
@@ -275,7 +275,7 @@ def test_a_rise_waits_for_records_of_other_topics_that_are_still_coming_back() -
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_a_killed_server_keeps_what_it_had_when_it_left_ephemeral(
+def test_killed_server_keeps_records_from_before_leaving_ephemeral(
     start_server: StartServer, tmp_path: Path, kill: bool
 ) -> None:
     data = tmp_path / "data"
@@ -304,7 +304,7 @@ def test_a_killed_server_keeps_what_it_had_when_it_left_ephemeral(
     api.close()
 
 
-def test_a_refused_rise_that_comes_back_frees_no_seq() -> None:
+def test_refused_change_from_ephemeral_that_returns_frees_no_seq() -> None:
     """The log fails to sync the change, the topic goes on in memory, and a power loss brings the change back."""
     came_back = 0
     for seed, mode in itertools.product(range(10), CRASHES):
@@ -312,7 +312,7 @@ def test_a_refused_rise_that_comes_back_frees_no_seq() -> None:
         server.put("t", durability="ephemeral")
         server.append("t", "1")
         server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
-        assert rise(server).error is not None
+        assert leave_ephemeral(server).error is not None
         assert server.append("t", "2", "3").last == 3
         after = server.next(server.disk.clone().crash(mode))
         came_back += after.engine.topic("t").config.durability == "fsync"

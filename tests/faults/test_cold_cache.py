@@ -1,4 +1,4 @@
-"""A real server whose segment files are dropped from the page cache all the time: every way of reading is answered."""
+"""A real server whose segment files are dropped from the page cache repeatedly: every kind of read is answered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = {"segment_max_events": 1_000, "checkpoint_interval_ms": 100, "sync_in
 
 
 class World:
-    """A server that was started on a full data directory, so that nothing of it is in its memory."""
+    """A server started on a full data directory: no record is in its memory."""
 
     def __init__(self, directory: Path) -> None:
         self.data = directory / "data"
@@ -104,13 +104,13 @@ def test_diff_reads_everywhere(cold: World):
         list(readers.map(read, range(12)))
 
 
-def test_diff_with_a_filter_finds_all(cold: World):
+def test_filtered_diff_finds_all_records(cold: World):
     records = cold.api.read_all("t", filter=["tag", "Eq", "c36"], limit=1000)
     assert [row["$seq"] for row in records] == tagged(36)
 
 
 @pytest.mark.parametrize("accept", ["application/x-ndjson", "application/vnd.apache.arrow.stream"])
-def test_scan_with_a_filter_comes_to_its_end(cold: World, accept: str):
+def test_filtered_scan_completes(cold: World, accept: str):
     body = {"filter": ["tag", "Eq", "c36"]}
     answer = cold.api.http.post("/v0/topics/t/scan", json=body, headers={"accept": accept})
     if accept.endswith("ndjson"):
@@ -123,13 +123,13 @@ def test_scan_with_a_filter_comes_to_its_end(cold: World, accept: str):
         assert table.column("seq").to_pylist() == tagged(36)
 
 
-def test_scan_of_what_a_delete_has_left_comes_to_its_end(cold: World):
+def test_scan_after_deletes_completes(cold: World):
     *rows, end = map(json.loads, cold.api.http.post("/v0/topics/holes/scan", json={}).text.splitlines())
     assert [row["$seq"] for row in rows] == [n + 1 for n in range(0, RECORDS, 100)]
     assert end["end"]["next_from_seq"] == RECORDS
 
 
-def test_bulk_read_of_the_client_gives_everything(cold: World):
+def test_bulk_read_of_the_client_returns_all_records(cold: World):
     with Client(cold.server.url) as client:
         *found, end = client.scan("t")
     runs = [run for run in found if isinstance(run, Run)]
@@ -178,7 +178,7 @@ def test_router_forwards_from_the_beginning(cold: World, fields: dict[str, Any])
     assert cold.api.state(name)["count"] == (len(tagged(7)) if "filter" in fields else RECORDS)
 
 
-def test_delete_by_tag_takes_all_and_no_more(cold: World):
+def test_delete_by_tag_deletes_exactly_its_records(cold: World):
     would = cold.api.delete("doomed", match=["tag", "Eq", "c5"], dry_run=True)
     assert would["deleted"] == len(tagged(5))
     assert cold.api.delete("doomed", match=["tag", "Eq", "c5"])["deleted"] == len(tagged(5))
@@ -188,7 +188,7 @@ def test_delete_by_tag_takes_all_and_no_more(cold: World):
     )
 
 
-def test_redrive_brings_all_dead_letters_back(cold: World):
+def test_redrive_moves_all_dead_letters_back(cold: World):
     named = cold.api.call("POST", "/v0/topics/fatal/redrive", {"seqs": [5, 300, 599]}).json()
     assert named["seqs"] == [5, 300, 599]
     moved, at = 3, 0

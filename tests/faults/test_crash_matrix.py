@@ -1,4 +1,8 @@
-"""Every short workload, cut off at every file call, with everything a disk may do to the bytes that were not synced."""
+"""Short workloads with a crash at every file call, in every mode in which a disk can lose unsynced bytes.
+
+`make test` plays all single operations and a few pairs and triples. `make torture` plays a seeded sample of pairs and
+triples, `TORTURE=all make torture` all of them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
 
 
 def film(names: tuple[str, ...], *, fresh: bool = False) -> list[Moment[Ledger]]:
-    """Every moment of a workload, the last one after its end."""
+    """Return every moment of a workload. The last one is after its end."""
     disk: FilmedDisk[Ledger] = FilmedDisk(seed=SEED)
     server = SimServer(disk)
     client = Client(server)
@@ -36,10 +40,10 @@ def film(names: tuple[str, ...], *, fresh: bool = False) -> list[Moment[Ledger]]
 
 
 def survive(moment: Moment[Ledger], mode: CrashMode, *, thorough: bool) -> None:
-    """One crash: the restart keeps every promise, a second restart finds the same, and the server works."""
+    """Crash, then check that the restart keeps every promise, a second start shows the same, and the server works."""
     start = SimServer(moment.disk, clock=SimClock(moment.ms))
     after = start.crash(mode)
-    listed = after.listing()  # before anything else asks for a topic
+    listed = after.listing()  # before any other request asks for a topic
     moment.ledger.check(after, mode)
     found = after.view()
     assert listed == {name: _listed(view) for name, view in found.items()}, "the list shows something else"
@@ -48,20 +52,20 @@ def survive(moment: Moment[Ledger], mode: CrashMode, *, thorough: bool) -> None:
     if thorough:
         lost = after.crash("lose")
         if mode != "keep":
-            assert lost.view() == found, "what a start showed is gone after the next power loss"
+            assert lost.view() == found, "records that a start showed are missing after the next power loss"
         moment.ledger.check(lost, "reorder" if mode in ("reorder", "zero") else "lose")
-        goes_on(again)
+        check_works(again)
 
 
 def _listed(view: View) -> tuple[int, int, int, int]:
     return view.head, view.earliest, view.live, view.size_bytes
 
 
-def goes_on(server: SimServer) -> None:
-    """A restarted server takes writes, a checkpoint, and an orderly stop, and loses nothing by any of them."""
+def check_works(server: SimServer) -> None:
+    """Check that a restarted server accepts writes, a checkpoint and an orderly stop, and loses nothing."""
     for name, topic in list(server.engine.topics.items()):
         expected = topic.next_seq
-        if topic.holds:  # so that it has room
+        if topic.holds:  # makes room
             server.done(server.engine.archives.report(name, seq=topic.head, epoch=topic.epoch))
         assert server.append(name, '"new"').first == expected
         assert server.by_seq(name)[expected] == '"new"'
@@ -70,7 +74,7 @@ def goes_on(server: SimServer) -> None:
     heads = {name: topic.head for name, topic in server.engine.topics.items()}
     killed = server.crash("keep")
     assert kept(killed) == found
-    assert all(killed.engine.topics[name].head >= head for name, head in heads.items()), "a seq is free again"
+    assert all(killed.engine.topics[name].head >= head for name, head in heads.items()), "a seq can be given out again"
     going = server.next(server.disk.crash("keep"))
     going.checkpoint()
     assert kept(going) == found
@@ -81,13 +85,13 @@ def goes_on(server: SimServer) -> None:
 
 
 def kept(server: SimServer) -> dict[str, View]:
-    """What of a server's state is meant to outlive it."""
+    """Return the topics that must survive the process."""
     return {name: view for name, view in server.view().items() if view.config.durability != "ephemeral"}
 
 
 def sweep(names: Iterable[tuple[str, ...]], modes: Callable[[int], Iterable[CrashMode]], *, thorough_every: int,
           fresh: bool = False) -> int:  # fmt: skip
-    """How many crash points were tried."""
+    """Return the number of crash points."""
     points = 0
     for workload in names:
         for at, moment in enumerate(film(workload, fresh=fresh)):
@@ -106,7 +110,7 @@ def test_every_single_operation_survives_every_crash(counts: Counts) -> None:
     counts(f"in single operations (seed {SEED})", crash_points=points)
 
 
-def test_the_first_operation_of_a_new_directory_survives_every_crash(counts: Counts) -> None:
+def test_first_operation_of_a_new_directory_survives_every_crash(counts: Counts) -> None:
     made = [name for name in STEPS if name.startswith(("create", "append_creates"))]
     points = sweep([(name,) for name in made], lambda at: MODES, thorough_every=7, fresh=True)
     counts(f"in a new directory (seed {SEED})", crash_points=points)

@@ -1,4 +1,4 @@
-"""Somebody cuts a file of a running server short: it costs the records in it, and no more."""
+"""A segment file that is truncated while the server runs: its records are lost and reported, and no others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECORDS = 4_000
 WHOLE = 900  # records of an answer that is lent from the file
 
 
-def test_a_file_that_is_cut_short_while_it_is_read_costs_its_records_only(start_server: StartServer, tmp_path: Path):
+def test_truncated_segment_loses_its_own_records_only(start_server: StartServer, tmp_path: Path):
     data = tmp_path / "data"
     server = start_server(data_dir=data, segment_max_events=2_000, checkpoint_interval_ms=100, sync_interval_ms=1)
     rows = [{"data": {"n": n, "text": "x" * 80}} for n in range(1_000)]
@@ -29,7 +29,11 @@ def test_a_file_that_is_cut_short_while_it_is_read_costs_its_records_only(start_
     def read_on() -> dict | None:
         try:
             answer = ask(server.port, "/diff", wanted)
-        except (HTTPException, OSError, ValueError):  # broken off: the answer was promised when the bytes were gone
+        except (
+            HTTPException,
+            OSError,
+            ValueError,
+        ):  # the connection is closed: the head of the answer was sent before the bytes were missing
             answer = None
         assert server.process.poll() is None, server.log()
         return answer if answer and answer["tombstone"] else None
@@ -38,7 +42,7 @@ def test_a_file_that_is_cut_short_while_it_is_read_costs_its_records_only(start_
     assert (told["tombstone"]["gap_from"], told["tombstone"]["reason"]) == (1, "corrupt")
     rest = ask(server.port, "/diff", {"from_seq": 2_000, "limit": 1_000, "max_batch_bytes": 4 << 20})
     assert [row["$seq"] for row in rest["records"]] == list(range(2_001, 3_001))
-    server.kill()  # its log tells of the damage, which an orderly end would not be content with
+    server.kill()  # `stop` would fail: the log reports the damage
 
 
 def ask(port: int, verb: str, body: dict) -> dict:

@@ -1,4 +1,4 @@
-"""Bytes that went bad: every flipped bit is noticed, and what cannot be read is told to readers, never left out."""
+"""Damaged bytes: every flipped bit is found, and records that cannot be read are reported to readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topics.testing.harness import SimServer, View
 
 
 def small_directory() -> SimServer:
-    """A directory with every kind of file in it, and a server that died with it open."""
+    """Return a server that was killed, with a directory that has every kind of file."""
     server = SimServer.start(SimDisk(seed=SEED))
     server.put("f", durability="fsync")
     server.append("f", '"one"', '"two"', '"three"', tag="t")
@@ -30,34 +30,34 @@ def small_directory() -> SimServer:
 
 
 def start(server: SimServer, disk: SimDisk) -> tuple[list[str], dict[str, View]]:
-    """What a start, everything it serves, and a look at every segment have to complain about; and what is served."""
+    """Return the problems that a start, its answers and a check of every segment report, and what is served."""
     try:
         after = server.next(disk)
     except (DataDirError, Corrupt) as refused:
         return [f"refused: {refused}"], {}
     assert after.recovered is not None
-    told = [*after.recovered.damage, *after.recovered.cut]
+    reported = [*after.recovered.damage, *after.recovered.cut]
     found = after.view()
-    told += [f"{name}: {run}" for name, view in found.items() for run in view.losses if run[2] == "corrupt"]
+    reported += [f"{name}: {run}" for name, view in found.items() for run in view.losses if run[2] == "corrupt"]
     for path in disk.files():
         if path.endswith(".seg"):
             data = disk.contents(path)
             examined = examine(
                 lambda size, at, data=data: data[at : at + size], len(data), path=path, taken=lambda at, data: None
             )
-            told += [problem.what for problem in examined.problems]
-    return told, found
+            reported += [problem.what for problem in examined.problems]
+    return reported, found
 
 
 def check_rest(found: dict[str, View], before: dict[str, View]) -> None:
-    """Whatever is served is what was written, and every seq that is missing has a fate that readers are told of."""
+    """Check that each served record was written, and that each missing seq is reported to readers."""
     for name, view in found.items():
-        # Where the entry of a delete is what went bad, the start says so, and the record is back.
+        # If the entry of a delete is damaged, the start reports that, and the record is back.
         assert {row for row in view.records if b'"one"' not in row} <= set(before[name].records), "a record changed"
         lost = {seq for low, high, _ in view.losses for seq in range(low, high + 1)}
         for at, row in enumerate(before[name].records):
             seq = before[name].earliest + at
-            assert row in view.records or seq in lost, f"{name}: {seq} is gone without a word"
+            assert row in view.records or seq in lost, f"{name}: {seq} is missing without a report"
 
 
 def flip_all(bits: int) -> tuple[int, int]:
@@ -72,32 +72,32 @@ def flip_all(bits: int) -> tuple[int, int]:
         written = walfile.written_end(disk.contents(path)) if path.endswith(".wal") else size
         for at in range(size):
             if at > written + 8 and at % 512:
-                continue  # one zero of the reserved space is like the other
+                continue  # all zeros of the reserved space are alike
             for bit in range(at % 8, 8, 8 // bits):
                 twin = disk.clone()
                 twin.flip(path, 8 * at + bit)
-                told, found = start(server, twin)
-                assert told, f"seed {SEED}: bit {bit} of byte {at} of {path} went unnoticed"
+                reported, found = start(server, twin)
+                assert reported, f"seed {SEED}: bit {bit} of byte {at} of {path} was not found"
                 if found.get("f") != before["f"]:
-                    assert found or "refused" in told[0]
+                    assert found or "refused" in reported[0]
                 check_rest(found, before)
                 flips += 1
-                refused += "refused" in told[0]
+                refused += "refused" in reported[0]
     return flips, refused
 
 
-def test_a_flipped_bit_in_any_byte_is_noticed(counts: Counts) -> None:
+def test_flipped_bit_in_any_byte_is_found(counts: Counts) -> None:
     flips, refused = flip_all(1)
     counts(f"(seed {SEED})", flipped_bits=flips, refused_starts=refused)
 
 
 @pytest.mark.torture
-def test_every_flipped_bit_is_noticed(counts: Counts) -> None:
+def test_every_flipped_bit_is_found(counts: Counts) -> None:
     flips, refused = flip_all(8)
     counts(f"(seed {SEED})", flipped_bits=flips, refused_starts=refused)
 
 
-def test_damage_in_the_middle_of_the_log_is_told_and_the_rest_is_served() -> None:
+def test_damage_inside_the_log_is_reported_and_the_rest_served() -> None:
     server = SimServer.start(SimDisk(seed=SEED))
     for text in ("one", "two", "three"):
         server.append("f", f'"{text}"', durability="fsync")
@@ -110,9 +110,9 @@ def test_damage_in_the_middle_of_the_log_is_told_and_the_rest_is_served() -> Non
     assert after.walk("f")[1] == [(2, 2, "corrupt")]
     assert after.data("f") == ['"one"', '"three"']
     assert after.recovered is not None
-    [told] = after.recovered.damage
-    assert told.startswith(f"{path} at byte ")
-    assert told.endswith("topic f, seqs 2 to 2")
+    [reported] = after.recovered.damage
+    assert reported.startswith(f"{path} at byte ")
+    assert reported.endswith("topic f, seqs 2 to 2")
     assert after.append("f", '"four"').first == 4
     found = after.view()["f"]
     again = after.crash("lose")
@@ -122,8 +122,8 @@ def test_damage_in_the_middle_of_the_log_is_told_and_the_rest_is_served() -> Non
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_damaged_stretch_of_several_entries_is_told_as_one_gap(last: bool) -> None:
-    """With and without an entry behind it that shows which seqs are missing."""
+def test_several_damaged_entries_are_reported_as_one_gap(last: bool) -> None:
+    """Without and with an entry after the damage that shows which seqs are missing."""
     server = SimServer.start(SimDisk(seed=SEED))
     server.append("f", '"one"', durability="fsync")
     first = server.wal.tail
@@ -145,7 +145,7 @@ def test_a_damaged_stretch_of_several_entries_is_told_as_one_gap(last: bool) -> 
     assert after.append("f", '"next"').first == (4 if last else 5)
 
 
-def test_a_damaged_last_entry_is_no_torn_write() -> None:
+def test_damaged_last_entry_is_not_taken_for_a_torn_write() -> None:
     server = SimServer.start(SimDisk(seed=SEED))
     server.append("f", '"one"', durability="fsync")
     at = server.wal.tail
@@ -159,7 +159,7 @@ def test_a_damaged_last_entry_is_no_torn_write() -> None:
         assert after.append("f", '"three"').first == 3
 
 
-def test_a_damaged_segment_costs_its_own_records_only() -> None:
+def test_damaged_segment_loses_its_own_records_only() -> None:
     server = small_directory()
     disk = server.disk.crash("keep")
     [path] = [path for path in disk.files() if path.endswith(".seg")]
@@ -172,7 +172,7 @@ def test_a_damaged_segment_costs_its_own_records_only() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "gap"), [(".seg", (1, 3, "corrupt")), (".tails", (4, 4, "corrupt"))])
-def test_a_missing_file_is_told(suffix: str, gap: tuple[int, int, str]) -> None:
+def test_missing_file_is_reported(suffix: str, gap: tuple[int, int, str]) -> None:
     server = small_directory()
     disk = server.disk.crash("keep")
     [path] = [path for path in disk.files() if path.endswith(suffix)]
@@ -184,7 +184,7 @@ def test_a_missing_file_is_told(suffix: str, gap: tuple[int, int, str]) -> None:
     assert after.crash("lose").walk("f") == found
 
 
-def test_a_directory_without_a_readable_snapshot_is_refused() -> None:
+def test_directory_without_readable_snapshot_is_refused() -> None:
     server = small_directory()
     disk = server.disk.crash("keep")
     [path] = [path for path in disk.files() if path.endswith(".snap")]

@@ -1,4 +1,4 @@
-"""Requests while a real server replays its log: nothing but probes is answered, and nothing is changed by them."""
+"""Requests while a real server replays its log: only probes are answered, and no request changes data."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HeldServer:
         share: float = error["detail"]["replay_progress"]
         return share
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._go.touch()
         self.process.wait_ready()
 
@@ -84,7 +84,7 @@ def held(directory: Path, data: Path, **options: Any) -> Iterator[HeldServer]:
 
 @pytest.fixture
 def starting(tmp_path: Path) -> Iterator[HeldServer]:
-    """A server that has replayed half of its log and goes no further by itself."""
+    """A server that has replayed half of its log and waits."""
     with killed(tmp_path / "data", now_ms=now_ms()) as writer:
         writer.put("t")
         writer.pad("t", 20)
@@ -101,7 +101,7 @@ def path_of(route: Route) -> str:
 
 
 @pytest.mark.parametrize("method", [None, "HEAD", "OPTIONS"])
-def test_no_route_but_the_probes_is_answered_during_recovery(starting: HeldServer, method: str | None) -> None:
+def test_only_probes_are_answered_during_recovery(starting: HeldServer, method: str | None) -> None:
     answered = set()
     for route in ROUTES:
         if method == "HEAD" and route.method != "GET":
@@ -127,48 +127,48 @@ def test_streams_and_sockets_are_refused_during_recovery(starting: HeldServer) -
         assert (status, json.loads(body)["error"]["code"]) == (503, "not_ready"), path
     record = {"records": [{"data": 1}]}
     assert starting.ask("POST", "/v0/topics/new", record)[0] == 503
-    starting.go_on()
+    starting.resume()
     assert starting.api.get("/v0/ready")["topics"] == 1
 
 
-def test_a_preflight_is_answered_during_recovery(starting: HeldServer) -> None:
+def test_preflight_is_answered_during_recovery(starting: HeldServer) -> None:
     preflight = {"origin": "https://page.example", "access-control-request-method": "POST"}
     status, headers, _ = starting.ask("OPTIONS", "/v0/topics/t", headers=preflight)
     assert (status, headers["access-control-allow-origin"]) == (204, "https://page.example")
 
 
-def test_metrics_during_recovery_tell_of_the_process_alone(starting: HeldServer) -> None:
+def test_metrics_during_recovery_report_the_process_only(starting: HeldServer) -> None:
     early = Scrape(starting.api)
     assert early["topics_ready"] == 0
     assert 0.5 <= early["topics_recovery_progress"] < 1
     assert not [name for name, _ in early.samples if name.startswith("topics_topic")]
-    starting.go_on()
+    starting.resume()
     late = Scrape(starting.api)
     assert (late["topics_ready"], late["topics_recovery_progress"], late["topics_topics"]) == (1, 1, 1)
     assert early.types.items() <= late.types.items()
 
 
-def test_a_stop_during_recovery_does_not_wait_for_its_end(starting: HeldServer) -> None:
+def test_stop_during_recovery_does_not_wait_for_its_end(starting: HeldServer) -> None:
     starting.process.terminate()
     assert starting.process.process.wait(10) == 0
     starting.process.stop()
 
 
-def test_keys_are_asked_for_during_recovery(tmp_path: Path) -> None:
+def test_keys_are_required_during_recovery(tmp_path: Path) -> None:
     with killed(tmp_path / "data", now_ms=now_ms()) as writer:
         writer.pad("t", 20)
     with held(tmp_path / "server", tmp_path / "data", api_keys="k:read") as server:
         key = {"authorization": "Bearer k"}
         assert [server.ask("GET", "/v0/metrics", headers=sent)[0] for sent in ({}, key)] == [401, 200]
         assert [server.ask("GET", "/v0/topics", headers=sent)[0] for sent in ({}, key)] == [401, 503]
-        server.go_on()
+        server.resume()
 
 
 # --- what requests did to the state that was being recovered
 
 
-def test_a_scrape_during_replay_expires_no_record(tmp_path: Path) -> None:
-    """The records outlive their TTL only after it was taken away."""
+def test_scrape_during_replay_expires_no_record(tmp_path: Path) -> None:
+    """The records survive because a later entry of the log removes the TTL."""
     with killed(tmp_path / "data", now_ms=now_ms() - 20_000) as writer:
         writer.put("t", durability="fsync", ttl_ms=9_000)
         writer.append("t", *map(str, range(100)))
@@ -176,14 +176,14 @@ def test_a_scrape_during_replay_expires_no_record(tmp_path: Path) -> None:
         writer.clock.advance(ms=6_000)
         writer.put("t", ttl_ms=0)
     with held(tmp_path / "server", tmp_path / "data") as server:
-        look_around(server)
-        server.go_on()
+        send_probes(server)
+        server.resume()
         answer = server.api.diff("t", limit=1000)
         assert answer["tombstone"] is None
         assert [record["data"] for record in answer["records"]] == list(range(100))
 
 
-def test_a_scrape_during_replay_keeps_an_extended_lease(tmp_path: Path) -> None:
+def test_scrape_during_replay_keeps_an_extended_lease(tmp_path: Path) -> None:
     with killed(tmp_path / "data", now_ms=now_ms() - 20_000) as writer:
         engine = writer.engine
         writer.put("q", type="queue", durability="fsync", leases_durable=True)
@@ -197,15 +197,15 @@ def test_a_scrape_during_replay_keeps_an_extended_lease(tmp_path: Path) -> None:
         writer.clock.advance(ms=4_000)
         writer.done(engine.queues.extend(topic, "w", [job.seq], None, lease_ms=3_600_000))
     with held(tmp_path / "server", tmp_path / "data") as server:
-        look_around(server)
-        server.go_on()
+        send_probes(server)
+        server.resume()
         assert server.api.state("q")["queue"]["in_flight"] == 1
         acked: Any = server.api.call("POST", "/v0/topics/q/ack", {"node": "w", "seqs": [job.seq]}).json()
         assert (acked["acked"], acked["skipped"]) == (1, [])
 
 
-def test_scrapes_all_through_a_replay_do_not_stop_the_start(tmp_path: Path) -> None:
-    """Not held: scrapes and replay run against each other as fast as they can."""
+def test_scrapes_during_the_whole_replay_do_not_stop_the_start(tmp_path: Path) -> None:
+    """The start does not wait: scrapes and replay run concurrently at full speed."""
     names = [f"t{number}" for number in range(20)]
     with killed(tmp_path / "data", now_ms=now_ms() - 60_000) as writer:
         for name in names:
@@ -224,8 +224,8 @@ def test_scrapes_all_through_a_replay_do_not_stop_the_start(tmp_path: Path) -> N
     server.stop()
 
 
-def look_around(server: HeldServer) -> None:
-    """What monitoring and a curious client send, in the middle of a recovery."""
+def send_probes(server: HeldServer) -> None:
+    """Send the requests of a monitoring system and of a client during recovery."""
     assert server.ask("GET", "/v0/metrics")[0] == 200
     assert server.ask("GET", "/v0/topics")[0] == 503
     assert server.ask("GET", "/v0/topics/t")[0] == 503

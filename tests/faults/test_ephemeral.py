@@ -1,4 +1,4 @@
-"""Ephemeral topics over restarts: records go, seqs never come back, and readers are told."""
+"""Ephemeral topics over restarts: records are lost and reported, and no seq is given out again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def numbers(first: int, last: int) -> list[str]:
 
 @pytest.mark.parametrize("mode", CRASHES)
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_crash_never_gives_out_an_ephemeral_seq_again(mode: CrashMode, checkpoint: bool) -> None:
+def test_crash_never_reuses_an_ephemeral_seq(mode: CrashMode, checkpoint: bool) -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.put("e", durability="ephemeral")
     server.append("e", *numbers(1, 30))
@@ -49,7 +49,7 @@ def test_a_crash_never_gives_out_an_ephemeral_seq_again(mode: CrashMode, checkpo
 
 
 @pytest.mark.parametrize("mode", CRASHES)
-def test_seqs_past_every_ceiling_of_an_ephemeral_topic_stay_taken(mode: CrashMode) -> None:
+def test_ephemeral_seqs_past_many_ceilings_are_never_reused(mode: CrashMode) -> None:
     server = SimServer.start(SimDisk(seed=7))
     given: set[int] = set()
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_seqs_past_every_ceiling_of_an_ephemeral_topic_stay_taken(mode: CrashMod
             return  # the disk forgot the topic itself: the next one of that name has another epoch
 
 
-def test_a_first_write_larger_than_the_first_ceiling_keeps_its_seqs() -> None:
+def test_first_write_above_the_first_ceiling_keeps_its_seqs() -> None:
     for mode in CRASHES:
         server = SimServer.start(SimDisk(seed=7))
         landed = server.append("e", *numbers(1, 9_000), durability="ephemeral")
@@ -72,7 +72,7 @@ def test_a_first_write_larger_than_the_first_ceiling_keeps_its_seqs() -> None:
         assert after.append("e", "1").first > landed.last
 
 
-def test_an_orderly_stop_costs_no_seqs_of_an_ephemeral_topic() -> None:
+def test_orderly_stop_skips_no_ephemeral_seq() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.append("e", *numbers(1, 20), durability="ephemeral")
     after = server.stop()
@@ -82,7 +82,7 @@ def test_an_orderly_stop_costs_no_seqs_of_an_ephemeral_topic() -> None:
     assert again.append("e", "22").first > 21
 
 
-def test_a_start_that_cannot_write_its_log_reuses_no_ephemeral_seq() -> None:
+def test_start_that_cannot_write_its_log_reuses_no_ephemeral_seq() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.append("e", "1", durability="ephemeral")
     server.close()
@@ -95,7 +95,7 @@ def test_a_start_that_cannot_write_its_log_reuses_no_ephemeral_seq() -> None:
     assert after.append("e", "3").first == 2
 
 
-def test_a_full_disk_leaves_an_ephemeral_topic_writable_up_to_its_ceiling() -> None:
+def test_ephemeral_topic_on_a_full_disk_is_writable_up_to_its_ceiling() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.append("e", "1", durability="ephemeral")
     server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC, times=FOREVER)
@@ -112,17 +112,17 @@ def test_exactly_once_stamps_of_an_ephemeral_source_never_repeat() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.put("e", durability="ephemeral")
     route(server, "e", "d", guarantee="exactly_once")
-    for life in range(3):
-        server.append("e", *numbers(life * 10, life * 10 + 4))
+    for start in range(3):
+        server.append("e", *numbers(start * 10, start * 10 + 4))
         server.engine.routers.settle()
         server = server.crash("keep")
     rows = [json.loads(row) for row in server.walk("d")[0]]
     keys = [row["meta"]["_topics_router"]["key"] for row in rows]
     assert len(keys) == len(set(keys)) == 15
-    assert [row["data"] for row in rows] == [life * 10 + at for life in range(3) for at in range(5)]
+    assert [row["data"] for row in rows] == [start * 10 + at for start in range(3) for at in range(5)]
 
 
-def test_what_a_router_had_not_forwarded_from_an_ephemeral_source_is_told() -> None:
+def test_records_not_forwarded_from_an_ephemeral_source_are_reported() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.put("e", durability="ephemeral")
     route(server, "e", "d")
@@ -155,7 +155,7 @@ def test_copies_into_an_ephemeral_topic_never_reuse_its_seqs(durability: str) ->
         assert server.append("e", "1").first > head
 
 
-def test_a_full_disk_holds_copies_into_an_ephemeral_topic_at_its_ceiling() -> None:
+def test_full_disk_stops_copies_into_an_ephemeral_topic_at_its_ceiling() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.put("e", durability="ephemeral")
     server.put("a", durability="disk")
@@ -170,7 +170,7 @@ def test_a_full_disk_holds_copies_into_an_ephemeral_topic_at_its_ceiling() -> No
     fault.times = 0
 
 
-def test_a_chain_through_an_ephemeral_topic_copies_each_record_once() -> None:
+def test_chain_through_an_ephemeral_topic_copies_each_record_once() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.put("e", durability="ephemeral")
     route(server, "a", "e")
@@ -228,9 +228,7 @@ def test_losses_of_an_ephemeral_topic_never_overlap() -> None:
         assert runs[-1][1] == after.engine.topic("e").head
 
 
-def test_readers_of_a_killed_server_learn_that_ephemeral_records_are_gone(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_readers_of_a_killed_server_get_a_gap_for_ephemeral_records(start_server: StartServer, tmp_path: Path) -> None:
     data = tmp_path / "data"
     server = start_server(data_dir=data)
     api = Api(server.url)
@@ -262,7 +260,7 @@ def test_readers_of_a_killed_server_learn_that_ephemeral_records_are_gone(
     api.close()
 
 
-def test_a_start_without_a_log_to_replay_keeps_what_it_reported() -> None:
+def test_start_without_log_to_replay_keeps_its_reports() -> None:
     server = SimServer.start(SimDisk(seed=7))
     server.put("e", durability="ephemeral")
     route(server, "e", "d")

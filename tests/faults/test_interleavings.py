@@ -1,7 +1,9 @@
-"""The log's thread and the store's thread, as fast or slow as they may be against the loop and each other.
+"""The threads of the log and of the store, with every speed relative to the event loop and to each other.
 
-Work that a server hands to a thread is kept back and done at a random later moment; calls fail at random; then the
-machine dies. Whatever the order was, the ledger must agree with what the restart finds.
+Work for a thread is held back and done at a random later moment; file calls fail at random; then the machine crashes.
+The ledger must agree with the restarted server.
+
+`make torture` plays 2,480 schedules, `TORTURE=all make torture` 12,000.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from topics.model.topic import ConfigPatch
 from topics.testing.disk import SimDisk
 from topics.testing.harness import DeferredWorker, SimServer, request
 
-# Two files of the log may be unsynced at once. Torn apart, they leave a hole between them, as reordered sectors do.
+# Two files of the log may be unsynced at once. If only the later one is on the disk, there is a hole between them, as
+# with reordered sectors.
 MODES = {"keep": "keep", "lose": "lose", "tear": "reorder"}
 TOPICS = {"f": "fsync", "g": "fsync", "d": "disk", "m": "memory"}
 
@@ -31,7 +34,7 @@ class Race:
     def __init__(self, seed: int, *, faults: bool, classes: bool) -> None:
         self.rng = Random(seed)
         self.faults = faults
-        self.classes = classes  # whether topics change theirs
+        self.classes = classes  # whether topics change their durability class
         self.sync, self.store = DeferredWorker(), DeferredWorker()
         self.server = SimServer.start(
             SimDisk(seed=seed), sync_worker=self.sync, store_worker=self.store, gather_turns=seed % 3
@@ -79,7 +82,7 @@ class Race:
         server.engine.flush()
 
     def break_something(self) -> None:
-        """Calls that write: an `open` only of a file that is being made, not of one that is read back."""
+        """Let a call that writes fail, or end all failures. An `open` fails only for a file that is being created."""
         disk = self.server.disk
         if self.rng.random() < 0.5:
             disk.heal()
@@ -90,7 +93,7 @@ class Race:
         times, short = self.rng.choice([1, 3]), self.rng.random() < 0.5
         disk.fail(at=len(disk.calls), op=op, path=path, error=error, times=times, short=short)
 
-    def come_to_rest(self) -> None:
+    def finish(self) -> None:
         self.server.disk.heal()
         self.server.engine.flush()
         for _ in range(4):
@@ -113,7 +116,7 @@ def try_schedules(seeds: range, *, faults: bool, steps: int, classes: bool = Fal
             race.run(steps)
             for mode in MODES:
                 race.check_crash(mode)
-            race.come_to_rest()
+            race.finish()
             assert not race.server.wal.broken
             assert race.server.wal.read_only is None
             race.client.ledger.check(race.server, "none", healed=True)
@@ -139,7 +142,7 @@ def test_class_changes_between_slow_threads_break_no_promise(faults: bool) -> No
 
 
 def slow(seed: int = SEED, *, gather_turns: int = 0) -> tuple[SimServer, DeferredWorker]:
-    """A server with a topic of each class whose syncs are done when somebody says so."""
+    """Return a server with a topic of each class, and the worker that holds its syncs back."""
     sync = DeferredWorker()
     server = SimServer.start(SimDisk(seed=seed), sync_worker=sync, gather_turns=gather_turns)
     for name, durability in TOPICS.items():
@@ -166,29 +169,29 @@ def heal(server: SimServer, sync: DeferredWorker) -> None:
     assert not server.wal.broken
 
 
-def test_what_was_refused_stays_so_though_a_sync_under_way_had_made_it_durable() -> None:
+def test_refused_drop_stays_refused_though_a_running_sync_made_it_durable() -> None:
     server, sync = slow()
     drop = server.engine.drop_topic("f")
     server.engine.flush()
     server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
     server.engine.append("d", request("1"))
     server.engine.flush()
-    assert server.engine.find("f") is not None, "asked for while its end waits for a log that has failed"
+    assert server.engine.find("f") is not None, "the drop waits for a log that has failed"
     assert drop.error is not None
     heal(server, sync)
     assert "f" in server.crash("keep").engine.topics
 
 
-def test_a_sync_behind_one_that_failed_proves_nothing() -> None:
+def test_sync_after_a_failed_one_acknowledges_nothing() -> None:
     server, sync = slow()
     server.append("d", "1")
     server.tick()
     write = server.engine.append("f", request("2"))
     server.engine.flush()
-    assert len(sync) == 2, "one for each of them"
+    assert len(sync) == 2, "one sync for each write"
     server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
     sync.run_all()
-    assert write.error is not None, "the disk may have dropped it with the first sync, and says so once"
+    assert write.error is not None, "the disk may have dropped the bytes at the first sync, and reports that only once"
     heal(server, sync)
     after = server.crash("lose")
     assert (after.data("d"), after.data("f")) == (["1"], [])
@@ -228,7 +231,7 @@ def test_part_of_a_failed_write_does_not_return_after_kill(seed: int) -> None:
     assert (after.recovered.damage, after.data("d")) == ([], ["1"])
 
 
-def test_refused_write_that_cannot_be_taken_back_at_once_is_tried_again() -> None:
+def test_refused_write_that_cannot_be_erased_is_erased_later() -> None:
     server, sync = slow()
     refused = server.engine.append("f", request("1"))
     server.engine.flush()
@@ -238,12 +241,12 @@ def test_refused_write_that_cannot_be_taken_back_at_once_is_tried_again() -> Non
     assert outcome(refused) == "unknown"
     assert not server.wal.fenced
     server.tick()
-    assert server.wal.broken, "the new file is not made yet"
+    assert server.wal.broken, "the new file does not exist yet"
     assert server.wal.fenced
     assert server.crash("keep").data("f") == []
 
 
-def test_log_that_heals_repeats_no_write_that_is_refused_meanwhile() -> None:
+def test_healing_log_repeats_no_write_that_is_refused_meanwhile() -> None:
     server, sync = slow(gather_turns=2)
     first = server.engine.append("f", request("1"))
     server.turn()
@@ -254,7 +257,7 @@ def test_log_that_heals_repeats_no_write_that_is_refused_meanwhile() -> None:
     server.engine.flush()  # breaks the log
     sync.run()
     assert first.value().first == 1
-    server.tick()  # would heal, but nobody has decided about the second write yet
+    server.tick()  # would heal, but the outcome of the second write is not decided yet
     for _ in range(3):
         server.turn()
     assert outcome(second) == "unknown"
@@ -265,7 +268,7 @@ def test_log_that_heals_repeats_no_write_that_is_refused_meanwhile() -> None:
     assert server.crash("keep").data("f") == ["1", "4"]
 
 
-def test_write_that_another_sync_made_durable_is_not_refused_when_its_own_fails() -> None:
+def test_write_made_durable_by_another_sync_survives_its_own_failing() -> None:
     server, sync = slow(gather_turns=2)
     first = server.engine.append("f", request("1"))
     server.engine.flush()
@@ -273,7 +276,7 @@ def test_write_that_another_sync_made_durable_is_not_refused_when_its_own_fails(
     server.engine.flush()
     sync.run()
     assert first.value().first == 1
-    assert not second.done, "it waits for others to share its sync"
+    assert not second.done, "the write waits for others to share its sync"
     server.tick()
     sync.run()
     server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
@@ -318,7 +321,7 @@ def test_failed_sync_that_was_not_reported_yet_acknowledges_nothing() -> None:
     assert server.crash("lose").data("f") == []
 
 
-def test_a_change_that_changes_nothing_is_refused_while_a_refused_one_may_be_in_the_log() -> None:
+def test_no_op_change_is_refused_while_a_refused_one_may_return() -> None:
     server, sync = slow()
     server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
     refused = server.engine.put_topic("d", ConfigPatch(cap_records=50))
@@ -327,7 +330,7 @@ def test_a_change_that_changes_nothing_is_refused_while_a_refused_one_may_be_in_
     assert refused.error is not None
     same = server.engine.put_topic("d", ConfigPatch(cap_records=0))
     server.engine.flush()
-    assert same.error is not None, "a kill could still bring the other one back"
+    assert same.error is not None, "a kill could still bring the refused change back"
     heal(server, sync)
     again = server.engine.put_topic("d", ConfigPatch(cap_records=0))
     assert again.value().topic.config.cap_records == 0
@@ -352,7 +355,7 @@ def test_log_file_that_ends_with_refused_writes_is_not_cut_short() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_power_loss_while_refused_writes_are_taken_back_damages_nothing(seed: int) -> None:
+def test_power_loss_while_refused_writes_are_erased_damages_nothing(seed: int) -> None:
     server = SimServer.start(SimDisk(seed=seed))
     server.append("f", "1", durability="fsync", cap_records=9)  # a cap keeps every write in a frame of its own
     server.append("d", "1")
@@ -366,7 +369,7 @@ def test_power_loss_while_refused_writes_are_taken_back_damages_nothing(seed: in
     assert after.data("f") == ["1"] + ["2"] * (len(after.data("f")) - 1)
 
 
-def test_record_that_expires_before_its_delete_is_durable_counts_as_lost_until_restart() -> None:
+def test_record_that_expires_before_its_delete_is_lost_until_restart() -> None:
     server, sync = slow()
     server.engine.put_topic("f", ConfigPatch(ttl_ms=40))
     write = server.engine.append("f", request("1", "2"))

@@ -1,4 +1,8 @@
-"""Every file call of a workload fails, once or until somebody sees to the disk: nothing is half done, and it heals."""
+"""Every file call of a workload fails, once or until the disk is repaired: no request is half done, and the log heals.
+
+`make test` plays all single operations and a few pairs, `make torture` a seeded sample of pairs, and
+`TORTURE=all make torture` all pairs.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,12 @@ READS = frozenset("pread try_pread listdir exists size free_bytes close unlock".
 
 
 def calls_of(names: tuple[str, ...]) -> list[int]:
-    """The numbers of the calls that a workload makes when nothing fails."""
+    """Return the numbers of the calls that a workload makes when none fails."""
     client = ready()
     before = len(client.server.disk.calls)
     play(client, names)
     calls = client.server.disk.calls[before:]
-    return [call.number for call in calls if call.op != "boot_id"]  # that one answers "" where it does not know
+    return [call.number for call in calls if call.op != "boot_id"]  # returns "" if it fails
 
 
 def ready() -> Client:
@@ -39,7 +43,7 @@ def ready() -> Client:
 
 
 def fails(names: tuple[str, ...], at: int, error: int, times: int, *, short: bool) -> bool:
-    """One failure. Whether it was one that a write could notice."""
+    """Play a workload with one failing call. Return whether a write can notice the failure."""
     client = ready()
     server, disk, ledger = client.server, client.server.disk, client.ledger
     disk.fail(at=at, error=error, times=times, short=short)
@@ -50,14 +54,14 @@ def fails(names: tuple[str, ...], at: int, error: int, times: int, *, short: boo
     ledger.check(server, "none")
     mode = MODES[at % 3]
     fenced = server.wal.fenced
-    ledger.check(server.next(disk.clone().crash(mode)), mode, fenced=fenced)  # before it could heal
+    ledger.check(server.next(disk.clone().crash(mode)), mode, fenced=fenced)  # before the log could heal
     server.tick()
     server.tick()
-    assert server.wal.read_only is None, "it does not heal"
+    assert server.wal.read_only is None, "the log does not heal"
     assert not server.wal.broken
     client.append("f", 1, durability="fsync")
     client.append("d", 1)
-    assert client.ledger.lives["d"][-1].writes[-1].status == "acked"
+    assert client.ledger.histories["d"][-1].writes[-1].status == "acked"
     ledger.check(server, "none")
     mode = MODES[(at // 3) % 3]
     ledger.check(server.next(disk.clone().crash(mode)), mode, healed=True)
@@ -80,7 +84,7 @@ def sweep(names: Iterable[tuple[str, ...]]) -> int:
     return points
 
 
-def test_every_single_operation_is_refused_or_done_when_a_call_fails(counts: Counts) -> None:
+def test_every_operation_is_refused_or_done_when_a_call_fails(counts: Counts) -> None:
     points = sweep((name,) for name in STEPS)
     counts(f"in single operations (seed {SEED})", failing_calls=points)
 
@@ -101,7 +105,7 @@ def test_pairs_of_operations_are_refused_or_done_when_a_call_fails(part: str, co
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_start_that_meets_an_error_changes_nothing_for_the_next(error: int) -> None:
+def test_start_that_fails_changes_nothing_for_the_next(error: int) -> None:
     client = ready()
     crashed = client.server.disk.crash("keep")
     calls = len(client.server.next(crashed.clone()).disk.calls)
@@ -126,7 +130,7 @@ def fill(server: SimServer) -> None:
         server.append("f", f'"{number:0100d}"')
 
 
-def test_a_full_disk_is_told_and_left_behind() -> None:
+def test_full_disk_is_reported_and_writes_resume_with_space() -> None:
     client = ready()
     server, disk = client.server, client.server.disk
     disk.capacity_bytes = disk.used_bytes()
@@ -138,7 +142,7 @@ def test_a_full_disk_is_told_and_left_behind() -> None:
     served = server.data("f")
     with pytest.raises(TopicsError):
         server.append("d", '"' + "no" * 2000 + '"')
-    assert server.data("f") == served, "reading goes on"
+    assert server.data("f") == served, "reads still work"
 
     disk.capacity_bytes = None
     server.tick()
@@ -148,7 +152,7 @@ def test_a_full_disk_is_told_and_left_behind() -> None:
     assert server.crash("lose").data("f") == [*served, '"yes"']
 
 
-def test_a_server_on_a_full_disk_starts_read_only_and_heals() -> None:
+def test_server_on_a_full_disk_starts_read_only_and_heals() -> None:
     client = ready()
     disk = client.server.disk.crash("keep")
     disk.capacity_bytes = disk.used_bytes()

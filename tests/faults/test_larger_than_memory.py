@@ -32,7 +32,7 @@ BATCH = 2_000
 
 @contextmanager
 def limited(server: ServerProcess, limit_bytes: int, data: Path) -> Iterator[None]:
-    """Keeps the process and the pages it reads within `limit_bytes`."""
+    """Limit the memory of the process and of the pages it reads to `limit_bytes`."""
     group = CGROUPS / f"topics-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -53,7 +53,7 @@ def limited(server: ServerProcess, limit_bytes: int, data: Path) -> Iterator[Non
 
 
 def most_memory_bytes(server: ServerProcess) -> int:
-    """The highest resident size that the process ever had."""
+    """Return the peak resident size of the process."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())
     return int(fields["VmHWM"].split()[0]) * 1024

@@ -33,7 +33,7 @@ def filled(durability: str = "fsync", records: int = 100, *, wal_file_bytes: int
 
 
 def rest(server: SimServer) -> None:
-    """Long enough for the ledger to hear how far the log is synced."""
+    """Let time pass until the ledger has the end of the log."""
     for _ in range(2):
         server.clock.advance(ms=2_000)
         server.tick()
@@ -66,7 +66,7 @@ def delete_all(disk: SimDisk) -> None:
 
 
 def zero_tail(disk: SimDisk) -> None:
-    """The full size, but the second half was never written: an older copy of the file."""
+    """Replace the file by an older copy: it has the full size, and its second half is empty."""
     path = last_written(disk)
     data = disk.contents(path)
     end = walfile.written_end(data)
@@ -79,7 +79,7 @@ DAMAGES = [half, empty, delete, delete_all, zero_tail]
 
 
 def check_lost(server: SimServer, disk: SimDisk, head: int) -> SimServer:
-    """The report comes before the start, at the start and to readers; nothing comes twice; the next start is quiet."""
+    """Check that `verify`, the start and readers report the loss, no seq is reused, and the next start reports none."""
     report = verify(disk.clone(), ROOT)
     assert not report.clean
     assert any(finding.topic == "t" and finding.last_seq >= head for finding in report.damage)
@@ -102,9 +102,7 @@ def check_lost(server: SimServer, disk: SimDisk, head: int) -> SimServer:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_a_log_that_lost_its_end_is_reported_and_reuses_no_seq(
-    durability: str, damage: Callable[[SimDisk], None]
-) -> None:
+def test_log_without_its_end_is_reported_and_reuses_no_seq(durability: str, damage: Callable[[SimDisk], None]) -> None:
     server = filled(durability)
     disk = server.disk.crash("keep")
     damage(disk)
@@ -113,7 +111,7 @@ def test_a_log_that_lost_its_end_is_reported_and_reuses_no_seq(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_lost_log_behind_a_snapshot_costs_what_came_after_it(damage: Callable[[SimDisk], None]) -> None:
+def test_lost_log_after_a_snapshot_loses_later_records_only(damage: Callable[[SimDisk], None]) -> None:
     server = filled()
     server.checkpoint()
     for number in range(101, 201):
@@ -126,7 +124,7 @@ def test_a_lost_log_behind_a_snapshot_costs_what_came_after_it(damage: Callable[
 
 
 @pytest.mark.parametrize("at", [0, 1, -2, -1])
-def test_a_missing_file_anywhere_in_the_chain_is_reported(at: int) -> None:
+def test_missing_log_file_at_any_place_is_reported(at: int) -> None:
     server = filled(records=200, wal_file_bytes=4096)
     server.append("t", '"last"')
     disk = server.disk.crash("keep")
@@ -149,10 +147,10 @@ def test_a_missing_file_anywhere_in_the_chain_is_reported(at: int) -> None:
     assert after.append("t", '"new"').first > 201
     if at != -1:
         assert rows[201] == '"last"'
-        assert after.engine.topic("t").head == 202, "what follows tells where the topic ends"
+        assert after.engine.topic("t").head == 202, "a later file shows where the topic ends"
 
 
-def test_topics_that_only_the_lost_part_knew_come_back_empty() -> None:
+def test_topics_known_only_to_the_lost_part_return_empty() -> None:
     server = filled()
     server.put("other", durability="fsync", cap_records=7)
     server.append("other", "1", "2")
@@ -171,8 +169,8 @@ def test_topics_that_only_the_lost_part_knew_come_back_empty() -> None:
     assert after.append("brand-new", "1").topic.topic_id > other.topic_id
 
 
-def test_topics_changed_just_before_a_kill_are_known_if_the_log_is_lost_later() -> None:
-    """The kill comes before the ledger hears of the changes, and the records wait for their replay."""
+def test_topics_changed_before_a_kill_are_known_if_the_log_is_lost() -> None:
+    """The kill comes before the ledger has the changes, and the replay of the records is deferred."""
     server = SimServer.start(SimDisk(seed=7))
     server.append("dropped", "1", durability="memory")
     server.checkpoint()
@@ -190,7 +188,7 @@ def test_topics_changed_just_before_a_kill_are_known_if_the_log_is_lost_later() 
     assert after.append("new", "2").first > 1
 
 
-def test_a_file_cut_in_its_unused_end_costs_nothing_if_a_later_one_follows() -> None:
+def test_file_cut_in_its_unused_end_loses_nothing_if_another_follows() -> None:
     server = filled(records=200, wal_file_bytes=4096)
     disk = server.disk.crash("keep")
     first = wal_files(disk)[0]
@@ -201,7 +199,7 @@ def test_a_file_cut_in_its_unused_end_costs_nothing_if_a_later_one_follows() -> 
     assert len(after.data("t")) == 200
 
 
-def test_an_orderly_stop_needs_no_log_file() -> None:
+def test_start_after_orderly_stop_needs_no_log_file() -> None:
     server = filled()
     server.close()
     delete_all(server.disk)
@@ -211,7 +209,7 @@ def test_an_orderly_stop_needs_no_log_file() -> None:
     assert after.append("t", "101").first == 101
 
 
-def test_without_snapshot_and_log_a_start_says_what_is_missing() -> None:
+def test_start_without_snapshot_and_log_reports_the_missing_snapshot() -> None:
     server = filled()
     server.checkpoint()
     disk = server.disk.crash("keep")
@@ -222,7 +220,7 @@ def test_without_snapshot_and_log_a_start_says_what_is_missing() -> None:
         server.next(disk)
 
 
-def test_a_log_whose_ledger_cannot_be_written_goes_on() -> None:
+def test_log_works_while_its_ledger_cannot_be_written() -> None:
     server = filled(records=3)
     server.disk.fail(at=len(server.disk.calls), path="*.ledger", times=1 << 62)
     server.put("u", durability="fsync")
@@ -231,10 +229,10 @@ def test_a_log_whose_ledger_cannot_be_written_goes_on() -> None:
     server.append("t", "5")
     disk = server.disk.crash("keep")
     delete_all(disk)
-    assert "u" in server.next(disk).engine.topics, "what could not be written was written later"
+    assert "u" in server.next(disk).engine.topics, "the ledger was written later"
 
 
-def test_a_lost_ledger_costs_nothing() -> None:
+def test_lost_ledger_loses_no_record() -> None:
     server = filled()
     disk = server.disk.crash("keep")
     for path in disk.files():
@@ -245,7 +243,7 @@ def test_a_lost_ledger_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "delete"])
-def test_a_server_with_a_damaged_log_starts_and_tells_its_readers(
+def test_server_with_damaged_log_starts_and_reports_the_gap(
     start_server: StartServer, tmp_path: Path, damage: str
 ) -> None:
     data = tmp_path / "data"
@@ -271,4 +269,4 @@ def test_a_server_with_a_damaged_log_starts_and_tells_its_readers(
     assert api.write("t", "new")["first_seq"] > 100
     assert "log_incomplete" in again.log()
     api.close()
-    again.kill()  # its log tells of the damage, which an orderly end would not be content with
+    again.kill()  # `stop` would fail: the log reports the damage

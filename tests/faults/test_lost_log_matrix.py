@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import Counts
 from tests.faults.ledger import Client, Ledger
-from tests.faults.test_crash_matrix import goes_on
+from tests.faults.test_crash_matrix import check_works
 from tests.faults.test_histories import Pair, Turn, examples, histories, seeds
 from tests.faults.test_lost_log import cut, rest, wal_files
 from tests.faults.workloads import STEPS, play, setup, some
@@ -73,7 +73,7 @@ def survive(server: SimServer, ledger: Ledger, disk: SimDisk, *, thorough: bool)
     assert again.recovered is not None
     assert again.recovered.damage == [], "a second start reports the damage again"
     if thorough:
-        goes_on(again)
+        check_works(again)
 
 
 def sweep(workloads: Iterable[tuple[str, ...]], *, thorough_every: int) -> int:

@@ -1,4 +1,8 @@
-"""Everything that happens to a job, cut off at every file call, with everything a disk may do to unsynced bytes."""
+"""Steps of queues with a crash or a failing call at every file call.
+
+`make test` plays all single steps and a few longer workloads, `make torture` a seeded sample of triples for each kind
+of queue, and `TORTURE=all make torture` all triples.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ Step = Callable[[Shop, str], None]
 
 
 def _time_out(shop: Shop, name: str) -> None:
-    """All leases end; what was delivered too often goes to the dead letters with the next claim."""
+    """Let all leases expire, then claim: jobs delivered too often move to the dead-letter topic."""
     shop.server.clock.advance(ms=1_001)
     shop.claim(name, "b", 4)
 
@@ -58,7 +62,7 @@ STEPS: dict[str, Step] = {
 
 
 def setup(shop: Shop, name: str) -> None:
-    """Jobs in every state on both sides of a snapshot: done, held once and twice, resting, waiting, untouched."""
+    """Write jobs in every state before and after a snapshot: done, leased once and twice, delayed, ready."""
     durability, leases_durable = QUEUES[name]
     shop.open(name, durability=durability, leases_durable=leases_durable)
     shop.write(name, 5)
@@ -66,7 +70,7 @@ def setup(shop: Shop, name: str) -> None:
     shop.claim(name, "a", 2)
     shop.ack(name, "a")
     shop.nack(name, "a")
-    shop.claim(name, "a")  # the same job again, which is once too often if it comes back
+    shop.claim(name, "a")  # the same job again: its next delivery would be one too many
     shop.claim(name, "a")
     shop.server.checkpoint()
     shop.nack(name, "a", delay_ms=200)
@@ -87,7 +91,7 @@ def film(name: str, steps: tuple[str, ...]) -> list[Moment[QueueLedger]]:
 
 
 def survive(moment: Moment[QueueLedger], mode: CrashMode, *, thorough: bool) -> None:
-    """One crash: the restart keeps every promise, a second one finds the same, and workers can finish the work."""
+    """Crash, then check that the restart keeps every promise, a second start shows the same, and all jobs finish."""
     after = SimServer(moment.disk, clock=SimClock(moment.ms)).crash(mode)
     moment.ledger.check(after, mode)
     if thorough:
@@ -126,18 +130,21 @@ def test_every_step_of_a_job_survives_every_crash(counts: Counts) -> None:
     ("name", "steps"),
     [
         ("quick", ("time_out", "time_out", "claim", "claim_and_ack", "write_later", "nack")),  # a lease without its job
-        ("plain", ("ack", "nack_delayed", "checkpoint", "write_later", "time_out", "nack")),  # a letter without a topic
+        (
+            "plain",
+            ("ack", "nack_delayed", "checkpoint", "write_later", "time_out", "nack"),
+        ),  # a dead letter without its topic
     ],
 )
-def test_a_log_with_holes_in_it_loses_no_job_and_invents_no_lease(name: str, steps: tuple[str, ...]) -> None:
+def test_log_with_holes_loses_no_job_and_invents_no_lease(name: str, steps: tuple[str, ...]) -> None:
     sweep([(name, steps)], lambda at: ["reorder", "zero"], thorough_every=5)
 
 
-def test_some_days_of_a_queue_survive_every_crash(counts: Counts) -> None:
+def test_some_longer_workloads_of_queues_survive_every_crash(counts: Counts) -> None:
     rng = Random(SEED)
-    days = [(rng.choice(list(QUEUES)), tuple(rng.choices(list(STEPS), k=4))) for _ in range(35)]
-    points = sweep(days, lambda at: [MODES[at % 5]], thorough_every=5)
-    counts(f"in days of queues (seed {SEED})", crash_points=points)
+    workloads = [(rng.choice(list(QUEUES)), tuple(rng.choices(list(STEPS), k=4))) for _ in range(35)]
+    points = sweep(workloads, lambda at: [MODES[at % 5]], thorough_every=5)
+    counts(f"in longer workloads of queues (seed {SEED})", crash_points=points)
 
 
 TRIPLES = parts(STEPS, 3, rounds=5)  # for each queue 55 of 1,331
@@ -155,12 +162,13 @@ def test_triples_of_steps_survive_every_crash(name: str, part: str, counts: Coun
 # --- failing calls
 
 
-# After a checkpoint that failed, two files of the log may be unsynced. Torn apart, they leave a hole between them.
+# After a checkpoint that failed, two files of the log may be unsynced. If only the later one is on
+# the disk, there is a hole between them.
 JUDGED_AS = {"keep": "keep", "lose": "lose", "tear": "reorder"}
 
 
 def fails(name: str, steps: tuple[str, ...], at: int, error: int, times: int, *, short: bool) -> bool:
-    """One failing call. Whether it was one that changes something."""
+    """Play steps with one failing call. Return whether that call changes something."""
     server = SimServer.start(SimDisk(seed=SEED))
     shop = Shop(server)
     setup(shop, name)
@@ -173,7 +181,7 @@ def fails(name: str, steps: tuple[str, ...], at: int, error: int, times: int, *,
     disk.heal()
     ledger.check(server, "none")
     mode = MODES[at % 3]
-    after = server.next(disk.clone().crash(mode))  # before it could heal
+    after = server.next(disk.clone().crash(mode))  # before the log could heal
     ledger.check(after, JUDGED_AS[mode], fenced=server.wal.fenced)
     server.tick()
     server.tick()

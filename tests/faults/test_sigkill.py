@@ -1,4 +1,4 @@
-"""A real server under load, killed without warning again and again: what it acknowledged is there, in order, once."""
+"""A real server that is killed repeatedly under load: all acknowledged records are there once and in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOPICS = {"sure": "fsync", "quick": "disk", "light": "memory"}
 WRITERS = 4
 Tally = Counter[str]
 SETTINGS = {
-    # Small, so that within a life of half a second the log rotates, segments are sealed, and checkpoints come and go.
+    # Small, so that within half a second the log rotates, segments are sealed, and checkpoints come and go.
     "wal_file_bytes": 1 << 20,
     "checkpoint_wal_bytes": 1 << 20,
     "checkpoint_interval_ms": 150,
@@ -34,12 +34,12 @@ SETTINGS = {
 
 @dataclass
 class Writer:
-    """One client: numbers its records, never sends the next before it knows what became of the last."""
+    """A client that numbers its records and sends a request only after the answer to the one before."""
 
     name: str
     topics: list[str]
     acked: dict[str, dict[str, int]] = field(default_factory=dict)  # topic → payload → seq
-    open: dict[str, set[str]] = field(default_factory=dict)  # sent, and never answered
+    open: dict[str, set[str]] = field(default_factory=dict)  # sent without an answer
     answers: Counter[int] = field(default_factory=Counter)
     _number: int = 0
 
@@ -113,7 +113,7 @@ def wait_until_ready(port: int) -> None:
 
 @contextmanager
 def running(directory: Path) -> Iterator[ServerProcess]:
-    """A server that is killed at the end, whatever happens."""
+    """Run a server and kill it at the end."""
     server = ServerProcess(directory, {"data_dir": directory / "data", **SETTINGS})
     try:
         yield server
@@ -130,8 +130,8 @@ def make_topics(port: int) -> None:
     connection.close()
 
 
-def one_life(directory: Path, writers: list[Writer], rng: Random) -> int:
-    """Starts a server, lets everybody write, kills it at a random moment; how many requests were answered."""
+def write_and_kill(directory: Path, writers: list[Writer], rng: Random) -> int:
+    """Start a server, write, and kill it at a random moment. Return the number of answered requests."""
     before = sum(writer.answers[200] for writer in writers)
     stop = threading.Event()
     with running(directory) as server:
@@ -147,51 +147,53 @@ def one_life(directory: Path, writers: list[Writer], rng: Random) -> int:
 
 def judge(writers: list[Writer], topic: str, port: int) -> int:
     found, gaps, head = read_all(port, topic)
-    assert gaps == [], f"{topic}: nothing was lost, and readers are told so: {gaps}"
+    assert gaps == [], f"{topic}: a gap is reported though nothing was lost: {gaps}"
     assert sorted(found) == list(range(1, head + 1)), "every seq has its record"
     by_payload = {payload: seq for seq, payload in found.items()}
-    assert len(by_payload) == len(found), "a record is there twice"
+    assert len(by_payload) == len(found), "a record is stored twice"
     for writer in writers:
         for payload, seq in writer.acked.get(topic, {}).items():
             assert by_payload.get(payload) == seq, f"{topic}: {payload} was acknowledged as {seq}"
         mine = [payload for payload in found.values() if payload.startswith(writer.name + ":")]
         assert mine == sorted(mine), "a writer's records are out of order"
-        strangers = set(mine) - set(writer.acked.get(topic, {})) - writer.open.get(topic, set())
-        assert not strangers, f"{topic}: refused or never sent: {sorted(strangers)[:3]}"
+        unsent = set(mine) - set(writer.acked.get(topic, {})) - writer.open.get(topic, set())
+        assert not unsent, f"{topic}: refused or never sent: {sorted(unsent)[:3]}"
     return len(found)
 
 
-def torment(directory: Path, kills: int, seed: int) -> Tally:
+def kill_repeatedly(directory: Path, kills: int, seed: int) -> Tally:
     rng = Random(seed)
     writers = [Writer(f"w{number}", list(TOPICS)) for number in range(WRITERS)]
     with running(directory) as first:
         make_topics(first.port)
-    answered = sum(one_life(directory, writers, rng) for _ in range(kills))
+    answered = sum(write_and_kill(directory, writers, rng) for _ in range(kills))
     with running(directory) as last:
         wait_until_ready(last.port)
         kept = {topic: judge(writers, topic, last.port) for topic in TOPICS}
         last.stop()
     statuses = sum((writer.answers for writer in writers), Counter[int]())
     assert set(statuses) <= {200, 503}, statuses
-    assert answered > kills, "hardly anything was written"
+    assert answered > kills, "too few requests were answered"
     return Counter(kills=kills, acknowledged=answered, **kept)
 
 
 def kill(directory: Path, kills: int, counts: Counts, *, seed: int = SEED) -> None:
-    """Two servers side by side: most of the time one of them is busy starting."""
+    """Kill two servers side by side: one usually writes while the other starts."""
     tracks = 2
     with ThreadPoolExecutor(tracks) as pool:
-        told = pool.map(lambda track: torment(directory / str(track), kills // tracks, seed + track), range(tracks))
-        tally = sum(told, Counter[str]())
+        tallies = pool.map(
+            lambda track: kill_repeatedly(directory / str(track), kills // tracks, seed + track), range(tracks)
+        )
+        tally = sum(tallies, Counter[str]())
     counts(f"(seed {seed})", **tally)
 
 
-def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, counts: Counts) -> None:
+def test_kills_lose_no_acknowledged_record(tmp_path: Path, counts: Counts) -> None:
     kill(tmp_path, 16, counts)
 
 
 @pytest.mark.torture
 @pytest.mark.parametrize("part", range(amount(1, 10)))
-def test_many_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, counts: Counts, part: int) -> None:
+def test_many_kills_lose_no_acknowledged_record(tmp_path: Path, counts: Counts, part: int) -> None:
     """Play few kills in the sample: `make kills` plays a thousand, with all features at once."""
     kill(tmp_path, amount(40, 100), counts, seed=SEED + 100 * (part + 1))

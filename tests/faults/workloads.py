@@ -1,4 +1,4 @@
-"""The operations whose every interruption is tried, and the state they start from."""
+"""The operations that are interrupted at every file call, and the state they start from."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _one_turn(client: Client) -> None:
 
 
 def _recreate(client: Client) -> None:
-    if client.ledger.life("f") is not None:
+    if client.ledger.current("f") is not None:
         client.drop("f")
     client.append("f", 2, durability="fsync")
 
 
-def _unless_gone(name: str, step: Step) -> Step:
-    """A delete needs its topic."""
+def _if_present(name: str, step: Step) -> Step:
+    """Return the step, skipped if the topic does not exist."""
     return lambda client: step(client) if client.server.engine.topics.get(name) else None
 
 
@@ -51,9 +51,9 @@ STEPS: dict[str, Step] = {
     "append_large": lambda client: client.append("f", 1, size=2_500, durability="fsync"),  # the log rotates
     "append_large_disk": lambda client: client.append("d", 1, size=2_500),
     "one_turn": _one_turn,
-    "delete_tag": _unless_gone("f", lambda client: client.delete("f", tag="t")),
-    "delete_before": _unless_gone("f", lambda client: client.delete("f", before_seq=4)),
-    "delete_disk": _unless_gone("d", lambda client: client.delete("d", tag="t")),
+    "delete_tag": _if_present("f", lambda client: client.delete("f", tag="t")),
+    "delete_before": _if_present("f", lambda client: client.delete("f", before_seq=4)),
+    "delete_disk": _if_present("d", lambda client: client.delete("d", tag="t")),
     "cap": lambda client: client.put("f", cap_records=2, durability="fsync"),
     "ttl": lambda client: client.put("d", ttl_ms=4_000),
     "to_ephemeral": lambda client: client.put("f", durability="ephemeral"),
@@ -61,11 +61,11 @@ STEPS: dict[str, Step] = {
     "to_fsync": lambda client: client.put("f", durability="fsync"),
     "rise": lambda client: client.put("e", durability="fsync"),
     "delete_ephemeral": lambda client: client.delete("e", before_seq=2),
-    "drop": _unless_gone("f", lambda client: client.drop("f")),
+    "drop": _if_present("f", lambda client: client.drop("f")),
     "recreate": _recreate,
     "append_held": lambda client: client.append("h", 2),
-    "archive": _unless_gone("f", lambda client: client.archive("f", behind=1)),
-    "archive_disk": _unless_gone("d", lambda client: client.archive("d")),
+    "archive": _if_present("f", lambda client: client.archive("f", behind=1)),
+    "archive_disk": _if_present("d", lambda client: client.archive("d")),
     "archive_held": lambda client: client.archive("h", behind=1),
     "cap_held": lambda client: client.put("h", cap_records=3, discard="reject"),
     "checkpoint": lambda client: client.checkpoint(),
@@ -75,7 +75,7 @@ STEPS: dict[str, Step] = {
 
 
 def setup(client: Client) -> None:
-    """Topics of every class with sealed segments, an open end, deletes, a snapshot, and a log behind it."""
+    """Create topics of every class with sealed segments, open segments, deletes, a snapshot and a log after it."""
     client.put("f", durability="fsync")
     client.put("d", durability="disk")
     client.put("m", durability="memory")

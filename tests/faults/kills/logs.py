@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from tests.faults.kills.server import Connection, Request, Violation, require
-from tests.faults.ledger import Attempt, Life, Removal, Write
+from tests.faults.ledger import Attempt, Removal, TopicHistory, Write
 
 REFUSED = (422, 429, 503)  # full, busy, not ready yet: nothing was written
 TAGS = ("red", "green", "blue")
@@ -65,7 +65,7 @@ class Log:
     def __init__(self, name: str, tally: Tally, **config: Any) -> None:
         self.name = name
         self.config = {"idempotency_window_ms": 86_400_000, **config}
-        self.life = Life(name, str(config.get("durability", "disk")), Attempt(), by_append=False)
+        self.history = TopicHistory(name, str(config.get("durability", "disk")), Attempt(), by_append=False)
         self.known: dict[int, str] = {}  # acknowledged, or read after a restart
         self.seq_of: dict[str, int] = {}
         self.tags: dict[int, str | None] = {}
@@ -75,7 +75,7 @@ class Log:
         self._evicts = "ttl" if "ttl_ms" in config else "cap" if "cap_records" in config else ""
         if config.get("discard") == "reject":
             self._evicts = ""
-        if self.life.durability == "ephemeral":
+        if self.history.durability == "ephemeral":
             self._evicts = "restart"
         self.checked = 0
         self.earliest = 1
@@ -154,7 +154,7 @@ class Log:
         limit = top + sum(len(write.payloads) for write, _ in self._open) + 1
         removal = Removal(before_seq=min(before_seq or limit, limit), tag=tag)
         self._maybe.append(removal)
-        self.life.removals.append(removal)
+        self.history.removals.append(removal)
         certain = len(self._maybe) == 1 and not self._open
 
         def done(status: int, answer: Any) -> None:
@@ -204,7 +204,7 @@ class Log:
             self._check_absent(seq, lost)
         for seq in range(max(page.low + 1, lost.stop), page.head + 1):
             if seq not in page.rows and seq not in self.known:
-                require(self.life.removals, f"{self.name}: seq {seq} is neither there nor reported")
+                require(self.history.removals, f"{self.name}: seq {seq} is neither there nor reported")
         self._resolve(page, vanished)
         self._tally["checked"] += len(page.rows)
         self.checked, self.earliest = page.head, page.earliest
@@ -243,13 +243,13 @@ class Log:
         require(not young, f"{self.name}: seq {seq} expired before its time")
 
     def _resolve(self, page: Page, vanished: Iterable[int]) -> None:
-        """Settle what had no answer: a write is there as a whole or not at all, a delete happened or did not."""
+        """Decide requests without an answer: a write is stored whole or not at all, a delete took effect or did not."""
         seq_of = {row["data"]: seq for seq, row in page.rows.items()} if self._open else {}
         for write, sent_ms in self._open:
             found = [seq_of[payload] for payload in write.payloads if payload in seq_of]
             if found:
                 whole = found == list(range(found[0], found[0] + len(write.payloads)))
-                require(whole or self.life.removals or page.gaps, f"{self.name}: a batch was torn at {found}")
+                require(whole or self.history.removals or page.gaps, f"{self.name}: a batch was torn at {found}")
                 if whole:
                     write.status, write.first = "acked", found[0]
                 for seq in found:
