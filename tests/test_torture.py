@@ -77,6 +77,12 @@ def test_fresh_run_leaves_nothing_out(tmp_path: Path) -> None:
     assert "3 tests to run, 0 passed before" in project.run("--torture-fresh")
 
 
+def test_first_part_of_each_test_runs_first(tmp_path: Path) -> None:
+    output = Project(tmp_path).run()
+    names = [line.rpartition("::")[2] for line in output.splitlines() if line.startswith("  started")]
+    assert names == ["test_good[1]", "test_bad", "test_good[2]"]
+
+
 def test_known_times_give_an_estimate(tmp_path: Path) -> None:
     project = Project(tmp_path)
     project.run()

@@ -5,7 +5,8 @@
 Every test that passes is recorded in the state directory, with its time, what it counted (see the `counts` fixture) and
 a digest of the code: `src/` and the folder of the test, and of the variables that `tests/sampling.py` reads. The next
 run leaves out the tests that passed with the same digest; `--torture-fresh` runs all of them. Works with `-n`: the
-controller keeps the state, the workers leave tests out. Tests that measure times run last.
+controller keeps the state, the workers leave tests out. The first part of each test runs before the second part of any;
+tests that measure times run last.
 """
 
 from __future__ import annotations
@@ -68,9 +69,7 @@ class LeaveOut:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         left_out = [item for item in items if plain_id(item.nodeid) in self._passed]
         items[:] = [item for item in items if plain_id(item.nodeid) not in self._passed]
-        items.sort(
-            key=lambda item: max((at for at, path in enumerate(LAST, 1) if item.nodeid.startswith(path)), default=0)
-        )
+        items[:] = in_order(items)
         config.hook.pytest_deselected(items=left_out)
 
     @pytest.hookimpl(wrapper=True)
@@ -80,6 +79,21 @@ class LeaveOut:
             return (yield)
         finally:
             item.user_properties.append((CPU, round(_cpu_seconds() - before, 1)))
+
+
+def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the first part of each test, then the second, and so on: an interrupted run has tried every kind of test.
+
+    Tests of `LAST` follow all others.
+    """
+    parts: Counter[str] = Counter()
+    keyed: list[tuple[int, int, pytest.Item]] = []
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        group = max((at for at, path in enumerate(LAST, 1) if item.nodeid.startswith(path)), default=0)
+        keyed.append((group, parts[function], item))
+        parts[function] += 1
+    return [item for _, _, item in sorted(keyed, key=lambda row: row[:2])]
 
 
 class Torture:

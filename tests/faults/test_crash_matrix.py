@@ -133,7 +133,7 @@ TRIPLES = parts(STEPS, 3, rounds=6)  # 210 of 42,875
 @pytest.mark.torture
 @pytest.mark.parametrize("part", PAIRS)
 def test_pairs_of_operations_survive_every_crash(part: str, counts: Counts) -> None:
-    points = sweep(PAIRS[part], lambda at: MODES, thorough_every=2)
+    points = sweep(PAIRS[part], lambda at: MODES, thorough_every=5)
     counts(f"in pairs, {part} (seed {SEED})", pairs=len(PAIRS[part]), crash_points=points)
 
 
