@@ -8,7 +8,7 @@ test.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
@@ -161,7 +161,7 @@ class Links:
 class Table:
     """All routers."""
 
-    MARK = 18  # the kind of entry that speaks of the one behind it
+    MARK: ClassVar[int] = 18  # the kind of entry that speaks of the one after it
 
     def __init__(self, state: State) -> None:
         self.state = state

@@ -67,8 +67,8 @@ class ReplayTable(Table):
 def table_of(state: State) -> Table:
     if state.routers is None:
         state.routers = ReplayTable(state)
-    table: Table = state.routers
-    return table
+    assert isinstance(state.routers, ReplayTable)
+    return state.routers
 
 
 # --- moving

@@ -1,4 +1,10 @@
-"""What the engine knows of its topics. Only `apply` and `retention` change it."""
+"""What the engine knows of one topic.
+
+Some of it a restart must find again: records, losses, configuration, archive marks (`KEPT` in the tests of the module).
+It changes in `apply`, `retention`, `archived` and `idempotency` only, by the same functions for a live write and for a
+replayed entry; `snapshot_parts` and `offline` build it from files. The rest belongs to the running process: what is
+under way (`staging`, `append`, `commit`, `ceilings`), and which readers wait (`growth`, the server's push).
+"""
 
 from __future__ import annotations
 

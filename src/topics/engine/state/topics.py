@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import ClassVar, Protocol
 
 from msgspec import Struct
 
@@ -20,6 +20,19 @@ class SegmentLimits(Struct, frozen=True, kw_only=True):
     max_events: int = 65_536
     max_bytes: int = 64 << 20
     max_age_ms: int = 3_600_000
+
+
+class RouterTable(Protocol):
+    """What `apply` asks of the routers, whose modules lie above this one. See `routers.replay.ReplayTable`."""
+
+    MARK: ClassVar[int]  # the kind of log entry that speaks of the entry after it
+    pinned: Topic | None  # while replaying: the topic for whose next entry nothing is forwarded
+
+    def drop_topic(self, topic: Topic) -> None:
+        """Remove all routers from and to the topic."""
+
+    def fill(self, topic: Topic, head: int) -> None:
+        """Forward records to the topic until its head is `head`."""
 
 
 class State:
@@ -44,7 +57,7 @@ class State:
         self.created: list[Callable[[Topic], None]] = []  # told of every topic that comes into being
         self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
-        self.routers: Any = None  # see `router_replay.table_of`
+        self.routers: RouterTable | None = None  # see `routers.replay.table_of`
         self.ledger: Ledger | None = None  # of a running server: told of topics and their ceilings
         self.risen: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
         self.rises = 0  # how often the class of a topic came to promise more than the log has, see `promises_more`

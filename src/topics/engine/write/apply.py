@@ -280,7 +280,7 @@ def _replay_append(state: State, entry: log.Append) -> None:
     if topic is None:
         return  # of a topic that is gone
     if entry.first > topic.head + 1:
-        if topic.links is not None:
+        if topic.links is not None and state.routers is not None:
             state.routers.fill(topic, entry.first - 1)
         retention.skip_to(topic, entry.first, "corrupt")
     if entry.first == topic.head + 1:
