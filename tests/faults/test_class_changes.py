@@ -128,19 +128,19 @@ def test_routers_around_a_topic_leaving_ephemeral_copy_each_record_once(durabili
     route(server, "e", "d", guarantee="exactly_once")
     server.append("a", "1", "2")
     server.append("e", "3")
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     server.append("a", "4")
     server.append("e", "5")
     if forwarded:
-        server.engine.routers.settle()
+        server.engine.routers.forwarder.drain()
     server.put("e", durability=durability)
     server.append("d", '"direct"')
     server.append("a", "6")
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     before = {name: (view.records, view.tombstones) for name, view in server.view().items()}
     for mode in CRASHES if durability == "fsync" else CRASHES[:1]:
         after = server.next(server.disk.clone().crash(mode))
-        after.engine.routers.settle()
+        after.engine.routers.forwarder.drain()
         if mode == "keep":
             assert {name: (view.records, view.tombstones) for name, view in after.view().items()} == before
         datas = after.data("d")
@@ -183,17 +183,17 @@ def test_kill_during_change_from_ephemeral_moves_no_later_copy(router: str) -> N
     server.append("e", "4", tag="x")
     server.engine.put_topic("e", ConfigPatch(durability="fsync"))
     server.engine.flush()
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     server.append("a", "5", tag="x")
     server.append("e", "6", tag="x")
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     server.append("d", '"direct"')
     server.append("e", "7", tag="x")
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     live = {name: server.by_seq(name) for name in server.engine.topics}
     after = server.next(server.disk.clone().crash("keep"))
     for _ in range(2):  # a second start finds the same, with or without a snapshot in between
-        after.engine.routers.settle()
+        after.engine.routers.forwarder.drain()
         found = {name: after.by_seq(name) for name in after.engine.topics}
         assert found["a"] == live["a"]
         assert {seq: data for seq, data in live["d"].items() if seq in found.get("d", {})} == found.get("d", {})

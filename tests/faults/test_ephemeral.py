@@ -114,7 +114,7 @@ def test_exactly_once_stamps_of_an_ephemeral_source_never_repeat() -> None:
     route(server, "e", "d", guarantee="exactly_once")
     for start in range(3):
         server.append("e", *numbers(start * 10, start * 10 + 4))
-        server.engine.routers.settle()
+        server.engine.routers.forwarder.drain()
         server = server.crash("keep")
     rows = [json.loads(row) for row in server.walk("d")[0]]
     keys = [row["meta"]["_topics_router"]["key"] for row in rows]
@@ -127,11 +127,11 @@ def test_records_not_forwarded_from_an_ephemeral_source_are_reported() -> None:
     server.put("e", durability="ephemeral")
     route(server, "e", "d")
     server.append("e", "1", "2")
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     server.append("e", "3")
     after = server.crash("keep")
     after.append("e", "4")
-    after.engine.routers.settle()
+    after.engine.routers.forwarder.drain()
     assert after.data("d") == ["1", "2", "4"]
     [(first, _, reason)] = after.walk("d")[1]
     assert (first, reason) == (3, "source_trim")
@@ -148,7 +148,7 @@ def test_copies_into_an_ephemeral_topic_never_reuse_its_seqs(durability: str) ->
         server.append("e", *numbers(1, 3_000))
         server.append("a", *numbers(1, 4_000))
         server.append("a", *numbers(1, 4_000))
-        server.engine.routers.settle()
+        server.engine.routers.forwarder.drain()
         head = server.engine.topic("e").head
         assert head == before + 11_000
         server = server.crash(mode)  # type: ignore[arg-type]
@@ -162,10 +162,10 @@ def test_full_disk_stops_copies_into_an_ephemeral_topic_at_its_ceiling() -> None
     route(server, "a", "e")
     server.append("a", *numbers(1, 9_000))
     fault = server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC, times=FOREVER)
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     held = server.engine.topic("e").head
     assert 0 < held < 9_000
-    assert server.engine.routers.run(0), "it comes back later instead of trying again and again"
+    assert server.engine.routers.forwarder.run(0), "it comes back later instead of trying again and again"
     assert server.crash("keep").append("e", "1").first > held
     fault.times = 0
 
@@ -176,12 +176,12 @@ def test_chain_through_an_ephemeral_topic_copies_each_record_once() -> None:
     route(server, "a", "e")
     route(server, "e", "d")
     server.append("a", "1", "2", "3")
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     after = server.crash("keep")
-    after.engine.routers.settle()
+    after.engine.routers.forwarder.drain()
     assert after.data("d") == ["1", "2", "3"]
     after.append("a", "4")
-    after.engine.routers.settle()
+    after.engine.routers.forwarder.drain()
     assert after.data("d") == ["1", "2", "3", "4"]
 
 
@@ -219,7 +219,7 @@ def test_losses_of_an_ephemeral_topic_never_overlap() -> None:
     route(server, "a", "e")
     for number in range(1, 6):
         server.append("a", str(number), str(-number), str(number))  # two of three are gone before they are copied
-        server.engine.routers.settle()
+        server.engine.routers.forwarder.drain()
     assert len(server.engine.topic("e").losses.runs) > 1
     server.checkpoint()
     for after in (server.next(server.disk.clone().crash("keep")), server.stop()):

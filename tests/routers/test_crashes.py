@@ -62,7 +62,8 @@ class World:
     def act(self) -> None:
         verbs: list[tuple[int, Callable[[], object]]] = [
             (8, self.append), (2, self.configure), (2, self.delete), (3, self.route), (1, self.unroute), (1, self.drop),
-            (2, self.archive), (4, lambda: self.server.engine.routers.settle()), (1, lambda: self.server.checkpoint()),
+            (2, self.archive), (4, lambda: self.server.engine.routers.forwarder.drain()),
+            (1, lambda: self.server.checkpoint()),
             (2, lambda: self.server.clock.advance(ms=self.rng.choice([1, 30, 50, 101]))),
             (self.queue * 5, self.claim), (self.queue, self.finish), (self.queue, self.redrive),
             (2 * self.faults, self.fail), (2 * self.faults, self.mend), (6 * (self.sync is not None), self.work),
@@ -99,7 +100,7 @@ class World:
             self.sync.run(self.rng.choice([1, 2, 5]))
         if self.rng.random() < 0.3:
             self.server.tick()
-        waiting(lambda: self.server.engine.routers.run(0))
+        waiting(lambda: self.server.engine.routers.forwarder.run(0))
 
     def configure(self) -> None:
         rng = self.rng
@@ -221,7 +222,7 @@ def settle(server: SimServer) -> None:
         before = now
         for feed in table.feeds():
             feed.held_until_ms = 0
-        server.engine.routers.settle()
+        server.engine.routers.forwarder.drain()
 
 
 def looks(server: SimServer) -> dict[str, View]:
@@ -442,26 +443,26 @@ def scene(server: SimServer) -> Iterator[None]:
     yield
     server.append("a", "1", "2", tag="x")
     yield
-    routers.settle()
+    routers.forwarder.drain()
     yield
     server.append("b", '"direct"', tag="x")
     server.append("a", "3")
     yield
     server.delete("a", match=TagMatch("Eq", "x"))
-    routers.settle()
+    routers.forwarder.drain()
     yield
     server.checkpoint()
     server.append("a", "4", "5", tag="x")
     server.delete("b", before_seq=3)
     yield
-    routers.settle()
+    routers.forwarder.drain()
     server.put("a", durability="fsync", cap_records=2)
     server.append("a", "6", "7", tag="x")
     yield
-    routers.settle()
+    routers.forwarder.drain()
     server.done(routers.drop("bc"))
     server.append("a", "8")
-    routers.settle()
+    routers.forwarder.drain()
     yield
 
 
@@ -488,7 +489,7 @@ def test_a_crash_at_any_file_call_leaves_copies_that_agree_with_their_source(mod
 def check_copies(after: SimServer) -> None:
     """The source is `fsync`: every record that it still has was copied exactly once, in order."""
     engine = after.engine
-    engine.routers.settle()
+    engine.routers.forwarder.drain()
     if "ab" in engine.routers.table.by_name:
         assert engine.routers.get("ab").lag == 0
         source, copies = after.data("a"), [data for data in after.data("b") if data != '"direct"']
@@ -496,7 +497,7 @@ def check_copies(after: SimServer) -> None:
         assert set(source) <= set(copies) | {"1", "2"}, "what is there was forwarded, or went with b's own delete"
     found = after.view()
     again = after.crash("keep")
-    again.engine.routers.settle()
+    again.engine.routers.forwarder.drain()
     assert again.view() == found
 
 
@@ -514,20 +515,20 @@ def ring(server: SimServer) -> Iterator[None]:
         for name in "abc":
             server.append(name, str(number), f'"{name}{number}"')
         yield
-        routers.settle()
+        routers.forwarder.drain()
         yield
     server.checkpoint()
     server.append("b", "7")
     server.put("a", durability="fsync", cap_records=3)
-    routers.settle()
+    routers.forwarder.drain()
     yield
     server.done(routers.drop("ca"))
     server.append("a", "8")
-    routers.settle()
+    routers.forwarder.drain()
     yield
     server.done(routers.put("ca", RouterRequest(source="c", dest="a", allow_cycle=True, guarantee="exactly_once")))
     server.append("c", "9")
-    routers.settle()
+    routers.forwarder.drain()
     yield
 
 
@@ -546,7 +547,7 @@ def test_what_was_read_on_a_cycle_has_its_seq_after_a_crash_at_any_file_call(mod
         try:
             after = SimServer(moment, clock=SimClock(server.clock.now_ms())).crash(mode)
             check_unchanged({**looks(after), **before}, after)
-            after.engine.routers.settle()
+            after.engine.routers.forwarder.drain()
             check_unchanged({**looks(after), **before}, after)
             found = looks(after)
             assert looks(after.crash("keep")) == found

@@ -24,7 +24,7 @@ def route(server: SimServer, source: str, dest: str, **fields: Any) -> None:
 
 
 def forward(server: SimServer) -> None:
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
 
 
 class BusyClock(SimClock):
@@ -38,7 +38,7 @@ class BusyClock(SimClock):
 def rests(server: SimServer) -> bool:
     """Forward for some time. Whether nothing is left to do at once."""
     server.engine.routers.attach()
-    return server.engine.routers.run(20_000_000) != 0
+    return server.engine.routers.forwarder.run(20_000_000) != 0
 
 
 def wal_bytes(server: SimServer) -> int:
@@ -170,7 +170,7 @@ def test_a_direct_write_that_has_its_seq_is_not_overtaken_by_a_copy() -> None:
     route(server, "a", "b")
     server.append("a", "1")
     staged = server.engine.append("b", request('"direct"'))
-    server.engine.routers.run(0)
+    server.engine.routers.forwarder.run(0)
     forward(server)
     assert staged.value().first == 1
     assert server.by_seq("b") == {1: '"direct"', 2: "1"}
@@ -182,10 +182,10 @@ def test_a_held_router_backs_off_and_goes_on_when_there_is_room() -> None:
     server.put("b", cap_records=1, discard="reject", ttl_ms=10_000)
     route(server, "a", "b")
     server.append("a", "1", "2")
-    waits = [server.engine.routers.run(0)]
+    waits = [server.engine.routers.forwarder.run(0)]
     for _ in range(8):
         server.clock.advance(ms=waits[-1] or 1)
-        waits.append(server.engine.routers.run(0))
+        waits.append(server.engine.routers.forwarder.run(0))
     assert waits == sorted(waits, key=lambda wait: wait or 0)
     assert waits[-1] == 1000
     server.clock.advance(ms=10_001)
@@ -240,7 +240,7 @@ def test_a_copy_on_a_cycle_of_synced_topics_shows_once_it_is_synced_itself() -> 
         server.engine.append("a", request(data))
         server.engine.flush()
         sync.run_all()
-    server.engine.routers.run(0)
+    server.engine.routers.forwarder.run(0)
     server.engine.flush()
     assert server.engine.topic("b").next_seq == 3
     assert (server.data("b"), server.engine.routers.get("a->b").cursor) == ([], 0)
@@ -258,7 +258,7 @@ def test_copies_on_a_cycle_that_the_log_refuses_are_made_when_it_takes_writes_ag
     server.disk.fail(at=len(server.disk.calls), error=errno.ENOSPC, times=FOREVER)
     forward(server)
     assert (server.data("b"), server.engine.routers.get("a->b").cursor) == ([], 0)
-    wait = server.engine.routers.run(0)
+    wait = server.engine.routers.forwarder.run(0)
     assert wait, "it does not ask again and again"
     server.disk.heal()
     server.tick()
@@ -427,10 +427,12 @@ def test_router_behind_one_that_waits_for_the_log_does_not_ask_all_the_time() ->
     route(server, "b", "c")
     server.append("a", LARGE, "1", "2")
     server.disk.fail(at=len(server.disk.calls), error=errno.ENOSPC, times=FOREVER)
-    waits = [server.engine.routers.run(0) or 0]  # b->c has to log that it passes a loss, and a->b waits for it
+    waits = [
+        server.engine.routers.forwarder.run(0) or 0
+    ]  # b->c has to log that it passes a loss, and a->b waits for it
     while sum(waits) < 5_000:
         server.clock.advance(ms=waits[-1])
-        waits.append(server.engine.routers.run(0) or 0)
+        waits.append(server.engine.routers.forwarder.run(0) or 0)
     assert len(waits) < 20
     server.disk.heal()
     server.tick()

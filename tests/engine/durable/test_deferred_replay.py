@@ -122,7 +122,7 @@ def test_a_router_into_a_waiting_topic_writes_behind_its_records(dest: str) -> N
     server = started()
     server.done(server.engine.routers.put("r", RouterRequest(source="f", dest=dest)))
     server.append("f", '"copied"')
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     assert server.by_seq(dest)[HEADS[dest] + 1] == '"copied"'
     found = server.by_seq(dest)
     assert list(found) == list(range(1, HEADS[dest] + 2))
@@ -134,7 +134,7 @@ def test_a_router_out_of_a_waiting_topic_begins_at_its_head() -> None:
     put = server.done(server.engine.routers.put("r", RouterRequest(source="a", dest="new")))
     assert put.router.cursor == 5
     server.append("a", '"later"')
-    server.engine.routers.settle()
+    server.engine.routers.forwarder.drain()
     assert server.data("new") == ['"later"']
 
 

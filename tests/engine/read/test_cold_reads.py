@@ -357,7 +357,7 @@ def route(loop: Loop, **fields: Any) -> None:
 
 
 def forward(loop: Loop) -> None:
-    while loop.run(lambda: loop.engine.routers.run(0)) is not None:
+    while loop.run(lambda: loop.engine.routers.forwarder.run(0)) is not None:
         loop.engine.flush()
 
 
@@ -403,7 +403,7 @@ def test_feed_that_needs_the_disk_does_not_wait_behind_busy_ones(monkeypatch: py
     monkeypatch.setattr(SimClock, "monotonic_ns", lambda self: next(ticks))
     for _ in range(200):
         loop.server.append("busy", "1")
-        loop.run(lambda: loop.engine.routers.run(1))  # a budget for one step
+        loop.run(lambda: loop.engine.routers.forwarder.run(1))  # a budget for one step
     assert loop.engine.topic("copy").head > SEGMENT
 
 

@@ -1,13 +1,11 @@
-"""Forwarding at run time, as steps. See `forward` for what is copied, and why it lasts without being logged.
+"""Forwarding at run time, as steps. See `copy` for what is copied, and why it lasts without being logged.
 
-Nothing here waits or reads a clock of its own accord: a server calls `run` when it has time, with a budget, and is
-told when to come back. A write to a source only makes its feeds due.
+Nothing here waits or reads a clock of its own accord: a server calls `run` when it has time, with a budget, and `run`
+returns when to call it again. A write to a source only makes its feeds due.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from topics.engine import retention
@@ -17,253 +15,84 @@ from topics.engine.routers.copy import (
     Gathered,
     Piece,
     comes_back,
-    count_lost,
     gather,
-    mark,
     skippable,
     storable,
     too_large,
 )
-from topics.engine.routers.graph import Feed, Links, Router
-from topics.engine.routers.replay import room, table_of
+from topics.engine.routers.due import DueFeeds
+from topics.engine.routers.graph import Feed, Router, Table
+from topics.engine.routers.live import LiveRouters
+from topics.engine.routers.replay import room
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
-from topics.model.records import TagMatch
 from topics.storage.log import entry as log
 from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
-FIRST_BACKOFF_MS = 20
-MAX_BACKOFF_MS = 1000
-SOON_MS = 1  # when entries of a topic wait for the log
 STARVED_NS = 20_000_000  # after this long, the log is waited for
-
-PARTIES = (Trim, Resume, Copies)  # entries about a destination that leave the routers out of it alone
 
 
 class Forwarder:
-    """The feeds of one engine, and which of them are due."""
+    """Makes the copies of all routers of one engine."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: Staging, table: Table, due: DueFeeds, live: LiveRouters) -> None:
         self._staging = staging
-        self.table = table_of(staging.state)
-        self.table.live = self
-        self.wake: Callable[[], None] = lambda: None  # told when there is something to do for `run`
-        self._due: deque[Feed] = deque()
-        self._queued: set[Feed] = set()
-        self._grown: dict[Topic, None] = {}
-        self._waiting: dict[Feed, None] = {}  # held, or behind entries that wait for the log
+        self._table = table
+        self._due = due
+        self._live = live
         self._gathered: tuple[Any, Gathered] | None = None
         self._cold: Feed | None = None  # needed the disk last time: it goes first, while that is in memory
-        self._listener = self._source_grew
-
-    # --- what the engine tells
-
-    def follow(self, source: Topic) -> None:
-        """Wants to be told when the topic grows."""
-        self._staging.growth.listen(source, self._listener)
-
-    def attach(self) -> None:
-        """The engine's state has been recovered: takes up its routers."""
-        for feed in self.table.feeds():
-            self.follow(feed.source)
-            self._enqueue(feed)
-
-    def staging(self, links: Links, ticket: Ticket) -> None:
-        """Puts a mark before an entry whose replay must find the routers where they are now."""
-        topic, entry = links.topic, ticket.entry
-        if type(entry) is log.Ceiling:
-            return  # it changes nothing that a router could notice
-        if ticket.count and links.feeds:
-            upto = self._pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
-            if upto is not None:
-                self.losing(links, upto, entry)
-        leaves_sources = bool(ticket.count) or type(entry) in PARTIES
-        if ticket.frame is not None and not (leaves_sources and (links.fed is None or links.fed.cyclic)):
-            head = (ticket.first or topic.next_seq) - 1
-            pin = mark(links, head=head, out=not leaves_sources, holds=True)
-            ticket.frame = log.encode(pin) + ticket.frame
-        if not leaves_sources:
-            self.freeze(links, ticket)
-
-    def pin(self, links: Links) -> bytes:
-        """Return a mark for an entry about another topic that takes records out of this one."""
-        return log.encode(mark(links, head=links.topic.next_seq - 1, out=True, holds=True))
-
-    def freeze(self, links: Links, ticket: Ticket) -> None:
-        """Routers out of the topic stay where they are until the entry has taken effect or was refused."""
-        links.frozen += 1
-        act, undo = ticket.apply, ticket.undo
-        assert act is not None
-
-        def thaw() -> None:
-            links.frozen -= 1
-            if links.fed is not None:
-                links.fed.held_until_ms = 0  # there may be room now
-                self._enqueue(links.fed)
-            self._source_grew(links.topic)
-
-        def take_effect(ticket: Ticket) -> Any:
-            try:
-                return act(ticket)
-            finally:
-                thaw()
-
-        def refused() -> None:
-            thaw()
-            if undo is not None:
-                undo()
-
-        ticket.apply, ticket.undo = take_effect, refused
-
-    def losing(self, links: Links, upto: int, coming: log.Append | None = None) -> None:
-        """Records below `upto` go now: those routers that have not got there give them up.
-
-        Some of them may not even have come: the first ones of a write that is larger than its topic.
-        """
-        if links.low < upto - 1 and links.slowest() < upto - 1:
-            for router in list(links.routers()):
-                if router.reached < upto - 1:
-                    self._trim(router, upto - 1, coming)
-
-    def _pushes_out(self, links: Links, entry: log.Append, *, before_bytes: int = 0) -> int | None:
-        """The seq below which all will be lost when the entry lands, if a router has not got there yet."""
-        config = links.topic.config
-        if not (config.cap_records or config.cap_bytes or config.ttl_ms):
-            return None
-        upto = retention.reach(
-            links.topic, first=entry.first, sizes=entry.sizes, ts=entry.ts, before_bytes=before_bytes
-        )
-        return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
-
-    def _trim(self, router: Router, upto: int, coming: log.Append | None = None) -> None:
-        feed, dest = router.feed, router.feed.dest
-        source = feed.source
-        lost = count_lost(router, min(upto, source.head))
-        for seq in range(max(source.head, router.reached) + 1, upto + 1):
-            lost += router.config.filter is None or _matches(router.config.filter, coming, seq)
-        self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost))
-
-    def _stage_trim(self, router: Router, entry: Trim) -> None:
-        dest = router.feed.dest
-        ticket = Ticket(topic=dest, entry=entry, first=dest.next_seq)
-        if self._staging.logged:
-            ticket.frame = log.encode(entry)
-            if dest.config.durability == "ephemeral":
-                self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
-        self._stage_step(ticket, router, entry.upto, lambda: replay.trim(self._staging.state, entry))
-        dest.next_seq += entry.lost
-
-    def _stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
-        """A step that brings the router to `upto` once it is in the log."""
-        feed, was = router.feed, router.under_way
-
-        def take_effect(_: Ticket) -> None:
-            feed.busy -= 1
-            before = feed.dest.head
-            act()
-            if router.under_way <= upto:
-                router.under_way = 0
-            if feed.last_error is None:
-                feed.backoff_ms = 0
-            if feed.dest.head != before:
-                self._told(feed.dest)
-            self._enqueue(feed)
-
-        def undo() -> None:
-            feed.busy -= 1
-            router.under_way = was
-            if feed.source.links is not None:
-                feed.source.links.low = 0  # it counted on this step
-            self._back_off(feed, self._staging.clock.now_ms())  # the log takes nothing at the moment
-
-        ticket.apply, ticket.undo = take_effect, undo
-        self._staging.commits.stage(ticket)
-        router.under_way = upto
-        feed.busy += 1
-
-    # --- forwarding
 
     def run(self, budget_ns: int, *, waits: bool = False) -> int | None:
-        """Forwards until nothing is left or the budget is spent; in how many ms to come back, None for not at all.
+        """Forward until nothing is left or the budget is spent. Return in how many ms to call again; None for never.
 
-        `waits` lets it wait for the log where it would come back for that. Raises `Cold` where it needs the disk.
+        With `waits`, wait for the log instead of returning for it. Raises `Cold` if records are not in memory.
         """
         clock = self._staging.clock
         began = clock.monotonic_ns()
         cold, self._cold = self._cold, None
-        if cold is not None and cold in self._queued:
-            self._due.remove(cold)
-            self._due.appendleft(cold)
-        self._collect(clock.now_ms())
+        due = self._due
+        if cold is not None:
+            due.put_first(cold)
+        due.collect(clock.now_ms())
         # Bound: `budget_ns`. Without one, a step that leaves its feed due forwards or gives up at least one record.
-        while self._due:
-            feed = self._due.popleft()
-            self._queued.discard(feed)
+        while due:
+            feed = due.pop()
             try:
-                more = self._step(feed, waits)
+                more = self._step(feed, waits=waits)
             except Cold:
-                self._enqueue(feed)
+                due.add(feed)
                 self._cold = feed
                 raise
             if more:
-                self._enqueue(feed)
-            if self._grown:
-                self._collect(clock.now_ms())
-            if clock.monotonic_ns() - began >= budget_ns > 0 and self._due:
+                due.add(feed)
+            if due.has_grown:
+                due.collect(clock.now_ms())
+            if clock.monotonic_ns() - began >= budget_ns > 0 and due:
                 return 0
-        return self._next_ms(clock.now_ms())
+        return due.next_ms(clock.now_ms())
 
     def skip_cold(self) -> None:
-        """The disk does not give what a feed needs: the others go first until it is tried again."""
+        """Let other feeds go first until the feed is tried again whose records the disk did not give."""
         self._cold = None
 
-    def settle(self) -> None:
-        """Forwards everything that can be, waiting for the log and the disk. For tools and tests."""
-        for feed in self.table.feeds():
-            self._enqueue(feed)
+    def drain(self) -> None:
+        """Forward everything that can be, and wait for the log and the disk. For tools and tests."""
+        for feed in self._table.feeds():
+            self._due.add(feed)
         # Bound: each round forwards what is due until nothing is, or loads a piece that a step needs.
         while True:
             waiting(lambda: self.run(0, waits=True))
             self._staging.commits.settle()
-            if not self._due and not self._grown:
+            if not self._due and not self._due.has_grown:
                 return
 
-    def _collect(self, now_ms: int) -> None:
-        grown, self._grown = self._grown, {}
-        for topic in grown:
-            if topic.links is not None:
-                for feed in topic.links.feeds.values():
-                    self._enqueue(feed)
-        for feed in list(self._waiting):
-            if feed.held_until_ms <= now_ms:
-                del self._waiting[feed]
-                self._enqueue(feed)
-
-    def _enqueue(self, feed: Feed) -> None:
-        if feed not in self._queued and not feed.source.gone and not feed.dest.gone:
-            self._waiting.pop(feed, None)
-            self._queued.add(feed)
-            self._due.append(feed)
-            self.wake()
-
-    def _source_grew(self, topic: Topic) -> None:
-        if topic.links is not None and topic.links.feeds:
-            self._grown[topic] = None
-            self.wake()
-
-    def _next_ms(self, now_ms: int) -> int | None:
-        if self._due or self._grown:
-            return 0
-        if not self._waiting:
-            return None
-        return max(min(feed.held_until_ms for feed in self._waiting) - now_ms, SOON_MS)
-
-    def _step(self, feed: Feed, waits: bool) -> bool:
-        """One batch of one router. Whether there may be more at once."""
+    def _step(self, feed: Feed, *, waits: bool) -> bool:
+        """Forward one batch of one router. Return whether there may be more at once."""
         if not feed.routers or feed.source.gone or feed.dest.gone:
             return False
         turn = feed.next()
@@ -271,9 +100,9 @@ class Forwarder:
             return False
         now = self._staging.clock.now_ms()
         # What was refused while it waited for the log may hold the feed from then on.
-        if feed.held_until_ms > now or not self._quiet(feed, waits) or feed.held_until_ms > now:
+        if feed.held_until_ms > now or not self._quiet(feed, waits=waits) or feed.held_until_ms > now:
             if turn[0] in feed.routers:
-                self._waiting[feed] = None
+                self._due.wait(feed)
             return False
         turn = feed.next()
         if turn is None:
@@ -284,7 +113,7 @@ class Forwarder:
             if comes_back(feed, run[2]):
                 self._pass(router, min(run[1], upto))
             else:
-                self._trim(router, min(run[1], upto))
+                self._live.trim(router, min(run[1], upto))
             return True
         lost = source.losses.next_from(start)
         upto = upto if lost is None else min(upto, lost - 1)
@@ -297,7 +126,7 @@ class Forwarder:
             retention.lose_range(source if damage.segment in source.segments else feed.dest, damage)
             return True
 
-    def _quiet(self, feed: Feed, waits: bool) -> bool:
+    def _quiet(self, feed: Feed, *, waits: bool) -> bool:
         """Whether nothing that waits for the log stands between the feed and its topics."""
         commits = self._staging.commits
         for attempt in (None, commits.flush, commits.settle):
@@ -331,7 +160,7 @@ class Forwarder:
 
     def _copy(self, feed: Feed, router: Router, gathered: Gathered, now: int) -> bool:
         dest = feed.dest
-        copier = Copier(self.table, feed, router)
+        copier = Copier(self._table, feed, router)
         made = list(copier.entries(gathered, dest.next_seq))
         logs = self._logs(feed)
         for entry, piece in made:
@@ -372,17 +201,17 @@ class Forwarder:
         elif upto > router.reached:
             entry = Copies(feed.dest.topic_id, router.router_id, upto)
             ticket = Ticket(topic=feed.dest, entry=entry, frame=log.encode(entry))
-            self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
+            self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
 
     def _lose(self, router: Router, upto: int, lost: int) -> None:
         """The next copies are too large for the destination: they get their seqs there, and are lost."""
         dest = router.feed.dest
         if self._logs(router.feed):
-            self._stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap"))
+            self._live.stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap"))
         else:
             retention.lose_next(dest, lost)
             router.cursor = max(router.cursor, upto)
-            self._told(dest)
+            self._live.landed(dest)
 
     def _keeps(self, dest: Topic, entry: log.Append, fits: int) -> int:
         """How many copies at a time, so that none goes again before a router out of the destination has seen it."""
@@ -403,7 +232,7 @@ class Forwarder:
         Those that are held give up on it. So do all around a cycle, where each would wait for the other.
         """
         links = feed.dest.links
-        upto = self._pushes_out(links, entry, before_bytes=feed.dest.staged_bytes)
+        upto = self._live.pushes_out(links, entry, before_bytes=feed.dest.staged_bytes)
         if upto is None:
             return True
         if feed.busy:
@@ -411,17 +240,17 @@ class Forwarder:
         behind = [other for other in links.feeds.values() if any(router.reached < upto - 1 for router in other.routers)]
         able = [other for other in behind if other.last_error is None]
         if not able or feed.cyclic:
-            self.losing(links, upto, entry)
+            self._live.losing(links, upto, entry)
             self._staging.commits.flush()
             return True
-        ahead = [other for other in able if other not in self._waiting]
+        ahead = [other for other in able if not self._due.waits(other)]
         for other in ahead:
-            self._enqueue(other)
+            self._due.add(other)
         if ahead:
-            self._enqueue(feed)  # behind them
+            self._due.add(feed)  # behind them
         else:
             feed.held_until_ms = max(now, min(other.held_until_ms for other in able))
-            self._waiting[feed] = None
+            self._due.wait(feed)
         return False
 
     def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
@@ -432,7 +261,7 @@ class Forwarder:
         apply.append(self._staging.state, dest, entry)
         copier.copied(piece)
         router.cursor = max(router.cursor, upto)
-        self._told(dest)
+        self._live.landed(dest)
 
     def _below_ceiling(self, feed: Feed, end: int) -> bool:
         """Whether copies below `end` may land in an ephemeral topic. False once a higher ceiling was staged for them.
@@ -443,7 +272,7 @@ class Forwarder:
         if end <= dest.ceiling or not staging.logged:
             return True
         # Where the log takes nothing at the moment, the feed tries again later.
-        staging.ceilings.stage_gated(dest, end, refused=lambda: self._back_off(feed, staging.clock.now_ms()))
+        staging.ceilings.stage_gated(dest, end, refused=lambda: self._due.back_off(feed, staging.clock.now_ms()))
         return False
 
     def _logs(self, feed: Feed) -> bool:
@@ -463,11 +292,7 @@ class Forwarder:
         ticket.frame = log.encode(step if kept else Copies(dest.topic_id, router.router_id, upto))
         ticket.gated = durability == "fsync"
         self._staging.take_seqs(dest, ticket)
-        self._stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
-
-    def _told(self, dest: Topic) -> None:
-        self._staging.grew(dest)
-        self._source_grew(dest)
+        self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, step))
 
     # --- a full destination
 
@@ -493,14 +318,9 @@ class Forwarder:
         return self._hold(feed, now, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
 
     def _hold(self, feed: Feed, now: int, why: str) -> int:
-        self._back_off(feed, now)
+        self._due.back_off(feed, now)
         feed.last_error = why
         return 0
-
-    def _back_off(self, feed: Feed, now: int) -> None:
-        feed.backoff_ms = min(max(feed.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
-        feed.held_until_ms = now + feed.backoff_ms
-        self._waiting[feed] = None
 
     def _resume(self, feed: Feed, now: int) -> None:
         """The destination takes copies again. They count as made now, which a replay has to be told."""
@@ -512,23 +332,16 @@ class Forwarder:
             replay.resume(self._staging.state, entry)
             feed.room_floor = feed.dest.evict_floor
             feed.backoff_ms = 0
-            self._enqueue(feed)
+            self._due.add(feed)
 
         def undo() -> None:
             feed.last_error = was
-            self._back_off(feed, self._staging.clock.now_ms())  # the log takes nothing at the moment
+            self._due.back_off(feed, self._staging.clock.now_ms())  # the log takes nothing at the moment
 
         ticket = Ticket(topic=feed.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
             ticket.frame = log.encode(entry)
         self._staging.commits.stage(ticket)
-
-
-def _matches(match: TagMatch, coming: log.Append | None, seq: int) -> bool:
-    """Whether a record that has not landed yet would be forwarded; those of other writes count."""
-    if coming is None or not coming.first <= seq <= coming.last:
-        return True
-    return coming.tags is not None and match.covers(coming.tags[seq - coming.first])
 
 
 def _time_made_room(feed: Feed) -> bool:

@@ -1,4 +1,4 @@
-"""The verbs of routers. What they set going is in `forwarder`."""
+"""The verbs of routers. `forwarder` makes the copies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import Eligible, look_for, mark
+from topics.engine.routers.due import DueFeeds
 from topics.engine.routers.forwarder import Forwarder
 from topics.engine.routers.graph import Feed, Router, upstream
+from topics.engine.routers.live import LiveRouters
+from topics.engine.routers.replay import table_of
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, each_loaded, once_loaded
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
 from topics.engine.write.room import server_full
+from topics.engine.write.staging import Staging
 from topics.errors import topic_not_found
 from topics.model.names import check_router
 from topics.model.records import TagMatch
@@ -56,8 +60,26 @@ class Preview(Struct):
             self.first = first + part.first if self.first is None else min(first + part.first, self.first)
 
 
-class Routers(Forwarder):
+class Routers:
     """The routers of one engine."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self.table = table_of(staging.state)
+        self.due = DueFeeds()
+        self.table.live = live = LiveRouters(staging, self.due)
+        self.forwarder = Forwarder(staging, self.table, self.due, live)
+        self._listener = self.due.source_grew  # kept: `Growth` tells listeners apart by their identity
+
+    def attach(self) -> None:
+        """Make all feeds due, once the state of the engine is recovered."""
+        for feed in self.table.feeds():
+            self._follow(feed)
+
+    def _follow(self, feed: Feed) -> None:
+        """Make the feed due, now and whenever its source grows."""
+        self._staging.growth.listen(feed.source, self._listener)
+        self.due.add(feed)
 
     # --- verbs
 
@@ -230,8 +252,7 @@ class Routers(Forwarder):
             apply.create(state, create)
         router = replay.put_router(state, entry)
         assert router is not None
-        self.follow(router.feed.source)
-        self._enqueue(router.feed)
+        self._follow(router.feed)
         return PutRouter(router, created)
 
     def _marks(self, topics: set[Topic]) -> list[Mark]:

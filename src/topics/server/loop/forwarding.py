@@ -25,13 +25,13 @@ RETRY_MS = 1000  # after an unexpected failure
 
 
 class Forwarding:
-    """Calls `Routers.run` whenever there is something to forward."""
+    """Calls `Forwarder.run` whenever there is something to forward."""
 
     def __init__(self, runtime: Runtime, requests_total: Callable[[], int]) -> None:
         self._runtime = runtime
         self._requests_total = requests_total
         self._routers = runtime.engine.routers
-        self._routers.wake = self._wake
+        self._routers.due.wake = self._wake
         self._timer: asyncio.Handle | None = None
         self._resting_until_ns = 0
         self._requests = 0
@@ -68,7 +68,7 @@ class Forwarding:
 
     def _cannot_read(self, failure: BaseException) -> None:
         log.failure("cannot_read", failure)
-        self._routers.skip_cold()
+        self._routers.forwarder.skip_cold()
         self._timer = None
         self._schedule(RETRY_MS)
 
@@ -76,7 +76,7 @@ class Forwarding:
         """Forward for one slice, and schedule the next. Raise `Cold` if records must be loaded first."""
         clock, began = self._runtime.clock, self._runtime.clock.monotonic_ns()
         try:
-            delay_ms = self._routers.run(SLICE_NS)
+            delay_ms = self._routers.forwarder.run(SLICE_NS)
         except Cold:
             raise
         except Exception as error:

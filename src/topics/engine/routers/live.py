@@ -1,0 +1,153 @@
+"""Routers beside live writes: what is logged about them, and what they give up. See `copy` for why that is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from topics.engine import retention
+from topics.engine.routers import replay
+from topics.engine.routers.copy import count_lost, mark
+from topics.engine.routers.due import DueFeeds
+from topics.engine.routers.graph import Links, Router
+from topics.engine.state.topic import Topic
+from topics.engine.write.commit import Ticket
+from topics.engine.write.staging import Staging
+from topics.model.records import TagMatch
+from topics.storage.log import entry as log
+from topics.storage.log.router_entry import Copies, Resume, Trim
+
+PARTIES = (Trim, Resume, Copies)  # entries about a destination that leave the routers out of it alone
+
+
+class LiveRouters:
+    """Stages the entries that a replay needs to find the routers where they were. Implements `graph.Live`."""
+
+    def __init__(self, staging: Staging, due: DueFeeds) -> None:
+        self._staging = staging
+        self._due = due
+
+    def staging(self, links: Links, ticket: Ticket) -> None:
+        """Puts a mark before an entry whose replay must find the routers where they are now."""
+        topic, entry = links.topic, ticket.entry
+        if type(entry) is log.Ceiling:
+            return  # it changes nothing that a router could notice
+        if ticket.count and links.feeds:
+            upto = self.pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
+            if upto is not None:
+                self.losing(links, upto, entry)
+        leaves_sources = bool(ticket.count) or type(entry) in PARTIES
+        if ticket.frame is not None and not (leaves_sources and (links.fed is None or links.fed.cyclic)):
+            head = (ticket.first or topic.next_seq) - 1
+            pin = mark(links, head=head, out=not leaves_sources, holds=True)
+            ticket.frame = log.encode(pin) + ticket.frame
+        if not leaves_sources:
+            self.freeze(links, ticket)
+
+    def pin(self, links: Links) -> bytes:
+        """Return a mark for an entry about another topic that takes records out of this one."""
+        return log.encode(mark(links, head=links.topic.next_seq - 1, out=True, holds=True))
+
+    def freeze(self, links: Links, ticket: Ticket) -> None:
+        """Routers out of the topic stay where they are until the entry has taken effect or was refused."""
+        links.frozen += 1
+        act, undo = ticket.apply, ticket.undo
+        assert act is not None
+
+        def thaw() -> None:
+            links.frozen -= 1
+            if links.fed is not None:
+                links.fed.held_until_ms = 0  # there may be room now
+                self._due.add(links.fed)
+            self._due.source_grew(links.topic)
+
+        def take_effect(ticket: Ticket) -> Any:
+            try:
+                return act(ticket)
+            finally:
+                thaw()
+
+        def refused() -> None:
+            thaw()
+            if undo is not None:
+                undo()
+
+        ticket.apply, ticket.undo = take_effect, refused
+
+    def losing(self, links: Links, upto: int, coming: log.Append | None = None) -> None:
+        """Records below `upto` go now: those routers that have not got there give them up.
+
+        Some of them may not even have come: the first ones of a write that is larger than its topic.
+        """
+        if links.low < upto - 1 and links.slowest() < upto - 1:
+            for router in list(links.routers()):
+                if router.reached < upto - 1:
+                    self.trim(router, upto - 1, coming)
+
+    def pushes_out(self, links: Links, entry: log.Append, *, before_bytes: int = 0) -> int | None:
+        """The seq below which all will be lost when the entry lands, if a router has not got there yet."""
+        config = links.topic.config
+        if not (config.cap_records or config.cap_bytes or config.ttl_ms):
+            return None
+        upto = retention.reach(
+            links.topic, first=entry.first, sizes=entry.sizes, ts=entry.ts, before_bytes=before_bytes
+        )
+        return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
+
+    def trim(self, router: Router, upto: int, coming: log.Append | None = None) -> None:
+        feed, dest = router.feed, router.feed.dest
+        source = feed.source
+        lost = count_lost(router, min(upto, source.head))
+        for seq in range(max(source.head, router.reached) + 1, upto + 1):
+            lost += router.config.filter is None or _matches(router.config.filter, coming, seq)
+        self.stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost))
+
+    def stage_trim(self, router: Router, entry: Trim) -> None:
+        dest = router.feed.dest
+        ticket = Ticket(topic=dest, entry=entry, first=dest.next_seq)
+        if self._staging.logged:
+            ticket.frame = log.encode(entry)
+            if dest.config.durability == "ephemeral":
+                self._staging.ceilings.guard(dest, ticket, dest.next_seq + entry.lost)
+        self.stage_step(ticket, router, entry.upto, lambda: replay.trim(self._staging.state, entry))
+        dest.next_seq += entry.lost
+
+    def stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
+        """A step that brings the router to `upto` once it is in the log."""
+        feed, was = router.feed, router.under_way
+
+        def take_effect(_: Ticket) -> None:
+            feed.busy -= 1
+            before = feed.dest.head
+            act()
+            if router.under_way <= upto:
+                router.under_way = 0
+            if feed.last_error is None:
+                feed.backoff_ms = 0
+            if feed.dest.head != before:
+                self.landed(feed.dest)
+            self._due.add(feed)
+
+        def undo() -> None:
+            feed.busy -= 1
+            router.under_way = was
+            if feed.source.links is not None:
+                feed.source.links.low = 0  # it counted on this step
+            self._due.back_off(feed, self._staging.clock.now_ms())  # the log takes nothing at the moment
+
+        ticket.apply, ticket.undo = take_effect, undo
+        self._staging.commits.stage(ticket)
+        router.under_way = upto
+        feed.busy += 1
+
+    def landed(self, dest: Topic) -> None:
+        """Notify the readers of `dest`, and the feeds out of it: copies have landed there."""
+        self._staging.grew(dest)
+        self._due.source_grew(dest)
+
+
+def _matches(match: TagMatch, coming: log.Append | None, seq: int) -> bool:
+    """Whether a record that has not landed yet would be forwarded; those of other writes count."""
+    if coming is None or not coming.first <= seq <= coming.last:
+        return True
+    return coming.tags is not None and match.covers(coming.tags[seq - coming.first])
