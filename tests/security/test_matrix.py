@@ -72,6 +72,7 @@ RULES: dict[str, Rule] = {
     "GET /readyz": Rule(anyone=True),
     "GET /v0/metrics": Rule("read"),
     "GET /v0/openapi.json": Rule(anyone=True),
+    "GET /client.js": Rule(anyone=True),
 }
 REFUSED = (401, 403)
 

@@ -6,7 +6,7 @@ from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteR
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
-from topics.server.api import archives, health, queues, records, routers, scan, topics, watch
+from topics.server.api import archives, assets, health, queues, records, routers, scan, topics, watch
 from topics.server.api.route import Parameter, Route
 from topics.server.http import write_body
 
@@ -206,5 +206,10 @@ ROUTES = [
         method="GET", path="/v0/openapi.json", handler=health.get_openapi, operation=operations.READ_DOCUMENT,
         while_recovering=health.get_openapi_while_recovering, probe=True,
         summary="Get this document", answers={200: dict},
+    ),
+    Route(
+        method="GET", path="/client.js", handler=assets.client_js, operation=operations.READ_DOCUMENT,
+        while_recovering=assets.client_js_while_recovering, summary="The JavaScript client: one ES module",
+        answers={200: "text/javascript", 304: "text/javascript"}, probe=True,
     ),
 ]  # fmt: skip

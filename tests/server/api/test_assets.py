@@ -1,0 +1,19 @@
+"""The JavaScript client as the server delivers it."""
+
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import ServerProcess, StartServer
+
+SOURCE = Path(__file__).parents[3] / "clients" / "js" / "topics.js"
+
+
+def test_client_is_served_with_caching_headers(start_server: StartServer) -> None:
+    server: ServerProcess = start_server(api_keys="secret:read")
+    answer = httpx.get(f"{server.url}/client.js")
+    assert (answer.status_code, answer.content) == (200, SOURCE.read_bytes())
+    assert answer.headers["content-type"].startswith("text/javascript")
+    assert answer.headers["access-control-allow-origin"] == "*"
+    again = httpx.get(f"{server.url}/client.js", headers={"if-none-match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
