@@ -49,7 +49,7 @@ class Live:
 
 @pytest.fixture(scope="session", params=["memory", "sealed"])
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The server of most tests: all in memory, and with parts so small that most reads find a sealed segment."""
+    """The server of most tests: in memory, with segments so small that most reads find a sealed one."""
     directory = tmp_path_factory.mktemp("live")
     small = {"data_dir": directory / "data"} | SMALL_PARTS
     server = ServerProcess(directory, small if request.param == "sealed" else {})
@@ -66,7 +66,7 @@ def live(shared: ServerProcess) -> Iterator[Live]:
 
 @pytest.fixture
 def start_live(start_server: Callable[..., ServerProcess]) -> Iterator[Callable[..., Live]]:
-    """Servers with settings of their own."""
+    """Start servers with given settings."""
     clients: list[Live] = []
 
     def start(**settings: object) -> Live:

@@ -1,4 +1,4 @@
-"""A strict reader of event streams: what it does not understand fails the test."""
+"""A strict reader of event streams: unexpected input fails the test."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Events:
         self.last_id: str | None = last_id
 
     def body(self) -> Any:
-        """The JSON of a refusal."""
+        """Return the JSON body of a refusal."""
         size = int(self.headers["content-length"])
         while len(self._buffer) < size:
             self._buffer += self.sock.recv(65536)
@@ -88,7 +88,7 @@ class Events:
         return found
 
     def next(self) -> Frame:
-        """The next event; comments and `retry` are noted on the way."""
+        """Return the next event. Comments and `retry` before it are kept."""
         while True:
             block = self._until(b"\n\n").decode()
             fields: dict[str, str] = {}
@@ -112,14 +112,14 @@ class Events:
         return frames
 
     def until(self, event: str) -> list[Frame]:
-        """Everything up to an event of that name, with it."""
+        """Return all events up to and including one of that name."""
         frames = [self.next()]
         while frames[-1].event != event:
             frames.append(self.next())
         return frames
 
     def comment(self) -> str:
-        """The next comment, with nothing else before it."""
+        """Return the next comment, which must be the next thing received."""
         known = len(self.comments)
         while len(self.comments) == known:
             block = self._until(b"\n\n").decode()
@@ -128,7 +128,7 @@ class Events:
         return self.comments[-1]
 
     def rest(self) -> list[Frame]:
-        """Everything up to the server's end of the stream."""
+        """Return all events until the server ends the stream."""
         frames = []
         while True:
             try:
@@ -139,7 +139,7 @@ class Events:
         return frames
 
     def quiet(self, seconds: float) -> bool:
-        """Whether nothing comes for so long."""
+        """Return whether nothing arrives for so long."""
         self.sock.settimeout(seconds)
         try:
             return not self._buffer and not self.sock.recv(1, socket.MSG_PEEK)
@@ -149,7 +149,7 @@ class Events:
             self.sock.settimeout(WAIT_S)
 
     def drop(self) -> None:
-        """Leaves without a word: the other side gets a reset."""
+        """Reset the connection."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
@@ -164,7 +164,7 @@ class Events:
 
 
 def wait_for(look: Any, *, within_s: float = WAIT_S) -> Any:
-    """What `look` answers once it is true."""
+    """Return the result of `look` once it is true."""
     deadline = time.monotonic() + within_s
     while not (seen := look()):
         assert time.monotonic() < deadline, "waited for nothing"

@@ -1,4 +1,4 @@
-"""The server in a thread of the test, so that the test can make its loop late."""
+"""A server in a thread of the test, so that the test can delay its loop."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ class Inside:
         return done.result(WAIT_S)
 
     def lag(self, *lags_ms: float) -> None:
-        """Tells the throttle these measurements, and takes its own away."""
+        """Replace the measurements of the throttle by these."""
 
-        def tell() -> None:
+        def measure() -> None:
             self.app.services.throttle.end()
             for lag_ms in lags_ms:
                 self.app.services.throttle.take(lag_ms)
 
-        self.call(tell)
+        self.call(measure)
 
     def keep_busy(self, ms: float) -> None:
-        """Every turn of the loop takes so much longer from now on; 0 ends that."""
+        """Make every turn of the loop take so much longer; 0 ends this."""
         was, self._busy_ms = self._busy_ms, ms
         if not was and ms:
             self.loop.call_soon_threadsafe(self._burn)

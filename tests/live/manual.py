@@ -1,4 +1,4 @@
-"""A server whose loop turns only when the test says so, on a clock that stands still: for counting work per turn."""
+"""A server on a manual loop and a simulated clock, for counting the work of one turn."""
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -12,7 +12,7 @@ from topics.testing.clock import SimClock
 
 
 class TickingClock(SimClock):
-    """A millisecond passes between two looks at it."""
+    """A clock that advances by one millisecond per reading."""
 
     def monotonic_ns(self) -> int:
         self.advance(ms=1)
@@ -20,7 +20,7 @@ class TickingClock(SimClock):
 
 
 class ManualLoop:
-    """Keeps what was scheduled until the test calls `turn`."""
+    """Runs scheduled callbacks when the test calls `turn`."""
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], object]] = []
@@ -35,7 +35,7 @@ class ManualLoop:
         pass
 
     def run_in_executor(self, pool: Executor, work: Callable[[], object]) -> "Future[object]":
-        """Done at once, on this thread; whoever waits for it is told at once as well."""
+        """Run the work now, on this thread, and return a resolved future."""
         done: Future[object] = Future()
         try:
             done.set_result(work())
@@ -60,7 +60,7 @@ def manual_app(clock: Clock | None = None, state: State | None = None, **setting
 
 
 def create(app: TopicsApp, loop: ManualLoop, names: list[str]) -> None:
-    """Make these topics."""
+    """Create these topics."""
     from topics.model.topic import ConfigPatch
 
     for name in names:

@@ -1,8 +1,8 @@
-"""Writers, deletes, eviction, re-creation, and watchers that come and go: every story accounts for every seq once.
+"""Random writes, deletes, evictions and reconnects: every watcher accounts for every seq exactly once.
 
-A watcher notes what it has processed, and nothing else: records, and ranges it was told are lost. What it received but
-did not process when it dropped the connection is forgotten, as it would be in a process that crashed. At the end every
-seq from 1 to the head is in the story exactly once, or was deleted on purpose.
+A watcher notes only what it has processed: records, and ranges that were reported as lost. Data that it received but
+did not process before it dropped the connection is ignored, as after a crash. At the end every seq from 1 to the head
+is in the history exactly once, or was deleted on request.
 """
 
 import random
@@ -19,8 +19,8 @@ SECONDS = 3
 KEPT, CAPPED, REMADE = "kept", "capped", "remade"
 
 
-class Story:
-    """One topic, one life, as one watcher was told it."""
+class History:
+    """One epoch of one topic as one watcher saw it."""
 
     def __init__(self) -> None:
         self.records: list[int] = []
@@ -32,14 +32,14 @@ class Story:
 
     def check(self, head: int, deleted: set[int]) -> None:
         assert self.records == sorted(set(self.records)), "a record was repeated, or came out of order"
-        told = set(self.records)
+        seen = set(self.records)
         for first, last in self.gaps:
             gap = set(range(first, last + 1))
-            assert not gap & told, f"told twice: {sorted(gap & told)[:5]}"
-            told |= gap
-        missing = set(range(1, head + 1)) - told - deleted
-        assert not missing, f"{len(missing)} never told, from {min(missing)} on"
-        assert max(told, default=0) <= head
+            assert not gap & seen, f"reported twice: {sorted(gap & seen)[:5]}"
+            seen |= gap
+        missing = set(range(1, head + 1)) - seen - deleted
+        assert not missing, f"{len(missing)} never reported, from {min(missing)} on"
+        assert max(seen, default=0) <= head
 
 
 class Watcher:
@@ -49,8 +49,8 @@ class Watcher:
         self.url = url
         self.random = random.Random(seed)
         self.api = Api(url)
-        self.stories: dict[str, Story] = {KEPT: Story(), CAPPED: Story()}
-        self.lives: list[Story] = []  # of the topic that is made again and again
+        self.histories: dict[str, History] = {KEPT: History(), CAPPED: History()}
+        self.epochs: list[History] = []  # of the topic that is deleted and created again
         self.processed_id: str | None = None
         self.turns = 0
 
@@ -62,16 +62,16 @@ class Watcher:
                     break
                 self.process()
             self.random.choice((self.drop, self.take_over, self.begin_again))()
-        while any(self.stories[name].position < head for name, head in heads.items()):
+        while any(self.histories[name].position < head for name, head in heads.items()):
             self.process()
         self.events.close()
         self.api.close()
 
     def begin(self) -> None:
-        """A session that begins where the story ends."""
-        self.remade = Story()
-        self.lives.append(self.remade)
-        topics = {name: {"from_seq": story.position} for name, story in self.stories.items()}
+        """Create a session that starts where the history ends."""
+        self.remade = History()
+        self.epochs.append(self.remade)
+        topics = {name: {"from_seq": story.position} for name, story in self.histories.items()}
         limit = self.random.choice((1, 7, 256))
         body = {"topics": topics | {REMADE: {}}, "limit": limit}
         answer = self.api.call("POST", "/v0/watch?lenient=true", body)
@@ -84,14 +84,14 @@ class Watcher:
         self.begin()
 
     def drop(self) -> None:
-        """Leaves without having read all; comes back with what it has processed."""
+        """Reset the connection before all is read, and reconnect with the last processed id."""
         self.events.drop()
         self.events = Events(self.url, self.path, last_id=self.processed_id)
-        if self.processed_id is None:  # nothing was processed, so nothing tells the server: only a new session is exact
+        if self.processed_id is None:  # the server cannot know this: only a new session is exact
             self.begin_again()
 
     def take_over(self) -> None:
-        """A second connection without an id; the first one is read to its end, so that nothing on its way is lost."""
+        """Open a second connection without an id, and read the first one to its end."""
         before, self.events = self.events, Events(self.url, self.path)
         for frame in before.rest():
             self.note(frame)
@@ -107,7 +107,7 @@ class Watcher:
         self.processed_id = frame.id
         self.turns += 1
         name = frame.data["topic"]
-        story = self.remade if name == REMADE else self.stories[name]
+        story = self.remade if name == REMADE else self.histories[name]
         if frame.event == "record":
             story.records += frame.seqs
             assert frame.data["to_seq"] >= frame.seqs[-1]
@@ -119,7 +119,7 @@ class Watcher:
 
 
 def write(url: str, seed: int, over: threading.Event, deleted: set[int]) -> None:
-    """Appends to all topics, deletes from one, and makes another anew."""
+    """Append to all topics, delete from one, and delete and create another."""
     chance, api = random.Random(seed), Api(url)
     while not over.is_set():
         name = chance.choice((KEPT, KEPT, CAPPED, CAPPED, CAPPED, REMADE))
@@ -128,7 +128,7 @@ def write(url: str, seed: int, over: threading.Event, deleted: set[int]) -> None
         if chance.random() < 0.05:
             api.call("DELETE", f"/v0/topics/{REMADE}")
         if name == KEPT and n == 3 and chance.random() < 0.3:
-            with LOCK:  # what is deleted is read first, so nobody may write a match in between
+            with LOCK:  # the matches are read before the delete, so no other writer may add one
                 doomed = api.read_all(KEPT, filter="x", from_seq=max(first["first_seq"] - 50, 0))
                 api.delete(KEPT, match="x")
                 deleted.update(record["$seq"] for record in doomed)
@@ -140,7 +140,7 @@ LOCK = threading.Lock()
 
 
 @pytest.mark.parametrize("durable", [False, True], ids=["memory", "sealed"])
-def test_every_watchers_story_accounts_for_every_seq_exactly_once(start_live, tmp_path, durable):
+def test_every_watcher_sees_every_seq_exactly_once(start_live, tmp_path, durable):
     live = start_live(**({"data_dir": tmp_path / "data"} | SMALL_PARTS if durable else {}))
     live.api.put(KEPT)
     live.api.put(CAPPED, cap_records=60)
@@ -156,7 +156,7 @@ def test_every_watchers_story_accounts_for_every_seq_exactly_once(start_live, tm
     for writer in writing:
         writer.result()
     for name in (KEPT, CAPPED):
-        live.api.write(name, "the last")  # never deleted, so that every story has an end to wait for
+        live.api.write(name, "the last")  # never deleted: the end that every watcher waits for
         heads[name] = live.api.state(name)["head_seq"]
     gone = deleted_seqs(live.api, heads[KEPT])
     assert deleted <= gone
@@ -165,12 +165,12 @@ def test_every_watchers_story_accounts_for_every_seq_exactly_once(start_live, tm
         watcher.result()
     for watcher in watchers:
         assert watcher.turns > 20
-        watcher.stories[KEPT].check(heads[KEPT], gone)
-        watcher.stories[CAPPED].check(heads[CAPPED], set())
-        for life in watcher.lives:
-            assert life.records == list(range(1, len(life.records) + 1)), "a life was told with holes"
+        watcher.histories[KEPT].check(heads[KEPT], gone)
+        watcher.histories[CAPPED].check(heads[CAPPED], set())
+        for epoch in watcher.epochs:
+            assert epoch.records == list(range(1, len(epoch.records) + 1)), "an epoch has gaps"
 
 
 def deleted_seqs(api: Api, head: int) -> set[int]:
-    """What nobody can read any more of a topic that loses nothing by itself."""
+    """Return the seqs that can no longer be read."""
     return set(range(1, head + 1)) - {record["$seq"] for record in api.read_all(KEPT)}

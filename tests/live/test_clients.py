@@ -1,4 +1,4 @@
-"""Clients that nobody here wrote: a browser, httpx-sse, curl."""
+"""Third-party clients: a browser, httpx-sse, curl."""
 
 import base64
 import json
@@ -13,14 +13,14 @@ from tests.browser import Site, dump_dom, needs_browser
 from tests.live.events import decode_id
 
 PAGE = """<!doctype html><title>waiting</title><pre id="out"></pre><script>
-const told = [];
+const received = [];
 const source = new EventSource("{url}");
 for (const name of ["record", "caught-up", "tombstone", "topic-deleted"]) {{
   source.addEventListener(name, event => {{
-    told.push([name, event.lastEventId, JSON.parse(event.data)]);
+    received.push([name, event.lastEventId, JSON.parse(event.data)]);
     if (name === "topic-deleted") {{
       source.close();
-      document.getElementById("out").textContent = btoa(unescape(encodeURIComponent(JSON.stringify(told))));
+      document.getElementById("out").textContent = btoa(unescape(encodeURIComponent(JSON.stringify(received))));
     }} else if (name === "caught-up") {{
       fetch("{origin}/next", {{method: "POST"}});
     }}
@@ -30,25 +30,25 @@ for (const name of ["record", "caught-up", "tombstone", "topic-deleted"]) {{
 
 
 @needs_browser
-def test_a_browsers_event_source_gets_and_resumes_everything(start_live, tmp_path):
-    """The page is cut off in the middle; the browser comes back by itself, with the last id it saw."""
+def test_browser_event_source_resumes_without_loss(start_live, tmp_path):
+    """The stream of the page is cut off; the browser reconnects by itself with its last event id."""
     live = start_live(cors_origins="*")
     live.api.append("orders", [{"data": {"text": "grüße 🙂"}}, {"data": 2}])
     session = live.session("orders")
     steps = iter(
         [
-            lambda: (live.api.write("orders", 3), live.open(session).close()),  # takes the session over, and leaves
+            lambda: (live.api.write("orders", 3), live.open(session).close()),  # takes over the session, then closes
             lambda: live.api.drop("orders"),
         ]
     )
     with Site(lambda _: next(steps, lambda: None)()) as site:
         site.page = PAGE.format(url=live.url + session["stream_url"], origin=site.origin)
-        told = _dump_dom(site.origin, tmp_path)
-    records = [record for name, _, data in told if name == "record" for record in data["records"]]
+        received = _dump_dom(site.origin, tmp_path)
+    records = [record for name, _, data in received if name == "record" for record in data["records"]]
     assert [record["$seq"] for record in records] == [1, 2, 3]
     assert records[0]["data"] == {"text": "grüße 🙂"}
-    assert [name for name, _, _ in told][-1] == "topic-deleted"
-    assert decode_id(told[-1][1]) == {"orders": 3}
+    assert [name for name, _, _ in received][-1] == "topic-deleted"
+    assert decode_id(received[-1][1]) == {"orders": 3}
 
 
 def _dump_dom(url, tmp_path):
@@ -70,11 +70,11 @@ def test_httpx_sse_reads_the_stream(live, topic):
     assert (record.event, caught_up.event) == ("record", "caught-up")
     assert [each["data"] for each in record.json()["records"]] == [{"n": 1}, "zwei\n\u2028drei"]
     assert decode_id(record.id) == {topic: 2}
-    assert (opening.data, opening.retry) == ("", 2000)  # this library shows a bare `retry` as an event without data
+    assert (opening.data, opening.retry) == ("", 2000)  # httpx-sse returns a bare `retry` as an event without data
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_shows_the_stream_as_it_comes(live, topic):
+def test_curl_prints_events_as_they_arrive(live, topic):
     live.api.write(topic, *range(3))
     url = live.url + live.session(topic)["stream_url"]
     with subprocess.Popen(["curl", "-sN", "--noproxy", "*", url], stdout=subprocess.PIPE) as curl:

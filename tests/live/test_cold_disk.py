@@ -1,4 +1,4 @@
-"""A disk that does not answer for a while keeps only those waiting who asked for what is on it."""
+"""A disk that stalls delays only requests that need its data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS = {"segment_max_events": 64, "checkpoint_interval_ms": 100, "sync_inter
 
 
 class SlowDisk:
-    """No page of a segment file is ever in the cache, and reads of one wait until `gate` is open."""
+    """No page of a segment file is ever in the cache, and reads wait until `gate` is open."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate = threading.Event()
@@ -59,8 +59,8 @@ class World:
         self.api.close()
         self.inside.stop()
 
-    def forget_columns(self) -> None:
-        """As if other topics had needed the room, and nothing was known of how old the first record is."""
+    def drop_columns(self) -> None:
+        """Drop cached columns, as other topics would, and the cached age of the first record."""
         topic, storage = self.inside.app.services.engine.topic("t"), self.inside.app.services.storage
         topic.front_ts = 0
         for segment in topic.segments:
@@ -68,7 +68,7 @@ class World:
                 storage.store.shelf.drop(segment)
 
     def while_it_waits(self, call: Callable[[], Any]) -> Any:
-        """What `call` gives, which needs the disk; others are answered before the disk is."""
+        """Return the result of `call`, which needs the disk. Other requests are answered before."""
         self.disk.asked.clear()
         started = Background(call)
         assert self.disk.asked.wait(WAIT_S)
@@ -83,7 +83,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A server that was started on a full directory: what is in its files is not in its memory."""
+    """A server that was restarted on existing files, so that their data is not in its memory."""
     settings = SETTINGS | {"data_dir": tmp_path / "data"}
     first = Inside(**settings)
     api = Api(first.url)
@@ -106,30 +106,30 @@ def seqs(rows: list[Any]) -> list[int]:
     return [row["$seq"] for row in rows]
 
 
-def test_diff_waits_alone(world: World):
+def test_cold_diff_delays_no_other_request(world: World):
     page = world.while_it_waits(lambda: world.slow.diff("t", limit=1000))
     assert seqs(page["records"]) == list(range(1, RECORDS + 1))
 
 
-def test_scan_waits_alone(world: World):
+def test_cold_scan_delays_no_other_request(world: World):
     body = {"filter": ["tag", "Eq", "c3"]}
     answer = world.while_it_waits(lambda: world.slow.http.post("/v0/topics/t/scan", json=body))
     assert len(answer.text.splitlines()) == RECORDS // 10 + 1
 
 
-def test_delete_by_tag_waits_alone(world: World):
+def test_cold_delete_by_tag_delays_no_other_request(world: World):
     gone = world.while_it_waits(lambda: world.slow.delete("t", match=["tag", "Eq", "c3"]))
     assert gone["deleted"] == RECORDS // 10
 
 
 @pytest.mark.parametrize("wait_ms", [0, 5_000])
-def test_claim_waits_alone(world: World, wait_ms: int):
+def test_cold_claim_delays_no_other_request(world: World, wait_ms: int):
     wanted = {"node": "w", "max": 300, "wait_ms": wait_ms}
     claimed = world.while_it_waits(lambda: world.slow.call("POST", "/v0/topics/jobs/claim", wanted)).json()
     assert seqs(claimed["claimed"]) == list(range(1, 301))
 
 
-def test_worker_stream_gets_its_jobs_when_the_disk_answers(world: World):
+def test_work_stream_gets_jobs_when_the_disk_answers(world: World):
     def work() -> list[int]:
         with Events(world.inside.url, "/v0/topics/jobs/work?node=w&max=100") as events:
             return [frame.data["$seq"] for frame in events.expect(*["job"] * 100)]
@@ -157,13 +157,13 @@ def test_router_forwards_when_the_disk_answers(world: World):
     world.while_it_waits(route)
 
 
-def test_list_of_jobs_waits_alone(world: World):
+def test_cold_job_list_delays_no_other_request(world: World):
     jobs = world.while_it_waits(lambda: world.slow.get("/v0/topics/jobs/jobs", limit=100))
     assert seqs(jobs["jobs"]) == list(range(1, 101))
 
 
-def test_client_that_leaves_is_not_read_for(world: World):
-    """Its request waits for the disk behind others; nothing is fetched for it once it is gone."""
+def test_nothing_is_read_for_a_client_that_left(world: World):
+    """Its request waits behind others for the disk, and is cancelled when the client disconnects."""
     world.disk.asked.clear()
     stuck = [Background(lambda: world.slow.diff("t", limit=1000)) for _ in range(8)]
     assert world.disk.asked.wait(WAIT_S)
@@ -182,11 +182,11 @@ def test_client_that_leaves_is_not_read_for(world: World):
         assert len(request.result()["records"]) == RECORDS
 
 
-def test_commands_behind_a_cold_one_wait_for_it(world: World):
-    """A subscription to a topic whose records expire needs the disk; what follows on the socket comes after it."""
+def test_commands_after_a_cold_command_wait_for_it(world: World):
+    """A subscription to a topic with expired records needs the disk; later commands wait for it."""
     world.disk.gate.set()
     world.api.put("t", ttl_ms=3_600_000)
-    world.inside.call(world.forget_columns)
+    world.inside.call(world.drop_columns)
     world.disk.gate.clear()
     world.disk.asked.clear()
     ws = Socket(world.inside.url)
@@ -204,7 +204,7 @@ def test_commands_behind_a_cold_one_wait_for_it(world: World):
 
 @pytest.mark.parametrize("ends", ["woken", "timed out"])
 def test_long_poll_that_needs_the_disk_is_answered(world: World, ends: str):
-    """What it was woken for may be in a file by then."""
+    """The records that woke it may be only on the disk by then."""
     app, trips = world.inside.app, []
     real = app.services.engine.read
 

@@ -5,11 +5,11 @@ from topics.errors import TopicsError
 from topics.server.push import cursors
 
 
-def test_an_id_is_base64url_of_the_map_without_padding():
+def test_event_id_is_unpadded_base64url_of_the_positions():
     assert cursors.encode({"jobs": 5210, "events": 88130}) == b"eyJqb2JzIjo1MjEwLCJldmVudHMiOjg4MTMwfQ"
 
 
-def test_what_is_encoded_is_decoded_again():
+def test_event_id_round_trips():
     assert cursors.decode(cursors.encode({"a": 1, "b": 2**64 - 1}).decode(), field="x").by_key["b"] == 2**64 - 1
     assert cursors.decode(cursors.encode_numbered([0, 7, 3, 9]).decode(), field="x").by_number == {0: 7, 3: 9}
     assert decode_id(cursors.encode({}).decode()) == {}
@@ -18,12 +18,12 @@ def test_what_is_encoded_is_decoded_again():
 @pytest.mark.parametrize(
     "text", ["", "é", "????", "bnVsbA", encode_id(7), encode_id({"a": "1"}), encode_id({"a": 2**64}), encode_id([1])]
 )
-def test_anything_else_is_refused(text):
+def test_malformed_event_id_is_refused(text):
     with pytest.raises(TopicsError):
         cursors.decode(text, field="cursor")
 
 
-def test_a_key_may_say_which_life_of_a_topic_it_means():
+def test_key_may_carry_the_epoch_of_a_topic():
     assert cursors.split_key("jobs") == ("jobs", None)
     assert cursors.split_key("jobs@17") == ("jobs", 17)
     assert cursors.split_key("jobs@x") == ("jobs", None)

@@ -1,4 +1,4 @@
-"""Clients that wait for jobs of one queue, on a loop that turns only when the test says so."""
+"""Clients that wait for jobs of one queue, on a manual loop."""
 
 from msgspec import Raw
 

@@ -1,4 +1,4 @@
-"""Patterns among many topics: what is looked at for one, and where a client that asks for too much is stopped."""
+"""Patterns over many topics: the work they cause, and their limits."""
 
 import json
 from base64 import urlsafe_b64encode
@@ -19,7 +19,7 @@ EVERYTHING = {"*": TopicOptions()}
 
 
 def looked_at(app: TopicsApp, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of topics that the engine was asked for from now on."""
+    """Return a list that collects the names of topics the engine looks up from now on."""
     names: list[str] = []
     look = app.services.engine.expire_and_get
 
@@ -31,7 +31,7 @@ def looked_at(app: TopicsApp, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_pattern_for_too_many_topics_is_refused_without_looking_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pattern_with_too_many_topics_is_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
     app, loop = manual_app(max_watch_topics=10)
     create(app, loop, [f"t{at:04}" for at in range(2_000)])
     names = looked_at(app, monkeypatch)
@@ -40,7 +40,7 @@ def test_a_pattern_for_too_many_topics_is_refused_without_looking_at_all(monkeyp
     assert len(names) <= 21
 
 
-def test_the_first_pattern_that_covers_a_topic_decides_how_it_is_watched() -> None:
+def test_first_matching_pattern_decides_the_view() -> None:
     app, loop = manual_app()
     create(app, loop, ["a.1", "a.2", "b"])
     topics = {"a.*": TopicOptions(filter="x"), "*": TopicOptions(tail=True), "a.2": TopicOptions(from_seq=0)}
@@ -49,7 +49,7 @@ def test_the_first_pattern_that_covers_a_topic_decides_how_it_is_watched() -> No
     assert filters == {"a.1": "x", "a.2": None, "b": None}
 
 
-def test_a_stream_that_cannot_take_all_new_topics_says_so_once() -> None:
+def test_stream_reports_topics_beyond_the_limit_once() -> None:
     app, loop = manual_app(max_watch_topics=5)
     session, _ = app.services.sessions.create(WatchRequest(topics=EVERYTHING), ANYONE, lenient=False)
     create(app, loop, [f"t{at:04}" for at in range(500)])
@@ -85,7 +85,7 @@ class FrameSink:
         ]
 
 
-def test_a_cursor_may_not_name_more_topics_than_a_session_may_have() -> None:
+def test_cursor_with_too_many_topics_is_refused() -> None:
     app, loop = manual_app(max_watch_topics=3)
     create(app, loop, ["t0", "t1", "t2", "t3"])
     cursor = urlsafe_b64encode(json.dumps({f"t{at}": 0 for at in range(4)}).encode()).decode()

@@ -1,4 +1,4 @@
-"""What gives way when the server runs late, and what does not."""
+"""Behaviour under pressure: what the server delays or refuses, and what it does not."""
 
 import itertools
 import time
@@ -47,7 +47,7 @@ def watch(inside, api, *names):
     return events
 
 
-def test_requests_are_refused_with_a_time_to_come_back(inside, api):
+def test_refused_request_gets_a_retry_time(inside, api):
     api.write("a", 1)
     climb(inside, Step.REFUSE)
     for path, body in (("/v0/topics/a", {"records": [{"data": 1}]}), ("/v0/topics/a/diff", {})):
@@ -61,7 +61,7 @@ def test_requests_are_refused_with_a_time_to_come_back(inside, api):
     api.write("a", 2)
 
 
-def test_a_trusted_writer_passes_and_is_told_how_long_it_waited(inside, api):
+def test_trusted_write_passes_and_reports_its_wait(inside, api):
     climb(inside, Step.REFUSE)
     written = api.write("a", 1, disable_backpressure=True)
     assert written["performance"]["throttle_wait_ms"] >= 5
@@ -69,7 +69,7 @@ def test_a_trusted_writer_passes_and_is_told_how_long_it_waited(inside, api):
     assert api.write("a", 1)["performance"]["throttle_wait_ms"] == 0
 
 
-def test_commits_are_gathered_before_anything_is_refused(inside, api):
+def test_commits_are_gathered_before_requests_are_refused(inside, api):
     api.put("a")
     climb(inside, Step.STRETCH)
     assert api.write("a", 1)["performance"]["throttle_wait_ms"] >= 1
@@ -88,36 +88,36 @@ def test_pushes_are_gathered_into_fewer_frames(inside, api):
         assert seen == [1, 2, 3]
 
 
-def test_topics_below_zero_wait_and_their_watchers_are_told(inside, api):
+def test_watchers_of_paused_topics_are_notified(inside, api):
     api.put("low", priority=-20)
     api.put("high", priority=10)
     with watch(inside, api, "low", "high") as events:
         climb(inside, Step.PAUSE)
         api.write("low", 1)
         api.write("high", 1)
-        told = [events.next(), events.next()]
-        advice = next(frame for frame in told if frame.event == "error")
+        received = [events.next(), events.next()]
+        advice = next(frame for frame in received if frame.event == "error")
         assert advice.data["code"] == 429
         assert advice.data["topics"] == ["low"]
         assert advice.data["retry_after_ms"] >= 500
-        assert next(frame for frame in told if frame.event == "record").data["topic"] == "high"
+        assert next(frame for frame in received if frame.event == "record").data["topic"] == "high"
         assert api.state("low")["effective_priority"] <= 0
         calm(inside)
         assert events.next().data["topic"] == "low"
 
 
-def test_age_lifts_a_paused_topic_while_the_pressure_lasts(inside, api):
+def test_waiting_raises_a_paused_topic_under_pressure(inside, api):
     api.put("low", priority=-20)
     with watch(inside, api, "low") as events:
         climb(inside, Step.PAUSE)
         api.write("low", 1)
         events.expect("error")
         wait_for(lambda: api.state("low")["effective_priority"] >= 0)
-        inside.lag(STEP_MS[Step.PAUSE])  # the sampler's next look
+        inside.lag(STEP_MS[Step.PAUSE])  # the next sample
         assert events.next().seqs == [1]
 
 
-def test_a_socket_is_refused_and_advised_alike(inside, api):
+def test_websocket_is_refused_and_notified_like_http(inside, api):
     api.put("low", priority=-1000)
     with connect(inside.url.replace("http", "ws") + "/v0/ws", proxy=None) as ws:
         ws.send('{"op":"subscribe","topic":"low"}')
@@ -127,13 +127,13 @@ def test_a_socket_is_refused_and_advised_alike(inside, api):
         ws.send('{"op":"publish","topic":"low","request_id":1,"records":[{"data":1}]}')
         assert '"throttled"' in ws.recv(5)
         ws.send('{"op":"publish","topic":"low","request_id":2,"records":[{"data":1}],"disable_backpressure":true}')
-        told = [ws.recv(5), ws.recv(5)]
-        assert any('"ack"' in each for each in told)
-        assert any('"topics":["low"]' in each for each in told)
+        received = [ws.recv(5), ws.recv(5)]
+        assert any('"ack"' in each for each in received)
+        assert any('"topics":["low"]' in each for each in received)
 
 
 class Listener:
-    """Notes what comes from one topic, and how long after it was written, until it has heard enough."""
+    """Collects records of one topic and their latencies until it has enough."""
 
     def __init__(self, inside, name, wanted):
         self.seqs: list[int] = []
@@ -156,8 +156,8 @@ class Listener:
         return sorted(self.waits_s)[len(self.waits_s) // 2]
 
 
-def test_under_real_lag_high_topics_keep_their_latency_and_low_ones_lose_nothing():
-    """Every turn of the loop is made to take 60 ms longer, and both topics are written to all the while."""
+def test_lag_delays_low_topics_and_loses_nothing():
+    """Every turn of the loop takes 60 ms longer while both topics are written to."""
     inside = Inside(pressure_lag_ms=100)
     writes = 8
     with closing(Api(inside.url)) as writer:

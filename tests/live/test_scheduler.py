@@ -1,4 +1,4 @@
-"""The ladder and the order of service, told the time and the lag."""
+"""The pressure steps and the order of service, from given times and lags."""
 
 import pytest
 
@@ -30,14 +30,14 @@ def test_interest_halves_every_thirty_seconds(idle_ms, expected):
     assert base_priority(watched, 1_000_000 + idle_ms) == expected
 
 
-def test_a_manual_priority_is_what_it_says():
+def test_manual_priority_is_used_as_given():
     manual = topic(priority=-7)
     manual.last_read_ts = 0
     assert base_priority(manual, 0) == -7
     assert base_priority(topic(auto_priority=False), 0) == 0
 
 
-def test_waiting_lifts_a_topic_by_a_hundred_a_second_up_to_a_thousand():
+def test_waiting_raises_priority_by_100_per_second_up_to_1000():
     assert [age_boost(ms) for ms in (-1, 0, 10, 1_000, 9_990, 60_000)] == [0, 0, 1, 100, 999, 1000]
     waiting = topic(priority=-300)
     waiting.waits_since_ms = 5_000
@@ -45,7 +45,7 @@ def test_waiting_lifts_a_topic_by_a_hundred_a_second_up_to_a_thousand():
     assert effective_priority(waiting, 8_000) == 0
 
 
-def test_one_hiccup_is_no_pressure():
+def test_single_late_sample_is_no_pressure():
     assert pressed(0, 0, 5_000, 0, 0).step is Step.CALM
 
 
@@ -53,14 +53,14 @@ def test_one_hiccup_is_no_pressure():
     ("lag_ms", "step"),
     [(0, Step.CALM), (9, Step.CALM), (10, Step.COALESCE), (30, Step.STRETCH), (80, Step.PAUSE), (200, Step.REFUSE)],
 )
-def test_lag_that_lasts_climbs_the_ladder(lag_ms, step):
+def test_lasting_lag_raises_the_step(lag_ms, step):
     pressure = pressed(*[lag_ms] * (SAMPLES - 1))
     assert pressure.step is Step.CALM
     assert pressure.sample(lag_ms) is (step is not Step.CALM)
     assert pressure.step is step
 
 
-def test_a_step_is_left_only_below_half_of_its_threshold():
+def test_step_ends_below_half_of_its_threshold():
     pressure = pressed(*[80] * SAMPLES)
     for _ in range(10):
         pressure.sample(41)
@@ -73,7 +73,7 @@ def test_a_step_is_left_only_below_half_of_its_threshold():
     assert pressure.step is Step.CALM
 
 
-def test_a_server_that_must_not_refuse_never_leaves_calm():
+def test_server_without_refusals_stays_calm():
     pressure = Pressure(0)
     for _ in range(10):
         assert not pressure.sample(10_000)
@@ -92,7 +92,7 @@ def test_only_topics_below_zero_are_paused_and_not_for_ever():
     assert not pressed(*[50] * SAMPLES).pauses(low, 0)
 
 
-def test_wanted_topics_are_refused_last():
+def test_topics_of_high_priority_are_refused_last():
     wanted, unwanted = topic(priority=500), topic(priority=499)
     pressure = pressed(*[250] * SAMPLES)
     pressure.check(wanted, 0)
@@ -105,6 +105,6 @@ def test_wanted_topics_are_refused_last():
     pressed(*[199] * SAMPLES).check(unwanted, 0)
 
 
-def test_the_less_a_topic_is_wanted_the_longer_it_is_asked_to_wait():
+def test_lower_priority_gets_a_longer_retry_time():
     pressure = pressed(*[400] * SAMPLES)
     assert pressure.retry_after_ms(500) < pressure.retry_after_ms(0) < pressure.retry_after_ms(-1000) <= 5_000

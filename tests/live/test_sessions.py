@@ -1,4 +1,4 @@
-"""`POST /v0/watch`: what a session is made of, and every way in which it is refused."""
+"""`POST /v0/watch`: sessions, their lifetime, and invalid requests."""
 
 import re
 
@@ -11,7 +11,7 @@ def refused(live, status, code, body, path="/v0/watch"):
     return live.api.refused(status, code, "POST", path, body)
 
 
-def test_a_session_tells_where_each_topic_stands(live, topic):
+def test_new_session_reports_the_position_of_each_topic(live, topic):
     live.api.write(topic, 1, 2, 3)
     live.api.delete(topic, before_seq=2)
     live.api.write(f"{topic}.b", 1)
@@ -24,16 +24,16 @@ def test_a_session_tells_where_each_topic_stands(live, topic):
     assert session["topics"][f"{topic}.b"]["from_seq"] == 1
 
 
-def test_no_two_sessions_have_the_same_wid(live, topic):
+def test_session_ids_are_unique(live, topic):
     live.api.put(topic)
     assert len({live.session(topic)["wid"] for _ in range(50)}) == 50
 
 
-def test_an_unknown_topic_is_refused_unless_the_request_is_lenient(live, topic):
+def test_unknown_topic_is_refused_unless_lenient(live, topic):
     live.api.put(topic)
-    error = refused(live, 404, "topic_not_found", {"topics": {topic: {}, "nobody": {}}})
-    assert error["detail"] == {"topic": "nobody"}
-    assert list(live.session(f"{topic} nobody", lenient=True)["topics"]) == [topic]
+    error = refused(live, 404, "topic_not_found", {"topics": {topic: {}, "unknown": {}}})
+    assert error["detail"] == {"topic": "unknown"}
+    assert list(live.session(f"{topic} unknown", lenient=True)["topics"]) == [topic]
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_an_unknown_topic_is_refused_unless_the_request_is_lenient(live, topic):
         {"topics": {f"t{n}": {} for n in range(257)}},
     ],
 )
-def test_a_malformed_request_is_refused_before_any_stream_opens(live, body):
+def test_malformed_watch_request_is_refused(live, body):
     live.api.put("a")
     refused(live, 400, "invalid_request", body)
 
 
-def test_a_session_begins_where_the_cursor_of_an_earlier_one_says(live, topic):
+def test_session_starts_at_the_cursor_of_an_earlier_one(live, topic):
     live.api.write(topic, *range(5))
     live.api.put(f"{topic}.b")
     events = live.watch({topic: {}, f"{topic}.b": {"tail": True}}, cursor=encode_id({topic: 3, "stranger": 9}))
@@ -75,7 +75,7 @@ def test_a_session_begins_where_the_cursor_of_an_earlier_one_says(live, topic):
     assert (frame.event, frame.seqs) == ("record", [4, 5])
 
 
-def test_a_pattern_stands_for_the_topics_that_begin_like_it(live, topic):
+def test_pattern_watches_topics_with_its_prefix(live, topic):
     for name in ("a", "b"):
         live.api.put(f"{topic}.{name}")
     live.api.put(f"{topic}x")
@@ -83,7 +83,7 @@ def test_a_pattern_stands_for_the_topics_that_begin_like_it(live, topic):
     assert live.session("nothing-like-this.*")["topics"] == {}
 
 
-def test_a_session_that_nobody_opens_is_forgotten_and_gives_its_place_back(start_live):
+def test_unopened_session_expires_and_frees_its_slot(start_live):
     live = start_live(max_watch_sessions=2, session_ttl_ms=300)
     live.api.put("a")
     first, second = live.session("a"), live.session("a")
@@ -98,7 +98,7 @@ def test_a_session_that_nobody_opens_is_forgotten_and_gives_its_place_back(start
     assert live.metric("topics_watch_sessions") == 2
 
 
-def test_a_stream_keeps_its_session_and_the_time_runs_from_its_end(start_live):
+def test_session_expires_after_its_stream_ends(start_live):
     live = start_live(session_ttl_ms=400)
     live.api.put("a")
     session = live.session("a")
@@ -109,7 +109,7 @@ def test_a_stream_keeps_its_session_and_the_time_runs_from_its_end(start_live):
     assert live.open(session).status == 200
 
 
-def test_a_wid_is_checked_before_it_is_looked_for(live, topic):
+def test_malformed_wid_is_invalid_and_unknown_wid_not_found(live, topic):
     assert live.open("/v0/watch/wid_" + "A" * 22).body()["error"]["code"] == "not_found"
     for wid in ("nonsense", "wid_", "wid_%2F%2F"):
         events = live.open(f"/v0/watch/{wid}")
@@ -118,19 +118,19 @@ def test_a_wid_is_checked_before_it_is_looked_for(live, topic):
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream;q=0", "text/html, image/*"])
-def test_a_client_that_takes_no_event_stream_gets_none(live, topic, accept):
+def test_client_that_accepts_no_event_stream_gets_406(live, topic, accept):
     live.api.put(topic)
     events = live.open(live.session(topic), accept=accept)
     assert (events.status, events.body()["error"]["code"]) == (406, "not_acceptable")
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "*/*", "text/html, text/*;q=0.1"])
-def test_a_client_that_takes_anything_gets_the_stream(live, topic, accept):
+def test_client_that_accepts_anything_gets_the_stream(live, topic, accept):
     live.api.put(topic)
     assert live.open(live.session(topic), accept=accept).status == 200
 
 
-def test_a_head_request_opens_nothing(live, topic):
+def test_head_request_opens_no_stream(live, topic):
     live.api.put(topic)
     session = live.session(topic)
     events = live.open(session)
@@ -141,7 +141,7 @@ def test_a_head_request_opens_nothing(live, topic):
     events.expect("record")
 
 
-def test_the_server_opens_only_so_many_streams(start_live):
+def test_number_of_streams_is_limited(start_live):
     live = start_live(max_sse_connections=1)
     live.api.put("a")
     first = live.watch("a")
@@ -153,7 +153,7 @@ def test_the_server_opens_only_so_many_streams(start_live):
     live.watch("a").expect("caught-up")
 
 
-def test_only_the_key_that_made_a_session_opens_it(start_live):
+def test_only_the_key_that_created_a_session_opens_it(start_live):
     live = start_live(api_keys="admin-key,reader:read:a,other:read:a")
     admin, reader = {"authorization": "Bearer admin-key"}, {"authorization": "Bearer reader"}
     live.api.call("PUT", "/v0/topics/a", {}, headers=admin)

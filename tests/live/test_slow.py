@@ -1,4 +1,4 @@
-"""Clients that read slowly, or not at all: they cost their own lag, and nobody else anything."""
+"""Clients that read slowly or not at all: they delay only themselves."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def fill(live, topic: str, size_mib: int) -> int:
-    """Writes so many MiB; the head afterwards."""
+    """Write so many MiB. Return the head."""
     for _ in range(size_mib):
         written = live.api.write(topic, *[BLOCK] * 21, disable_backpressure=True)
     return written["head_seq"]
@@ -38,7 +38,7 @@ def read_all(events: Events, wanted: int) -> list[int]:
     return seqs
 
 
-def test_a_stalled_client_is_let_go_with_a_reason_and_resumes_without_loss(start_live):
+def test_stalled_client_is_closed_and_resumes_without_loss(start_live):
     live = start_live(slow_consumer_timeout_ms=700, buffer_grace_ms=100)
     live.api.put("a")
     session = live.session("a")
@@ -46,7 +46,7 @@ def test_a_stalled_client_is_let_go_with_a_reason_and_resumes_without_loss(start
     events.expect("caught-up")
     head = fill(live, "a", 12)
     wait_for(lambda: live.metric("topics_sse_connections") == 1)
-    time.sleep(0.9)  # the client sleeps: that is what is tested
+    time.sleep(0.9)  # the stall is what the test is about
     frames = events.rest()
     assert (frames[-1].event, frames[-1].data["code"]) == ("error", 408)
     seqs = [seq for frame in frames if frame.event == "record" for seq in frame.seqs]
@@ -56,7 +56,7 @@ def test_a_stalled_client_is_let_go_with_a_reason_and_resumes_without_loss(start
     assert seqs + read_all(again, head) == list(range(1, head + 1))
 
 
-def test_what_a_stalled_client_lost_to_the_cap_is_told_as_too_old(start_live):
+def test_gap_of_a_stalled_stream_is_reported_as_too_old(start_live):
     live = start_live(buffer_grace_ms=100)
     live.api.put("a", cap_records=20)
     events = live.open(live.session("a", limit=5), receive_bytes=SMALL_BYTES)
@@ -78,7 +78,7 @@ def test_what_a_stalled_client_lost_to_the_cap_is_told_as_too_old(start_live):
     events.expect("caught-up")
 
 
-def test_stalled_socket_is_told_what_the_cap_took(start_live):
+def test_gap_of_a_stalled_websocket_is_reported_as_cap(start_live):
     live = start_live(buffer_grace_ms=100)
     live.api.put("a", cap_records=20)
     with socket.socket() as sock:
@@ -99,9 +99,9 @@ def test_stalled_socket_is_told_what_the_cap_took(start_live):
     assert reasons == {"cap"}
 
 
-def test_many_stalled_clients_cost_bounded_memory_and_nobody_elses_time(start_live):
-    """Each has a form of its own, so that nothing they are sent is shared; one healthy watcher runs beside them."""
-    live = start_live(segment_max_bytes=MIB)  # what the topic itself holds is let go in pieces of this size
+def test_stalled_clients_cost_bounded_memory_and_no_latency(start_live):
+    """Each has its own view, so that no frame is shared; one healthy watcher runs beside them."""
+    live = start_live(segment_max_bytes=MIB)  # the topic frees its memory in pieces of this size
     live.api.put("a", cap_bytes=4 * MIB)
     live.api.put("b")
     tail = {"a": {"tail": True}}
@@ -118,7 +118,7 @@ def test_many_stalled_clients_cost_bounded_memory_and_nobody_elses_time(start_li
 
 
 def waits_beside(live, work) -> list[float]:
-    """How long 40 records of another topic are on their way to a healthy watcher while `work` goes on."""
+    """Return the latencies of 40 records to a healthy watcher of another topic while `work` runs."""
     writer = Live(live.server)
     healthy = live.watch("b")
     working = Background(lambda: work(writer))
@@ -132,7 +132,7 @@ def waits_beside(live, work) -> list[float]:
     return waits_ms
 
 
-def test_a_slow_socket_is_let_go_with_a_reason(start_live):
+def test_slow_websocket_is_closed_with_a_reason(start_live):
     live = start_live(slow_consumer_timeout_ms=500)
     live.api.put("a")
     address = ("127.0.0.1", live.server.port)
@@ -153,12 +153,12 @@ def test_a_slow_socket_is_let_go_with_a_reason(start_live):
         while piece := sock.recv(1 << 20):
             received = received[-2000:] + piece
     assert b'"code":"request_timeout"' in received
-    assert received[-2000:].find(b"\x88") >= 0  # a close frame ends it
+    assert received[-2000:].find(b"\x88") >= 0  # the close frame
     wait_for(lambda: live.metric("topics_sse_connections") == 0)
 
 
 @pytest.mark.parametrize("kind", ["stream", "work", "socket", "scan"])
-def test_client_that_never_reads_gives_its_slot_back_soon(start_live, kind):
+def test_client_that_never_reads_frees_its_slot_soon(start_live, kind):
     live = start_live(slow_consumer_timeout_ms=300, max_sse_connections=2)
     live.api.put("a", **({"type": "queue"} if kind == "work" else {}))
     if kind == "scan":
@@ -171,11 +171,11 @@ def test_client_that_never_reads_gives_its_slot_back_soon(start_live, kind):
         if kind != "scan":
             fill(live, "a", 12)
         wait_for(lambda: live.metric("topics_sse_connections") == 0)
-        wait_for(lambda: live.metric("topics_http_connections") == 1)  # the one that asks
+        wait_for(lambda: live.metric("topics_http_connections") == 1)  # the connection of this request
 
 
 def opening(live, kind: str) -> bytes:
-    """The request that opens an endless answer about the topic `a`."""
+    """Return a request that opens an endless answer of topic `a`."""
     if kind == "socket":
         command = json.dumps({"op": "subscribe", "topic": "a"}).encode()
         return (
@@ -188,7 +188,7 @@ def opening(live, kind: str) -> bytes:
     return b"%b %b HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" % (method, (path or live.session("a")["stream_url"]).encode())
 
 
-def test_an_idle_watcher_costs_little(start_live):
+def test_idle_watcher_costs_little_memory(start_live):
     live = start_live()
     live.api.put("a")
     waiting = [live.watch("a") for _ in range(50)]

@@ -1,4 +1,4 @@
-"""`GET /v0/watch/:wid`: frames, cursors, and what a reader is told of what it cannot have."""
+"""`GET /v0/watch/:wid`: frames, cursors, tombstones and reconnects."""
 
 import time
 
@@ -8,7 +8,7 @@ from tests.contract.api import Background
 from tests.live.events import encode_id, wait_for
 
 
-def test_the_head_is_that_of_an_event_stream_which_no_proxy_should_hold_back(live, topic):
+def test_head_disables_proxy_buffering(live, topic):
     live.api.put(topic)
     events = live.watch(topic)
     assert events.status == 200
@@ -21,7 +21,7 @@ def test_the_head_is_that_of_an_event_stream_which_no_proxy_should_hold_back(liv
     assert abs(int(events.comments[0].removeprefix("hb ")) - time.time() * 1000) < 5_000
 
 
-def test_records_come_in_batches_with_the_cursor_behind_them(live, topic):
+def test_records_arrive_in_batches_with_their_cursor(live, topic):
     live.api.append(topic, [{"data": {"n": 1}, "tag": "t", "node": "w", "meta": {"k": 1}}, {"data": 2}])
     events = live.watch(topic)
     record, caught_up = events.expect("record", "caught-up")
@@ -33,7 +33,7 @@ def test_records_come_in_batches_with_the_cursor_behind_them(live, topic):
     assert (caught_up.data, caught_up.cursor) == ({"topic": topic, "head_seq": 2}, {topic: 2})
 
 
-def test_what_is_written_later_is_pushed(live, topic):
+def test_later_writes_are_pushed(live, topic):
     live.api.write(topic, "old")
     events = live.watch({topic: {"tail": True}})
     events.expect("caught-up")
@@ -43,7 +43,7 @@ def test_what_is_written_later_is_pushed(live, topic):
     assert record.data["from_seq"] == 1
 
 
-def test_the_id_holds_the_cursors_of_all_topics(live, topic):
+def test_event_id_has_the_cursors_of_all_topics(live, topic):
     live.api.write(f"{topic}.a", 1)
     live.api.write(f"{topic}.b", 1, 2)
     events = live.watch(f"{topic}.a {topic}.b")
@@ -53,7 +53,7 @@ def test_the_id_holds_the_cursors_of_all_topics(live, topic):
     assert events.next().cursor == {f"{topic}.a": 2, f"{topic}.b": 2}
 
 
-def test_more_topics_than_an_id_can_name_still_resume_exactly(live, topic):
+def test_many_topics_resume_exactly_from_a_numbered_id(live, topic):
     names = [f"{topic}.{n}" for n in range(70)]
     for name in names:
         live.api.write(name, 1)
@@ -70,7 +70,7 @@ def test_more_topics_than_an_id_can_name_still_resume_exactly(live, topic):
             seen.add(frame.data["topic"])
 
 
-def test_a_frame_holds_at_most_limit_records_and_catching_up_is_told_once_it_is_true(live, topic):
+def test_frames_respect_limit_and_caught_up_follows_the_last(live, topic):
     live.api.write(topic, *range(5))
     events = live.watch(topic, limit=2)
     frames = events.until("caught-up")
@@ -84,7 +84,7 @@ def test_a_frame_holds_at_most_limit_records_and_catching_up_is_told_once_it_is_
     events.expect("record")
 
 
-def test_a_frame_stops_at_its_byte_budget_but_never_before_one_record(live, topic):
+def test_frame_respects_max_bytes_but_has_one_record(live, topic):
     live.api.write(topic, *["x" * 1000] * 4)
     frames = live.watch(topic, max_batch_bytes=2500).until("caught-up")
     assert [frame.seqs for frame in frames[:-1]] == [[1, 2], [3, 4]]
@@ -102,13 +102,13 @@ def test_a_frame_stops_at_its_byte_budget_but_never_before_one_record(live, topi
         ({"include_data": False, "include_tags": True, "include_meta": True}, {"$seq", "$ts", "$node", "$tag", "meta"}),
     ],
 )
-def test_a_watcher_chooses_the_parts_of_a_record(live, topic, fields, keys):
+def test_watcher_chooses_the_fields_of_a_record(live, topic, fields, keys):
     live.api.append(topic, [{"data": 1, "tag": "t", "node": "w", "meta": {"k": 1}}])
     [record] = live.watch(topic, **fields).expect("record")
     assert record.data["records"][0].keys() == keys
 
 
-def test_a_node_does_not_hear_itself_and_its_cursor_moves_on(live, topic):
+def test_own_records_are_skipped_and_the_cursor_advances(live, topic):
     live.api.append(topic, [{"data": 1}], node="me")
     live.api.append(topic, [{"data": 2}], node="you")
     mine, ours = live.watch(topic, node="me"), live.watch(topic, node=["me", "you"])
@@ -121,7 +121,7 @@ def test_a_node_does_not_hear_itself_and_its_cursor_moves_on(live, topic):
     assert (mine.next().seqs, ours.next().seqs) == ([6], [6])
 
 
-def test_a_filter_is_a_topics_own(live, topic):
+def test_each_topic_has_its_own_filter(live, topic):
     for name in (f"{topic}.a", f"{topic}.b"):
         live.api.append(name, [{"data": 1, "tag": "x:1"}, {"data": 2, "tag": "y:1"}])
     events = live.watch({f"{topic}.a": {"filter": ["tag", "Glob", "x*"]}, f"{topic}.b": {"filter": "y:1"}})
@@ -133,7 +133,7 @@ def test_a_filter_is_a_topics_own(live, topic):
     assert frames[-1].cursor == {f"{topic}.a": 2, f"{topic}.b": 2}
 
 
-def test_strong_consistency_pushes_what_is_synced(live, topic):
+def test_strong_consistency_pushes_synced_records(live, topic):
     for durability in ("ephemeral", "memory", "disk", "fsync"):
         name = f"{topic}.{durability}"
         live.api.put(name, durability=durability)
@@ -144,7 +144,7 @@ def test_strong_consistency_pushes_what_is_synced(live, topic):
         assert events.until("record")[-1].seqs == [2]
 
 
-def test_a_strong_watcher_waits_for_the_sync_that_an_eventual_one_does_not(start_live, tmp_path):
+def test_only_a_strong_watcher_waits_for_the_sync(start_live, tmp_path):
     live = start_live(data_dir=tmp_path / "data", sync_interval_ms=60_000)
     live.api.put("a")
     strong, eventual = live.watch("a", consistency="strong"), live.watch("a")
@@ -158,10 +158,10 @@ def test_a_strong_watcher_waits_for_the_sync_that_an_eventual_one_does_not(start
     assert strong.next().seqs == [1]
 
 
-# --- loss
+# --- tombstones
 
 
-def test_a_cursor_below_the_evicted_range_is_told_at_connect(live, topic):
+def test_cursor_before_an_evicted_range_gets_a_tombstone(live, topic):
     live.api.put(topic, cap_records=3)
     live.api.write(topic, *range(10))
     tombstone, record, _ = live.watch({topic: {"from_seq": 2}}).expect("tombstone", "record", "caught-up")
@@ -173,14 +173,14 @@ def test_a_cursor_below_the_evicted_range_is_told_at_connect(live, topic):
     assert record.seqs == [8, 9, 10]
 
 
-def test_a_deleted_gap_is_silent(live, topic):
+def test_deleted_records_leave_no_tombstone(live, topic):
     live.api.write(topic, *range(5))
     live.api.delete(topic, before_seq=4)
     record, _ = live.watch(topic).expect("record", "caught-up")
     assert record.seqs == [4, 5]
 
 
-def test_a_cursor_from_another_life_of_the_topic_starts_anew(live, topic):
+def test_cursor_of_an_earlier_epoch_starts_over(live, topic):
     live.api.write(topic, 1, 2)
     epoch = live.api.state(topic)["epoch"]
     for options in ({"from_seq": 9}, {"from_seq": 1, "epoch": epoch - 1}):
@@ -192,7 +192,7 @@ def test_a_cursor_from_another_life_of_the_topic_starts_anew(live, topic):
     assert live.watch({topic: {"from_seq": 1, "epoch": epoch}}).next().seqs == [2]
 
 
-def test_a_topic_that_is_deleted_ends_for_its_watchers_and_the_others_go_on(live, topic):
+def test_deleted_topic_ends_while_other_topics_continue(live, topic):
     live.api.write(f"{topic}.a", 1, 2)
     live.api.put(f"{topic}.b")
     session = live.session({f"{topic}.a": {"tail": True}, f"{topic}.b": {}})
@@ -202,7 +202,7 @@ def test_a_topic_that_is_deleted_ends_for_its_watchers_and_the_others_go_on(live
     [gone] = events.expect("topic-deleted")
     assert gone.data == {"topic": f"{topic}.a", "head_seq": 2, "reason": "deleted"}
     assert gone.cursor == {f"{topic}.a": 2, f"{topic}.b": 0}
-    live.api.write(f"{topic}.a", "another life")
+    live.api.write(f"{topic}.a", "another epoch")
     live.api.write(f"{topic}.b", 1)
     assert events.next().data["topic"] == f"{topic}.b"
     events.close()
@@ -212,7 +212,7 @@ def test_a_topic_that_is_deleted_ends_for_its_watchers_and_the_others_go_on(live
     assert live.watch(f"{topic}.a").next().seqs == [1]
 
 
-def test_a_topic_that_was_remade_while_nobody_looked_is_told_as_deleted(live, topic):
+def test_topic_recreated_between_streams_is_reported_deleted(live, topic):
     live.api.write(topic, 1, 2)
     session = live.session(topic)
     live.api.drop(topic)
@@ -224,7 +224,7 @@ def test_a_topic_that_was_remade_while_nobody_looked_is_told_as_deleted(live, to
 # --- patterns
 
 
-def test_a_pattern_picks_up_topics_as_they_come_and_go(live, topic):
+def test_pattern_follows_created_and_deleted_topics(live, topic):
     live.api.write(f"{topic}.a", 1)
     session = live.session(f"{topic}.*")
     events = live.open(session)
@@ -245,7 +245,7 @@ def test_a_pattern_picks_up_topics_as_they_come_and_go(live, topic):
     assert {frame.data["topic"] for frame in frames if frame.event == "caught-up"} == {f"{topic}.{x}" for x in "abc"}
 
 
-def test_a_client_that_never_heard_of_a_life_of_a_topic_hears_all_of_it(live, topic):
+def test_unseen_epoch_of_a_topic_is_delivered_completely(live, topic):
     live.api.write(f"{topic}.a", *range(9))
     session = live.session(f"{topic}.*")
     events = live.open(session)
@@ -258,10 +258,10 @@ def test_a_client_that_never_heard_of_a_life_of_a_topic_hears_all_of_it(live, to
     assert again.until("record")[-1].seqs == [1]
 
 
-# --- coming back
+# --- reconnects
 
 
-def test_a_session_goes_on_where_its_last_stream_ended(live, topic):
+def test_session_continues_where_its_last_stream_ended(live, topic):
     live.api.write(topic, 1, 2)
     session = live.session(topic)
     with live.open(session) as events:
@@ -271,7 +271,7 @@ def test_a_session_goes_on_where_its_last_stream_ended(live, topic):
     assert record.seqs == [3]
 
 
-def test_a_last_event_id_takes_the_session_back_but_never_forward(live, topic):
+def test_last_event_id_moves_the_session_back_only(live, topic):
     live.api.write(topic, *range(6))
     session = live.session(topic, limit=2)
     with live.open(session) as events:
@@ -286,7 +286,7 @@ def test_a_last_event_id_takes_the_session_back_but_never_forward(live, topic):
     assert live.open(session, last_id=encode_id({"other": 1})).next().seqs == [7]
 
 
-def test_a_second_stream_takes_over_without_losing_or_repeating_anything(live, topic):
+def test_second_stream_takes_over_without_loss_or_repeats(live, topic):
     live.api.put(topic)
     session = live.session(topic)
     first = live.open(session)
@@ -302,11 +302,11 @@ def test_a_second_stream_takes_over_without_losing_or_repeating_anything(live, t
         *frames, last = events.rest()
         assert (last.event, last.data["code"]) == ("error", 409)
         seen += frames
-    told = [seq for frame in seen if frame.event == "record" for seq in frame.seqs]
-    assert len(told) == len(set(told))
+    received = [seq for frame in seen if frame.event == "record" for seq in frame.seqs]
+    assert len(received) == len(set(received))
 
 
-def test_heartbeats_fill_the_silence_and_nothing_else(live, topic):
+def test_heartbeats_are_sent_only_when_idle(live, topic):
     live.api.put(topic)
     events = live.watch(topic, heartbeat_ms=1)  # clamped to a second
     events.expect("caught-up")
@@ -323,7 +323,7 @@ def test_heartbeats_fill_the_silence_and_nothing_else(live, topic):
     assert len(events.comments) == beats
 
 
-def test_a_client_that_shuts_its_side_gives_its_place_back(live, topic):
+def test_client_that_shuts_its_side_frees_its_slot(live, topic):
     live.api.put(topic)
     before = live.metric("topics_sse_connections")
     events = live.watch(topic)
@@ -334,7 +334,7 @@ def test_a_client_that_shuts_its_side_gives_its_place_back(live, topic):
     assert events.rest() == []
 
 
-def test_a_server_that_stops_says_so(start_live):
+def test_stopping_server_sends_an_error_event(start_live):
     live = start_live()
     live.api.put("a")
     events = live.watch("a")

@@ -1,4 +1,4 @@
-"""`/v0/ws` through the `websockets` client, and byte by byte where a client would not misbehave so."""
+"""`/v0/ws` through the `websockets` client, and through raw bytes for invalid input."""
 
 import base64
 import itertools
@@ -38,14 +38,14 @@ class Socket:
         return json.loads(self.ws.recv(WAIT_S))
 
     def until(self, op: str, **fields: Any) -> Any:
-        """The next frame of that kind; what comes before it is dropped."""
+        """Return the next message of that kind. Messages before it are dropped."""
         while True:
             frame = self.next()
             if frame["op"] == op and all(frame.get(name) == value for name, value in fields.items()):
                 return frame
 
     def call(self, op: str, **fields: Any) -> Any:
-        """The answer to one command."""
+        """Return the answer to one command."""
         number = next(self._ids)
         self.send(op, request_id=number, **fields)
         while (frame := self.next()).get("request_id") != number:
@@ -66,7 +66,7 @@ def open_socket():
         each.close()
 
 
-def test_a_subscription_tells_where_it_begins_and_delivers_from_there(live, topic, open_socket):
+def test_subscription_reports_its_position_and_delivers_from_it(live, topic, open_socket):
     live.api.write(topic, 1, 2)
     ws = open_socket(live.url)
     ws.send("subscribe", request_id="s1", topic=topic, from_seq=1)
@@ -83,7 +83,7 @@ def test_a_subscription_tells_where_it_begins_and_delivers_from_there(live, topi
     assert [each["$seq"] for each in ws.next()["records"]] == [3]
 
 
-def test_a_publish_is_acknowledged_and_comes_back_to_those_who_listen(live, topic, open_socket):
+def test_publish_is_acknowledged_and_reaches_subscribers(live, topic, open_socket):
     ws = open_socket(live.url)
     ack = ws.call("publish", topic=topic, records=[{"data": {"packet": 1}, "node": "u1"}, {"data": 2}])
     assert (ack["op"], ack["topic"], ack["last_seq"], ack["head_seq"]) == ("ack", topic, 2, 2)
@@ -96,7 +96,7 @@ def test_a_publish_is_acknowledged_and_comes_back_to_those_who_listen(live, topi
     assert live.api.state(topic)["head_seq"] == 3
 
 
-def test_a_publish_takes_everything_a_write_takes(live, topic, open_socket):
+def test_publish_takes_all_fields_of_a_write(live, topic, open_socket):
     ws = open_socket(live.url)
     first = ws.call("publish", topic=topic, records=[{"data": 1}], config={"durability": "fsync"}, idempotency_key="k")
     again = ws.call("publish", topic=topic, records=[{"data": 1}], idempotency_key="k", disable_backpressure=True)
@@ -105,7 +105,7 @@ def test_a_publish_takes_everything_a_write_takes(live, topic, open_socket):
     assert ws.call("publish", topic=f"{topic}.no", records=[{"data": 1}], create=False)["code"] == "topic_not_found"
 
 
-def test_many_topics_and_patterns_fit_one_socket(live, topic, open_socket):
+def test_one_websocket_watches_topics_and_patterns(live, topic, open_socket):
     live.api.write(f"{topic}.a", 1)
     ws = open_socket(live.url)
     subscribed = ws.call("subscribe", topics={f"{topic}.*": {}, f"{topic}.a": {"tail": True}})
@@ -122,7 +122,7 @@ def test_many_topics_and_patterns_fit_one_socket(live, topic, open_socket):
     assert ws.call("ping") == {"op": "pong", "request_id": 3}
 
 
-def test_subscribing_again_begins_again(live, topic, open_socket):
+def test_second_subscribe_replaces_the_first(live, topic, open_socket):
     live.api.write(topic, 1, 2)
     ws = open_socket(live.url)
     for from_seq in (0, 1):
@@ -155,7 +155,7 @@ def test_subscription_reports_why_records_were_lost(live, topic, open_socket, co
         ('{"op":"subscribe","request_id":1}', "invalid_request"),
         ('{"op":"subscribe","request_id":1,"topic":"a","topics":{"a":{}}}', "invalid_request"),
         ('{"op":"subscribe","request_id":1,"topic":"a b"}', "invalid_request"),
-        ('{"op":"subscribe","request_id":1,"topic":"nobody"}', "topic_not_found"),
+        ('{"op":"subscribe","request_id":1,"topic":"unknown"}', "topic_not_found"),
         ('{"op":"unsubscribe","request_id":1}', "invalid_request"),
         ('{"op":"publish","request_id":1,"topic":"a"}', "invalid_request"),
         ('{"op":"publish","request_id":1,"topic":"a","records":[]}', "invalid_request"),
@@ -163,7 +163,7 @@ def test_subscription_reports_why_records_were_lost(live, topic, open_socket, co
         ("[" * 100_000, "invalid_request"),
     ],
 )
-def test_a_command_that_is_wrong_is_answered_and_the_next_one_obeyed(live, open_socket, message, code):
+def test_invalid_command_gets_an_error_and_the_next_works(live, open_socket, message, code):
     ws = open_socket(live.url)
     ws.ws.send(message)
     error = ws.next()
@@ -172,7 +172,7 @@ def test_a_command_that_is_wrong_is_answered_and_the_next_one_obeyed(live, open_
     assert ws.call("ping")["op"] == "pong"
 
 
-def test_every_command_needs_its_own_rights(start_live, open_socket):
+def test_every_command_is_authorised(start_live, open_socket):
     live = start_live(api_keys="admin-key,r:read:a,w:write:a,wa:write+admin:a")
     live.api.call("PUT", "/v0/topics/a", {}, headers={"authorization": "Bearer admin-key"})
 
@@ -195,7 +195,7 @@ def test_every_command_needs_its_own_rights(start_live, open_socket):
     assert refused.value.response.status_code == 401
 
 
-def test_a_socket_counts_as_a_long_lived_connection(start_live, open_socket):
+def test_websocket_counts_as_a_stream(start_live, open_socket):
     live = start_live(max_sse_connections=1)
     open_socket(live.url)
     with pytest.raises(InvalidStatus) as refused:
@@ -203,7 +203,7 @@ def test_a_socket_counts_as_a_long_lived_connection(start_live, open_socket):
     assert refused.value.response.status_code == 429
 
 
-def test_a_page_of_another_site_may_not_connect(start_live, open_socket):
+def test_page_of_another_site_may_not_connect(start_live, open_socket):
     live = start_live(cors_origins="https://console.example")
     open_socket(live.url, origin=live.url)
     open_socket(live.url, origin="https://console.example")
@@ -219,7 +219,7 @@ def test_a_page_of_another_site_may_not_connect(start_live, open_socket):
         {"sec-websocket-key": "short"}, {"sec-websocket-key": None},
     ],
 )  # fmt: skip
-def test_a_handshake_that_is_none_gets_an_answer_in_plain_http(live, change):
+def test_invalid_handshake_gets_an_http_error(live, change):
     headers = {
         "connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
         "sec-websocket-key": base64.b64encode(os.urandom(16)).decode(),
@@ -228,14 +228,14 @@ def test_a_handshake_that_is_none_gets_an_answer_in_plain_http(live, change):
     live.api.refused(400, "invalid_request", "GET", "/v0/ws", headers=sent)
 
 
-def test_pings_are_answered_and_a_close_is_returned(live, open_socket):
+def test_ping_and_close_are_answered(live, open_socket):
     ws = open_socket(live.url)
     assert ws.ws.ping(b"hello").wait(WAIT_S)
     ws.ws.close(1000, "done")
     assert ws.ws.close_code == 1000
 
 
-def test_binary_messages_and_broken_frames_end_the_connection_with_a_reason(live, open_socket):
+def test_binary_message_or_broken_frame_closes_the_connection(live, open_socket):
     ws = open_socket(live.url)
     ws.ws.send(b"\x00")
     with pytest.raises(ConnectionClosed) as closed:
@@ -253,7 +253,7 @@ def send_and_wait(ws, message):
     ws.next()
 
 
-def test_a_message_longer_than_a_body_may_be_is_refused_before_it_is_whole(start_live, open_socket):
+def test_too_long_message_is_refused_before_it_is_complete(start_live, open_socket):
     live = start_live(max_body_bytes=10_000, max_record_bytes=10_000, max_meta_bytes=1_000)
     ws = open_socket(live.url)
     with pytest.raises(ConnectionClosed) as closed:
@@ -261,14 +261,14 @@ def test_a_message_longer_than_a_body_may_be_is_refused_before_it_is_whole(start
     assert closed.value.rcvd.code == 1009
 
 
-def test_messages_in_parts_are_put_together(live, topic, open_socket):
+def test_fragmented_message_is_assembled(live, topic, open_socket):
     ws = open_socket(live.url)
     text = json.dumps({"op": "publish", "topic": topic, "records": [{"data": "häppchen"}]}, ensure_ascii=False)
     ws.ws.send(iter([text[:9], text[9:60], text[60:]]))
     assert ws.next()["last_seq"] == 1
 
 
-def test_deflate_is_used_where_both_sides_want_it(start_live, topic, open_socket):
+def test_deflate_is_used_if_both_sides_want_it(start_live, topic, open_socket):
     live = start_live(ws_deflate="true", max_body_bytes=100_000, max_record_bytes=100_000)
     plain, packed = open_socket(live.url), open_socket(live.url, compression="deflate")
     assert [each.name for each in packed.ws.protocol.extensions] == ["permessage-deflate"]
@@ -286,12 +286,12 @@ def test_deflate_is_used_where_both_sides_want_it(start_live, topic, open_socket
     assert plain.call("ping")["op"] == "pong"
 
 
-def test_deflate_is_declined_unless_it_is_switched_on(live, open_socket):
+def test_deflate_is_off_by_default(live, open_socket):
     assert open_socket(live.url, compression="deflate").ws.protocol.extensions == []
 
 
-def test_a_client_that_publishes_and_never_reads_is_not_read_from_either(start_live, topic, open_socket):
-    """The acknowledgements fill the socket; then the client's own sends block instead of filling the server."""
+def test_publisher_that_never_reads_is_not_read_from(start_live, topic, open_socket):
+    """The acknowledgements fill the socket; then the sends of the client block, and the server holds no more."""
     live = start_live()
     ws = open_socket(live.url, max_queue=1, close_timeout=0.1)
     raw: socket.socket = ws.ws.socket
@@ -304,7 +304,7 @@ def test_a_client_that_publishes_and_never_reads_is_not_read_from_either(start_l
     assert live.api.state(topic)["head_seq"] > 0
 
 
-def test_a_server_that_stops_closes_its_sockets_as_going_away(start_live, open_socket):
+def test_stopping_server_closes_websockets_as_going_away(start_live, open_socket):
     live = start_live()
     ws = open_socket(live.url)
     live.server.terminate()
@@ -314,7 +314,7 @@ def test_a_server_that_stops_closes_its_sockets_as_going_away(start_live, open_s
     assert closed.value.rcvd.code == 1001
 
 
-def test_what_a_client_publishes_it_can_subscribe_to_at_once(live, topic, open_socket):
+def test_published_topic_can_be_subscribed_to_at_once(live, topic, open_socket):
     socket = open_socket(live.url)
     for number in range(20):
         name = f"{topic}-{number}"
@@ -323,7 +323,7 @@ def test_what_a_client_publishes_it_can_subscribe_to_at_once(live, topic, open_s
         assert socket.until("caught_up", topic=name)["head_seq"] == 1
 
 
-def test_publish_takes_half_surrogate_pairs_where_http_does(live, topic, open_socket):
+def test_publish_accepts_lone_surrogates_like_http(live, topic, open_socket):
     ws = open_socket(live.url)
     record = r'{"data":"cut \ud83d here","tag":"t","meta":{"k\ud83d":"\udc00"}}'
     live.api.call("POST", f"/v0/topics/{topic}", raw=b'{"records":[%b]}' % record.encode())
@@ -344,7 +344,7 @@ def test_publish_takes_half_surrogate_pairs_where_http_does(live, topic, open_so
         r'"records":[{"data":"\ud800"},]',
     ],
 )
-def test_publish_refuses_half_surrogate_pairs_where_http_does(live, topic, open_socket, fields):
+def test_publish_refuses_lone_surrogates_like_http(live, topic, open_socket, fields):
     answer = live.api.call("POST", f"/v0/topics/{topic}", raw=f"{{{fields}}}".encode())
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
     ws = open_socket(live.url)
@@ -360,7 +360,7 @@ def test_publish_refuses_half_surrogate_pairs_where_http_does(live, topic, open_
 
 
 @pytest.mark.parametrize("command", [r'"op":"subscribe","topic":"\ud800"', r'"op":"ping","request_id":"\ud800"'])
-def test_half_a_surrogate_pair_in_a_name_is_refused(live, open_socket, command):
+def test_lone_surrogate_in_a_name_is_refused(live, open_socket, command):
     ws = open_socket(live.url)
     ws.ws.send(f"{{{command}}}")
     assert ws.next()["code"] == "invalid_request"

@@ -1,4 +1,4 @@
-"""How much of a WebSocket's input one turn of the loop handles, counted in frames and bytes; no socket, no time."""
+"""WebSocket input per turn of the loop, counted in frames and bytes, without a socket."""
 
 import json
 import zlib
@@ -23,7 +23,7 @@ CLOSE = 0x88
 
 
 class RecordingSink:
-    """Counts frames that the server sends, and takes as many as it is told to."""
+    """Keeps frames that the server sends. It is full after `takes` frames."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -48,7 +48,7 @@ class RecordingSink:
 
 
 class Client:
-    """One connection of a server that has nothing else to do."""
+    """One connection of an otherwise idle server."""
 
     def __init__(self, *, deflate: bool = False, clock: SimClock | None = None, **settings: Any) -> None:
         self.app, self.loop = manual_app(clock, **settings)
@@ -60,7 +60,7 @@ class Client:
         self.ws.opened(self.sink)
 
     def sent(self, data: bytes) -> int:
-        """How many frames the server sent back at once."""
+        """Return how many frames the server sent back at once."""
         before = len(self.sink.written)
         self.ws.received(data)
         return len(self.sink.written) - before
@@ -92,7 +92,7 @@ def test_one_turn_answers_a_bounded_number_of_frames(unit: bytes) -> None:
 
 
 @pytest.mark.parametrize("unit", [frame(PONG), frame(TEXT, b" ", fin=False)])
-def test_frames_without_an_answer_count_as_well(unit: bytes) -> None:
+def test_frames_without_an_answer_count_too(unit: bytes) -> None:
     client = Client()
     flood = unit + frame(CONTINUATION, b" ", fin=False) * 199 if unit[0] == TEXT else unit * 200
     client.ws.received(flood + frame(PING))
@@ -105,7 +105,7 @@ def test_frames_without_an_answer_count_as_well(unit: bytes) -> None:
     assert turns == -(-201 // FRAMES_PER_TURN)
 
 
-def test_a_turn_ends_when_its_time_is_over() -> None:
+def test_turn_ends_when_its_time_is_over() -> None:
     client = Client(clock=TickingClock())
     assert client.sent(frame(PING) * FRAMES_PER_TURN) == TURN_NS // 1_000_000 + 1
     assert client.sink.held
@@ -144,7 +144,7 @@ def test_compressed_input_is_unpacked_in_small_pieces(monkeypatch: pytest.Monkey
     assert client.close_code() == 1009
 
 
-def test_frames_of_a_client_that_reads_nothing_wait_until_it_reads() -> None:
+def test_input_of_a_client_that_does_not_read_waits() -> None:
     client = Client()
     client.sink.takes = 10
     assert client.sent(frame(PING) * 40) == 10
@@ -156,14 +156,14 @@ def test_frames_of_a_client_that_reads_nothing_wait_until_it_reads() -> None:
     assert not client.sink.held
 
 
-def test_publishes_beyond_the_bound_wait_and_then_share_one_turn() -> None:
+def test_excess_publishes_wait_for_acknowledgements() -> None:
     client = Client()
     publish = frame(TEXT, b'{"op":"publish","topic":"t","records":[{"data":1}]}')
     client.ws.commands.unacked = MAX_UNACKED - 1
     client.ws.received(publish * 200)
     assert client.sink.held
     client.ws.commands.unacked = 1
-    client.turn()  # writes the one publish, whose answer lets the next ones in
+    client.turn()  # writes one publish, whose acknowledgement unblocks the next ones
     head = client.app.services.engine.topic("t").next_seq - 1
     assert 1 <= head <= 1 + FRAMES_PER_TURN
     while client.sink.held:
@@ -172,13 +172,13 @@ def test_publishes_beyond_the_bound_wait_and_then_share_one_turn() -> None:
     assert client.app.services.engine.topic("t").head == 200
 
 
-def test_a_message_is_measured_in_bytes_not_in_characters() -> None:
+def test_message_limit_counts_bytes_not_characters() -> None:
     client = Client(max_body_bytes=4096, max_record_bytes=4096, max_meta_bytes=1024)
     client.ws.received(frame(TEXT, "ä".encode() * 2049))
     assert client.close_code() == 1009
 
 
-def test_empty_fragments_take_no_memory_and_come_to_an_end() -> None:
+def test_empty_fragments_take_no_memory_and_are_limited() -> None:
     client = Client()
     client.ws.received(frame(TEXT, fin=False) + frame(CONTINUATION, fin=False) * MAX_FRAGMENTS)
     while client.sink.held and not client.sink.closed:
@@ -187,7 +187,7 @@ def test_empty_fragments_take_no_memory_and_come_to_an_end() -> None:
     assert client.close_code() == 1009
 
 
-def test_a_message_in_as_many_fragments_as_allowed_is_obeyed() -> None:
+def test_message_with_maximum_fragments_is_handled() -> None:
     client = Client()
     command = b'{"op":"ping"}'
     parts = [frame(TEXT, command[:1], fin=False)]
@@ -198,7 +198,7 @@ def test_a_message_in_as_many_fragments_as_allowed_is_obeyed() -> None:
     assert client.answers() == [{"op": "pong"}]
 
 
-def test_a_connection_may_have_only_so_many_patterns() -> None:
+def test_number_of_patterns_per_connection_is_limited() -> None:
     client = Client(max_watch_topics=4)
 
     def subscribe(*names: str) -> str:
@@ -229,7 +229,7 @@ def finish(client: Client) -> None:
     raise AssertionError("never finished")
 
 
-def test_a_long_publish_is_decoded_over_many_turns_and_later_ones_wait_for_it() -> None:
+def test_long_publish_is_decoded_in_turns_before_later_ones() -> None:
     client = Client()
     long = rb'{"data":"' + rb"\ud800" * (LARGE_BYTES // 6) + b'"}'
     client.ws.received(publish(long) + publish(b'{"data":2}', request_id=2))
@@ -238,7 +238,7 @@ def test_a_long_publish_is_decoded_over_many_turns_and_later_ones_wait_for_it() 
     assert [answer["last_seq"] for answer in client.answers()] == [1, 2]
 
 
-def test_a_long_message_that_is_no_publish_is_refused() -> None:
+def test_long_message_other_than_publish_is_refused() -> None:
     client = Client()
     padding = b" " * MAX_PLAIN_BODY_BYTES
     client.ws.received(frame(TEXT, b'{"op":"subscribe","topic":"t"%b}' % padding))
@@ -248,14 +248,14 @@ def test_a_long_message_that_is_no_publish_is_refused() -> None:
     assert client.answers()[-1]["op"] == "pong"
 
 
-def test_a_publish_of_far_too_many_records_is_refused() -> None:
+def test_publish_with_too_many_records_is_refused() -> None:
     client = Client()
     client.ws.received(publish(b'{"data":1},' * (400_000) + b'{"data":1}'))
     finish(client)
     assert client.answers()[0]["code"] == "batch_too_large"
 
 
-def test_a_connection_that_ends_while_a_message_is_decoded_leaves_nothing_behind() -> None:
+def test_closing_during_a_decode_writes_nothing() -> None:
     client = Client()
     client.ws.received(publish(rb'{"data":"' + rb"\ud800" * (LARGE_BYTES // 6) + b'"}'))
     client.turn()

@@ -1,4 +1,4 @@
-"""Requests in slices: how much of them one turn of the loop does, and what becomes of them."""
+"""Sliced work: how much of it runs per turn of the loop, and how it ends."""
 
 import json
 from collections.abc import Callable, Generator
@@ -69,13 +69,13 @@ def answered(deferred: Answer) -> list[Response]:
     return got
 
 
-def test_a_short_request_is_answered_at_once(slices: Slices, clock: SimClock) -> None:
+def test_short_work_is_answered_at_once(slices: Slices, clock: SimClock) -> None:
     answer = slices.answer(request(), Steps(clock, 3).run())
     assert isinstance(answer, Response)
     assert answer.body == b"3"
 
 
-def test_a_long_request_does_one_slice_a_turn(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
+def test_long_work_runs_one_slice_per_turn(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
     steps = Steps(clock, 40)
     got = answered(slices.answer(request(), steps.run()))
     while not got:
@@ -85,7 +85,7 @@ def test_a_long_request_does_one_slice_a_turn(slices: Slices, clock: SimClock, l
     assert got[0].body == b"40"
 
 
-def test_many_long_requests_share_one_turn(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
+def test_many_pieces_of_work_share_one_turn(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
     many = [Steps(clock, 40) for _ in range(20)]
     answers = [answered(slices.answer(request(), steps.run())) for steps in many]
     turns = 0
@@ -94,11 +94,11 @@ def test_many_long_requests_share_one_turn(slices: Slices, clock: SimClock, loop
         loop.turn()
         turns += 1
         assert sum(steps.done for steps in many) - before <= (TURN_NS // SLICE_NS + 1) * 4
-        assert max(steps.done for steps in many) - min(steps.done for steps in many) <= 8  # none is left behind
+        assert max(steps.done for steps in many) - min(steps.done for steps in many) <= 8  # all progress alike
     assert turns > 10
 
 
-def test_a_client_that_leaves_ends_its_steps(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
+def test_cancelled_answer_closes_its_steps(slices: Slices, clock: SimClock, loop: ManualLoop) -> None:
     steps = Steps(clock, 40)
     answer = slices.answer(request(), steps.run())
     assert isinstance(answer, Deferred)
@@ -130,7 +130,7 @@ def needing(load: Callable[[], object]) -> Cold:
     return Cold([Need(load, 1, load=load, trim=lambda: None)])
 
 
-def test_what_has_to_be_loaded_is_loaded_before_the_next_step(slices: Slices, loop: ManualLoop) -> None:
+def test_needed_data_is_loaded_before_the_next_step(slices: Slices, loop: ManualLoop) -> None:
     loaded: list[str] = []
 
     def reading() -> Generator[Cold | None, None, Answer]:
@@ -145,7 +145,7 @@ def test_what_has_to_be_loaded_is_loaded_before_the_next_step(slices: Slices, lo
     assert "cannot be read" in json.loads(bytes(got[0].body))["error"]["message"]  # type: ignore[arg-type]
 
 
-def test_metrics_of_many_topics_take_many_turns_and_are_right() -> None:
+def test_metrics_of_many_topics_take_many_turns() -> None:
     app, loop = manual_app(TickingClock())
     create(app, loop, [f"t{at:04}" for at in range(5_000)])
     app.services.engine.put_topic("queue", ConfigPatch(type="queue", durability="fsync"))
@@ -170,7 +170,7 @@ def test_metrics_of_many_topics_take_many_turns_and_are_right() -> None:
 
 
 @pytest.mark.parametrize("config", [ConfigPatch(type="queue"), ConfigPatch(archive=ArchiveConfig(hold=True))])
-def test_metrics_are_answered_whenever_a_topic_is_dropped_between_their_steps(config: ConfigPatch) -> None:
+def test_topic_deleted_between_steps_does_not_break_metrics(config: ConfigPatch) -> None:
     dropped_at, done = 0, False
     while not done:
         app, _ = manual_app()
@@ -187,7 +187,7 @@ def test_metrics_are_answered_whenever_a_topic_is_dropped_between_their_steps(co
 
 
 @pytest.mark.parametrize("handler", [topics.list_topics, health.get_metrics])
-def test_records_that_wait_are_replayed_over_many_turns(handler: Callable[..., Answer]) -> None:
+def test_deferred_records_are_replayed_over_many_turns(handler: Callable[..., Answer]) -> None:
     server = SimServer.start()
     for number in range(10 * PER_STEP):
         server.append(f"t{number % 5}", str(number), durability="memory")
