@@ -17,7 +17,7 @@ from topics.model.records import TagMatch
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
 from topics.testing.disk import FOREVER, SimDisk
-from topics.testing.harness import DeferredWorker, SimServer, View
+from topics.testing.harness import DeferredWorker, SimServer, TopicView
 from topics.testing.inode import CrashMode
 
 CLASSES = ["ephemeral", "memory", "disk", "fsync"]
@@ -29,7 +29,7 @@ def route(server: SimServer, source: str, dest: str, **fields: object) -> None:
     server.done(server.engine.routers.put(f"{source}->{dest}", RouterRequest(source=source, dest=dest, **fields)))
 
 
-def content(view: View) -> tuple[object, ...]:
+def content(view: TopicView) -> tuple[object, ...]:
     """Return what a crash must not change. Seqs that a start skips after the last record do not count."""
     losses = [run for run in view.losses if run[2] != "restart" or run[1] < view.head]
     return view.config, view.earliest if view.live else 0, view.records, losses, view.keys, view.archived, view.trimmed

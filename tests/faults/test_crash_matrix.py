@@ -16,7 +16,7 @@ from tests.faults.ledger import Client, Ledger
 from tests.faults.workloads import STEPS, play, setup, some, workloads
 from tests.sampling import SEED, parts
 from topics.testing.clock import SimClock
-from topics.testing.harness import SimServer, View
+from topics.testing.harness import SimServer, TopicView
 from topics.testing.inode import CrashMode
 
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
@@ -57,7 +57,7 @@ def survive(moment: Moment[Ledger], mode: CrashMode, *, thorough: bool) -> None:
         check_works(again)
 
 
-def _listed(view: View) -> tuple[int, int, int, int]:
+def _listed(view: TopicView) -> tuple[int, int, int, int]:
     return view.head, view.earliest, view.live, view.size_bytes
 
 
@@ -84,7 +84,7 @@ def check_works(server: SimServer) -> None:
     assert stopped.recovered.damage == []
 
 
-def kept(server: SimServer) -> dict[str, View]:
+def kept(server: SimServer) -> dict[str, TopicView]:
     """Return the topics that must survive the process."""
     return {name: view for name, view in server.view().items() if view.config.durability != "ephemeral"}
 

@@ -11,7 +11,7 @@ from topics.storage.check import examine
 from topics.storage.datadir import DataDirError
 from topics.storage.log import walfile
 from topics.testing.disk import SimDisk
-from topics.testing.harness import SimServer, View
+from topics.testing.harness import SimServer, TopicView
 
 
 def small_directory() -> SimServer:
@@ -29,7 +29,7 @@ def small_directory() -> SimServer:
     return server
 
 
-def start(server: SimServer, disk: SimDisk) -> tuple[list[str], dict[str, View]]:
+def start(server: SimServer, disk: SimDisk) -> tuple[list[str], dict[str, TopicView]]:
     """Return the problems that a start, its answers and a check of every segment report, and what is served."""
     try:
         after = server.next(disk)
@@ -49,7 +49,7 @@ def start(server: SimServer, disk: SimDisk) -> tuple[list[str], dict[str, View]]
     return reported, found
 
 
-def check_rest(found: dict[str, View], before: dict[str, View]) -> None:
+def check_rest(found: dict[str, TopicView], before: dict[str, TopicView]) -> None:
     """Check that each served record was written, and that each missing seq is reported to readers."""
     for name, view in found.items():
         # If the entry of a delete is damaged, the start reports that, and the record is back.

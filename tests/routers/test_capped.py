@@ -20,7 +20,7 @@ from topics.errors import TopicsError
 from topics.model.router import RouterRequest
 from topics.testing.clock import SimClock
 from topics.testing.disk import FOREVER, MUTATING, SimDisk
-from topics.testing.harness import SimServer, View
+from topics.testing.harness import SimServer, TopicView
 from topics.testing.inode import CrashMode
 
 SEED = int(os.environ.get("TOPICS_FAULT_SEED", "7"))
@@ -97,8 +97,8 @@ def play(server: SimServer, then: Callable[[], None] = lambda: None) -> None:
 def test_what_was_read_in_a_small_topic_has_its_seq_after_a_crash_at_any_file_call(mode: CrashMode) -> None:
     disk = Film(seed=SEED)
     server = SimServer.start(disk)
-    seen: dict[str, View] = {}
-    moments: list[tuple[SimDisk, dict[str, View]]] = []
+    seen: dict[str, TopicView] = {}
+    moments: list[tuple[SimDisk, dict[str, TopicView]]] = []
     disk.on_call = lambda copy: moments.append((copy, seen))
 
     def look() -> None:

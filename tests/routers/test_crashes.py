@@ -27,7 +27,7 @@ from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.storage.segments.cold import waiting
 from topics.testing.clock import SimClock
 from topics.testing.disk import MUTATING, SimDisk
-from topics.testing.harness import DeferredWorker, SimServer, View
+from topics.testing.harness import DeferredWorker, SimServer, TopicView
 from topics.testing.inode import CrashMode
 
 TOPICS = "abcde"
@@ -225,7 +225,7 @@ def settle(server: SimServer) -> None:
         server.engine.routers.forwarder.drain()
 
 
-def looks(server: SimServer) -> dict[str, View]:
+def looks(server: SimServer) -> dict[str, TopicView]:
     """All topics. Whether a TTL or a cap was quicker may differ, since nobody writes down when somebody looked."""
     return {
         name: view._replace(losses=tuple(_joined(_alike(view.losses))), tombstones=tuple(_alike(view.tombstones)))
@@ -256,7 +256,7 @@ def forwarded(server: SimServer) -> dict[str, int]:
     return {name: router.forwarded_total for name, router in server.engine.routers.table.by_name.items()}
 
 
-def check_unchanged(before: dict[str, View], after: SimServer) -> None:
+def check_unchanged(before: dict[str, TopicView], after: SimServer) -> None:
     """Every record that was visible is the same or is gone for a reason, and no watermark went back."""
     for name, view in looks(after).items():
         if (was := before.get(name)) is None:
@@ -346,7 +346,7 @@ class Reader:
     def __init__(self) -> None:
         self.seen: dict[tuple[str, int], dict[bytes, bytes]] = {}
 
-    def look(self, server: SimServer) -> dict[str, View]:
+    def look(self, server: SimServer) -> dict[str, TopicView]:
         """All topics, after a check that no seq was given to two records."""
         found = looks(server)
         for name, view in found.items():
@@ -356,7 +356,7 @@ class Reader:
         return found
 
 
-def check_kept(before: dict[str, View], after: dict[str, View]) -> None:
+def check_kept(before: dict[str, TopicView], after: dict[str, TopicView]) -> None:
     """A topic that is kept has what it had. What comes behind is the report of what was lost with ephemeral topics."""
     assert before.keys() == after.keys()
     for name, was in before.items():
@@ -536,8 +536,8 @@ def ring(server: SimServer) -> Iterator[None]:
 def test_what_was_read_on_a_cycle_has_its_seq_after_a_crash_at_any_file_call(mode: CrashMode) -> None:
     disk = Film(seed=SEED)
     server = SimServer.start(disk)
-    seen: dict[str, View] = {}
-    moments: list[tuple[SimDisk, dict[str, View]]] = []
+    seen: dict[str, TopicView] = {}
+    moments: list[tuple[SimDisk, dict[str, TopicView]]] = []
     disk.on_call = lambda copy: moments.append((copy, seen))
     for _ in ring(server):
         seen = looks(server)

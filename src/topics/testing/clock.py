@@ -1,8 +1,8 @@
-"""Simulated time: stands still until a test moves it."""
+"""A simulated clock, which advances only when a test advances it."""
 
 
 class SimClock:
-    """A `Clock` under the test's hand. `advance` lets time pass; `set` steps the wall clock, as NTP may."""
+    """A `Clock` that the test controls. `advance` lets time pass; `set` moves the wall clock, as NTP can."""
 
     __slots__ = ("_monotonic_ns", "_now_ms")
 
@@ -17,11 +17,11 @@ class SimClock:
         return self._monotonic_ns
 
     def advance(self, *, ms: int) -> None:
-        """Both clocks move on together."""
-        assert ms >= 0, "time does not pass backwards; a wall clock that does is `set`"
+        """Advance both clocks."""
+        assert ms >= 0, "time cannot go backwards; use `set` to move the wall clock back"
         self._now_ms += ms
         self._monotonic_ns += ms * 1_000_000
 
     def set(self, *, ms: int) -> None:
-        """The wall clock jumps, backwards if need be; the monotonic clock does not notice."""
+        """Move the wall clock, also backwards. The monotonic clock does not change."""
         self._now_ms = ms

@@ -1,4 +1,4 @@
-"""A simulated disk: an `Fs` in memory that forgets, after a crash, whatever a real one may forget.
+"""A simulated disk: an `Fs` in memory that loses in a crash what a real disk can lose.
 
     disk = SimDisk(seed=7)
     disk.crash_at(41)                       # the process dies at its call number 41 ...
@@ -6,16 +6,16 @@
         work(disk)
     after = disk.crash("tear")              # ... and the machine with it; this is what the next start finds
 
-What is durable: the bytes of a file after its `sync` or `datasync`, a name after `sync_dir` of its directory, and no
-more. Everything between is pending, and a crash mode decides about it:
+The bytes of a file are durable after its `sync` or `datasync`, and a name after `sync_dir` of its directory. All other
+changes are pending. The crash mode decides what happens to them:
 
-    lose      all of it is gone
-    tear      per file, a prefix of its writes survived, the last of them cut; a prefix of the name changes survived
-    reorder   any set of 512-byte sectors survived, in any order; any set of name changes, each file's own in order
-    zero      names and sizes survived, bytes did not: new parts of a file read as zeros
-    keep      all of it survived, still pending, and the boot id is the same: only the process was killed
+    lose      all are lost
+    tear      per file, a prefix of its writes survives, the last one truncated; a prefix of the name changes survives
+    reorder   any set of 512-byte sectors survives, in any order; any set of name changes, in order per file
+    zero      names and sizes survive, bytes do not: new parts of a file read as zeros
+    keep      all survive, still pending, and the boot id is the same: only the process was killed
 
-The same seed and calls give the same disk. Space is counted in pages of 4096 bytes, as a file system does.
+The same seed and calls give the same disk. Space is counted in pages of 4096 bytes, as in a file system.
 """
 
 import errno
@@ -29,11 +29,11 @@ from typing import Literal, NamedTuple, Never, TypeVar
 
 from topics.storage.fs import Buffer, File, Fs, Held, Lock
 from topics.testing.inode import PAGE_BYTES, CrashMode, Inode, Op, Reserve, Resize, Write
-from topics.testing.names import Names, os_error
+from topics.testing.names import DiskNames, os_error
 
 FOREVER = 1 << 62
 
-# Calls that change something: a crash at any other call equals a crash at the next of these.
+# Calls with an effect: a crash at any other call equals a crash at the next of these.
 MUTATING = frozenset(
     "open pwrite pwritev datasync sync truncate allocate rename unlink link mkdir rmdir sync_dir lock unlock".split()
 )
@@ -46,7 +46,7 @@ class Crashed(BaseException):
     """The simulated process is dead. Not an `Exception`: a dead process runs no error handlers."""
 
 
-class Call(NamedTuple):
+class DiskCall(NamedTuple):
     number: int
     op: str
     path: str
@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """A failure to come: the next `times` calls that fit, from call number `at` on."""
+    """A planned failure of the next `times` matching calls, starting at call number `at`."""
 
     at: int
     op: str | None
@@ -63,7 +63,7 @@ class Fault:
     times: int
     short: bool
 
-    def fits(self, call: Call) -> bool:
+    def fits(self, call: DiskCall) -> bool:
         return (
             self.times > 0
             and call.number >= self.at
@@ -73,7 +73,7 @@ class Fault:
 
 
 class SimDisk(Fs):
-    """A disk and the process that uses it. `calls` lists every call that process has made."""
+    """A disk and the process that uses it. `calls` lists all calls of the process."""
 
     def __init__(
         self,
@@ -84,21 +84,21 @@ class SimDisk(Fs):
         failed_sync_drops: bool = True,
     ) -> None:
         self.seed = seed
-        self.capacity_bytes = capacity_bytes  # None: no limit. May be changed at any time
-        self.cold = cold  # try_pread finds nothing in the cache
+        self.capacity_bytes = capacity_bytes  # None: unlimited; a test can change it at any time
+        self.cold = cold  # the page cache is empty for try_pread
         self.failed_sync_drops = failed_sync_drops  # see Inode.fail_sync
-        self.calls: list[Call] = []
+        self.calls: list[DiskCall] = []
         self._rng = Random(seed)
         self._boots = 1
-        self._names = Names()
+        self._names = DiskNames()
         self._locked: set[Inode] = set()
         self._faults: list[Fault] = []
         self._crash_index = -1
         self._crash_when = "before"
         self._dead = False
-        self._mutex = threading.RLock()  # code under test may write from a thread of its own
+        self._mutex = threading.RLock()  # code under test can write from another thread
 
-    # The test's side: none of these counts as a call.
+    # Methods for tests. They do not count as calls.
 
     def fail(
         self,
@@ -110,9 +110,9 @@ class SimDisk(Fs):
         times: int = 1,
         short: bool = False,
     ) -> Fault:
-        """Let calls fail that fit all of `at` (this number or later), `op` and `path` (a glob).
+        """Let calls fail that match all of `at` (this number or later), `op` and `path` (a glob).
 
-        With `short`, a failing write first writes a part of its bytes. Set `times` to 0 to take the fault back.
+        With `short`, a failing write first writes a part of its bytes. Set `times` to 0 to cancel the fault.
         """
         fault = Fault(at=at, op=op, path=path, error=error, times=times, short=short)
         self._faults.append(fault)
@@ -122,12 +122,12 @@ class SimDisk(Fs):
         self._faults.clear()
 
     def crash_at(self, index: int, *, when: Literal["before", "during", "after"] = "before") -> None:
-        """Let the process die at call number `index`. "during" is a write cut short; for other calls it is "before"."""
+        """Let the process die at call number `index`. "during" truncates a write; for other calls it means "before"."""
         assert index >= len(self.calls), "that call was already made"
         self._crash_index, self._crash_when = index, when
 
     def crash(self, mode: CrashMode, rng: Random | None = None) -> "SimDisk":
-        """The disk as the next start finds it. This one is dead, but can be crashed again in another way."""
+        """Return the disk that the next start finds. This one is dead, but can be crashed again in another mode."""
         with self._mutex:
             self._dead = True
             rng = rng or Random(f"{self.seed} {self._boots} {len(self.calls)} {mode}")
@@ -141,7 +141,7 @@ class SimDisk(Fs):
             return after
 
     def clone(self) -> "SimDisk":
-        """An independent copy: same contents, calls, faults and random state; nothing open, nothing locked."""
+        """Return an independent copy: same contents, calls, faults and random state; no open files, no locks."""
         with self._mutex:
             twin = self._twin()
             twin._names = self._names.copy()
@@ -160,14 +160,14 @@ class SimDisk(Fs):
         return image.read(image.size, 0)
 
     def files(self) -> list[str]:
-        """The full paths of all files, sorted."""
+        """Return the full paths of all files, sorted."""
         return sorted(self._names.files())
 
     def used_bytes(self) -> int:
-        """Space taken, by files with a name or still open."""
+        """Return the space of all files that have a name or are open."""
         return PAGE_BYTES * sum(node.current.space_pages() for node in self._names.inodes() if node.links or node.opens)
 
-    # The process's side: `Fs`.
+    # Methods of `Fs`, for the process.
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> "SimFile":
         def work() -> SimFile:
@@ -237,15 +237,15 @@ class SimDisk(Fs):
     # Calls
 
     def _call(self, op: str, path: str, work: Callable[[], T], fail: Callable[[bool], None] | None = None) -> T:
-        """Count a call and do its work, or fail, or die. `fail(short)` does what a failing call still does."""
+        """Count a call, then do its work, fail or die. `fail(short)` performs the effect of a failing call."""
         with self._mutex:
             if self._dead:
                 raise Crashed(f"{op} {path} after the crash")
-            call = Call(len(self.calls), op, path)
+            call = DiskCall(len(self.calls), op, path)
             self.calls.append(call)
             if call.number == self._crash_index and self._crash_when != "after":
                 if fail and self._crash_when == "during" and op in ("pwrite", "pwritev"):
-                    with suppress(OSError):  # a full disk cuts the last write shorter still
+                    with suppress(OSError):  # a full disk truncates the last write further
                         fail(True)
                 self._die(call)
             fault = next((fault for fault in self._faults if fault.fits(call)), None) if self._faults else None
@@ -260,7 +260,7 @@ class SimDisk(Fs):
                 if call.number == self._crash_index:
                     self._die(call)
 
-    def _die(self, call: Call) -> Never:
+    def _die(self, call: DiskCall) -> Never:
         self._dead = True
         raise Crashed(f"{self._crash_when} call {call.number}: {call.op} {call.path}")
 
@@ -270,7 +270,7 @@ class SimDisk(Fs):
         return _PLENTY_BYTES if self.capacity_bytes is None else self.capacity_bytes
 
     def _write(self, file: "SimFile", data: bytes, at: int) -> None:
-        """As the kernel does it: what fits is written before the rest is refused."""
+        """Write what fits, then fail with ENOSPC, as the kernel does."""
         fits = len(data) if self.capacity_bytes is None else self._fitting(file.node, len(data), at)
         if fits:
             file.node.apply(Write(at, data[:fits]))
@@ -301,7 +301,7 @@ class SimDisk(Fs):
 
 
 class SimFile(File):
-    """An open file of a `SimDisk`. Dead with its process; closing it then is harmless."""
+    """An open file of a `SimDisk`. Closing it after a crash has no effect."""
 
     __slots__ = ("_disk", "_open", "_writable", "node", "path")
 
@@ -400,7 +400,7 @@ class SimFile(File):
 
 
 class SimLock(Lock):
-    """A held lock of a `SimDisk`; dies with the process."""
+    """A held lock of a `SimDisk`, released by a crash."""
 
     __slots__ = ("_disk", "_held", "_node", "_path")
 

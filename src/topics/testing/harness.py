@@ -1,12 +1,12 @@
-"""A whole engine on a simulated disk and clock: open it, use it, kill it, open what is left.
+"""A complete engine on a simulated disk and clock, for crash tests.
 
     server = SimServer.start(SimDisk(seed=7))
     server.append("orders", "1", "2", durability="fsync")
-    after = server.crash("tear")            # the machine dies; this is the next start, on what the disk kept
+    after = server.crash("tear")            # the machine crashes; `after` is the next start on the same disk
     assert after.data("orders") == ["1", "2"]
 
-Verbs end their turn at once and raise what the engine answers. Work that a server gives to its threads is done on the
-spot, or, with a `DeferredWorker`, when the test says so.
+Verbs end their loop turn at once and raise the errors of the engine. Work for threads runs immediately, or with a
+`DeferredWorker` when the test runs it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _decode = msgspec.json.decode
 
 
 class DeferredWorker:
-    """Keeps work until `run`: what a thread does between two turns of the loop, at a moment of the test's choice.
+    """A worker that runs its jobs when the test calls `run`, instead of on a thread.
 
-    `work` and `report` split a run in two: the thread is done, and the loop has not heard of it yet.
+    `work` and `report` split a run: the thread is done, but the loop has not been notified yet.
     """
 
     def __init__(self) -> None:
@@ -58,22 +58,22 @@ class DeferredWorker:
         self._jobs.append((work, done))
 
     def __len__(self) -> int:
-        """Pieces of work that were not reported yet."""
+        """Return the number of jobs that are not reported yet."""
         return len(self._jobs) + len(self._reports)
 
     def work(self) -> None:
-        """Does the next piece of work, if there is one, and keeps its report."""
+        """Run the next job, if there is one, without reporting it."""
         if self._jobs:
             work, done = self._jobs.popleft()
             InlineWorker().submit(work, lambda error: self._reports.append(partial(done, error)))
 
     def report(self) -> None:
-        """Reports all work that was done."""
+        """Report all finished jobs."""
         while self._reports:
             self._reports.popleft()()
 
     def run(self, jobs: int = 1) -> None:
-        """Does the next pieces of work and reports each of them."""
+        """Run and report the next jobs."""
         self.report()
         for _ in range(min(jobs, len(self._jobs))):
             self.work()
@@ -84,8 +84,8 @@ class DeferredWorker:
             self.run()
 
 
-class View(NamedTuple):
-    """Everything a client could find out about a topic."""
+class TopicView(NamedTuple):
+    """All state of a topic that clients can observe."""
 
     epoch: int
     config: TopicConfig
@@ -103,7 +103,7 @@ class View(NamedTuple):
 
 
 class SimServer:
-    """One life of a process. `disk.calls` counts what it did; `recovered` tells what it found."""
+    """One server process. `disk.calls` lists its file calls; `recovered` is the result of its recovery."""
 
     def __init__(self, disk: SimDisk, *, clock: SimClock | None = None, segments: SegmentLimits = SMALL_SEGMENTS,
                  wal_file_bytes: int = SMALL_WAL_BYTES, sync_worker: Worker | None = None,
@@ -138,20 +138,20 @@ class SimServer:
 
     @classmethod
     def start(cls, disk: SimDisk | None = None, **options: Any) -> SimServer:
-        """A server that is open."""
+        """Return an open server."""
         server = cls(disk or SimDisk(), **options)
         server.open()
         return server
 
     def open(self) -> Recovered:
-        """Start as a server does: records of `memory` topics wait until a verb, or `replay_some`, brings them back."""
+        """Recover as a server does. Records of `memory` topics are replayed later, by a verb or `replay_some`."""
         self._dir.open()
         self.recovered = self.store.recover(lambda share: None, defer_memory=True)
         self.engine.await_replay(self.recovered.backlog)
         return self.recovered
 
     def stop(self) -> SimServer:
-        """An orderly stop, and the next start on the same disk."""
+        """Stop in order and return the next start on the same disk."""
         self.close()
         return self.next(self.disk)
 
@@ -161,18 +161,18 @@ class SimServer:
         self.store.close()
 
     def crash(self, mode: CrashMode) -> SimServer:
-        """Dies as `mode` says; the next start, a moment later."""
+        """Crash in the given mode and return the next start."""
         return self.next(self.disk.crash(mode))
 
     def next(self, disk: SimDisk) -> SimServer:
-        """The same server on what is left of its disk."""
+        """Return a new server with the same settings on `disk`."""
         clock = SimClock(self.clock.now_ms() + 1)
         return SimServer.start(disk, clock=clock, segments=self._segments, wal_file_bytes=self._wal_file_bytes)
 
     # --- verbs
 
     def done(self, ticket: Ticket) -> Any:
-        """What a verb ended with; raises its error."""
+        """End the loop turn and return the result of a verb. Raise its error."""
         self.engine.flush()
         return ticket.value()
 
@@ -181,7 +181,7 @@ class SimServer:
         return found
 
     def append(self, name: str, *data: str, tag: str | None = None, key: str | None = None, **config: Any) -> Appended:
-        """One record for each JSON text in `data`; `config` is for a topic that this makes."""
+        """Append one record per JSON text in `data`. `config` applies if this creates the topic."""
         found: Appended = self.done(self.engine.append(name, request(*data, tag=tag, key=key, **config)))
         return found
 
@@ -194,28 +194,28 @@ class SimServer:
         return found
 
     def tick(self) -> None:
-        """What a server does now and then."""
+        """Run the periodic work of a server."""
         self.wal.tick()
         self.store.save()
 
     def turn(self) -> None:
-        """Does what was put off to the end of this turn of the loop. Only a server with `gather_turns` puts it off."""
+        """Run the work scheduled for the end of the loop turn. Only a server with `gather_turns` schedules work."""
         work = self._turns[:]
         self._turns.clear()
         for piece in work:
             piece()
 
     def checkpoint(self) -> bool:
-        self.engine.replay_all()  # a server takes no checkpoint before
+        self.engine.replay_all()  # as a server does before a checkpoint
         return self.store.checkpoint()
 
-    # --- looking
+    # --- reading
 
     def read(self, name: str, from_seq: int = 0, **query: Any) -> Reading:
         return waiting(lambda: self.engine.read(name, Query(from_seq=from_seq, limit=1000, **query))[1])
 
     def walk(self, name: str) -> tuple[list[bytes], list[tuple[int, int, str]]]:
-        """All records and tombstones that a reader meets who starts at the beginning and follows its cursor."""
+        """Return all records and tombstones that a reader gets from the start to the head."""
         rows: list[bytes] = []
         gaps: list[tuple[int, int, str]] = []
         at = 0
@@ -229,7 +229,7 @@ class SimServer:
         return rows, gaps
 
     def data(self, name: str) -> list[str]:
-        """The records' `data`, as JSON text."""
+        """Return the `data` of all records, as JSON text."""
         return [bytes(_decode(row, type=_Row).data).decode() for row in self.walk(name)[0]]
 
     def by_seq(self, name: str) -> dict[int, str]:
@@ -237,21 +237,21 @@ class SimServer:
         return {row.seq: bytes(row.data).decode() for row in found}
 
     def listing(self) -> dict[str, tuple[int, int, int, int]]:
-        """What the list of topics shows: head, earliest, count and bytes of each."""
+        """Return head, earliest, count and bytes of each topic, as the list shows them."""
         page, more = self.engine.expire_and_list(prefix="", after="", limit=1000)
         assert not more
         return {topic.name: (topic.head, topic.earliest, topic.count, topic.bytes) for topic in page}
 
-    def view(self) -> dict[str, View]:
-        """All topics as their clients see them, for comparing one life with another."""
+    def view(self) -> dict[str, TopicView]:
+        """Return all topics as clients see them, to compare two servers."""
         return {name: self._view(name) for name in sorted(self.engine.topics)}
 
-    def _view(self, name: str) -> View:
+    def _view(self, name: str) -> TopicView:
         topic = waiting(lambda: self.engine.expire_and_get(name, touch=False))
         rows, gaps = self.walk(name)
         topic = self.engine.topic(name)
         keys = tuple((key, write.first, write.last, write.at_ms) for key, write in topic.keys.items())
-        return View(
+        return TopicView(
             topic.epoch, topic.config, topic.head, topic.earliest, topic.evict_floor, topic.count, topic.bytes,
             tuple(topic.losses.runs), keys, tuple(rows), tuple(gaps), topic.archived, topic.trimmed,
         )  # fmt: skip
@@ -268,6 +268,6 @@ def request(*data: str, tag: str | None = None, key: str | None = None, **config
 
 
 def _rows(part: bytes) -> list[bytes]:
-    """A slice of rendered records, each of which ends in a comma and holds no other line of its own, cut apart."""
+    """Split a slice of rendered records, each of which ends in a comma."""
     whole = _decode(b"[" + part[:-1] + b"]", type=list[Raw])
     return [bytes(row) for row in whole]

@@ -1,14 +1,14 @@
-"""The inside of a simulated file: what readers see, what the disk has, and the writes between the two.
+"""A simulated file: its current content, its durable content, and the pending writes between them.
 
-Contents are kept as pages. A page that was never written is absent and reads as zeros, so a preallocated file costs
-nothing; an `Image` shares its pages with its copies until one of them writes, so copying a disk costs little.
+Contents are stored as pages. A page that was never written is absent and reads as zeros, so a preallocated file is
+cheap. An `Image` shares its pages with its copies until one of them writes, so copying a disk is cheap.
 """
 
 from random import Random
 from typing import Literal, NamedTuple
 
 PAGE_BYTES = 4096
-SECTOR_BYTES = 512  # what a drive writes as a whole or not at all
+SECTOR_BYTES = 512  # the unit that a drive writes atomically
 
 CrashMode = Literal["lose", "tear", "reorder", "zero", "keep"]
 
@@ -16,14 +16,14 @@ _ZEROS = bytes(PAGE_BYTES)
 
 
 class Image:
-    """The bytes of a file at one moment. Past `size`, its last page holds zeros."""
+    """The content of a file at one moment. The last page has zeros after `size`."""
 
     __slots__ = ("_pages", "_reserved", "_shared", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._pages: dict[int, bytes] = {}
-        self._reserved = 0  # this many pages from the start have space whether they were written or not
+        self._reserved = 0  # pages from the start that have space without being written
         self._shared = False
 
     def copy(self) -> "Image":
@@ -94,7 +94,7 @@ class Write(NamedTuple):
         image.write(self.data, self.at)
 
     def apply_size(self, image: Image) -> None:
-        """The file grows and the bytes do not arrive: what a write leaves when only the metadata reached the disk."""
+        """Grow the file without writing the bytes: only the metadata of the write reached the disk."""
         image.resize(max(image.size, self.at + len(self.data)))
 
     def sectors(self) -> range:
@@ -130,7 +130,7 @@ Op = Write | Resize | Reserve
 
 
 class Inode:
-    """A file without its names: `current` is what a reader sees, `durable` what the disk has for certain."""
+    """A file without its names. Readers see `current`; `durable` survives a power loss."""
 
     __slots__ = ("_drifted", "_lost", "_pending", "current", "durable", "links", "opens")
 
@@ -140,11 +140,11 @@ class Inode:
         self.links = 0
         self.opens = 0
         self._pending: list[Op] = []
-        self._lost = 0  # the writes among so many first pending ones met a failed sync: no later sync carries them
-        self._drifted = False  # current holds bytes that no sync will carry, so a sync must not simply copy it
+        self._lost = 0  # number of pending changes that a failed sync dropped; later syncs do not write them
+        self._drifted = False  # `current` has bytes that no sync writes, so a sync must not copy it
 
     def copy(self) -> "Inode":
-        """The same state with nobody holding it open."""
+        """Return a copy that is not open."""
         twin = Inode.__new__(Inode)
         twin.current, twin.durable = self.current.copy(), self.durable.copy()
         twin.links, twin.opens = self.links, 0
@@ -164,20 +164,20 @@ class Inode:
         self._pending, self._lost = [], 0
 
     def fail_sync(self) -> None:
-        """The kernel gives up on the dirty pages: still readable, clean by its books, and not on the disk."""
+        """Drop the dirty pages, as the kernel does: they stay readable and count as clean, but are not on the disk."""
         if self._pending:
             self._lost, self._drifted = len(self._pending), True
 
     def flip(self, bit: int) -> None:
-        """Damage one bit, in the cache as on the disk."""
+        """Flip one bit, in the cache and on the disk."""
         at, mask = bit // 8, 1 << bit % 8
-        assert at < self.current.size, "the bit lies past the end of the file"
+        assert at < self.current.size, "the bit is past the end of the file"
         for image in (self.current, self.durable):
             if at < image.size:
                 image.write(bytes([image.read(1, at)[0] ^ mask]), at)
 
     def after_power_loss(self, mode: CrashMode, rng: Random) -> Image:
-        """What the disk holds when the machine is back."""
+        """Return the content after a power loss."""
         image = self.durable.copy()
         if mode == "tear":
             self._tear(image, rng)
@@ -194,15 +194,15 @@ class Inode:
             op.apply(image)
         if whole < len(self._pending) and isinstance(op := self._pending[whole], Write):
             cut = rng.randint(0, len(op.data))
-            if rng.random() < 0.5:  # drives cut between sectors, file systems anywhere
+            if rng.random() < 0.5:  # drives truncate at sectors, file systems anywhere
                 cut = max(0, cut - (op.at + cut) % SECTOR_BYTES)
             if cut:
                 image.write(op.data[:cut], op.at)
 
     def _reorder(self, image: Image, rng: Random) -> None:
-        """Each sector stops at a moment of its own, and so does the size.
+        """Keep a random prefix of the writes of each sector, and of the size changes.
 
-        A sector that got a write also has the earlier ones to it: the cache they were gathered in held both.
+        A sector that has a write also has its earlier writes, because the cache combined them.
         """
         touched: dict[int, list[int]] = {}
         for number, op in enumerate(self._pending):

@@ -1,7 +1,7 @@
-"""The directories of a simulated disk: names as a process sees them, names as the disk has them, the changes between.
+"""The directories of a simulated disk: current names, durable names, and the pending changes between them.
 
-A change (create, rename, link, unlink, mkdir, rmdir) is one entry of a journal, so that it survives whole or not at
-all; it leaves the journal when a directory that it touches is synced.
+A change (create, rename, link, unlink, mkdir, rmdir) is one journal entry, so it survives completely or not at all. A
+sync of a directory that it touches removes it from the journal.
 """
 
 import errno
@@ -16,7 +16,7 @@ _ROOT = 0
 
 
 class Dir:
-    """One directory: `entries` is what a process sees, `durable` what the disk has for certain."""
+    """One directory. Processes see `entries`; `durable` survives a power loss."""
 
     __slots__ = ("durable", "entries", "links")
 
@@ -32,15 +32,15 @@ class Dir:
 
 
 class Edit(NamedTuple):
-    """In this directory, this name means that node from now on; None: nothing."""
+    """The new node of a name in a directory, or None to remove the name."""
 
     directory: int
     name: str
     meaning: int | None
 
 
-class Change(NamedTuple):
-    """Edits that happen together, on behalf of one node."""
+class NameChange(NamedTuple):
+    """Edits of one node that happen atomically."""
 
     node: int
     edits: tuple[Edit, ...]
@@ -52,17 +52,17 @@ class Change(NamedTuple):
         return {self.node, *((edit.directory, edit.name) for edit in self.edits)}
 
 
-class Names:
-    """All directories and files of a disk, by number, and the journal of changes that no `sync` has settled."""
+class DiskNames:
+    """All directories and files of a disk, by number, and the journal of changes that are not synced."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, Inode | Dir] = {_ROOT: Dir()}
         self.nodes[_ROOT].links = 1
         self._next = 1
-        self._journal: list[Change] = []
+        self._journal: list[NameChange] = []
 
-    def copy(self) -> "Names":
-        twin = Names()
+    def copy(self) -> "DiskNames":
+        twin = DiskNames()
         twin.nodes = {number: node.copy() for number, node in self.nodes.items()}
         twin._next, twin._journal = self._next, self._journal.copy()
         twin._collect()
@@ -101,7 +101,7 @@ class Names:
                 yield from self.files(child, f"{path}/{name}")
 
     def create(self, path: str) -> Inode:
-        """The file at `path`, made if there is none."""
+        """Return the file at `path`. Create it if it does not exist."""
         parent, name = self._place(path)
         if name not in self.entries(parent, path):
             number = self._add(Inode())
@@ -148,7 +148,7 @@ class Names:
         self._change(moved, Edit(*self._place(src), None), target)
 
     def sync(self, path: str) -> None:
-        """Settle every change that touches this directory."""
+        """Make every change that touches this directory durable."""
         found = self.find(path)
         self.entries(found, path)
         picked = self._with_causes([change.touches(found) for change in self._journal])
@@ -164,14 +164,14 @@ class Names:
         self._journal = waiting
         self._collect()
 
-    def after_power_loss(self, mode: CrashMode, rng: Random) -> "Names":
-        """What is there when the machine is back: all of it durable."""
+    def after_power_loss(self, mode: CrashMode, rng: Random) -> "DiskNames":
+        """Return the names after a power loss, all of them durable."""
         names = {number: node.durable.copy() for number, node in self.nodes.items() if isinstance(node, Dir)}
         for change, survives in zip(self._journal, self._surviving(mode, rng), strict=True):
             if survives:
                 for edit in change.edits:
                     _enter(names[edit.directory], edit)
-        after = Names()
+        after = DiskNames()
         after._next = self._next
         links = {_ROOT: 1}
         reached = [_ROOT]
@@ -197,7 +197,7 @@ class Names:
         return [mode == "zero"] * count
 
     def _with_causes(self, picked: list[bool]) -> list[bool]:
-        """Also pick the earlier changes to the same names and nodes: no later one can be there without them."""
+        """Also pick the earlier changes to the same names and nodes, which a later change depends on."""
         needed: set[object] = set()
         for number in range(len(picked) - 1, -1, -1):
             keys = self._journal[number].keys()
@@ -212,7 +212,7 @@ class Names:
         return number
 
     def _place(self, path: str) -> tuple[int, str]:
-        """The directory and the name in it; the name may be free."""
+        """Return the directory of a path and its last name, which may be unused."""
         parts = _parts(path)
         if not parts:
             raise os_error(errno.EBUSY, path)
@@ -238,10 +238,10 @@ class Names:
             if edit.meaning is not None:
                 self.nodes[edit.meaning].links += 1
             _enter(entries, edit)
-        self._journal.append(Change(node, edits))
+        self._journal.append(NameChange(node, edits))
 
     def _collect(self) -> None:
-        """Forget what no name, open handle or possible crash leads to."""
+        """Remove nodes that no name, open file or journal entry refers to."""
         used = {_ROOT}
         for number, node in self.nodes.items():
             if isinstance(node, Dir):
@@ -267,5 +267,5 @@ def _enter(names: dict[str, int], edit: Edit) -> None:
 
 def _parts(path: str) -> list[str]:
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    assert ".." not in parts, "paths given to an Fs do not climb"
+    assert ".." not in parts, "paths of an Fs must not contain .."
     return parts

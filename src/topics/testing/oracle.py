@@ -1,8 +1,8 @@
-"""The reference model: what topics promise about records, in the plainest code that says it.
+"""The reference model: what topics promise about records, in the simplest code.
 
-One Python object a record, kept for ever with its fate; every figure is counted anew from those objects whenever
-somebody asks. Nothing here is fast and nothing is shared with the engine but the vocabulary, so that the two agree only
-if both are right. Verbs take effect at once and in order; time is what the clock says at that moment.
+The model keeps one Python object per record, with its fate, and computes every figure from these objects. It is slow
+and shares only the vocabulary with the engine, so the two agree only if both are right. Verbs take effect at once, in
+order, at the current time of the clock.
 """
 
 import json
@@ -22,7 +22,7 @@ DELETED = "deleted"
 
 @dataclass
 class Fact:
-    """One record, from its commit to the end of its topic's life. Only `fate` ever changes, and only once."""
+    """One record. Only `fate` changes, and only once."""
 
     seq: int
     ts: int
@@ -30,7 +30,7 @@ class Fact:
     node: str | None
     tag: str | None
     meta: bytes | None
-    fate: str = LIVE  # or "deleted", or the reason it was lost for: "cap", "ttl", "restart"
+    fate: str = LIVE  # or "deleted", or the reason of its loss: "cap", "ttl", "restart"
 
     @property
     def live(self) -> bool:
@@ -45,7 +45,7 @@ class Fact:
         return len(self.rendered())
 
     def rendered(self, projection: Projection = STORED_FORM) -> bytes:
-        """What a reader gets, with a comma behind it."""
+        """Return the record as readers get it, followed by a comma."""
         parts = [b'"$seq":%d' % self.seq, b'"$ts":%d' % self.ts]
         if self.node is not None:
             parts.append(b'"$node":' + _quoted(self.node))
@@ -59,8 +59,8 @@ class Fact:
 
 
 @dataclass
-class Gap:
-    """What a reader is told it missed."""
+class ModelGap:
+    """A lost range, as a tombstone reports it."""
 
     gap_from: int
     gap_to: int
@@ -69,18 +69,18 @@ class Gap:
 
 
 @dataclass
-class Page:
-    """The answer to one read."""
+class ModelPage:
+    """The result of one read."""
 
     records: list[bytes]
     next_from_seq: int
     scanned: int
-    tombstone: Gap | None
+    tombstone: ModelGap | None
 
 
 @dataclass
 class Landed:
-    """Where a write landed."""
+    """The result of a write."""
 
     first: int
     last: int
@@ -97,14 +97,14 @@ class Key:
 
 
 @dataclass
-class Life:
-    """One topic, from its creation until it is dropped."""
+class ModelTopic:
+    """One topic, from its creation to its deletion."""
 
     name: str
     config: TopicConfig
-    facts: list[Fact] = field(default_factory=list)  # of all seqs from 1 to head
+    facts: list[Fact] = field(default_factory=list)  # all seqs from 1 to head
     keys: dict[str, Key] = field(default_factory=dict)
-    archived: int = 0  # everything up to here is in an archive
+    archived: int = 0  # the last archived seq
 
     @property
     def holds(self) -> bool:
@@ -142,15 +142,15 @@ class Life:
                     fact.fate = "ttl"
 
     def forget(self, fates: list[str]) -> None:
-        """The process ended while the topic was ephemeral: seqs 1, 2, … have these fates now, and none is live.
+        """Apply a restart of an ephemeral topic: seqs 1, 2, … now have these fates, and none is live.
 
-        There are as many as seqs may have been given out, which is more than there were records.
+        There is one fate for each seq that may have been assigned, which can be more than there were records.
         """
         assert LIVE not in fates
         assert len(fates) >= self.head
         for fact, fate in zip(self.facts, fates, strict=False):
             assert DELETED in (fact.fate, fate) or fact.lost or fate == "restart"
-            assert fact.fate == DELETED or fate != DELETED, "a record is lost and nobody is told"
+            assert fact.fate == DELETED or fate != DELETED, "a record is lost without a report"
         ts = self.facts[-1].ts if self.facts else 0
         known = len(self.facts)
         self.facts += [Fact(seq, ts, b"", None, None, None) for seq in range(known + 1, len(fates) + 1)]
@@ -158,9 +158,9 @@ class Life:
             fact.fate = fate
 
     def enforce_caps(self) -> None:
-        """The oldest live record goes for as long as there are too many, or too many bytes.
+        """Evict the oldest live records until the topic is within its caps.
 
-        A topic that rejects takes nothing more instead; but while it holds, what is archived goes.
+        A topic that rejects evicts only archived records, and only with `hold`.
         """
         cap_records, cap_bytes = self.config.cap_records, self.config.cap_bytes
         while (cap_records and self.count > cap_records) or (cap_bytes and self.bytes > cap_bytes):
@@ -170,7 +170,7 @@ class Life:
 
     @property
     def spare(self) -> list[Fact]:
-        """What a full topic that rejects may lose to take more."""
+        """Return the records that a full topic that rejects may evict."""
         if not self.holds or self.config.type == "queue":
             return []
         return [fact for fact in self.live if fact.seq <= self.archived]
@@ -181,15 +181,15 @@ class Oracle:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.topics: dict[str, Life] = {}
+        self.topics: dict[str, ModelTopic] = {}
 
     # --- topics
 
     def put(self, name: str, patch: ConfigPatch) -> bool:
-        """Whether that made the topic."""
+        """Create or configure a topic. Return whether it was created."""
         topic = self.topics.get(name)
         if topic is None:
-            self.topics[name] = Life(name, configure(name, patch))
+            self.topics[name] = ModelTopic(name, configure(name, patch))
             return True
         config = configure(name, patch, topic.config)
         if config != topic.config:
@@ -200,28 +200,28 @@ class Oracle:
         return False
 
     def archive(self, name: str, seq: int) -> int:
-        """Everything up to `seq` is in an archive; what counts as archived now."""
+        """Report that everything up to `seq` is archived. Return the archived position."""
         if name not in self.topics:
             raise topic_not_found(name)
         topic = self.topics[name]
         if seq > topic.head:
-            raise TopicsError(Code.INVALID_REQUEST, "that has not been written yet")
+            raise TopicsError(Code.INVALID_REQUEST, "seq is beyond the head")
         topic.archived = max(topic.archived, seq)
         return topic.archived
 
     def drop(self, name: str, *, if_empty: bool = False) -> bool:
-        """Whether there was one."""
+        """Delete a topic. Return whether it existed."""
         topic = self.topics.get(name)
         if topic is None:
             return False
         topic.expire(self.clock.now_ms())
         if if_empty and topic.count:
-            raise TopicsError(Code.TOPIC_NOT_EMPTY, "records are left")
+            raise TopicsError(Code.TOPIC_NOT_EMPTY, "the topic has records")
         del self.topics[name]
         return True
 
-    def topic(self, name: str) -> Life:
-        """The topic as it is now."""
+    def topic(self, name: str) -> ModelTopic:
+        """Return the topic, with expired records removed."""
         if name not in self.topics:
             raise topic_not_found(name)
         self.topics[name].expire(self.clock.now_ms())
@@ -233,7 +233,7 @@ class Oracle:
         topic = self.topics.get(name)
         created = topic is None
         if topic is None:
-            topic = Life(name, configure(name, request.config or ConfigPatch()))
+            topic = ModelTopic(name, configure(name, request.config or ConfigPatch()))
             if not (topic.config.auto_create if request.create is None else request.create):
                 raise topic_not_found(name)
         now = self.clock.now_ms()
@@ -254,15 +254,15 @@ class Oracle:
         return Landed(added[0].seq, added[-1].seq, topic.head, created=created)
 
     def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> int:
-        """How many records that took."""
-        gone = [
+        """Delete records. Return their number."""
+        deleted = [
             fact
             for fact in self.topic(name).live
             if (before_seq is None or fact.seq < before_seq) and (match is None or _matches(match, fact.tag))
         ]
-        for fact in gone:
+        for fact in deleted:
             fact.fate = DELETED
-        return len(gone)
+        return len(deleted)
 
     def read(
         self,
@@ -277,11 +277,11 @@ class Oracle:
         from_ts: int | None = None,
         other_epoch: bool = False,
         examine: int,
-    ) -> Page:
-        """What a reader may have; `other_epoch` says that its cursor comes from another life of the name."""
+    ) -> ModelPage:
+        """Return one page. `other_epoch` says that the cursor belongs to another epoch of the topic."""
         topic = self.topic(name)
         start, tombstone = _start(topic, from_seq, from_ts, other_epoch)
-        page = Page([], start - 1, 0, tombstone)
+        page = ModelPage([], start - 1, 0, tombstone)
         used_bytes = 0
         for fact in topic.facts[start - 1 : start - 1 + examine]:
             if _wanted(fact, topic, nodes, match):
@@ -296,24 +296,24 @@ class Oracle:
         return page
 
     @staticmethod
-    def _remember(topic: Life, key: str, seen: Key) -> None:
-        """A keyed write also forgets what the window of that moment no longer covers."""
+    def _remember(topic: ModelTopic, key: str, seen: Key) -> None:
+        """Store a key, and remove the keys outside the current window."""
         oldest_ms = seen.at_ms - topic.config.idempotency_window_ms
         topic.keys = {other: old for other, old in topic.keys.items() if old.at_ms >= oldest_ms}
         topic.keys[key] = seen
 
 
-def _start(topic: Life, from_seq: int, from_ts: int | None, other_epoch: bool) -> tuple[int, Gap | None]:
-    """The first seq to look at, and what the reader has to be told before."""
+def _start(topic: ModelTopic, from_seq: int, from_ts: int | None, other_epoch: bool) -> tuple[int, ModelGap | None]:
+    """Return the first seq to read, and the tombstone before it."""
 
     def first_since(seq: int) -> int:
-        """From `seq` on, the first one that was committed at or after `from_ts`."""
+        """Return the first seq from `seq` on that was committed at or after `from_ts`."""
         return next(
             (fact.seq for fact in topic.facts[seq - 1 :] if from_ts is None or fact.ts >= from_ts), topic.head + 1
         )
 
     if other_epoch or from_seq > topic.head:
-        return first_since(topic.earliest), Gap(
+        return first_since(topic.earliest), ModelGap(
             1, topic.head, "recreated", sum(fact.fate != DELETED for fact in topic.facts)
         )
     lost = [fact for fact in topic.facts[from_seq:] if fact.lost]
@@ -322,10 +322,10 @@ def _start(topic: Life, from_seq: int, from_ts: int | None, other_epoch: bool) -
         return first_since(max(from_seq + 1, topic.earliest)), None
     reasons = sorted({fact.fate for fact in lost})
     reason = reasons[0] if len(reasons) == 1 else "mixed"
-    return first_since(topic.earliest), Gap(from_seq + 1, topic.earliest - 1, reason, len(lost))
+    return first_since(topic.earliest), ModelGap(from_seq + 1, topic.earliest - 1, reason, len(lost))
 
 
-def _wanted(fact: Fact, topic: Life, nodes: Collection[str], match: TagMatch | None) -> bool:
+def _wanted(fact: Fact, topic: ModelTopic, nodes: Collection[str], match: TagMatch | None) -> bool:
     own = topic.config.dedupe_node and fact.node is not None and fact.node in nodes
     return fact.live and not own and (match is None or _matches(match, fact.tag))
 
@@ -345,15 +345,15 @@ def _facts(request: WriteRequest, first: int, ts: int) -> list[Fact]:
     return facts
 
 
-def _check_room(topic: Life, added: list[Fact]) -> None:
+def _check_room(topic: ModelTopic, added: list[Fact]) -> None:
     config = topic.config
     sizes = [fact.size_bytes for fact in added]
     if config.cap_bytes and max(sizes) > config.cap_bytes:
-        raise TopicsError(Code.RECORD_TOO_LARGE, "the topic could never hold it")
+        raise TopicsError(Code.RECORD_TOO_LARGE, "the record is larger than the topic")
     if config.discard == "reject" and (
         (config.cap_records and len(added) > config.cap_records) or (config.cap_bytes and sum(sizes) > config.cap_bytes)
     ):
-        raise TopicsError(Code.BATCH_TOO_LARGE, "the topic could never hold all of it")
+        raise TopicsError(Code.BATCH_TOO_LARGE, "the batch is larger than the topic")
     keeps = [fact for fact in topic.live if fact not in topic.spare]
     if config.discard == "reject" and (
         (config.cap_records and len(keeps) + len(added) > config.cap_records)

@@ -1,8 +1,8 @@
-"""The reference model of a queue: what may happen to jobs, in the plainest code that says it.
+"""The reference model of a queue: what may happen to jobs, in the simplest code.
 
-It does not foretell which of several claimable jobs a worker gets, because the contract leaves that open. It is told
-what the engine did and says whether that was allowed, and it counts everything anew whenever somebody asks. A job is
-one object for as long as its record is live; records themselves are the business of `oracle.Oracle`.
+The model does not predict which of several ready jobs a worker gets, because the contract leaves that open. It checks
+whether the result of the engine is allowed, and computes every figure from its jobs. A job is one object while its
+record is live; `oracle.Oracle` models the records.
 """
 
 from collections.abc import Collection
@@ -12,8 +12,8 @@ from topics.clock import Clock
 
 
 @dataclass
-class Hold:
-    """A worker's hold on a job. Over once the clock has passed the deadline."""
+class ModelLease:
+    """The lease of a worker. It expires when the clock passes the deadline."""
 
     node: str
     lease_id: str
@@ -28,7 +28,7 @@ class Work:
     priority: int = 0
     not_before_ms: int = 0
     deliveries: int = 0
-    hold: Hold | None = None
+    hold: ModelLease | None = None
 
     def held(self, now_ms: int) -> bool:
         return self.hold is not None and now_ms <= self.hold.deadline_ms
@@ -39,7 +39,7 @@ class Work:
 
 @dataclass
 class Delivery:
-    """One job as a worker got it."""
+    """One job as a worker gets it."""
 
     seq: int
     lease_id: str
@@ -48,7 +48,7 @@ class Delivery:
 
 
 class QueueOracle:
-    """One queue. Verbs take what the engine answered and raise `AssertionError` where the contract forbids it."""
+    """One queue. Its methods take results of the engine and raise `AssertionError` if the contract forbids them."""
 
     def __init__(self, clock: Clock, *, max_deliveries: int = 0, dead_letter: bool = False) -> None:
         self.clock = clock
@@ -56,13 +56,13 @@ class QueueOracle:
         self.jobs: dict[int, Work] = {}
         self.acked: set[int] = set()
         self.dead: set[int] = set()
-        self.lost: set[int] = set()  # evicted, expired or deleted by somebody who is no worker
-        self.tokens: set[str] = set()  # of all leases there ever were
+        self.lost: set[int] = set()  # evicted, expired, or deleted other than by an ack
+        self.tokens: set[str] = set()  # ids of all leases so far
 
     # --- records
 
     def written(self, seq: int, *, priority: int = 0, not_before_ms: int = 0) -> None:
-        assert seq not in self.acked | self.dead | self.lost | self.jobs.keys(), "a seq is given out once"
+        assert seq not in self.acked | self.dead | self.lost | self.jobs.keys(), "a seq is assigned once"
         self.jobs[seq] = Work(seq, priority, not_before_ms)
 
     def removed(self, seqs: Collection[int]) -> None:
@@ -73,7 +73,7 @@ class QueueOracle:
     # --- workers
 
     def claimed(self, node: str, want: int, got: list[Delivery], buried: Collection[int]) -> None:
-        """`buried` are the jobs that this claim moved to the dead-letter topic."""
+        """Check a claim. `buried` are the jobs that it moved to the dead-letter topic."""
         now = self.clock.now_ms()
         for seq in buried:
             work = self.jobs.pop(seq)
@@ -83,24 +83,24 @@ class QueueOracle:
         claimable = {seq for seq, work in self.jobs.items() if work.claimable(now)}
         good = {seq for seq in claimable if not self._worn_out(seq)}
         seqs = [one.seq for one in got]
-        assert seqs == sorted(set(seqs)), "ascending, and no job twice"
-        assert set(seqs) <= good, "not claimable, or delivered too often"
-        assert len(seqs) == min(want, len(good)), "as many as were asked for, unless there are fewer"
+        assert seqs == sorted(set(seqs)), "jobs must be ascending and distinct"
+        assert set(seqs) <= good, "a job is not ready, or was delivered too often"
+        assert len(seqs) == min(want, len(good)), "a claim returns as many jobs as wanted, unless fewer are ready"
         if len(seqs) < want:
-            assert not claimable - good, "what was delivered too often has to go before the queue counts as empty"
+            assert not claimable - good, "exhausted jobs must move before the queue counts as empty"
         again = {seq for seq in good if self.jobs[seq].deliveries}
         fresh = set(seqs) - again
-        assert not fresh or again <= set(seqs), "jobs that come back go out before new ones"
+        assert not fresh or again <= set(seqs), "returned jobs are delivered before new ones"
         for one in got:
             work = self.jobs[one.seq]
             work.deliveries += 1
             assert one.deliveries == work.deliveries, (one, work)
-            assert one.lease_id not in self.tokens, "a lease id is given out once"
+            assert one.lease_id not in self.tokens, "a lease id is used once"
             self.tokens.add(one.lease_id)
-            work.hold = Hold(node, one.lease_id, one.deadline_ms)
+            work.hold = ModelLease(node, one.lease_id, one.deadline_ms)
 
     def ack(self, node: str, seqs: list[int], lease_ids: list[str] | None) -> list[int]:
-        """Which of them are done now; the others are skipped."""
+        """Ack jobs. Return the seqs that were held; the others are skipped."""
         done = self._held(node, seqs, lease_ids)
         for seq in done:
             assert seq not in self.acked, "acked twice"
@@ -124,7 +124,7 @@ class QueueOracle:
         return done
 
     def restarted(self, *, leases_durable: bool) -> None:
-        """Leases that were not written down are forgotten, and with them how often a job was delivered."""
+        """Apply a restart: leases and delivery counts are lost unless they are durable."""
         if not leases_durable:
             for work in self.jobs.values():
                 if work.deliveries:

@@ -1,8 +1,8 @@
-"""Routers in the reference model: after every verb, everything that can be forwarded is, one record at a time.
+"""Routers in the reference model: after every verb, forward all records that can be forwarded, one at a time.
 
-A copy is a new fact in the destination; what a router could not see before the source lost it becomes a lost fact
-there. Whoever reads from a destination sees a copy before the next one comes, so nothing is lost along a chain unless
-a full topic at its end holds it up. When a copy counts as made is not modelled.
+A copy is a new fact in the destination. A record that the source lost before the router read it becomes a lost fact
+there. A router that reads from a destination processes each copy before the next one arrives, so nothing is lost along
+a chain unless a full topic at its end blocks it. The time at which a copy takes effect is not modelled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics.clock import Clock
 from topics.model.records import TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
-from topics.testing.oracle import Fact, Landed, Life, Oracle
+from topics.testing.oracle import Fact, Landed, ModelTopic, Oracle
 
 SOURCE_TRIM = "source_trim"
 T = TypeVar("T")
@@ -26,8 +26,8 @@ class Rule:
     """One router."""
 
     name: str
-    source: Life
-    dest: Life
+    source: ModelTopic
+    dest: ModelTopic
     match: TagMatch | None
     preserve_node: bool
     preserve_tag: bool
@@ -43,12 +43,12 @@ class RouterOracle(Oracle):
         self.rules: dict[str, Rule] = {}
 
     def put_router(self, name: str, request: RouterRequest) -> bool:
-        """Whether that made the router. The request is one that the engine accepted."""
+        """Create or change a router. Return whether it was created. The engine has accepted the request."""
         for topic in (request.source, request.dest):
             if topic not in self.topics:
                 self.put(topic, ConfigPatch())
         source, dest = self.topics[request.source], self.topics[request.dest]
-        assert not isinstance(request.filter, list), "the model knows exact tags only"
+        assert not isinstance(request.filter, list), "the model supports only exact tags"
         match = None if request.filter is None else TagMatch("Eq", request.filter)
         old = self.rules.get(name)
         if old is not None and (old.source, old.dest) == (source, dest):
@@ -67,10 +67,10 @@ class RouterOracle(Oracle):
         return self.rules.pop(name, None) is not None
 
     def drop(self, name: str, *, if_empty: bool = False) -> bool:
-        life = self.topics.get(name)
+        topic = self.topics.get(name)
         done = super().drop(name, if_empty=if_empty)
         if done:
-            self.rules = {key: rule for key, rule in self.rules.items() if life not in (rule.source, rule.dest)}
+            self.rules = {key: rule for key, rule in self.rules.items() if topic not in (rule.source, rule.dest)}
         return done
 
     def append(self, name: str, request: WriteRequest) -> Landed:
@@ -84,19 +84,19 @@ class RouterOracle(Oracle):
         return made
 
     def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> int:
-        gone = super().delete(name, before_seq=before_seq, match=match)
+        deleted = super().delete(name, before_seq=before_seq, match=match)
         self.forward()
-        return gone
+        return deleted
 
     # --- forwarding
 
     def forward(self) -> None:
-        """As far as full destinations let it."""
+        """Forward until every router is at the head of its source or has a full destination."""
         while any(self._step(rule) for rule in list(self.rules.values())):
             pass
 
     def _step(self, rule: Rule) -> bool:
-        """One record of the source. Whether the router got on."""
+        """Forward one record of the source. Return whether the cursor moved."""
         first = min((other for other in self.rules.values() if other.dest is rule.dest), key=lambda other: other.cursor)
         if rule.cursor >= rule.source.head or first.cursor < rule.cursor:
             return False
@@ -129,13 +129,13 @@ class RouterOracle(Oracle):
         rule.forwarded += not too_large
         return True
 
-    def _add(self, dest: Life, fact: Fact) -> None:
+    def _add(self, dest: ModelTopic, fact: Fact) -> None:
         fact.seq = dest.head + 1
         dest.facts.append(fact)
         self._noticing_losses(dest.name, dest.enforce_caps)
 
     def _noticing_losses(self, name: str, change: Callable[[], T]) -> T:
-        """Do `change`. What a router would have forwarded and can no longer is lost in its destination, one for one."""
+        """Run `change`. Records lost before a router forwarded them become lost in the destination, one for one."""
         source = self.topics.get(name)
         before = set() if source is None else {fact.seq for fact in source.facts if fact.lost}
         result = change()
@@ -145,7 +145,7 @@ class RouterOracle(Oracle):
             if not lost or lost[-1] <= rule.cursor:
                 continue
             for fact in source.facts[rule.cursor : lost[-1]]:
-                # Of what was lost before the router came to it, nobody knows whether it would have passed the filter.
+                # For a record lost before the router read it, it is unknown whether it matches the filter.
                 matches = rule.match is None or fact.seq in before or rule.match.covers(fact.tag)
                 if fact.lost and matches:
                     self._add(rule.dest, Fact(0, fact.ts, b"null", None, None, None, SOURCE_TRIM))
