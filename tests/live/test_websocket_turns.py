@@ -13,10 +13,10 @@ from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.access.caller import ANYONE
 from topics.server.http.messages import Response
 from topics.server.http.write_body import LARGE_BYTES
-from topics.server.push.handshake import BoundedDeflate
-from topics.server.push.socket_commands import MAX_UNACKED
-from topics.server.push.socket_input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS, SocketInput
-from topics.server.push.websocket import WebSocket
+from topics.server.push.websocket.commands import MAX_UNACKED
+from topics.server.push.websocket.connection import WebSocket
+from topics.server.push.websocket.handshake import BoundedDeflate
+from topics.server.push.websocket.input import BYTES_PER_TURN, FRAMES_PER_TURN, MAX_FRAGMENTS, TURN_NS, SocketInput
 from topics.testing.clock import SimClock
 
 CLOSE = 0x88

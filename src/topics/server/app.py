@@ -30,9 +30,9 @@ from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
 from topics.server.loop.upkeep import Upkeep
 from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.job_waiters import JobWaiters
+from topics.server.push.jobs.waiters import JobWaiters
 from topics.server.push.sessions import Sessions
-from topics.server.push.socket_commands import SocketServices
+from topics.server.push.websocket.commands import SocketServices
 from topics.server.startup import Startup
 
 

@@ -136,7 +136,7 @@ def _process(startup: Startup, *, ready: bool, progress: float) -> Iterator[Metr
                      http.limits.max_connections)  # fmt: skip
         yield _counter("topics_http_connections_shed_total", "Idle connections closed to make room.",
                        http.shed_total)  # fmt: skip
-        yield _counter("topics_http_connections_refused_total", "Connections refused for want of room.",
+        yield _counter("topics_http_connections_refused_total", "Connections refused at the limit.",
                        http.refused_total)  # fmt: skip
         yield Metric("topics_http_requests_total", "counter", "Requests answered.", [("", "", "", http.requests_total)])
 
@@ -223,7 +223,7 @@ def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
     columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
-        ("lag", "gauge", "Records of the source that a router has not looked at yet.", lambda router: router.lag),
+        ("lag", "gauge", "Records of the source that a router has not processed yet.", lambda router: router.lag),
         ("held", "gauge", "1 while it waits for its destination.", lambda router: int(bool(router.feed.last_error))),
     ]  # fmt: skip
     for name, kind, help, value in columns:

@@ -36,7 +36,7 @@ from topics.model.wire import check_u64, decode_body
 from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
-from topics.server.push.job_stream import WorkStream
+from topics.server.push.jobs.stream import WorkStream
 from topics.server.push.sse import check_accept
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from topics.engine.read.scan import Scan
 from topics.model.records import Projection, ScanRequest, node_set, parse_match
 from topics.model.wire import check_u64, decode_body
 from topics.server.http.messages import Answer
-from topics.server.push import scan_formats
-from topics.server.push.scan_stream import ScanStream
+from topics.server.push.scan import formats
+from topics.server.push.scan.stream import ScanStream
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call
@@ -26,7 +26,7 @@ def scan(services: Services, call: Call) -> Answer:
     wanted: ScanRequest = decode_body(_decode_scan, call.request.body)
     name = call.params["topic"]
     query = _query(wanted)
-    form = scan_formats.format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
+    form = formats.format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)
     services.check_ready()
     if services.throttle.pressed:
         services.throttle.check(name)

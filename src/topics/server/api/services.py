@@ -14,9 +14,9 @@ from topics.server.loop.slices import Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher
-from topics.server.push.job_waiters import JobWaiters
+from topics.server.push.jobs.waiters import JobWaiters
 from topics.server.push.sessions import Sessions
-from topics.server.push.socket_commands import SocketServices
+from topics.server.push.websocket.commands import SocketServices
 from topics.server.startup import Startup
 from topics.storage.log.stats import WalStats
 

@@ -12,9 +12,9 @@ from topics.server.http import query_string
 from topics.server.http.messages import Answer
 from topics.server.loop.answer import json_answer, performance
 from topics.server.push import cursors
-from topics.server.push.handshake import accept
 from topics.server.push.sessions import WatchStream
 from topics.server.push.sse import check_accept
+from topics.server.push.websocket.handshake import accept
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call

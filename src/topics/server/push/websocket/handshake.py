@@ -14,12 +14,12 @@ from wsproto.frame_protocol import CloseReason
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response
-from topics.server.push.websocket import WebSocket
+from topics.server.push.websocket.connection import WebSocket
 
 if TYPE_CHECKING:
     from topics.config import Settings
     from topics.server.access.caller import Caller
-    from topics.server.push.socket_commands import SocketServices
+    from topics.server.push.websocket.commands import SocketServices
 
 ACCEPT_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455 section 1.3
 

@@ -18,10 +18,10 @@ from topics.errors import TopicsError
 from topics.model.watch import Command, RequestId
 from topics.server.http.write_body import LARGE_BYTES
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
-from topics.server.push.commands import address_of, decode_long, decode_short
+from topics.server.push.websocket.decode import address_of, decode_long, decode_short
 
 if TYPE_CHECKING:
-    from topics.server.push.socket_commands import SocketServices
+    from topics.server.push.websocket.commands import SocketServices
 
 log = logs.Log("websocket")
 

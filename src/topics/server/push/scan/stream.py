@@ -17,7 +17,7 @@ from topics.errors import Code, TopicsError
 from topics.server.http.messages import Response, Sink, Stream
 from topics.server.limits.budget import STREAMS
 from topics.server.loop.loads import NOT_LOADING
-from topics.server.push import scan_formats
+from topics.server.push.scan import formats
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ScanStream(Stream):
         budget: MemoryBudget,
         scan: Scan,
         topic: str,
-        form: scan_formats.ScanFormat,
+        form: formats.ScanFormat,
         *,
         release: Callable[[], None],
     ) -> None:
@@ -126,7 +126,7 @@ class ScanStream(Stream):
 
     def _encode(self, step: Step) -> bytes:
         """Return the bytes of a slice, or nothing if the client has left meanwhile. Runs on a pool thread."""
-        return b"" if self._sink is None else scan_formats.encode(self._form, step)
+        return b"" if self._sink is None else formats.encode(self._form, step)
 
     def _encoded(self, step: Step, data: bytes) -> None:
         sink = self._sink

@@ -14,7 +14,7 @@ from topics.engine.state.leases import Holder
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
-from topics.server.push.job_waiters import JobWaiters, QueueWaiters
+from topics.server.push.jobs.waiters import JobWaiters, QueueWaiters
 from topics.server.push.sse import EventStream, error_frame, event_frame
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ The engine and the dispatcher are those of HTTP and of event streams. Particular
 authorised by itself, and a client that sends faster than the disk can write, or reads too slowly, is not read from
 until it has caught up.
 
-    bytes -> socket_input.py -> socket_commands.py -> engine, dispatcher -> WebSocket -> bytes
+    bytes -> input.py -> commands.py -> engine, dispatcher -> connection.py -> bytes
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from topics.model.watch import DEFAULT_HEARTBEAT_MS, Command, RequestId
 from topics.server.http.messages import Response, Upgrade
 from topics.server.push.live_stream import LiveConnection
 from topics.server.push.rendering import Event, RenderedFrame, socket_payload
-from topics.server.push.socket_commands import SocketCommands, SocketServices
-from topics.server.push.socket_input import SocketInput
 from topics.server.push.subscription import Subscription
+from topics.server.push.websocket.commands import SocketCommands, SocketServices
+from topics.server.push.websocket.input import SocketInput
 
 if TYPE_CHECKING:
     from topics.server.access.caller import Caller
