@@ -79,16 +79,8 @@ class Intake:
         self._read_at_head = self._share.heads if self.reader.phase == BETWEEN else _MANY_READS
         self._share.allow_parsing(self.reader.pieces)
 
-    def begin_turn(self) -> None:
-        """Allow this turn's share of parsing."""
-        self._share.allow_parsing(self.reader.pieces)
-
-    def may_parse(self) -> bool:
-        """Whether there is input, and this turn's share of parsing is not used up."""
-        return self.data is not None and self._share.may_parse(self.reader.pieces)
-
     def parse_piece(self) -> None:
-        """Parse a piece of the input. Call it only if `may_parse`."""
+        """Parse a piece of the input. There is some."""
         data, reader = self.data, self.reader
         assert data is not None
         size_bytes = max(self._piece_bytes(), reader.body_left_bytes)

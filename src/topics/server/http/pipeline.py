@@ -34,11 +34,11 @@ from topics.server.http.pipeline_state import (
     NOT_ENDING,
     REST,
     STREAMING,
+    TRANSITIONS,
     UPGRADING,
     WORK,
     Ending,
     Event,
-    next_state,
 )
 from topics.server.http.request_head import Head
 from topics.server.http.request_parser import BETWEEN, IN_BODY, IN_HEAD
@@ -95,8 +95,8 @@ class Pipeline:
         self._close_timeout_ms = service.limits.write_timeout_ms
 
     def change(self, event: Event) -> None:
-        """Change the state as the table says."""
-        self.state = next_state(self.state, event)
+        """Change the state as the table says. Raise KeyError for a change that it does not have: that is a bug."""
+        self.state = TRANSITIONS[self.state, event]
 
     # --- bytes in
 
@@ -196,9 +196,9 @@ class Pipeline:
 
     def begin_turn(self) -> None:
         """Begin a new turn of the event loop: the connection has its whole share again."""
-        self._share.begin_turn()
-        if self._intake is not None:
-            self._intake.begin_turn()
+        self._share.ends_ns = 0
+        if self._intake is not None and self._intake.data is not None:
+            self._share.allow_parsing(self._intake.reader.pieces)
 
     @property
     def needs_turn(self) -> bool:
@@ -206,8 +206,9 @@ class Pipeline:
         if self._share.ends_ns:
             return True
         queue = self.queue
-        waits = self.paused or queue.begun < len(queue.exchanges) or self._holds_much()
-        return self.state is ACTIVE and self._has_input() and not waits
+        if self.state is not ACTIVE or not self._has_input() or self.paused or queue.begun < len(queue.exchanges):
+            return False
+        return queue.held_bytes <= self._service.limits.high_water_bytes
 
     def _may_begin(self, exchange: Exchange) -> bool:
         queue, limits = self.queue, self._service.limits
@@ -219,15 +220,14 @@ class Pipeline:
             return False
         return exchange.answer is not None or self._share.take_request()
 
-    def _holds_much(self) -> bool:
-        return self.queue.held_bytes > self._service.limits.high_water_bytes
-
     def _parse_piece(self) -> bool:
         """Parse a piece of the input; return False if there is none, or it has to wait. No request is parked."""
         intake = self._intake
         if intake is None or intake.data is None:
             return False
-        if self.state is not ACTIVE or self.paused or self._holds_much() or not intake.may_parse():
+        if self.state is not ACTIVE or self.paused or self.queue.held_bytes > self._service.limits.high_water_bytes:
+            return False
+        if not self._share.may_parse(intake.reader.pieces):
             return False
         intake.parse_piece()
         if intake.ended:

@@ -97,10 +97,3 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 # Input that arrives in these states is dropped.
 DISCARDING = frozenset((FINISHING, LINGERING, CLOSING, ABORTED, CLOSED))
-
-
-def next_state(state: State, event: Event) -> State:
-    """Return the state after `event`. Raise AssertionError for a change that the table does not have."""
-    new = TRANSITIONS.get((state, event))
-    assert new is not None, f"{event.name} in state {state.name}"
-    return new

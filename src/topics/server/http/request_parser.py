@@ -129,6 +129,7 @@ class RequestReader:
         """Nothing that comes is of interest any more."""
         self._broken = True
         self._body = b""
+        self._head_bytes = self._quiet_bytes = 0
 
     def rest(self) -> None:
         """Let go of the last request, between two of them."""

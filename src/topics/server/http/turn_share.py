@@ -26,14 +26,10 @@ class TurnShare:
     def __init__(self, max_requests: int, clock_ns: Callable[[], int]) -> None:
         self._max_requests = max_requests
         self._clock_ns = clock_ns
-        self.ends_ns = 0  # when the share is used up; 0 while no request was begun in this turn
+        self.ends_ns = 0  # when the share is used up; 0 in a new turn, while no request was begun in it
         self._requests_left = 0
         self.heads = 0  # parsed since the connection was opened
         self._heads_end = self._pieces_end = 0
-
-    def begin_turn(self) -> None:
-        """Allow requests to be begun again."""
-        self.ends_ns = 0
 
     def take_request(self) -> bool:
         """Count a request that is begun; return False if the share is used up."""
