@@ -243,7 +243,7 @@ def test_a_topic_that_a_lake_lacks_is_told_with_those_that_it_has(
         archive_by_hand(client, tmp_path / "lake", "shop.orders")
     ended = run("replay --url URL --lake DIR/lake --topic shop.oders --into t2 --dry-run")
     assert check(ended, status=2, kind="usage") == f"topic shop.oders does not exist in {tmp_path}/lake"
-    assert ended.report["next"] == "see that the name is right; there is shop.orders"
+    assert ended.report["next"] == "check the name; there is shop.orders"
     missing = run("audit --url URL --lake DIR/lake --topic nope --dry-run")
     check(missing, status=2, kind="usage")
     assert "shop.prices" in missing.report["next"]
@@ -254,5 +254,5 @@ def test_an_address_that_never_answered_may_be_a_wrong_one(run: Any) -> None:
     ended = run(f"audit --url {NOBODY} --lake DIR")
     check(ended, status=1, kind="unreachable")
     assert ended.report["next"] == (
-        "see that the server runs and that the URL is right, then run the same command again"
+        "check that the server runs and that the URL is right, then run the same command again"
     )

@@ -430,7 +430,7 @@ def test_a_dry_run_needs_no_key_that_may_delete_and_a_run_finds_out_before_anyth
         said = capsys.readouterr()
         told = f"the key lacks the scope delete for topic a on {server.url}"
         assert json.loads(said.out)["error"]["message"] == told
-        assert f"topics: {told}\nnext: give a key that has the scope delete, with --token-file" in said.err
+        assert f"topics: {told}\nnext: use a key that has the scope delete, with --token-file" in said.err
         assert main([*command, "--topic", "a", "--topic", "b", "--token", "some"]) == 1
         assert f"the key may not use b on {server.url}" in capsys.readouterr().err
         assert [client.topic(topic).count for topic in ("a", "b")] == [2, 2]

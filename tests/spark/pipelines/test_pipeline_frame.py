@@ -213,7 +213,7 @@ def test_what_to_do_next_depends_on_what_went_wrong():
 @pytest.mark.parametrize(
     ("name", "dry_run", "step"),
     [
-        ("archive", False, "run the same command again: it goes on where this run stopped"),
+        ("archive", False, "run the same command again: it continues where this run stopped"),
         ("archive", True, "run the same command again"),
         ("audit", False, "run the same command again"),
     ],
@@ -237,8 +237,8 @@ def test_the_time_of_a_run_is_that_from_the_command_on(capsys: Any):
 
 
 def test_topics_of_pipelines_are_not_among_what_could_have_been_meant():
-    assert missing_in("/lake", "oders", ["sys:x", "orders"]).next == "see that the name is right; there is orders"
-    assert missing_in("/lake", "oders", ["sys:x"]).next == "see that the name is right; there is sys:x"
+    assert missing_in("/lake", "oders", ["sys:x", "orders"]).next == "check the name; there is orders"
+    assert missing_in("/lake", "oders", ["sys:x"]).next == "check the name; there is sys:x"
 
 
 def test_a_job_that_follows_waits_for_its_topic_and_one_that_does_not_fails(
