@@ -245,7 +245,7 @@ def test_outputs_that_do_not_fit_are_refused(spark: SparkSession, client: Client
         compact(parquet=str(tmp_path), by="node", **options)
     with pytest.raises(BadUsage, match="itself"):
         compact(into=topic, **options)
-    with pytest.raises(BadUsage, match="say where to"):
+    with pytest.raises(BadUsage, match="choose one output"):
         compact(**options)
     with pytest.raises(BadUsage, match="does not exist"):
         compact(url=client.url, topic=f"{topic}.no", parquet=str(tmp_path), spark=spark)
@@ -262,7 +262,7 @@ def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
     write(client, topic, ("lost", 0), ("a", 1), ("b", 1), ("a", 2), (None, 0))
     [said] = compact(dry_run=True, step_seqs=2, **options).topics
     assert (said.from_seq, said.to_seq, said.records, said.lag) == (1, 5, 2, 0)
-    assert said.would == [f"make {name}" if kind == "file" else f"make topic {name}"]
+    assert said.would == [f"create {name}" if kind == "file" else f"create topic {name}"]
     assert list(tmp_path.iterdir()) == []
     assert [row.topic for row in client.topics(f"{topic}.")] == []
     done = compact(**options).topics[0]

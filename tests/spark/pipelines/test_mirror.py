@@ -129,13 +129,13 @@ def test_the_lag_is_that_of_the_moment_of_the_report(
     here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     pair.one.client.append(topic, some(20, 1, "one"))
-    settle = module.Link.settle
+    save_results = module.Link.save_results
 
-    def settle_late(*given: Any) -> None:
-        settle(*given)
+    def save_late(*given: Any) -> None:
+        save_results(*given)
         pair.one.client.append(topic, some(4, 2, "late"))
 
-    monkeypatch.setattr(module.Link, "settle", settle_late)
+    monkeypatch.setattr(module.Link, "save_results", save_late)
     report = run(here, pair, topic)
     assert (report.topics[0].to_seq, report.topics[0].lag, report.figures["lag"]) == (20, 4, 4)
 
@@ -232,7 +232,7 @@ def test_a_topic_that_was_trimmed_before_it_was_copied_waits_for_its_lake(
     assert main([*command, "--dry-run"]) == 1
     told = capsys.readouterr().out
     assert "seqs 21 to 40 were removed" in told
-    assert f"next: topics pipeline mirror --from {pair.one.url} --to {pair.other.url} with --lake DIR" in told
+    assert f"next: run topics pipeline mirror --from {pair.one.url} --to {pair.other.url} with --lake DIR" in told
 
     healed = run(here, pair, topic, lake=str(lake))
 
@@ -376,7 +376,7 @@ def test_a_target_that_was_emptied_is_filled_again(spark: SparkSession, pair: Pa
     report = run(spark, pair, topic)
 
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(6))
-    assert any("copied anew" in text for text in report.warnings)
+    assert any("copied again" in text for text in report.warnings)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -388,7 +388,7 @@ def test_a_target_that_was_deleted_is_filled_again_though_nothing_is_new(here: A
     report = run(here, pair, topic)
 
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(5))
-    assert any("copied anew" in text for text in report.warnings)
+    assert any("copied again" in text for text in report.warnings)
     assert run(here, pair, topic).records == 0
 
 
@@ -438,7 +438,7 @@ def test_half_a_surrogate_pair_is_mirrored_and_holds_up_no_restart(
     odd = b'"\\ud800x"'
     pair.one.client.append(topic, [msgspec.Raw(b'{"data":%b,"meta":{"k":%b}}' % (odd, odd)), {"data": 1}])
     with monkeypatch.context() as patch:
-        patch.setattr(module.Link, "settle", _die)
+        patch.setattr(module.Link, "save_results", _die)
         with pytest.raises(MemoryError):
             run(here, pair, topic, both_ways=True)
 
@@ -603,7 +603,7 @@ def test_a_dry_run_says_what_a_run_would_do_and_does_nothing(here: Any, pair: Pa
     [there] = said().topics
     assert (there.from_seq, there.to_seq, there.records) == (1, 25, 11)
     assert [(gap.from_seq, gap.to_seq) for gap in there.gaps] == [(1, 6)]
-    assert there.would == [f"make topic {topic} in {pair.other.url}"]
+    assert there.would == [f"create topic {topic} in {pair.other.url}"]
     done = run(here, pair, topic)
     assert (done.topics[0].records, done.topics[0].gaps) == (there.records, there.gaps)
     pair.other.client.append(topic, [{"data": "own"}])

@@ -106,7 +106,7 @@ def test_a_replay_that_is_called_again_goes_on_and_repeats_nothing(play: Play, c
     assert play(lake=str(lake), step_seqs=1000).records == 2500
     second = play(lake=str(lake))
     assert second.records == 0
-    assert "has been replayed before, 2500 records" in second.warnings[0]
+    assert "were replayed before (2500)" in second.warnings[0]
     numbers(client, topic, range(2500, 2600))
     archive(client, lake, topic)
     assert play(lake=str(lake)).records == 100
@@ -218,7 +218,7 @@ def test_a_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: 
     archive(client, lake, topic)
     report = play(lake=str(lake), where="data.n >= 15 AND data.m IS NULL", dry_run=True)
     assert report.topics[0].records == 5
-    assert report.topics[0].would == [f"make topic {topic}.again in {client.url}"]
+    assert report.topics[0].would == [f"create topic {topic}.again in {client.url}"]
     assert report.warnings == ["data.m is in none of the sampled records"]
     with pytest.raises(TopicsError):
         client.topic(f"{topic}.again")
@@ -227,8 +227,8 @@ def test_a_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "say where from"),
-        ({"lake": "/l", "path": "/p"}, "say where from"),
+        ({}, "choose one source"),
+        ({"lake": "/l", "path": "/p"}, "choose one source"),
         ({"source_url": "URL", "into": "TOPIC"}, "into itself"),
         ({"lake": "/l", "from_seq": 1, "since": "0"}, "give one of them"),
         ({"lake": "/l", "into": "no name"}, "is not a topic name"),

@@ -194,7 +194,7 @@ def test_another_declaration_for_the_same_output_is_refused_unless_it_begins_ane
     sell(client, topic, (0, "web", 1), (5, "web", 1))
     rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
     other = declare(topic, into=f"{topic}.sums", watermark="1 minute")
-    with pytest.raises(BadUsage, match="declared otherwise"):
+    with pytest.raises(BadUsage, match="another declaration"):
         rollup(url=client.url, declaration=other, spark=spark)
     rollup(url=client.url, declaration=other, full=True, spark=spark)
     assert len(in_topic(client, f"{topic}.sums")) == 2
@@ -214,7 +214,7 @@ def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
         [said] = rollup(
             url=client.url, declaration=declared, step_seqs=4, follow=True, dry_run=True, spark=spark
         ).topics
-        assert (said.to_seq, said.records, said.would) == (6, 2, [f"make {made}"])
+        assert (said.to_seq, said.records, said.would) == (6, 2, [f"create {made}"])
         assert [(gap.from_seq, gap.to_seq) for gap in said.gaps] == [(1, 2)]
         assert {row.topic: row.head_seq for row in client.topics(sums)} == before
         assert not folder.exists()
@@ -230,7 +230,7 @@ def test_a_topic_that_was_trimmed_is_said_to_be_unless_its_lake_is_given(
     client.archived(topic, seq=2, epoch=archived_epoch.epoch)
     declared = declare(topic, into=f"{topic}.sums")
     without = rollup(url=client.url, declaration=declared, spark=spark, dry_run=True)
-    assert "seqs 1 to 2 were removed when they were in a lake" in without.warnings[0]
+    assert "seqs 1 to 2 were trimmed after they were archived" in without.warnings[0]
     healed = rollup(url=client.url, declaration=declared, lake=str(tmp_path), spark=spark)
     assert (healed.warnings, [row[0] for row in in_topic(client, f"{topic}.sums")]) == ([], [0, 1])
 
@@ -260,5 +260,5 @@ def test_a_declaration_that_failed_before_it_wrote_can_be_corrected(
     with pytest.raises(Exception, match="CAST_INVALID_INPUT"):
         run("sum(tag::int) AS n")
     assert run("count(*) AS n").topics[0].records == 1
-    with pytest.raises(BadUsage, match="declared otherwise"):
+    with pytest.raises(BadUsage, match="another declaration"):
         run("max(seq) AS n")

@@ -17,7 +17,7 @@ def test_durations_are_written_as_people_write_them(text: str, ms: int):
 
 @pytest.mark.parametrize("text", ["", "soon", "10", "1 month", "1 hour later"])
 def test_what_is_no_duration_is_refused(text: str):
-    with pytest.raises(ValueError, match="no duration"):
+    with pytest.raises(ValueError, match="not a duration"):
         duration_ms(text)
 
 
@@ -57,11 +57,11 @@ def test_a_declaration_becomes_one_statement():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"parquet": "/x"}, "say where to"),
+        ({"parquet": "/x"}, "choose one output"),
         ({"slide": "2 hours"}, "slide"),
-        ({"window": "1 month"}, "no duration"),
-        ({"into": "orders"}, "same topic"),
-        ({"sql": "SELECT 1", "by": ["tag"]}, "in place of"),
+        ({"window": "1 month"}, "not a duration"),
+        ({"into": "orders"}, "own source topic"),
+        ({"sql": "SELECT 1", "by": ["tag"]}, "sql replaces"),
         ({"windw": "1 hour"}, "unknown field"),
         ({"into": "no topic"}, "not a topic name"),
     ],

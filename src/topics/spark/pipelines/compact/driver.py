@@ -1,8 +1,7 @@
 """Compact: the latest record of every tag, or of every value of an expression, as a Parquet file or a topic.
 
-Only what is new since the last time is read. As a file, what it holds and how far it goes are one thing: the position
-is in the file's own metadata, and the file is replaced at once by the next one. As a topic, the latest record of a key
-is appended and its older ones are deleted; the position is among those of the server (`positions`).
+A run reads only new records. A Parquet file contains its position in its metadata, and is replaced atomically. In a
+topic, the latest record of a key is appended and its older ones are deleted; the position is stored in `positions`.
 """
 
 from __future__ import annotations
@@ -62,18 +61,18 @@ def compact(
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
-    """The latest record for each value of `by`, a SQL expression over the record's columns and `value`.
+    """Write the latest record for each value of `by`, a SQL expression over the record's columns and `value`.
 
-    `null_removes`: a record whose data is null removes its key. `full`: begin anew with the first seq, which also
-    honours deletes in the topic.
+    `null_removes`: a record whose data is null removes its key. `full`: start again with the first seq, so that
+    records deleted from the topic disappear from the output as well.
     """
     if (into is None) == (parquet is None):
-        raise BadUsage("say where to: a topic (into) or a Parquet file (parquet)")
+        raise BadUsage("choose one output: a topic (into) or a Parquet file (parquet)")
     if into == topic:
-        raise BadUsage(f"{topic} cannot be compacted into itself: readers of the log would lose what it drops")
+        raise BadUsage(f"{topic} cannot be compacted into itself: its readers would lose the older records")
     with PipelineJob("compact", servers=[url], **options) as job, job.client(url) as client:
         source = SourceTopic(job, client, topic, lake=lake)
-        if not source.appears(follow=follow):
+        if not source.wait_until_exists(follow=follow):
             return job.report
         output: Output
         if parquet is not None:
@@ -83,14 +82,14 @@ def compact(
             output = TopicOutput(job, client, into, positions_topic=positions_topic, null_removes=null_removes)
         if not job.dry_run:
             output.check_rights()
-        # What a dry run counts is not there to go on with: it takes everything in at once.
+        # A dry run writes nothing that a second step could build on, so it reads everything in one step.
         step_seqs = ALL_SEQS if job.dry_run else step_seqs
         Compaction(job, source, output, by=by, step_seqs=step_seqs, full=full).run(follow=follow, every_s=every_s)
     return job.report
 
 
 class Compaction(Rounds[CompactPosition]):
-    """One topic on its way to its latest records."""
+    """One run that compacts a topic."""
 
     _output: Output
 
@@ -98,7 +97,7 @@ class Compaction(Rounds[CompactPosition]):
         self, job: PipelineJob, source: SourceTopic, output: Output, *, by: str, step_seqs: int, full: bool
     ) -> None:
         self._by = by
-        self._restarts = False  # whether what the output holds is of an earlier beginning
+        self._restarts = False  # whether this run starts at the first seq and replaces the output
         super().__init__(job, source, output, step_seqs=step_seqs, full=full)
 
     def check_fits(self, known: CompactPosition) -> None:
@@ -106,19 +105,19 @@ class Compaction(Rounds[CompactPosition]):
         if (known.topic, known.by) != (topic, self._by):
             raise BadUsage(
                 f"{self._output.name} holds the latest of {known.topic} by {known.by}, not of {topic} by {self._by}",
-                next="use another output, or begin anew with --full",
+                next="use another output, or start again with --full",
             )
 
     def beginning(self, epoch: int, generation: int) -> CompactPosition:
         self._restarts = True
         return CompactPosition(topic=self._source.topic, by=self._by, epoch=epoch, generation=generation)
 
-    def made_again(self, at: CompactPosition, epoch: int) -> CompactPosition:
-        self._job.warn(f"topic {at.topic} was made again; what its earlier life left unread is lost")
+    def recreated(self, at: CompactPosition, epoch: int) -> CompactPosition:
+        self._job.warn(f"topic {at.topic} was recreated; unread records of its earlier epoch are lost")
         return structs.replace(at, epoch=epoch, done=0, plan=0, generation=at.generation + 1)
 
     def upto(self, at: CompactPosition, head: int) -> int:
-        """A plan that was left unfinished goes first: it was written down as it is."""
+        """Return the end of the plan that an interrupted run has saved, or else of the next range."""
         return at.plan if at.plan > at.done else super().upto(at, head)
 
     def take(self, at: CompactPosition, stop: int) -> CompactPosition:
@@ -148,7 +147,7 @@ class Compaction(Rounds[CompactPosition]):
 
 
 def latest_of(rows: DataFrame, *, by: str, epoch: int) -> DataFrame:
-    """One row a key, and one a loss (`key` NULL, `gap_to` set); `n` counts the records behind it."""
+    """Return one row per key, and one per gap (`key` NULL, `gap_to` set); `n` is the number of records of the key."""
     keyed = rows.selectExpr(
         f"IF(kind = 'gap', NULL, CAST(({lenient(by)}) AS STRING)) AS key", "IF(kind = 'gap', seq, NULL) AS lost",
         f"CAST({epoch} AS BIGINT) AS epoch", "CAST(1 AS BIGINT) AS n", *ROW[1:],
@@ -167,35 +166,35 @@ def _latest(keyed: DataFrame) -> DataFrame:
 
 
 class Output(rounds.Output[CompactPosition]):
-    """Where the latest records go."""
+    """Receives the latest records."""
 
     _null_removes: bool
 
     def check_rights(self) -> None:
-        """Raises where the key may not do what `write` needs, before anything is written."""
+        """Raise if the key lacks a right that `write` needs, before anything is written."""
 
     def rows(self, latest: DataFrame, *, restarts: bool) -> DataFrame:
-        """What is to be written because of the latest records of a part."""
+        """Return the rows to write for the latest records of a range."""
         return latest
 
     def count(self, latest: DataFrame, *, restarts: bool) -> CompactResult:
-        """What `write` would do."""
+        """Return what `write` would do, without writing."""
         return one_task(self.rows(latest, restarts=restarts), Count(self._null_removes), CompactResult)
 
     def plan(self, at: CompactPosition, *, restarts: bool) -> CompactPosition:
-        """Notes what is about to be done, where that is needed."""
+        """Save the plan before it is carried out, if the output needs that. Return the position with the plan."""
         return at
 
     def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
         raise NotImplementedError
 
     def commit(self, at: CompactPosition) -> CompactPosition:
-        """Makes it last; where it has come to."""
+        """Make the written rows and the position permanent. Return the position."""
         raise NotImplementedError
 
 
 class FileOutput(Output):
-    """One Parquet file, sorted by key, replaced as a whole."""
+    """One Parquet file, sorted by key, replaced atomically."""
 
     def __init__(self, job: PipelineJob, path: str, *, null_removes: bool) -> None:
         self.name = path
@@ -213,12 +212,12 @@ class FileOutput(Output):
                 f"{self.name} cannot be a file: {error.strerror}", next="give --parquet a file or a directory"
             ) from None
         except pa.ArrowInvalid as error:
-            raise BadUsage(f"{self.name} is no Parquet file: {error}") from None
+            raise BadUsage(f"{self.name} is not a Parquet file: {error}") from None
         if META not in found:
-            raise BadUsage(f"{self.name} was not made by this pipeline, and is not replaced")
+            raise BadUsage(f"{self.name} was not written by this pipeline, and is not replaced")
         return msgspec.json.decode(found[META], type=CompactPosition)
 
-    def makes(self) -> str | None:
+    def creates(self) -> str | None:
         return None if os.path.exists(self.name) else self.name
 
     def rows(self, latest: DataFrame, *, restarts: bool) -> DataFrame:
@@ -236,7 +235,7 @@ class FileOutput(Output):
         return at
 
     def _tidy(self) -> None:
-        """What killed runs left; nobody but this pipeline writes such names."""
+        """Remove temporary files of killed runs. Only this pipeline uses such names."""
         folder, stem = os.path.split(self.name)
         for entry in os.scandir(folder):
             if entry.name.startswith(f".{stem}.") and entry.name.endswith(".tmp"):
@@ -244,14 +243,14 @@ class FileOutput(Output):
 
 
 def with_known(latest: DataFrame, known: DataFrame) -> DataFrame:
-    """The latest of a new range, and what was known before it; `n` counts records of the new range only."""
+    """Return the latest rows of a new range and of the existing file; `n` counts only records of the new range."""
     none = ("CAST(NULL AS BIGINT) AS gap_to", "CAST(NULL AS STRING) AS reason")
     before = known.selectExpr("key", "CAST(0 AS BIGINT) AS n", *ROW[:7], *none, "CAST(NULL AS BIGINT) AS lost")
     return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
 
 
 class TopicOutput(InTopic[CompactPosition], Output):
-    """A topic that holds one record a key, with the key as its tag."""
+    """A topic with one record per key, which has the key as its tag."""
 
     def __init__(
         self, job: PipelineJob, client: Client, into: str, *, positions_topic: str, null_removes: bool
@@ -260,11 +259,11 @@ class TopicOutput(InTopic[CompactPosition], Output):
         self._null_removes = null_removes
 
     def check_rights(self) -> None:
-        """A key that may append and not delete would leave two records of a key, and more with each repetition."""
+        """Raise if the API key may not delete: without deletes each run would add one more record per key."""
         try:
             check_may_delete(self._client, self.name)
         except TopicsError as error:
-            if error.code is not Code.TOPIC_NOT_FOUND:  # that it is not there is told only to who may
+            if error.code is not Code.TOPIC_NOT_FOUND:  # returned only to a key that may delete
                 raise
 
     def plan(self, at: CompactPosition, *, restarts: bool) -> CompactPosition:
@@ -284,17 +283,17 @@ class TopicOutput(InTopic[CompactPosition], Output):
         return outcome
 
     def commit(self, at: CompactPosition) -> CompactPosition:
-        """The first records make the topic, so its epoch is known only now."""
+        """Save the position. The first records create the topic, so its epoch is known only now."""
         at = structs.replace(at, target_epoch=at.target_epoch or self.target()[0])
         self.save(at)
         return at
 
 
-# --- small things
+# --- helpers
 
 
 def path_for(parquet: str, topic: str) -> str:
-    """A file as it is named, or one named after the topic in a directory."""
+    """Return the path of the Parquet file: `parquet` itself, or a file named after the topic in that directory."""
     path = os.path.abspath(parquet)
     return path if path.endswith(".parquet") else os.path.join(path, f"{quote(topic, safe='')}.parquet")
 

@@ -1,4 +1,4 @@
-"""The latest records of a part, written to a file or a topic: the part of `compact` that an executor does."""
+"""Write the latest records of a range to a file or a topic: the part of `compact` that runs on an executor."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import pieces
 from topics.spark.source.catalog import client_for
 
-META = b"topics.compact"  # of the file
-KEY = "_topics_compact"  # of a record's meta
+META = b"topics.compact"  # key in the metadata of the file
+KEY = "_topics_compact"  # key in the meta of a record
 GAPS_KEPT = 1000
-LOSS = '{"kind":"gap"}'  # meta of a record that tells of one that could not be written
+LOSS = '{"kind":"gap"}'  # meta of a record that replaces one that could not be written
 
 COLUMNS = pa.schema(
     [
@@ -43,19 +43,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
-    """How far it has come, and what the key was: keys of two expressions do not go together."""
+    """The position of a compaction, with the topic and the key expression: keys of two expressions must not mix."""
 
     topic: str
     by: str
     plan: int = 0
     target_seq: int = 0
     generation: int = field(default=0, name="generation")  # files of earlier releases use this name
-    stale_to: int = 0  # records of the output up to this seq are of an earlier beginning
+    stale_to: int = 0  # records of the output up to this seq were written before the last restart
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
 class Range(Struct, frozen=True, kw_only=True):
-    """Seqs [start, stop) of one life."""
+    """Seqs [start, stop) of one epoch."""
 
     epoch: int
     start: int
@@ -63,7 +63,7 @@ class Range(Struct, frozen=True, kw_only=True):
 
 
 class CompactResult(Struct, kw_only=True):
-    """What the writing task saw."""
+    """The result of the task that writes the latest records."""
 
     looked_at: int = 0
     keys: int = 0
@@ -75,7 +75,7 @@ class CompactResult(Struct, kw_only=True):
 
 
 def _sort_out(batch: pa.RecordBatch, outcome: CompactResult) -> Iterator[dict[str, Any]]:
-    """The rows that stand for a key; the others are counted."""
+    """Yield the rows that have a key. Add gaps and the counts of all rows to the result."""
     for row in batch.to_pylist():
         if row["gap_to"] is not None:
             outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["gap_to"], reason=row["reason"]))
@@ -88,7 +88,7 @@ def _sort_out(batch: pa.RecordBatch, outcome: CompactResult) -> Iterator[dict[st
 
 
 class Count:
-    """What would be written, looked at and counted."""
+    """Counts the rows that would be written."""
 
     def __init__(self, null_removes: bool) -> None:
         self._null_removes = null_removes
@@ -109,7 +109,7 @@ class Count:
 
 
 class WriteFile(Count):
-    """Rows, sorted by key, into a file under a temporary name. Losses come first, since they have no key."""
+    """Writes rows, sorted by key, to a file under a temporary name. Gaps come first, because they have no key."""
 
     def __init__(self, path: str, position: CompactPosition, null_removes: bool) -> None:
         super().__init__(null_removes)
@@ -132,7 +132,7 @@ class WriteFile(Count):
 
 
 class WriteTopic:
-    """Rows, in the order of their seqs, to a topic; then the older records of the same keys are deleted there."""
+    """Appends rows, sorted by seq, to a topic, and then deletes the older records of the same keys there."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class WriteTopic:
         yield answered(outcome)
 
     def _put(self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: CompactResult) -> None:
-        """A repetition whose key the server has forgotten writes again, and then deletes the first copy: still one."""
+        """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
         one = append_rows.chunk(self._topic, self._run, rows[0]["seq"], records)
         seqs: list[int] = []
         try:
@@ -194,29 +194,29 @@ class WriteTopic:
         outcome: CompactResult,
         error: TopicsError,
     ) -> None:
-        """A record that is too large with what was added to it must not hold up the others: one tells of it instead."""
-        self._fresh = False  # a part of the request may have been written before
+        """Send the rows of a rejected request one by one; a gap record replaces a record that is rejected alone."""
+        self._fresh = False  # a part of the request may have been written already
         if len(rows) > 1:
             middle = len(rows) // 2
             self._put(client, rows[:middle], records[:middle], outcome)
             self._put(client, rows[middle:], records[middle:], outcome)
             return
         [row] = rows
-        if _is_loss(row):  # all that is left of the record is its key
+        if _is_loss(row):  # the gap record was rejected as well, so the key must be invalid
             text = f"--by: the key of seq {row['seq']} cannot be a tag: {error.message}; --parquet takes any key"
             raise BadOption(text) from None
         reason = f"refused: {error.message}"
         lost = {"topic": self._source, "gap_from": row["seq"], "gap_to": row["seq"], "reason": reason}
-        told = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
-        self._put(client, [told], [self._record(told)], outcome)
+        gap_row = {**row, "data": _encode(lost).decode(), "meta": LOSS, "node": None}
+        self._put(client, [gap_row], [self._record(gap_row)], outcome)
         outcome.gaps.append(ReportedGap(from_seq=row["seq"], to_seq=row["seq"], reason=reason))
 
     def _record(self, row: dict[str, Any]) -> bytes:
-        """The record as it was, with its key as its tag, and where it was in its meta."""
+        """Return the record with its key as the tag, and its origin in its meta."""
         known = {"topic": self._source, "epoch": row["epoch"], "seq": row["seq"], "tag": row["tag"]}
         meta = {} if row["meta"] is None else surrogates.members(row["meta"])
-        told = Raw(surrogates.object_of({**meta, KEY: known}))
-        record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": told}
+        stamped = Raw(surrogates.object_of({**meta, KEY: known}))
+        record = {"data": Raw(row["data"].encode()), "tag": row["key"], "meta": stamped}
         if row["node"] is not None:
             record["node"] = row["node"]
         return _encode(record)

@@ -1,4 +1,4 @@
-"""The pipeline `mirror`: copies topics between servers, one way or both, until both hold the same records."""
+"""The pipeline `mirror`: copies topics between servers, in one direction or both, until they hold the same records."""
 
 from topics.spark.pipelines.mirror.driver import mirror
 

@@ -1,8 +1,8 @@
-"""Mirror: topics of one server copied to another, or both ways, until they hold the same records.
+"""Mirror: copy topics of one server to another, or in both directions, until they hold the same records.
 
-A copy keeps node, tag, meta and data, and carries where it has been (`provenance`); that ends loops. How far a
-direction has come is written down on the server it writes to (`positions`), before and after each step; executors do
-the copying (`copying`), topics side by side and each in its order.
+A copy keeps node, tag, meta and data, and lists the servers that it has been on (`provenance`), which prevents loops.
+The position of each direction is saved on its target server before and after each step (`positions`). Executors copy
+(`task`): several topics at the same time, and each topic in order.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from topics.spark.pipelines.run.trimmed import Removed, removed
 from topics.spark.pipelines.run.unknown_names import begins_with, no_topic, unknown_topic
 from topics.spark.sink.write_options import DEFAULT_WINDOW_MS
 
-STEP_SEQS = 50_000  # of a topic, before it is the others' turn
+STEP_SEQS = 50_000  # most seqs of a topic in one step, so that topics take turns
 ALL_SEQS = 1 << 62
 IDLE_S = 0.25
-OURS = (RUNS, server_identity.TOPIC, positions.TOPIC)
+EXCLUDED = (RUNS, server_identity.TOPIC, positions.TOPIC)  # topics of pipelines, which are never mirrored
 KEPT_SETTINGS = (
     "ttl_ms",
     "cap_records",
@@ -49,16 +49,16 @@ KEPT_SETTINGS = (
 
 
 class MirrorPosition(Struct, frozen=True, kw_only=True):
-    """How far a topic has come in one direction. Between `done` and `plan` is what a killed run may have written."""
+    """The position of a topic in one direction. A killed run may have written the seqs after `done` up to `plan`."""
 
     epoch: int
     done: int = 0
     plan: int = 0
     generation: int = field(default=0, name="life")  # counts restarts from the first seq; part of every write's key
-    target_epoch: int = 0  # of the target's topic; 0 while it is not there
-    target_seq: int = 0  # its head when the plan was made, and when it was done
-    lost_epoch: int | None = None  # the life before, until the target has been told that it is over
-    behind: LostSeqs | None = None  # the loss right before what comes next
+    target_epoch: int = 0  # epoch of the topic on the target; 0 if it does not exist
+    target_seq: int = 0  # its head when the plan was saved, and when it was done
+    lost_epoch: int | None = None  # the earlier epoch, until its end is reported to the target
+    pending_gap: LostSeqs | None = field(default=None, name="behind")  # the gap right before the next record
 
 
 def mirror(
@@ -82,23 +82,23 @@ def mirror(
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
-    """Copies from `source` to `target`, and back with `both_ways`; once, or until the job is stopped.
+    """Copy from `source` to `target`, and back with `both_ways`; once, or with `follow` until the job is stopped.
 
-    `lake` is the source's: what the source has no more comes from there. Without it, a topic that was trimmed before it
-    was copied is left as it is, and the report says so; `skip_trimmed` goes on behind what was trimmed.
-    `source_nodes` and `target_nodes` are nodes that write on that server only: their copies are then left out by the
-    other server's node filter, instead of being read and recognised.
+    `lake` is the lake of the source: records that the source no longer has come from there. Without it, a topic that
+    was trimmed before it was copied is not copied, and the report says so; `skip_trimmed` continues after the trimmed
+    seqs. `source_nodes` and `target_nodes` are nodes that write only on that server: their copies are then left out
+    by the node filter of the other server, instead of being read and recognised.
     """
     source, target = source.rstrip("/"), target.rstrip("/")
     if prefix is None and not topics:
-        raise BadUsage("say which topics: with a prefix, which may be empty, or by their names")
+        raise BadUsage("choose topics: by a prefix, which may be empty, or by their names")
     if source == target:
         raise BadUsage(f"{source} is both source and target")
     if lake is not None:
         lake = _existing(lake)
         if skip_trimmed:
-            raise BadUsage("lake and skip_trimmed: a lake has what was trimmed; give one of them")
-    wanted = MirrorSelection(prefix=prefix, topics=tuple(topics), except_for=(*OURS, positions_topic))
+            raise BadUsage("lake and skip_trimmed: a lake has the trimmed records; give one of them")
+    wanted = MirrorSelection(prefix=prefix, topics=tuple(topics), except_for=(*EXCLUDED, positions_topic))
     keys = {source: source_token_file, target: target_token_file}
     with (
         PipelineJob("mirror", servers=[source, target], token_files=keys, **options) as job,
@@ -126,7 +126,7 @@ def mirror(
 
 
 class MirrorSelection(Struct, frozen=True, kw_only=True):
-    """Which topics are mirrored."""
+    """The topics to mirror."""
 
     prefix: str | None
     topics: tuple[str, ...]
@@ -140,14 +140,14 @@ class MirrorSelection(Struct, frozen=True, kw_only=True):
         return topic in self.topics or self.begins(topic)
 
     def begins(self, topic: str) -> bool:
-        """By the prefix. Topics of pipelines and others only by one that says so, or by the empty one."""
+        """Return whether the prefix selects the topic. `sys:` topics need a prefix that begins so, or the empty one."""
         if self.prefix is None or not topic.startswith(self.prefix):
             return False
         return not topic.startswith("sys:") or (self.prefix or "sys:").startswith("sys:")
 
 
 def _check_wanted(job: PipelineJob, wanted: MirrorSelection, sources: Sequence[Client], *, follow: bool) -> None:
-    """Names that name nothing are a mistake, unless there is time to wait for such topics."""
+    """Raise `BadUsage` if a name or the prefix selects no topic; with `follow`, warn and wait instead."""
     there = {row.topic for client in sources for row in wanted.among(client)}
     where = " or ".join(client.url for client in sources)
     for topic in wanted.topics:
@@ -164,7 +164,7 @@ def _check_wanted(job: PipelineJob, wanted: MirrorSelection, sources: Sequence[C
 
 
 class Link:
-    """One direction."""
+    """One direction of a mirror."""
 
     def __init__(
         self,
@@ -178,25 +178,25 @@ class Link:
         positions_topic: str,
     ) -> None:
         self.source, self.target = source, target
-        self.lag: int | None = None  # of all its topics, when last looked
+        self.lag: int | None = None  # the sum over its topics, at the last check
         self._job = job
         self._wanted = wanted
-        self._pattern = pattern  # what all errands of this direction share
+        self._pattern = pattern  # the fields that all tasks of this direction share
         self._step_seqs = step_seqs
         self._positions = Positions(
             target, f"mirror:{pattern.source_id}:", run=job.report.run_id, topic=positions_topic
         )
         self._at = self._positions.load(MirrorPosition)
         self._goal: dict[str, int] = {}
-        self._told_removed: set[str] = set()
-        self._told_circle: set[str] = set()
+        self._warned_removed: set[str] = set()
+        self._warned_circle: set[str] = set()
 
     def aim(self) -> None:
-        """A run that does not follow goes as far as topics reach now."""
+        """Set the present heads as the end of a run that does not follow."""
         self._goal = {row.topic: row.head_seq for row in self._wanted.among(self.source)}
 
     def plan(self, *, follow: bool) -> list[CopyTask]:
-        """What to do next, written down at the target before it is done."""
+        """Return the next tasks. Their plan is saved on the target before."""
         there = {row.topic: row for row in self._wanted.among(self.target)}
         rows = [row for row in self._wanted.among(self.source) if self._is_log(row)]
         self._check_no_queue([there[row.topic] for row in rows if row.topic in there])
@@ -218,7 +218,7 @@ class Link:
         if at.epoch != row.epoch or row.head_seq < max(at.done, at.plan):
             at = MirrorPosition(epoch=row.epoch, generation=at.generation + 1, lost_epoch=at.epoch)
         elif (at.target_epoch and target_epoch != at.target_epoch) or target_seq < at.target_seq:
-            at = self._at[row.topic] = self._filled_again(row.topic, at, there)
+            at = self._at[row.topic] = self._refill(row.topic, at, there)
         if row.earliest_seq > at.done + 1 and self._is_held(row, at):
             return None
         present = 0
@@ -226,7 +226,7 @@ class Link:
             stop = at.plan + 1
             present = 0 if self._job.dry_run else self._present(row.topic, at)
         else:
-            # What was lost at the front is told in one piece.
+            # A gap at the front is reported as one record, so it does not count as part of the step.
             stop = min(head, max(at.done, row.earliest_seq - 1) + self._step_seqs) + 1
             at = structs.replace(at, plan=stop - 1, target_epoch=target_epoch, target_seq=target_seq)
         if stop <= at.done + 1 and at.lost_epoch is None:
@@ -241,12 +241,12 @@ class Link:
             stop=stop,
             present=present,
             lost_epoch=at.lost_epoch,
-            behind=at.behind,
+            pending_gap=at.pending_gap,
             config=self._settings(row.topic) if there is None else {},
         )
 
     def _is_held(self, row: Summary, at: MirrorPosition) -> bool:
-        """Whether seqs come next that only a lake has, and there is none: to go on would leave them out for good."""
+        """Return whether the next seqs are only in a lake that is not given: to continue would lose them for good."""
         found = removed(self.source, row.topic, epoch=row.epoch, start=at.done + 1)
         if found is None:
             return False
@@ -254,67 +254,67 @@ class Link:
         if lake is not None and (not found.is_trimmed or found.is_in(lake, row.topic, row.epoch)):
             return False
         held = found.is_trimmed and (lake is not None or self._pattern.heeds_trims)
-        if row.topic not in self._told_removed:
-            self._told_removed.add(row.topic)
-            self._tell_removed(row, found, held=held)
+        if row.topic not in self._warned_removed:
+            self._warned_removed.add(row.topic)
+            self._warn_about_removed(row, found, held=held)
         if held:
-            told = self._row(row.topic)
-            told.epoch = row.epoch
-            told.from_seq, told.to_seq = told.from_seq or found.first, told.to_seq or found.last
-            told.figures["held_at"] = found.first
+            report = self._row(row.topic)
+            report.epoch = row.epoch
+            report.from_seq, report.to_seq = report.from_seq or found.first, report.to_seq or found.last
+            report.figures["held_at"] = found.first
         return held
 
-    def _tell_removed(self, row: Summary, found: Removed, *, held: bool) -> None:
+    def _warn_about_removed(self, row: Summary, found: Removed, *, held: bool) -> None:
         where = f"topic {row.topic} in {self.source.url}: {found} were removed"
         if not found.is_trimmed:
-            self._job.warn(f"{where} before they were copied; they stay out of the copy")
+            self._job.warn(f"{where} before they were copied; the copy does not have them")
         elif not held:
-            self._job.warn(f"{where} when they were in a lake; they are left out")
+            self._job.warn(f"{where} after they were archived; they are left out")
         else:
             lake = self._pattern.lake
             why = "and are in a lake" if lake is None else f"and are not in {lake}, but in another lake"
             self._job.warn(f"{where} before they were copied, {why}; the topic is not copied")
             self._job.report.ok = False
             self._job.report.next = (
-                f"topics pipeline mirror --from {self.source.url} --to {self.target.url} with --lake DIR copies them, "
-                "too; --skip-trimmed goes on without them"
+                f"run topics pipeline mirror --from {self.source.url} --to {self.target.url} with --lake DIR to copy "
+                "them as well, or with --skip-trimmed to continue without them"
             )
 
     def _row(self, topic: str) -> TopicReport:
         return self._job.report.topic(topic, server=self.source.url, into=self.target.url)
 
-    def _filled_again(self, topic: str, at: MirrorPosition, there: Summary | None) -> MirrorPosition:
-        """The target's topic is another than it was: one that came back from a backup shows how far it is filled."""
+    def _refill(self, topic: str, at: MirrorPosition, there: Summary | None) -> MirrorPosition:
+        """Return the position for a target topic that was replaced. One restored from a backup holds a part."""
         shown = self._present(topic, MirrorPosition(epoch=at.epoch))
         if not shown:
-            self._job.warn(f"topic {topic} in {self.target.url} was deleted or set back: it is copied anew")
+            self._job.warn(f"topic {topic} in {self.target.url} was deleted or set back: it is copied again")
         target_epoch, target_seq = (0, 0) if there is None else (there.epoch, there.head_seq)
         return MirrorPosition(
             epoch=at.epoch, done=shown, plan=shown, generation=at.generation + 1, lost_epoch=at.lost_epoch,
             target_epoch=target_epoch, target_seq=target_seq,
         )  # fmt: skip
 
-    def settle(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
-        """Notes what was done, and in which life of the target's topic: it is the steps that make it."""
+    def save_results(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
+        """Save the new positions, with the epoch of the target topic: the first step may have created it."""
         there = {row.topic: row for row in self._wanted.among(self.target)}
         done = {}
         for task, outcome in zip(tasks, outcomes, strict=True):
             at = self._at[task.topic]
             done_to = outcome.trimmed_at - 1 if outcome.trimmed_at else at.plan
-            at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None, behind=outcome.behind)
+            at = structs.replace(at, done=done_to, plan=done_to, lost_epoch=None, pending_gap=outcome.pending_gap)
             now = there.get(task.topic)
-            if now is not None and at.target_epoch in (0, now.epoch):  # else the next plan finds that it is another
+            if now is not None and at.target_epoch in (0, now.epoch):  # else the next plan finds the new epoch
                 at = structs.replace(at, target_epoch=now.epoch, target_seq=now.head_seq)
             done[task.topic] = self._at[task.topic] = at
             self._report(task, outcome, upto=done_to)
         self._positions.save(done)
 
     def note_lags(self, client: Client) -> None:
-        """Of the rows that there are: it may be called beside the work, which makes them."""
+        """Update the lags of the existing rows. May run in another thread than the copying, which adds rows."""
         there = {row.topic: row for row in self._wanted.among(client)}
-        for told in self._rows():
-            told.lag = None if (row := there.get(told.topic)) is None else self._behind(row)
-        self.lag = sum(told.lag or 0 for told in self._rows())
+        for report in self._rows():
+            report.lag = None if (row := there.get(report.topic)) is None else self._lag_of(row)
+        self.lag = sum(report.lag or 0 for report in self._rows())
 
     def forget_lags(self) -> None:
         forget(self._rows())
@@ -324,11 +324,11 @@ class Link:
         return [row for row in self._job.report.topics if row.server == self.source.url]
 
     def expect(self, tasks: Sequence[CopyTask], outcomes: Sequence[MirrorResult]) -> None:
-        """What a dry run says."""
+        """Report what a run would do."""
         for task, outcome in zip(tasks, outcomes, strict=True):
             self._report(task, outcome, upto=task.stop - 1)
             if task.config:
-                self._row(task.topic).would.append(f"make topic {task.topic} in {self.target.url}")
+                self._row(task.topic).would.append(f"create topic {task.topic} in {self.target.url}")
 
     def _report(self, task: CopyTask, outcome: MirrorResult, *, upto: int) -> None:
         row = self._row(task.topic)
@@ -349,22 +349,22 @@ class Link:
             if count:
                 row.figures[name] = row.figures.get(name, 0) + count
         if outcome.circling:
-            self._tell_circle(task.topic)
+            self._warn_about_circle(task.topic)
 
-    def _tell_circle(self, topic: str) -> None:
-        if topic not in self._told_circle:
-            self._told_circle.add(topic)
+    def _warn_about_circle(self, topic: str) -> None:
+        if topic not in self._warned_circle:
+            self._warned_circle.add(topic)
             self._job.warn(
                 f"topic {topic} in {self.source.url}: records came back {MAX_ROUNDS} times through routers or other "
-                f"pipelines, and are not copied to {self.target.url} again: leave one topic of the circle out"
+                f"pipelines, and are not copied to {self.target.url} again: remove one topic from the circle"
             )
 
     def _note_lag(self, row: Summary) -> None:
         at = self._at.get(row.topic)
         if at is not None and at.epoch == row.epoch:
-            self._row(row.topic).lag = self._behind(row)
+            self._row(row.topic).lag = self._lag_of(row)
 
-    def _behind(self, row: Summary) -> int:
+    def _lag_of(self, row: Summary) -> int:
         at = self._at.get(row.topic)
         return row.head_seq if at is None or at.epoch != row.epoch else max(row.head_seq - at.done, 0)
 
@@ -375,17 +375,17 @@ class Link:
         return False
 
     def _check_no_queue(self, there: Sequence[Summary]) -> None:
-        """A record that is copied into a queue is a job, and would be worked on."""
+        """Raise `BadUsage` if a target topic is a queue: copied records would become jobs."""
         for row in there:
             if row.type != "log":
                 raise BadUsage(
                     f"topic {row.topic} is a log in {self.source.url} and a queue in {self.target.url}: its records "
                     "would become jobs there",
-                    next="leave this topic out, or delete the queue, or call it otherwise",
+                    next="leave this topic out, or delete or rename the queue",
                 )
 
     def _present(self, topic: str, at: MirrorPosition) -> int:
-        """How far an interrupted run came: the last seq of ours that the target has."""
+        """Return the last source seq that an interrupted run has copied to the target."""
 
         def seq_of(meta: bytes) -> int:
             hops = hops_of(meta)
@@ -396,7 +396,7 @@ class Link:
         return max(at.done, last_shown(self.target, topic, from_seq=at.target_seq, seq_of=seq_of))
 
     def _settings(self, topic: str) -> dict[str, Any]:
-        """Those that a new topic at the target has in common with its source."""
+        """Return the settings for a new topic on the target, taken from its source."""
         config = self.source.topic(topic).config
         defaults = TopicConfig()
         kept = {
@@ -406,7 +406,7 @@ class Link:
 
 
 class _Maker(Struct, frozen=True):
-    """Makes the links of one job."""
+    """Creates the links of one job."""
 
     job: PipelineJob
     wanted: MirrorSelection
@@ -453,7 +453,7 @@ def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
                 job.rest()
                 job.stopping.wait(IDLE_S)
     else:
-        # Both ways, the second pass is over the copies that the first one made: they are recognised, and that is that.
+        # With both ways, the second pass reads the copies that the first pass wrote, and recognises them as copies.
         for _ in links:
             for link in links:
                 link.aim()
@@ -462,13 +462,13 @@ def _run(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> None:
 
 
 def _sum(lags: Iterable[int | None]) -> int | None:
-    """Unknown where one is."""
+    """Return the sum, or None if one is unknown."""
     found = list(lags)
     return None if None in found else sum(lag or 0 for lag in found)
 
 
 def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
-    """One plan of all directions, done; False where there was nothing to do."""
+    """Plan and run one step of all directions. Return False if there was nothing to do."""
     plans: list[tuple[Link, list[CopyTask]]] = [(link, link.plan(follow=follow)) for link in links]
     tasks = [task for _, planned in plans for task in planned]
     if not tasks:
@@ -478,7 +478,7 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
     outcomes = run_on_executors(job.spark, tasks, do, result=MirrorResult, weight=lambda task: task.stop - task.start)
     at = 0
     for link, planned in plans:
-        (link.expect if job.dry_run else link.settle)(planned, outcomes[at : at + len(planned)])
+        (link.expect if job.dry_run else link.save_results)(planned, outcomes[at : at + len(planned)])
         at += len(planned)
     job.progress.show(job.report.records)
     return True

@@ -1,18 +1,18 @@
-"""Where a mirrored record has been, in its meta. Bytes in, bytes out.
+"""The provenance of a mirrored record, in its meta. Bytes in, bytes out.
 
-A copy carries the servers and topics it was in, oldest first, under a key of our own; all else in its meta stays:
+The meta of a copy lists the servers and topics that the record was in, oldest first; its other members stay:
 
     {"trace": "abc", "_topics_mirror": [{"at": "5f0c…", "topic": "shop.orders", "epoch": 1794715944778, "seq": 17, …}]}
 
-The first entry is where the record was written, the last one where the copy was taken from. A record goes to no topic
-of a server that is in its list: that ends a mirror's loops, with or without a `node`, and whoever else writes there.
+The first entry is where the record was written, the last one where the copy was taken from. A record is not copied to a
+topic of a server that is in its list. This ends the loops of mirrors, with or without a `node`.
 
-Routers, `replay` and `compact` write the meta of a record into the new ones that they make of it, the list included.
-Such a record was in none of those places itself, and the topic tells: its own is another than that of the list's end.
+Routers, `replay` and `compact` copy the meta of a record to the records that they derive from it, the list included. A
+derived record was not in these topics itself. It is recognised by its topic, which differs from the last entry.
 
-A record that tells of a loss (`"kind": "gap"` beside the list) has the last seq it stands for as `to`. The first record
-behind the loss tells of it once more, as `lost`: where the target has a cap, the record that stands for the loss is
-older than all that came behind it and goes first.
+A record that reports a gap (`"kind": "gap"` beside the list) has the last lost seq as `to`. The first record after the
+gap reports it again, as `lost`: if the target has a cap, the gap record is older than the records after it and is
+evicted first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MARK = f'"{KEY}"'.encode()
 
 
 class LostSeqs(Struct, frozen=True, kw_only=True):
-    """Seqs of the source that are gone, both ends inclusive."""
+    """Lost seqs of the source, both ends inclusive."""
 
     gap_from: int
     gap_to: int
@@ -36,15 +36,15 @@ class LostSeqs(Struct, frozen=True, kw_only=True):
 
 
 class Hop(Struct, frozen=True, kw_only=True):
-    """One server that a record was on, and where it stood there."""
+    """One server that a record was on, with its topic, epoch and seq there."""
 
     at: str  # the server's id
-    topic: str | UnsetType = UNSET  # copies of earlier versions do not say; they count as of the topic they are in
+    topic: str | UnsetType = UNSET  # missing in copies by earlier releases: then it is the topic of the record
     epoch: int
     seq: int
     ts: int | UnsetType = UNSET  # when it was committed there
     to: int | UnsetType = UNSET
-    lost: LostSeqs | UnsetType = UNSET  # what was lost there right before it
+    lost: LostSeqs | UnsetType = UNSET  # the gap right before it on that server
 
     def was_in(self, topic: str) -> bool:
         return isinstance(self.topic, UnsetType) or self.topic == topic
@@ -58,7 +58,7 @@ _decode_hops = msgspec.json.Decoder(list[Hop]).decode
 
 
 def hops_of(meta: bytes | None) -> list[Hop]:
-    """Where the record has been. Empty for one that was written where it is; what is not ours is taken for absent."""
+    """Return the servers that the record was on; an empty list if it was written here, or the entry is invalid."""
     if meta is None or _MARK not in meta:
         return []
     try:
@@ -69,10 +69,10 @@ def hops_of(meta: bytes | None) -> list[Hop]:
 
 
 def is_copy(hops: list[Hop], topic: str) -> bool:
-    """Whether a record with this list was mirrored to the topic it is in, and not made there of one that was."""
+    """Return whether a record with this list was mirrored to its topic, and not derived there from a mirrored one."""
     return bool(hops) and hops[-1].was_in(topic)
 
 
 def stamped(meta: bytes | None, hops: list[Hop]) -> bytes:
-    """The meta with this list in it."""
+    """Return the meta with this list."""
     return delivery.stamped(meta, KEY, hops)

@@ -1,7 +1,7 @@
-"""What a server is called among those that mirror each other.
+"""The name of a server among the servers that mirror each other.
 
-An address may change and two networks may use the same one, so a server's name is a record on the server itself: the
-first one in `sys:identity`. It moves with the data directory and comes back with a backup.
+An address may change, and two networks may use the same one. So the name of a server is a record on the server: the
+first one in `sys:identity`. It moves with the data directory and is part of a backup.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from topics.spark.pipelines.run.job import BadUsage, Failed
 
 TOPIC = "sys:identity"
 CONFIG = {"durability": "fsync"}
-NEW = "(new)"  # what a dry run calls a server that has no name yet
+NEW = "(new)"  # in a dry run: a server without a name
 _is_name = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 
 
 def identity(client: Client, *, name: str | None = None, dry_run: bool = False) -> str:
-    """The server's name, given to it now if it has none. `name` is the one it should have."""
+    """Return the name of the server, and store one if it has none. Raise `BadUsage` if it has another than `name`."""
     if name is not None and _is_name(name) is None:
-        raise BadUsage(f"{name!r} is no name of a server: 1 to 64 letters, digits, dots, dashes and underscores")
+        raise BadUsage(f"{name!r} is not a server name: use 1 to 64 letters, digits, dots, dashes and underscores")
     known = _known(client)
     if known is None and not dry_run:
         _give(client, name)
@@ -33,7 +33,7 @@ def identity(client: Client, *, name: str | None = None, dry_run: bool = False) 
     if name is not None and name != known:
         raise BadUsage(
             f"the server at {client.url} is called {known!r}, not {name!r}; copies of its records carry that name",
-            next="leave the name out, or give the one that it has",
+            next="remove the name from the command, or use the existing one",
         )
     return known
 
@@ -50,7 +50,7 @@ def _known(client: Client) -> str | None:
 
 
 def _give(client: Client, name: str | None) -> None:
-    """Two who do this at once are no problem: the first record counts, for both."""
+    """Store a name on the server. If two runs do this at once, the first record is valid for both."""
     record = {"data": {"id": name or secrets.token_hex(8)}}
     try:
         client.append(TOPIC, [record], create=True, config=CONFIG)
@@ -60,5 +60,5 @@ def _give(client: Client, name: str | None) -> None:
         if name is None:
             raise Failed(
                 f"the key may not write to {TOPIC} of {client.url}, where a server's name for mirrors is kept",
-                next="run once with a key that may, or name the server with --from-name or --to-name, always the same",
+                next="run once with a key that may write, or always pass the same --from-name or --to-name",
             ) from None

@@ -1,8 +1,9 @@
-"""One topic's range from one server to another: the part of a mirror that executors do.
+"""Copy a range of one topic from one server to another: the part of a mirror that runs on executors.
 
-The range is cut into requests at multiples of `GRID` seqs of the source, and where a request grows too large. A request
-has the seqs that it covers in its idempotency key, and lies in a plan that was written down before: whoever repeats the
-plan sends the same requests. Requests go one after the other, so that the copy has the order of its source.
+The range is cut into requests at multiples of `GRID` seqs of the source, and where a request becomes too large. The
+idempotency key of a request contains the seqs that it covers. The range is part of a plan that was saved before, so a
+repetition of the plan sends the same requests. Requests are sent one after the other, so that the copy has the order of
+its source.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from topics.spark.source.catalog import client_for
 from topics.spark.source.plan import GRID, Span
 from topics.spark.source.read import How, read_span
 
-LOSS = b'{"kind":"gap"}'  # meta of a record that stands for what was lost
-MAX_ROUNDS = 8  # that a record may make through mirrors and routers which form a circle
+LOSS = b'{"kind":"gap"}'  # meta of a record that reports a gap
+MAX_ROUNDS = 8  # how often a record may pass a circle of mirrors and routers
 _encode = msgspec.json.Encoder().encode
 
 
 class CopyTask(Struct, kw_only=True):
-    """Seqs [start, stop) of one life of a topic, for the topic of the same name on another server."""
+    """Copies the seqs [start, stop) of one epoch of a topic to the topic of the same name on another server."""
 
     source: ConnectionOptions
     target: ConnectionOptions
@@ -41,60 +42,60 @@ class CopyTask(Struct, kw_only=True):
     target_id: str
     topic: str
     epoch: int
-    generation: int = 0  # counts starts from the beginning: keys of another life are other keys
+    generation: int = 0  # counts restarts from the first seq; part of every key
     start: int
     stop: int
-    present: int = 0  # up to here an interrupted run has written everything, as the target itself shows
-    lost_epoch: int | None = None  # the life before, where the rest of it was never seen
-    nodes: tuple[str, ...] = ()  # whose records need not even be read: they are the target's
+    present: int = 0  # the target has every record up to this source seq already
+    lost_epoch: int | None = None  # the earlier epoch, if it was not read to its end
+    nodes: tuple[str, ...] = ()  # nodes that write only on the target: their records are not read
     only_local: bool = False
-    lake: str | None = None  # of the source: what that has no more is read from there
-    heeds_trims: bool = False  # ends where records were trimmed before they were read
+    lake: str | None = None  # lake of the source, for records that the source no longer has
+    heeds_trims: bool = False  # whether to end at records that are trimmed before they are read
     config: dict[str, Any] = {}
-    behind: LostSeqs | None = None  # the loss right before `start`
+    pending_gap: LostSeqs | None = None  # the gap right before `start`
 
     @property
     def run(self) -> str:
         return f"mirror/{self.source_id}/{self.epoch}.{self.generation}"
 
     def gap_row(self, gap_from: int, gap_to: int, reason: str) -> OutgoingRow:
-        """The record that stands for a loss."""
+        """Return the record that reports a gap."""
         hop = Hop(at=self.source_id, topic=self.topic, epoch=self.epoch, seq=gap_from, to=gap_to)
         data = _encode({"topic": self.topic, "gap_from": gap_from, "gap_to": gap_to, "reason": reason})
         return OutgoingRow(gap_from, gap_to, record_of(data, None, None, stamped(LOSS, [hop])), reason)
 
 
 class MirrorResult(delivery.DeliveryResult, kw_only=True):
-    """What became of an errand."""
+    """The result of one copy task."""
 
-    echoes: int = 0  # that had been on the target, and were not sent
-    foreign: int = 0  # that came from a third server, left out by `only_local`
-    circling: int = 0  # that had left this topic of this server `MAX_ROUNDS` times, and were not sent again
+    echoes: int = 0  # records that were on the target before, and were not sent
+    foreign: int = 0  # records of a third server, left out because of `only_local`
+    circling: int = 0  # records that left this topic `MAX_ROUNDS` times before, and were not sent again
     size_bytes: int = 0
-    trimmed_at: int = 0  # where it ended early: from here on the source was trimmed while it was read
-    behind: LostSeqs | None = None  # a loss of which the next record has to tell
+    trimmed_at: int = 0  # if not 0: the copy ended before this seq, because the source was trimmed meanwhile
+    pending_gap: LostSeqs | None = None  # a gap that the next record has to report
 
 
 def copy(task: CopyTask) -> MirrorResult:
-    """Runs on an executor."""
-    outcome = MirrorResult(behind=task.behind)
+    """Copy the range of one task. Runs on an executor."""
+    outcome = MirrorResult(pending_gap=task.pending_gap)
     with client_for(task.target, task.target.servers[0]) as client:
         options = WriteOptions(connection=task.target, config=task.config)
         sending = RangeDelivery(
             client, options, task.topic, epoch=task.epoch, present=task.present, gap_row=task.gap_row, into=outcome
         )
         if task.lost_epoch is not None:
-            sending.put(f"{task.run}/after-{task.lost_epoch}", [_another_life(task)])
+            sending.put(f"{task.run}/after-{task.lost_epoch}", [_new_epoch_record(task)])
         for key, rows in cut(read(task, outcome), task):
-            key, left = sending.new(key, rows)
-            if left:
-                sending.send(key, left)
+            key, missing = sending.new(key, rows)
+            if missing:
+                sending.send(key, missing)
     return outcome
 
 
 def rehearse(task: CopyTask) -> MirrorResult:
-    """What `copy` would do, counted: everything is read, and nothing is sent."""
-    outcome = MirrorResult(behind=task.behind, records=int(task.lost_epoch is not None))
+    """Return the result that `copy` would have: read everything, send nothing."""
+    outcome = MirrorResult(pending_gap=task.pending_gap, records=int(task.lost_epoch is not None))
     for row in read(task, outcome):
         outcome.records += 1
         if row.lost is not None:
@@ -103,7 +104,7 @@ def rehearse(task: CopyTask) -> MirrorResult:
 
 
 def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
-    """What of the errand's range goes on its way, in the order of its seqs."""
+    """Yield the rows of the range to send, sorted by seq."""
     span = Span(server=task.source.servers[0], topic=task.topic, epoch=task.epoch, start=task.start, stop=task.stop)
     if span.start >= span.stop:
         return
@@ -117,10 +118,10 @@ def read(task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
 
 
 def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> Iterator[OutgoingRow]:
-    """What of a batch goes on its way. A record right behind a loss tells of it, too: see `provenance`."""
+    """Yield the rows of a batch to send. The record right after a gap reports it as well: see `provenance`."""
     for one in fields_of(batch):
         if one.kind == "gap":
-            outcome.behind = LostSeqs(gap_from=one.seq, gap_to=one.to, reason=one.reason)
+            outcome.pending_gap = LostSeqs(gap_from=one.seq, gap_to=one.to, reason=one.reason)
             yield task.gap_row(one.seq, one.to, one.reason)
             continue
         hops = hops_of(one.meta)
@@ -133,16 +134,16 @@ def outgoing(batch: pa.RecordBatch, task: CopyTask, outcome: MirrorResult) -> It
         else:
             hop = Hop(
                 at=task.source_id, topic=task.topic, epoch=task.epoch, seq=one.seq, ts=one.ts,
-                lost=outcome.behind or UNSET,
+                lost=outcome.pending_gap or UNSET,
             )  # fmt: skip
             record = record_of(one.data, one.node, one.tag, stamped(one.meta, [*hops, hop]))
-            outcome.behind = None
+            outcome.pending_gap = None
             outcome.size_bytes += len(record)
             yield OutgoingRow(one.seq, one.seq, record)
 
 
 def cut(rows: Iterable[OutgoingRow], task: CopyTask) -> Iterator[tuple[str, list[OutgoingRow]]]:
-    """Rows, in the order of their seqs, as requests under their keys; each covers the seqs behind the one before it."""
+    """Cut rows, sorted by seq, into requests with keys. Each request covers the seqs after the previous one."""
     held: list[OutgoingRow] = []
     size_bytes, covered = 0, task.start
     for row in rows:
@@ -161,14 +162,14 @@ def cut(rows: Iterable[OutgoingRow], task: CopyTask) -> Iterator[tuple[str, list
 
 
 def _key(task: CopyTask, first: int, last: int, rows: list[OutgoingRow]) -> str:
-    """A loss is part of the key: a repetition that finds more lost than before must say so."""
+    """Return the key of a request. It contains the gaps, so that a repetition with other gaps is written as well."""
     losses = [(row.first, row.last) for row in rows if row.last > row.first]
     suffix = f"/{xxhash.xxh3_64_hexdigest(str(losses).encode())}" if losses else ""
     return f"{task.run}/{first}-{last}{suffix}"
 
 
-def _another_life(task: CopyTask) -> bytes:
-    """Tells of the rest of a life that ended before it was read to its end; nobody knows how much that was."""
+def _new_epoch_record(task: CopyTask) -> bytes:
+    """Return the record that reports the unread rest of the earlier epoch, whose length is unknown."""
     hop = Hop(at=task.source_id, topic=task.topic, epoch=task.epoch, seq=0, to=0)
     data = _encode({"topic": task.topic, "epoch": task.lost_epoch, "reason": "recreated"})
     return record_of(data, None, None, stamped(LOSS, [hop]))

@@ -1,8 +1,8 @@
-"""`replay`: records of a lake, a data directory or a topic, written to a topic once more, in their order and once each.
+"""Replay: append records of a lake, a data directory or a topic to a topic again, in order, each once.
 
-A replay is known by what it replays: the same call is the same replay. Called again it goes on where it stopped, in the
-middle of a request or at the end of what there was; `name` makes it another one. How far it has come is written down on
-the server it writes to, before and after each step (`positions`).
+A replay is identified by its arguments: the same call is the same replay. A second call continues where the first one
+stopped; another `name` makes it another replay. The position is saved on the target server before and after each step
+(`positions`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STEP_SEQS = 50_000
-STEP_S = 20.0  # of a replay with a rate
-NEXT_AT_GAP = "--allow-gaps goes on and writes a record that tells of the loss; or begin behind it"
-ONE_PARTITION = str(1 << 40)  # a step is read by one task, in its order
+STEP_S = 20.0  # duration of one step of a replay with a rate
+NEXT_AT_GAP = "use --allow-gaps to continue with a record that reports the gap, or start after the gap"
+ONE_PARTITION = str(1 << 40)  # one task reads a whole step, in order
 
 
 class ReplayPosition(Struct, frozen=True, kw_only=True):
-    """How far a replay has come. Between `done` and `plan` is what a killed run may have written."""
+    """The position of a replay. A killed run may have written the seqs after `done` up to `plan`."""
 
     epoch: int  # of the source
     done: int
@@ -55,7 +55,7 @@ class ReplayPosition(Struct, frozen=True, kw_only=True):
 
 
 class ReplayRequest(Struct, frozen=True, kw_only=True):
-    """What is replayed: all that tells one replay from another."""
+    """The arguments that identify a replay."""
 
     lake: str | None = None
     path: str | None = None
@@ -82,9 +82,9 @@ class ReplayRequest(Struct, frozen=True, kw_only=True):
 
     def check(self, url: str) -> None:
         if (self.path is not None) == (self.lake is not None or self.source_url is not None):
-            raise BadUsage("say where from: a lake, a data directory, or a server (which a lake may complete)")
+            raise BadUsage("choose one source: a lake, a data directory, or a server (a lake may complete a server)")
         if self.source_url == url and self.topic == self.into:
-            raise BadUsage(f"topic {self.topic} would be replayed into itself; give another one to write to")
+            raise BadUsage(f"topic {self.topic} would be replayed into itself; use another target topic")
         for given, other in (("from_seq", "since"), ("to_seq", "until")):
             if getattr(self, given) is not None and getattr(self, other) is not None:
                 raise BadUsage(f"{given} and {other}: give one of them")
@@ -95,7 +95,7 @@ class ReplayRequest(Struct, frozen=True, kw_only=True):
                 raise BadUsage(error.message) from None
 
     def options(self, job: PipelineJob) -> dict[str, str]:
-        """The source, as options of `format("topics")`."""
+        """Return the source as options of `format("topics")`."""
         found: dict[str, str] = {} if self.source_url is None else job.reading(self.source_url)
         if self.lake is not None:
             found["lake"] = self.lake
@@ -140,16 +140,16 @@ def replay(
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
-    """Writes the chosen records of `topic` to the topic `into` of the server `url`; their origin is in their meta.
+    """Append the selected records of `topic` to the topic `into` of the server `url`, with their origin in their meta.
 
-    Seqs are inclusive. `rate` bounds records a second. A range that is lost fails the replay; with `allow_gaps` a
-    record tells of it. `node` replaces the original one, for readers that leave out what they wrote themselves.
+    Seqs are inclusive. `rate` limits the records per second. A lost range fails the replay; with `allow_gaps` a record
+    reports it instead. `node` replaces the node of every record, for readers that filter out their own node.
     """
     url = url.rstrip("/")
     if "" in (lake, path):
         raise BadUsage("--lake and --path: the path is empty: give a directory")
     if rate is not None and not 0 < rate < math.inf:
-        raise BadUsage("rate: a number of records a second above 0")
+        raise BadUsage("rate: a number of records per second above 0")
     wanted = ReplayRequest(
         lake=None if lake is None else os.path.realpath(lake),
         path=None if path is None else os.path.realpath(path),
@@ -161,12 +161,12 @@ def replay(
     keys = {} if wanted.source_url is None else {wanted.source_url: source_token_file}
     with PipelineJob("replay", servers=[url], token_files=keys, **options) as job, job.client(url) as client:
         known = Positions(client, f"replay:{wanted.id}:", run=job.report.run_id, topic=positions_topic)
-        _Run(job, wanted, client, known, rate=rate, allow_gaps=allow_gaps, step_seqs=step_seqs).run()
+        _ReplayRun(job, wanted, client, known, rate=rate, allow_gaps=allow_gaps, step_seqs=step_seqs).run()
     return job.report
 
 
-class _Run:
-    """One run of a replay, from where the last one stopped to the end of what there is now."""
+class _ReplayRun:
+    """One run of a replay, from the saved position to the present end of the source."""
 
     def __init__(
         self,
@@ -196,18 +196,16 @@ class _Run:
         at = self._at or ReplayPosition(epoch=span.epoch, done=span.start - 1)
         if at.epoch != span.epoch:
             raise Failed(
-                f"topic {wanted.topic} in {wanted.origin} was made again since this replay began",
-                next="give the new replay a name of its own with --name",
+                f"topic {wanted.topic} in {wanted.origin} was recreated since this replay began",
+                next="start a new replay with --name",
             )
         epoch, _ = self._target()
         if at.target_epoch and epoch != at.target_epoch and not self._shown(at, from_seq=0):
-            job.warn(f"topic {wanted.into} was deleted since this replay began: it begins anew")
+            job.warn(f"topic {wanted.into} was deleted since this replay began: it starts again with the first seq")
             at = ReplayPosition(epoch=span.epoch, done=span.start - 1)
         goal = max(span.stop - 1, at.plan)
         if at.done >= goal and at.records:
-            job.warn(
-                f"everything up to seq {at.done} has been replayed before, {at.records} records; --name replays it anew"
-            )
+            job.warn(f"all records up to seq {at.done} were replayed before ({at.records}); --name replays them again")
         if job.dry_run:
             self._expect(at, goal, row)
             return
@@ -234,12 +232,12 @@ class _Run:
         )  # fmt: skip
 
     def _names(self) -> list[str]:
-        """What could have been meant."""
+        """Return the topics of the source, for the error message about an unknown topic."""
         with catalog_of(read_options({**self._wanted.options(self._job), "subscribePrefix": ""})) as catalog:
             return [extent.topic for extent in catalog.extents()]
 
     def _step(self, at: ReplayPosition, goal: int, row: TopicReport) -> ReplayPosition:
-        """One plan: written down, done, and written down as done."""
+        """Save the plan of the next step, carry it out, and save the new position."""
         job = self._job
         present = 0
         if at.plan > at.done:
@@ -286,7 +284,7 @@ class _Run:
         return found[0] if found else DeliveryResult()
 
     def _frame(self, start: int, stop: int, *, allow_gaps: bool) -> DataFrame:
-        """The chosen rows of a range, and its gaps: a condition is about records."""
+        """Return the selected rows of a range and all of its gaps: the condition applies only to records."""
         wanted = self._wanted
         given = {
             **wanted.options(self._job), "subscribe": wanted.topic, "maxPartitionBytes": ONE_PARTITION,
@@ -310,7 +308,7 @@ class _Run:
             raise BadUsage(f"where: {error}") from None
 
     def _expect(self, at: ReplayPosition, goal: int, row: TopicReport) -> None:
-        """What a dry run says: records are counted, and losses named, though a run might fail at them."""
+        """Report what a run would do: count the records and list the gaps, also those at which a run would fail."""
         if at.done >= goal:
             return
         row.from_seq, row.to_seq = at.done + 1, goal
@@ -319,7 +317,7 @@ class _Run:
         frame = self._frame(at.done + 1, goal + 1, allow_gaps=True)
         alike = frame.groupBy("kind", expr("IF(kind = 'gap', seq, NULL) AS first"), "gap_to", "reason")
         for found in alike.count().orderBy("first").collect():
-            if found.kind == "record" or self._allow_gaps:  # a gap is then written as a record, too
+            if found.kind == "record" or self._allow_gaps:  # with --allow-gaps a gap is written as a record
                 row.records += found["count"]
             if found.kind == "gap":
                 gap = ReportedGap(from_seq=found.first, to_seq=found.gap_to, reason=found.reason, epoch=at.epoch)
@@ -328,18 +326,18 @@ class _Run:
             self._job.warn(f"a run would fail at seq {row.gaps[0].from_seq}, which is lost")
             self._job.report.ok, self._job.report.next = False, NEXT_AT_GAP
         if not self._target()[0]:
-            row.would.append(f"make topic {self._wanted.into} in {self._client.url}")
+            row.would.append(f"create topic {self._wanted.into} in {self._client.url}")
 
     def _target(self) -> tuple[int, int]:
         return target_of(self._client, self._wanted.into)
 
     def _present(self, at: ReplayPosition) -> int:
-        """How far an interrupted run came: the last seq of this replay that the target shows."""
+        """Return the last seq that an interrupted run of this replay has written to the target."""
         from_seq = at.target_seq if self._target()[0] == at.target_epoch else 0
         return max(at.done, self._shown(at, from_seq=from_seq))
 
     def _shown(self, at: ReplayPosition, *, from_seq: int) -> int:
-        """The last seq of this replay behind a seq of the target; 0 where there is none."""
+        """Return the last seq of this replay in the target after `from_seq`, or 0 if there is none."""
 
         def seq_of(meta: bytes) -> int:
             origin = origin_of(meta)

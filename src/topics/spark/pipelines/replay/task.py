@@ -1,13 +1,13 @@
-"""The rows of a replay, written to their topic: the part that an executor does.
+"""Write the rows of a replay to their topic: the part that runs on an executor.
 
-One task writes a plan's rows, one request after the other, so that the replay has the order of its source. Requests are
-cut at multiples of `GRID` source seqs and have the seqs that they cover in their idempotency key; the plan was written
-down before, so whoever repeats it sends the same requests. Every record carries where it comes from in its meta:
+One task writes the rows of a plan, one request after the other, so that the replay has the order of its source.
+Requests are cut at multiples of `GRID` source seqs, and their idempotency keys contain the seqs that they cover. The
+plan was saved before, so a repetition sends the same requests. Every record has its origin in its meta:
 
     {"trace": "abc", "_topics_replay": {"id": "9f…", "topic": "orders", "epoch": 1794715944778, "seq": 17,
                                         "ts": 1794715950000, "node": "till-1"}}
 
-All else in its meta stays as it was. That is also how a restart finds out how far an interrupted run came.
+The rest of its meta is unchanged. From the origins a restart finds how far an interrupted run came.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from topics.spark.source.plan import GRID
 
 KEY = "_topics_replay"
 _MARK = f'"{KEY}"'.encode()
-SMOOTH_S = 0.2  # a rate is kept over stretches of this length
+SMOOTH_S = 0.2  # the rate holds over intervals of this length
 OUTCOME = pa.schema([pa.field("outcome", pa.binary())])
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a replayed record was, under `_topics_replay` in its meta. `to` is the last seq of a loss."""
+    """The origin of a replayed record, under `_topics_replay` in its meta. `to` is the last seq of a gap."""
 
     id: str
     topic: str
@@ -54,14 +54,14 @@ class Origin(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Pace:
-    """When the next records may go, at a rate. What was not used is not saved up: there is no burst after a pause."""
+    """Limits the rate of records. Unused time is not saved up, so there is no burst after a pause."""
 
     def __init__(self, rate: float | None) -> None:
         self._rate = rate
         self._free_at = 0.0
 
     def pause_s(self, count: int, now_s: float) -> float:
-        """How long to wait before so many records are sent."""
+        """Return how long to wait before sending `count` records."""
         if self._rate is None:
             return 0.0
         begin = max(self._free_at, now_s)
@@ -70,7 +70,7 @@ class Pace:
 
 
 class Sender(Struct, kw_only=True):
-    """What the task of one plan does with its rows, for `mapInArrow`."""
+    """Sends the rows of one plan. Called by `mapInArrow`."""
 
     target: ConnectionOptions
     into: str
@@ -79,9 +79,9 @@ class Sender(Struct, kw_only=True):
     epoch: int
     start: int
     stop: int
-    present: int = 0  # up to here the target has everything, as its own records show
+    present: int = 0  # the target has every record up to this source seq already
     rate: float | None = None
-    node: str | None = None  # in place of the original one
+    node: str | None = None  # replaces the node of every record
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         outcome = self.send(row for batch in batches for row in self._rows(batch))
@@ -95,10 +95,10 @@ class Sender(Struct, kw_only=True):
                 epoch=self.epoch, present=self.present, gap_row=self._gap_row, into=outcome,
             )  # fmt: skip
             for key, held in self.cut(rows):
-                key, left = sending.new(key, held)
-                if left:
-                    time.sleep(pace.pause_s(len(left), time.monotonic()))
-                    sending.send(key, left)
+                key, missing = sending.new(key, held)
+                if missing:
+                    time.sleep(pace.pause_s(len(missing), time.monotonic()))
+                    sending.send(key, missing)
         return outcome
 
     def _gap_row(self, first: int, last: int, reason: str) -> OutgoingRow:
@@ -107,7 +107,7 @@ class Sender(Struct, kw_only=True):
         return OutgoingRow(first, last, record_of(data, None, None, stamped(b'{"kind":"gap"}', origin)), reason)
 
     def cut(self, rows: Iterable[OutgoingRow]) -> Iterator[tuple[str, list[OutgoingRow]]]:
-        """Rows, in the order of their seqs, as requests under their keys."""
+        """Cut rows, sorted by seq, into requests, each with its key."""
         most = MAX_RECORDS if self.rate is None else min(max(int(self.rate * SMOOTH_S), 1), MAX_RECORDS)
         held: list[OutgoingRow] = []
         size_bytes, last = 0, self.start - 1
@@ -139,12 +139,12 @@ class Sender(Struct, kw_only=True):
 
 
 def stamped(meta: bytes | None, origin: Origin) -> bytes:
-    """The meta with this origin in it, in place of an older one."""
+    """Return the meta with this origin, replacing an older one."""
     return delivery.stamped(meta, KEY, origin)
 
 
 def origin_of(meta: bytes | None) -> Origin | None:
-    """Where a record was replayed from; None for one that was not."""
+    """Return the origin of a replayed record, or None for another record."""
     if meta is None or _MARK not in meta:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The pipeline `rollup`: aggregates a topic over windows of time and writes each window once, when it closes."""
+"""The pipeline `rollup`: aggregates a topic over time windows and writes each window once, when it closes."""
 
 from topics.spark.pipelines.rollup.driver import rollup
 

@@ -1,15 +1,15 @@
-"""What a rollup is: its topic, windows and aggregates, as arguments or as a small TOML file.
+"""The declaration of a rollup: its topic, windows and aggregates, as arguments or as a small TOML file.
 
     topic = "orders"
     into = "orders.hourly"                       # or: parquet = "/lake/orders-hourly"
     window = "1 hour"                            # and: slide = "15 minutes", for windows that overlap
-    time = "timestamp_millis(value:at::bigint)"  # event time; the time of commit (ts) if not given
-    watermark = "10 minutes"                     # how late a record may come
+    time = "timestamp_millis(value:at::bigint)"  # event time; the commit time (ts) if not given
+    watermark = "10 minutes"                     # how late a record may arrive
     where = "tag = 'web'"
     by = ["value:sku::string AS sku"]
     select = ["count(*) AS orders", "sum(value:total::bigint) AS total"]
 
-In place of `by`, `select` and `where` there may be one statement:
+One statement can replace `by`, `select` and `where`:
 
     sql = "SELECT window, tag, count(*) AS n FROM records GROUP BY ALL"
 
@@ -32,7 +32,7 @@ COUNT = ("count(*) AS count",)
 
 
 class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rollup, as it was declared."""
+    """The declaration of one rollup."""
 
     topic: str
     window: str
@@ -49,22 +49,22 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         if (self.into is None) == (self.parquet is None):
-            raise ValueError("say where to: a topic (into) or a directory of Parquet files (parquet)")
+            raise ValueError("choose one output: a topic (into) or a directory of Parquet files (parquet)")
         if self.sql is not None and (self.by or self.where or self.select != COUNT):
-            raise ValueError("sql stands in place of by, select and where")
+            raise ValueError("sql replaces by, select and where: remove them")
         if self.sql is not None and not {"window", "records"} <= {token.name.lower() for token in tokens(self.sql)}:
-            raise ValueError("sql: a query FROM records that has the window among its columns")
+            raise ValueError("sql: must be a query FROM records with window among its columns")
         if self.tag is not None and self.into is None:
-            raise ValueError("tag: only records have one; Parquet has columns")
+            raise ValueError("tag: only records of a topic have a tag; Parquet has columns")
         if self.window_ms < 1 or not 1 <= self.slide_ms <= self.window_ms:
-            raise ValueError("a window is at least 1 ms long, and its slide no longer than the window")
+            raise ValueError("window: at least 1 ms; slide: at least 1 ms and at most the window")
         try:
             for name in filter(None, (self.topic, self.into)):
                 check_topic(name)
         except TopicsError as error:
             raise ValueError(error.message) from None
         if self.into == self.topic:
-            raise ValueError("a rollup of a topic cannot go into the same topic")
+            raise ValueError("into: a rollup cannot be written to its own source topic")
         duration_ms(self.watermark)
 
     @property
@@ -81,7 +81,7 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def statement(self) -> str:
-        """The query over `records` that gives a row for every window and group."""
+        """The query over `records` that returns one row per window and group."""
         if self.sql is not None:
             return self.sql
         where = "" if self.where is None else f" WHERE {self.where}"
@@ -89,6 +89,6 @@ class Declaration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def digest(self) -> str:
-        """Changes with everything that a window's result depends on."""
+        """A hash of everything that the result of a window depends on."""
         parts = (self.topic, self.window_ms, self.slide_ms, self.time, self.delay_ms, self.statement, self.tag)
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]

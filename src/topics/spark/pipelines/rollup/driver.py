@@ -1,8 +1,8 @@
-"""Rollup: windowed aggregates of a topic, each window written once, when it is over.
+"""Rollup: windowed aggregates of a topic. Each window is written once, when it closes.
 
-A round looks at what is new: which windows it belongs to, how far the watermark goes. If windows close, their records
-are read again and aggregated by the declared SQL. What is about to be written is noted first (`positions`, or a file
-beside the Parquet files), so that a run that is killed is repeated exactly.
+A round reads the new range to find its windows and the new watermark. If windows close, their records are read again
+and aggregated by the declared SQL. The write is recorded before it starts (in `positions`, or in a file beside the
+Parquet files), so that the next run repeats the write of a killed run exactly.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
-    """How far it has come. `due` is what is being written, with the watermark before it, or None."""
+    """The position of a rollup. `due` are the windows that are being written, or None."""
 
     digest: str
-    fresh: bool = False  # nothing was written under this declaration yet, so it can still be changed
+    fresh: bool = False  # nothing was written under this declaration yet, so it may be changed
     watermark_ms: int = windows.NEVER
     open: list[Open] = field(default_factory=list)
     due: Due | None = None
 
 
 class Due(Struct, frozen=True, kw_only=True):
-    """Windows that are over: their records are among seqs [low, stop)."""
+    """Closed windows. Their records are among the seqs [low, stop)."""
 
     low: int
     stop: int
-    after_ms: int  # ends of windows, exclusive and inclusive
+    after_ms: int  # windows that end after this time (exclusive), up to `upto_ms` (inclusive)
     upto_ms: int
     target_seq: int = 0
 
 
 class RollupResult(Struct, kw_only=True):
-    """What the writing task did."""
+    """The result of the task that writes closed windows."""
 
     records: int = 0
     repeated: int = 0
@@ -85,10 +85,10 @@ def rollup(
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
-    """Writes the windows that are over by now. `full` begins anew; windows are then written again."""
+    """Write the windows that are closed by now. `full` starts again with the first seq and writes all windows again."""
     with PipelineJob("rollup", servers=[url], **options) as job, job.client(url) as client, ExitStack() as stack:
         source = SourceTopic(job, client, declaration.topic, lake=lake)
-        if not source.appears(follow=follow):
+        if not source.wait_until_exists(follow=follow):
             return job.report
         output = stack.enter_context(closing(_output(job, client, declaration, positions_topic)))
         work = Rolling(job, source, output, declaration, step_seqs=step_seqs, full=full)
@@ -97,7 +97,7 @@ def rollup(
 
 
 class Rolling(Rounds[RollupPosition]):
-    """One rollup at work."""
+    """One run of a rollup."""
 
     _output: Output
 
@@ -119,32 +119,32 @@ class Rolling(Rounds[RollupPosition]):
         self._row.figures["late"] = 0
 
     def check_fits(self, known: RollupPosition) -> None:
-        """A declaration that failed before anything was written may be corrected."""
+        """Raise `BadUsage` if the output holds another declaration, unless nothing was written under it yet."""
         if known.digest != self._declared.digest and not (known.fresh and not self._output.holds(known.digest)):
             raise BadUsage(
-                f"{self._output.name} holds a rollup that was declared otherwise",
-                next="use another output, or begin anew with --full: its windows are then written again",
+                f"{self._output.name} holds a rollup with another declaration",
+                next="use another output, or start again with --full: all windows are then written again",
             )
 
     def beginning(self, epoch: int, generation: int) -> RollupPosition:
         return RollupPosition(digest=self._declared.digest, fresh=True, epoch=epoch, generation=generation)
 
-    def made_again(self, at: RollupPosition, epoch: int) -> RollupPosition:
-        """The watermark stays, but what open windows had is gone with the life before."""
-        self._job.warn(f"topic {self._declared.topic} was made again; windows that were open are lost")
+    def recreated(self, at: RollupPosition, epoch: int) -> RollupPosition:
+        """Keep the watermark, and drop the open windows: their records were deleted with the earlier epoch."""
+        self._job.warn(f"topic {self._declared.topic} was recreated; windows that were open are lost")
         return structs.replace(at, epoch=epoch, done=0, open=[], due=None, generation=at.generation + 1)
 
-    def unfinished(self, at: RollupPosition) -> RollupPosition | None:
+    def finish_interrupted(self, at: RollupPosition) -> RollupPosition | None:
         return None if at.due is None else self._write(at, at.due)
 
     def take(self, at: RollupPosition, stop: int) -> RollupPosition:
         if not self._checked:
             self._check_names(at, stop)
-        at = self._look(at, stop)
+        at = self._find_due(at, stop)
         return at if at.due is None else self._write(at, at.due)
 
     def _check_names(self, at: RollupPosition, stop: int) -> None:
-        """Before anything is noted. A record and a file have one column of a name; a second one would be lost."""
+        """Raise `BadUsage` if two columns of the result have the same name: a record or file would lose one."""
         self._windowed(self._source.load(at.done + 1, stop)).createOrReplaceTempView("records")
         try:
             names = [name.lower() for name in self._job.spark.sql(lenient(self._declared.statement)).columns]
@@ -152,7 +152,7 @@ class Rolling(Rounds[RollupPosition]):
             self._job.spark.catalog.dropTempView("records")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise BadUsage(f"two columns of the result are called {twice[0]}", next="give each a name of its own: AS …")
+            raise BadUsage(f"two columns of the result are called {twice[0]}", next="rename one of them with AS …")
         self._checked = True
 
     def _save(self, at: RollupPosition) -> RollupPosition:
@@ -160,8 +160,8 @@ class Rolling(Rounds[RollupPosition]):
             self._output.save(at)
         return at
 
-    def _look(self, at: RollupPosition, stop: int) -> RollupPosition:
-        """Takes seqs up to `stop` in, and notes what is due because of them."""
+    def _find_due(self, at: RollupPosition, stop: int) -> RollupPosition:
+        """Add the seqs up to `stop` to the open windows, and save the windows that close."""
         seen, latest_ms = self._seen(at, stop)
         self._source.check_same(at.epoch)
         found = windows.turn(at.open, at.watermark_ms, seen, latest_ms=latest_ms, delay_ms=self._declared.delay_ms)
@@ -175,7 +175,7 @@ class Rolling(Rounds[RollupPosition]):
         return self._save(at)
 
     def _seen(self, at: RollupPosition, stop: int) -> tuple[list[Seen], int | None]:
-        """The windows of a new range, and its latest event time. Losses are noted in the report."""
+        """Return the windows of a new range and its latest event time. Add its gaps to the report."""
         from pyspark.sql import functions as F
 
         rows = self._windowed(self._source.load(at.done + 1, stop), outer=True)
@@ -198,9 +198,9 @@ class Rolling(Rounds[RollupPosition]):
         return seen, latest
 
     def _windowed(self, rows: DataFrame, *, outer: bool = False) -> DataFrame:
-        """Rows with their event time, once for each window that they belong to.
+        """Return the rows with their event time, once for each window that they belong to.
 
-        Windows are counted from 1970 in UTC. `outer` keeps rows that have no time, with `window` NULL.
+        Windows are aligned to 1970 in UTC. `outer` keeps rows without an event time, with `window` NULL.
         """
         size, slide = self._declared.window_ms, self._declared.slide_ms
         timed = rows.selectExpr(
@@ -219,8 +219,8 @@ class Rolling(Rounds[RollupPosition]):
         return spread.selectExpr("* EXCEPT (_start)", window)
 
     def _write(self, at: RollupPosition, due: Due) -> RollupPosition:
-        """Writes the windows that are due, and notes that."""
-        self._source.tell_removed(at.epoch, due.low)
+        """Write the windows that are due, and save the new position."""
+        self._source.warn_if_trimmed(at.epoch, due.low)
         self._job.step(f"{self._declared.topic}: closing windows up to {_text(due.upto_ms)}")
         closed = self._windowed(self._source.load(due.low, due.stop)).where(
             f"unix_millis(window.end) > {due.after_ms} AND unix_millis(window.end) <= {due.upto_ms}"
@@ -247,13 +247,13 @@ class Rolling(Rounds[RollupPosition]):
 
 
 class Output(rounds.Output[RollupPosition]):
-    """Where windows go."""
+    """Receives closed windows."""
 
     def write(self, result: DataFrame, at: RollupPosition, due: Due) -> RollupResult:
         raise NotImplementedError
 
     def holds(self, digest: str) -> bool:
-        """Whether windows were written here under that declaration."""
+        """Return whether windows were written here under that declaration."""
         raise NotImplementedError
 
 
@@ -262,12 +262,12 @@ def _output(job: PipelineJob, client: Client, declared: Declaration, positions_t
         return TopicOutput(job, client, declared, positions_topic)
     files = FileOutput(declared.parquet)
     if not job.dry_run:
-        files.hold()
+        files.lock()
     return files
 
 
 class FileOutput(Output):
-    """A directory with one Parquet file for all windows that closed together; its name says which."""
+    """A directory with one Parquet file for the windows that closed together, named after their times."""
 
     def __init__(self, folder: str) -> None:
         self.name = os.path.abspath(folder)
@@ -281,7 +281,7 @@ class FileOutput(Output):
         except FileNotFoundError:
             return None
 
-    def makes(self) -> str | None:
+    def creates(self) -> str | None:
         return None if os.path.exists(self.name) else self.name
 
     def save(self, at: RollupPosition) -> None:
@@ -294,16 +294,14 @@ class FileOutput(Output):
         if self._lock is not None:
             os.close(self._lock)
 
-    def hold(self) -> None:
-        """One run at a time. The system takes the lock back when a run ends, however it ends."""
+    def lock(self) -> None:
+        """Lock the directory: one run at a time. The system releases the lock when the process ends."""
         os.makedirs(os.path.dirname(self._place), exist_ok=True)
         self._lock = os.open(os.path.join(self.name, FOLDER, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Failed(
-                f"another run is writing to {self.name}", next="let one of the two run, and stop the other"
-            ) from None
+            raise Failed(f"another run is writing to {self.name}", next="stop one of the two runs") from None
 
     def write(self, result: DataFrame, at: RollupPosition, due: Due) -> RollupResult:
         name = f"{at.generation:04d}-{_text(due.after_ms, plain=True)}-{_text(due.upto_ms, plain=True)}.parquet"
@@ -317,7 +315,7 @@ class FileOutput(Output):
 
 
 class TopicOutput(InTopic[RollupPosition], Output):
-    """A topic with one record for every window and group."""
+    """A topic with one record per window and group."""
 
     def __init__(self, job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> None:
         assert declared.into is not None
@@ -326,7 +324,7 @@ class TopicOutput(InTopic[RollupPosition], Output):
         self._declared = declared
 
     def is_lost(self, at: RollupPosition) -> bool:
-        """A topic that came back from a backup is another one, too, and holds what it held."""
+        """Return whether the windows are lost. A topic restored from a backup has another epoch but holds them."""
         if not super().is_lost(at):
             return False
         return not self.holds(self._declared.digest)
@@ -343,11 +341,11 @@ class TopicOutput(InTopic[RollupPosition], Output):
         return one_task(rows, WriteTopic(self._connection, self.name, name, plan, present), RollupResult)
 
 
-# --- what tasks do
+# --- tasks
 
 
 class WriteFile:
-    """The result as it is, into a file under a temporary name."""
+    """Writes the result to a file under a temporary name."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -371,7 +369,7 @@ def _sortable(table: pa.Table) -> list[str]:
 
 
 class WriteTopic:
-    """The result, in the order of its text, to a topic."""
+    """Appends the result to a topic, sorted by its text."""
 
     def __init__(self, connection: ConnectionOptions, topic: str, name: str, plan: str, present: set[int]) -> None:
         self._connection = connection
@@ -408,7 +406,7 @@ class WriteTopic:
         return _encode(record)
 
 
-# --- small things
+# --- helpers
 
 
 def _text(ms: int, *, plain: bool = False) -> str:

@@ -1,8 +1,8 @@
-"""Windows of event time: which are open, which close, and from which seq on their records lie. Pure: no Spark.
+"""Windows of event time: which are open, which close, and the first seq of their records. Pure: no Spark.
 
-A window closes when the watermark reaches its end: the latest event time seen, less the delay that was declared. It
-closes once, with all of its records that had come by then. To compute it, records are read again from the first seq of
-any that belongs to it, so no partial sums are kept, and any aggregate that SQL knows can be used.
+A window closes when the watermark reaches its end. The watermark is the latest event time seen minus the declared
+delay. A window closes once, with all of its records up to then. To compute it, records are read again from its first
+seq, so no partial sums are stored, and any SQL aggregate can be used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PART = re.compile(r"\s*(\d+)\s*([a-z]+)\s*")
 
 
 class Open(Struct, frozen=True, array_like=True):
-    """A window that has records and is not closed; `low` is the first seq of any of them."""
+    """An open window with records; `low` is the first seq among them."""
 
     start_ms: int
     end_ms: int
@@ -31,7 +31,7 @@ class Open(Struct, frozen=True, array_like=True):
 
 
 class Seen(Struct, frozen=True):
-    """What a new range has for one window."""
+    """The records of a new range in one window."""
 
     start_ms: int
     end_ms: int
@@ -40,7 +40,7 @@ class Seen(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True, kw_only=True):
-    """What a new range changes: how far the watermark goes, what closes, what stays open, what came too late."""
+    """The effect of a new range: the new watermark, closing and open windows, and the number of late records."""
 
     watermark_ms: int
     closing: list[Open]
@@ -49,7 +49,10 @@ class Turn(Struct, frozen=True, kw_only=True):
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of `10 minutes`, `1h 30m`, `500 ms`. Raises `ValueError`. A month has no length of its own."""
+    """Return the milliseconds of `10 minutes`, `1h 30m` or `500 ms`. Raise `ValueError` for other texts.
+
+    Months are not a unit, because their length varies.
+    """
     at, total = 0, 0
     lowered = text.strip().lower()
     while at < len(lowered):
@@ -62,7 +65,7 @@ def duration_ms(text: str) -> int:
         total += int(part[1]) * _UNITS_MS[unit]
         at = part.end()
     if at < len(lowered) or not lowered:
-        raise ValueError(f"{text!r} is no duration such as 10 minutes, 1 hour, 1 day")
+        raise ValueError(f"{text!r} is not a duration such as 10 minutes, 1 hour, 1 day")
     if total > LONGEST_MS:
         raise ValueError(f"{text!r} is longer than 1000 years")
     return total
@@ -71,7 +74,7 @@ def duration_ms(text: str) -> int:
 def turn(
     before: Iterable[Open], watermark_ms: int, seen: Iterable[Seen], *, latest_ms: int | None, delay_ms: int
 ) -> Turn:
-    """Takes a new range in. Late is what belongs to a window that was closed before the range was looked at."""
+    """Add a new range to the windows. A record is late if its window closed before this range."""
     windows = {one.start_ms: one for one in before}
     late = 0
     for new in seen:

@@ -1,1 +1,1 @@
-"""What `compact` and `rollup` share: a topic is read range by range, and each range's result goes to an output."""
+"""The common loop of `compact` and `rollup`: read a topic range by range, and write each result to an output."""

@@ -1,4 +1,4 @@
-"""Rows of a result appended to a topic, in one task, in requests that come out the same again."""
+"""Append the rows of a result to a topic, in one task, in requests that are the same in every repetition."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_RECORDS = 1000  # in one request
 
 
 class PartStamp(Struct, frozen=True, kw_only=True):
-    """What a written record says of the run that made it, under a key of its meta."""
+    """The run that wrote a record, stored under a key of its meta."""
 
     name: str
     plan: str
@@ -29,12 +29,12 @@ class PartStamp(Struct, frozen=True, kw_only=True):
 
 
 def chunk(topic: str, run: str, part: int, records: list[bytes]) -> Chunk:
-    """A digest is part of the key: where a repetition comes out otherwise, it must be written, not dropped."""
+    """Return a request. Its key contains a digest, so that a repetition with other records is written, not dropped."""
     return Chunk(topic, f"{run}/{part}/{xxhash.xxh3_64_hexdigest(framed(records))}", records)
 
 
 def put(client: Client, chunk: Chunk) -> Iterator[Written]:
-    """Appends it. One answer, or those of its halves where the server takes less at a time."""
+    """Append the chunk. Yield the answer, or those of its halves if the server has a lower limit."""
     records = [Raw(record) for record in chunk.records]
     config = {"idempotency_window_ms": DEFAULT_WINDOW_MS}
     try:
@@ -47,18 +47,18 @@ def put(client: Client, chunk: Chunk) -> Iterator[Written]:
 
 
 def parts_present(client: Client, topic: str, from_seq: int, *, key: str, name: str, plan: str) -> set[int]:
-    """Which parts of a plan the topic has already, behind this seq: an interrupted run wrote them."""
+    """Return the parts of a plan that an interrupted run has written to the topic after `from_seq`."""
     found = _stamps(client, topic, from_seq, key=key)
     return {stamp.part for stamp in found if (stamp.name, stamp.plan) == (name, plan)}
 
 
 def holds(client: Client, topic: str, *, key: str, name: str) -> bool:
-    """Whether anything in the topic was written under this name."""
+    """Return whether the topic holds a record that was written under this name."""
     return any(stamp.name == name for stamp in _stamps(client, topic, 0, key=key))
 
 
 def _stamps(client: Client, topic: str, from_seq: int, *, key: str) -> Iterator[PartStamp]:
-    """Of what lies behind this seq; none where there is no such topic."""
+    """Yield the stamps of the records after `from_seq`; nothing if the topic does not exist."""
     return (stamp for meta in metas(client, topic, from_seq=from_seq) if (stamp := _stamp(meta, key)) is not None)
 
 

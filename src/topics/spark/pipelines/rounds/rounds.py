@@ -29,12 +29,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class RoundsPosition(Struct, frozen=True, kw_only=True):
-    """How far it has come."""
+    """How far the output has processed the source topic."""
 
     epoch: int
     done: int = 0
     generation: int = field(default=0, name="life")  # counts restarts from the first seq; part of every write's key
-    target_epoch: int = 0  # of the topic it goes to; 0 while that is not there
+    target_epoch: int = 0  # epoch of the output topic; 0 if it does not exist or the output is not a topic
 
 
 At = TypeVar("At", bound=RoundsPosition)
@@ -42,7 +42,7 @@ Result = TypeVar("Result", bound=Struct)
 
 
 class Output(Generic[At]):
-    """Where results go, and where it is noted how far they have come."""
+    """Receives results and stores the position."""
 
     name: str
 
@@ -53,22 +53,22 @@ class Output(Generic[At]):
         raise NotImplementedError
 
     def target(self) -> tuple[int, int]:
-        """Epoch and head of the topic it goes to; zeros while there is none."""
+        """Return epoch and head of the output topic, or zeros if there is none."""
         return 0, 0
 
     def is_lost(self, at: At) -> bool:
-        """Whether what was written up to here is gone as a whole."""
+        """Return whether the results up to this position were deleted as a whole."""
         return False
 
-    def makes(self) -> str | None:
-        """What is not there yet, and would be made."""
+    def creates(self) -> str | None:
+        """Return the name of the topic, directory or file that would be created, or None if it exists."""
         raise NotImplementedError
 
     def close(self) -> None: ...
 
 
 class InTopic(Output[At]):
-    """A topic; the position is among those of its server."""
+    """An output topic. Its position is stored among the positions of its server."""
 
     def __init__(
         self, job: PipelineJob, client: Client, into: str, kind: type[At], *, prefix: str, positions: str
@@ -92,12 +92,12 @@ class InTopic(Output[At]):
     def is_lost(self, at: At) -> bool:
         return at.target_epoch != 0 and self.target()[0] != at.target_epoch
 
-    def makes(self) -> str | None:
+    def creates(self) -> str | None:
         return None if self.target()[0] else f"topic {self.name}"
 
 
 class Rounds(Generic[At]):
-    """One topic at work. In a dry run the output is one that only counts."""
+    """Processes one topic in rounds. A dry run writes nothing to the output."""
 
     def __init__(
         self, job: PipelineJob, source: SourceTopic, output: Output[At], *, step_seqs: int, full: bool
@@ -114,29 +114,30 @@ class Rounds(Generic[At]):
         self._at = None if full else known
         job.lags(source.url, self._note_lag, self._forget_lag)
 
-    # --- what each pipeline does by itself
+    # --- the parts that each pipeline implements
 
     def check_fits(self, known: At) -> None:
-        """Raises `BadUsage` where the output holds something else."""
+        """Raise `BadUsage` if the output holds the result of another declaration."""
         raise NotImplementedError
 
     def beginning(self, epoch: int, generation: int) -> At:
+        """Return the position before the first seq."""
         raise NotImplementedError
 
-    def made_again(self, at: At, epoch: int) -> At:
-        """The place at the beginning of the topic's next life."""
+    def recreated(self, at: At, epoch: int) -> At:
+        """Return the position before the first seq of the topic's new epoch."""
         raise NotImplementedError
 
-    def unfinished(self, at: At) -> At | None:
-        """Finishes what an earlier run was at; None where there is nothing of that kind."""
+    def finish_interrupted(self, at: At) -> At | None:
+        """Finish the step of an interrupted run and return the new position, or None if there is no such step."""
         return None
 
     def upto(self, at: At, head: int) -> int:
-        """The last seq of the next part."""
+        """Return the last seq of the next range."""
         return min(head, at.done + self._step_seqs)
 
     def take(self, at: At, stop: int) -> At:
-        """Takes in the seqs behind `at` and before `stop`."""
+        """Process the seqs after `at.done` and before `stop`. Return the new position."""
         raise NotImplementedError
 
     # --- the run
@@ -150,14 +151,14 @@ class Rounds(Generic[At]):
             self._job.rest()
             if follow and not self._job.stopping.wait(every_s):
                 self._source.wait(state)
-        if self._job.dry_run and (made := self._output.makes()) is not None and self._row.records:
-            self._row.would.append(f"make {made}")
+        if self._job.dry_run and (created := self._output.creates()) is not None and self._row.records:
+            self._row.would.append(f"create {created}")
         self.finish()
 
     def step(self, head: int) -> bool:
-        """What was left unfinished, or else the next part of the topic; False where there is neither."""
-        at = self._at = self._where()
-        finished = self.unfinished(at)
+        """Finish an interrupted step, or else process the next range. Return False if there is neither."""
+        at = self._at = self._position()
+        finished = self.finish_interrupted(at)
         if finished is not None:
             self._at = finished
             return True
@@ -165,26 +166,26 @@ class Rounds(Generic[At]):
         if last <= at.done:
             return False
         self._job.step(f"{self._source.topic}: seqs {at.done + 1} to {last}")
-        self._source.tell_removed(at.epoch, at.done + 1)
+        self._source.warn_if_trimmed(at.epoch, at.done + 1)
         self._row.epoch, self._row.to_seq = at.epoch, last
         self._row.from_seq = self._row.from_seq or at.done + 1
         self._at = self.take(at, last + 1)
         return True
 
-    def _where(self) -> At:
-        """How far it has come, in the topic's life of now."""
+    def _position(self) -> At:
+        """Return the position in the present epoch of the topic."""
         state, at = self._source.state(), self._at
         if at is not None and self._output.is_lost(at):
-            self._job.warn(f"topic {self._output.name} was deleted: it is filled again")
+            self._job.warn(f"topic {self._output.name} was deleted: it is filled again from the first seq")
             self._generation, at = at.generation + 1, None
         at = at or self.beginning(state.epoch, self._generation)
         if at.epoch == state.epoch and state.head_seq >= at.done:
             return at
         self._row.gaps.append(ReportedGap(from_seq=at.done + 1, to_seq=at.done + 1, reason="recreated", epoch=at.epoch))
-        return self.made_again(at, state.epoch)
+        return self.recreated(at, state.epoch)
 
     def finish(self) -> None:
-        """What only the end of a run tells."""
+        """Add the figures that are known only at the end of a run."""
 
     def _note_lag(self, client: Client) -> None:
         state, at = heads(client, [self._source.topic]).get(self._source.topic), self._at
@@ -198,7 +199,7 @@ class Rounds(Generic[At]):
         self._row.lag = None
 
     def add(self, **counts: int) -> None:
-        """To the figures of the report; those that are 0 are not shown."""
+        """Add counts to the figures of the report. Zeros are left out."""
         figures = self._row.figures
         figures.update({name: figures.get(name, 0) + count for name, count in counts.items() if count})
 
@@ -211,14 +212,14 @@ class Task(Protocol):
 
 
 def one_task(rows: DataFrame, task: Task, outcome: type[Result], *, order: tuple[str, ...] = ()) -> Result:
-    """All rows, in order if one is given, through one task, which writes them; what it answers."""
+    """Send all rows, sorted by `order`, through one task, which writes them. Return the result of the task."""
     from pyspark.sql import functions as F
 
     together = rows.repartition(1)
     if order:
         together = together.sortWithinPartitions(*(F.col(name).asc_nulls_first() for name in order))
     done = together.mapInArrow(task, "outcome BINARY").collect()
-    # Spark leaves out a task for which it knows that there are no rows.
+    # Spark does not run a task if it knows that there are no rows.
     found: Any = bytes(done[0].outcome) if done else next(task(iter(()))).column(0)[0].as_py()
     return msgspec.json.decode(found, type=outcome)
 

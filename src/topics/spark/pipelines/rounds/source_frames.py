@@ -1,4 +1,4 @@
-"""Ranges of topics as DataFrames, for pipelines that look into records with SQL."""
+"""Load ranges of a topic as DataFrames, for pipelines that process records with SQL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_MS = 500
 
 
 class SourceTopic:
-    """One topic of one server, healed by a lake where there is one."""
+    """One topic of a server. With a lake, records that the server no longer has come from there."""
 
     def __init__(self, job: PipelineJob, client: Client, topic: str, *, lake: str | None = None) -> None:
         self.topic, self.url = topic, client.url
@@ -29,8 +29,11 @@ class SourceTopic:
         self._client = client
         self._lake = None if lake is None else existing_lake(lake).path
 
-    def appears(self, *, follow: bool) -> bool:
-        """Whether the topic is there. A job that follows waits for it, until it is stopped."""
+    def wait_until_exists(self, *, follow: bool) -> bool:
+        """Return whether the topic exists. A job that follows waits for the topic until the job is stopped.
+
+        Raise `BadUsage` if the topic does not exist and the job does not follow.
+        """
         while follow and not self._job.stopping.is_set():
             try:
                 self._client.topic(self.topic)
@@ -51,9 +54,9 @@ class SourceTopic:
             raise
 
     def load(self, start: int, stop: int) -> DataFrame:
-        """The rows of seqs [start, stop), losses among them as rows of kind gap.
+        """Return the rows of the seqs [start, stop). A lost range is a row of kind gap.
 
-        Beside the source's columns there is `value`: `data` as a VARIANT, for `value:user.id::string` and the like.
+        Besides the columns of the source there is `value`: `data` as a VARIANT, for `value:user.id::string` etc.
         """
         reader = self._job.spark.read.format("topics").options(**self._job.reading(self._client.url))
         reader = reader.option("subscribe", self.topic).option("failOnDataLoss", "false")
@@ -63,25 +66,25 @@ class SourceTopic:
             reader = reader.option("lake", self._lake)
         return reader.load().selectExpr("*", "try_parse_json(data) AS value")
 
-    def tell_removed(self, epoch: int, start: int) -> None:
-        """Warns where the topic begins behind `start` because it was trimmed, and the lake was not given."""
+    def warn_if_trimmed(self, epoch: int, start: int) -> None:
+        """Warn if the topic begins after `start` because it was trimmed, and no lake was given."""
         found = None if self._lake is not None else removed(self._client, self.topic, epoch=epoch, start=start)
         if found is not None and found.is_trimmed:
             self._job.warn(
-                f"topic {self.topic}: {found} were removed when they were in a lake, and are left out; "
-                "--lake DIR reads them from there"
+                f"topic {self.topic}: {found} were trimmed after they were archived, and are left out; "
+                "--lake DIR reads them from the lake"
             )
 
     def check_same(self, epoch: int) -> None:
-        """Raises `Failed` where the topic was made again while it was read: what was read is then of nobody knows."""
+        """Raise `Failed` if the topic was recreated while it was read: the rows may be of either epoch."""
         if self.state().epoch != epoch:
             raise Failed(
-                f"topic {self.topic} was deleted and made again while it was read",
-                next="run the same command again: it goes on with the topic as it is now",
+                f"topic {self.topic} was deleted and recreated while it was read",
+                next="run the same command again: it continues with the new epoch of the topic",
             )
 
     def wait(self, state: State) -> None:
-        """Until the topic has grown, or for a moment."""
+        """Return when the topic has new records, at the latest after `WAIT_MS`."""
         self._client.diff(
             self.topic, from_seq=state.head_seq, epoch=state.epoch, limit=1, include_meta=False, wait_ms=WAIT_MS
         )
