@@ -100,7 +100,7 @@ def test_a_prefix_and_names_together_on_the_server_of_the_environment(
     assert main([*command, "--prefix", "shp:", "--topic", "users"]) == 2
     assert "begins with 'shp:'" in capsys.readouterr().err
     assert main(command) == 2
-    assert "say which topics" in capsys.readouterr().err
+    assert "no topics selected" in capsys.readouterr().err
 
 
 def test_sql_asks_the_server_of_the_environment_unless_it_is_given_a_lake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,9 +396,9 @@ def test_a_topic_that_does_not_exist_is_an_error_that_names_it(run: Any, lake: L
 
 
 def test_which_topics_must_be_said(run: Any):
-    with pytest.raises(BadUsage, match="with --topic, --prefix or --pattern"):
+    with pytest.raises(BadUsage, match="use --topic, --prefix or --pattern"):
         run(topics=[])
-    with pytest.raises(BadUsage, match="no regular expression"):
+    with pytest.raises(BadUsage, match="not a regular expression"):
         run(pattern="(")
 
 

@@ -144,7 +144,7 @@ def test_parquet_files_are_written_again_under_the_same_name(
 def test_two_runs_into_one_directory_are_refused(client: Client, topic: str, tmp_path: Path):
     sell(client, topic, (0, "web", 1))
     other = module.FileOutput(str(tmp_path))
-    other.hold()
+    other.lock()
     with pytest.raises(Failed, match="another run"):
         rollup(url=client.url, declaration=declare(topic, parquet=str(tmp_path)))
     other.close()

@@ -1,8 +1,8 @@
-"""The pipeline `archive`: topics to a lake of Parquet, each record once, each loss in the ledger.
+"""Archive: copy topics to a lake of Parquet files, each record once, and each gap to the gap ledger.
 
-The lake's manifest is all that is known about progress. A round looks at it, reads what topics have beyond, and
-commits files, gaps and progress as one: a run that is killed has either done a round or not. What comes after a commit
-(telling the server, trimming) is done again by the next run where it is missing.
+The manifest of the lake is the only record of progress. A round reads the manifest, reads the records after the
+archived ones, and commits files, gaps and progress at once: a killed run has done a round completely or not at all.
+The steps after a commit (the report to the server, the trim) are repeated by the next run if they are missing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from topics.spark.pipelines.archive.lake_match import (
     check_same,
     last_files,
     refuse_other_lake,
+    reported_as_archived,
     state_of,
-    told_as_archived,
     verify,
     with_gaps,
 )
@@ -44,18 +44,18 @@ from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog
 from topics.spark.source.plan import Span, TopicExtent
 
-MERGE_FILES = 8  # neighbours that are small enough, from which on they become one
+MERGE_FILES = 8  # least number of small neighbouring files that are merged into one
 EVERY_S = 5.0
 POLL_MS = 1000
 POLL_MANY_S = 0.5
 
-ROUND_BYTES = 1 << 30  # that a commit covers at least, where there is so much: what a kill costs at most
-PART_BYTES = 256 << 20  # of a task
-SMALL_PART_BYTES = 8 << 20  # below this another task is not worth another file
+ROUND_BYTES = 1 << 30  # least size of a commit if there is enough to archive: a kill loses at most one commit
+PART_BYTES = 256 << 20  # most bytes of one task
+SMALL_PART_BYTES = 8 << 20  # a smaller part is not worth a task and a file
 
-GAPS_TOLD = 100
+GAPS_SHOWN = 100  # most gaps of a topic in a report
 
-OURS = "sys:"
+SYSTEM = "sys:"
 
 
 def archive(
@@ -73,14 +73,15 @@ def archive(
     new_lake: bool = False,
     **options: Unpack[JobOptions],
 ) -> RunReport:
-    """Archives topics (by `topics`, `prefix` and `pattern`) to the lake in a directory, up to their heads as they are.
+    """Archive topics (by `topics`, `prefix` and `pattern`) up to their present heads to the lake in a directory.
 
-    `follow` goes on with what comes, a round every `every_s` seconds at most. `trim` deletes from the topics what the
-    lake has confirmed: committed, synced, read back from the disk with the right checksum. `merge_files` small files
-    become one; 0 leaves them. A commit covers about `round_bytes`, by default enough to keep all cores busy.
+    `follow` continues with new records, with at least `every_s` seconds between rounds. `trim` deletes records from the
+    topics after the lake has them: committed, synced, and read back with the right checksum. `merge_files` small files
+    are merged into one; 0 disables merging. A commit covers about `round_bytes`, by default enough to keep all cores
+    busy.
 
-    A lake that has less than the server was told to be archived is refused. With `new_lake` it is not: the seqs that it
-    lacks and the topic has no more are a gap then.
+    A lake that has less than the server was told is refused. With `new_lake` it is accepted, and seqs that neither
+    the lake nor the topic has become a gap.
     """
     wanted = _subscription(topics, prefix, pattern)
     with PipelineJob("archive", servers=[url], **options) as job:
@@ -89,7 +90,7 @@ def archive(
             trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake,
         )  # fmt: skip
         if job.dry_run:
-            run.pretend()
+            run.dry_run()
         else:
             run.run(follow=follow, every_s=every_s)
     return job.report
@@ -101,16 +102,16 @@ class _ArchiveSelection(Struct, frozen=True):
     pattern: str | None
 
     def has(self, topic: str) -> bool:
-        """Not the topics in which pipelines and others report, unless somebody asks for just those."""
-        asked_for = topic in self.topics or any((text or "").startswith(OURS) for text in (self.prefix, self.pattern))
-        return not topic.startswith(OURS) or asked_for
+        """Return whether the topic may be archived: `sys:` topics only if they are selected explicitly."""
+        asked_for = topic in self.topics or any((text or "").startswith(SYSTEM) for text in (self.prefix, self.pattern))
+        return not topic.startswith(SYSTEM) or asked_for
 
     @property
     def ways(self) -> int:
         return bool(self.topics) + (self.prefix is not None) + (self.pattern is not None)
 
     def reading(self, connection: ConnectionOptions) -> ReadOptions:
-        """One way to say it is asked for as it is; several of them are one pattern."""
+        """Return the read options for this selection. Several kinds of selection become one pattern."""
         if self.ways == 1:
             return ReadOptions(connection=connection, topics=self.topics, prefix=self.prefix, pattern=self.pattern)
         parts = [re.escape(name) for name in self.topics]
@@ -118,25 +119,25 @@ class _ArchiveSelection(Struct, frozen=True):
         parts += [] if self.pattern is None else [f"(?:{self.pattern})"]
         return ReadOptions(connection=connection, pattern="|".join(parts))
 
-    def misses(self, extents: Iterable[TopicExtent]) -> bool:
-        """Whether a prefix or pattern means none of these."""
+    def matches_none(self, extents: Iterable[TopicExtent]) -> bool:
+        """Return whether there is a prefix or pattern, and it matches none of these topics."""
         named = set(self.topics)
         if self.ways == 1 and named:
             return False
-        return not any(extent.topic not in named or self._means(extent.topic) for extent in extents)
+        return not any(extent.topic not in named or self._matches(extent.topic) for extent in extents)
 
-    def _means(self, topic: str) -> bool:
+    def _matches(self, topic: str) -> bool:
         begins = self.prefix is not None and topic.startswith(self.prefix)
         return begins or (self.pattern is not None and re.fullmatch(self.pattern, topic) is not None)
 
     def __str__(self) -> str:
-        said = [] if self.prefix is None else [begins_with(self.prefix)]
-        return " or ".join([*said, *([] if self.pattern is None else [f"matches {self.pattern!r}"])])
+        prefixes = [] if self.prefix is None else [begins_with(self.prefix)]
+        return " or ".join([*prefixes, *([] if self.pattern is None else [f"matches {self.pattern!r}"])])
 
 
 def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None) -> _ArchiveSelection:
     if not topics and prefix is None and pattern is None:
-        raise BadUsage("say which topics, with --topic, --prefix or --pattern")
+        raise BadUsage("no topics selected: use --topic, --prefix or --pattern")
     for topic in topics:
         try:
             check_topic(topic, field="--topic")
@@ -146,12 +147,12 @@ def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None
         try:
             re.compile(pattern)
         except re.error as error:
-            raise BadUsage(f"--pattern: {pattern!r} is no regular expression: {error}") from None
+            raise BadUsage(f"--pattern: {pattern!r} is not a regular expression: {error}") from None
     return _ArchiveSelection(tuple(dict.fromkeys(topics)), prefix, pattern)
 
 
 class _ArchiveRun:
-    """One run."""
+    """One run of the archive."""
 
     def __init__(
         self,
@@ -169,23 +170,23 @@ class _ArchiveRun:
         self._trim, self._merge_files, self._round_bytes = trim, merge_files, round_bytes
         self._new_lake = new_lake
         self._servers = ServerCatalog(wanted.reading(job.connection(url)))
-        self._told: dict[Key, int] = {}  # what the server was told to be archived, by this run
-        self._elsewhere: dict[Key, int] = {}  # by others, of a lake that is not this one
+        self._reported: dict[Key, int] = {}  # the last archived seq that this run has reported to the server
+        self._elsewhere: dict[Key, int] = {}  # the last archived seq that the server knows, if this lake has less
         self._checked: set[Key] = set()
-        self._damaged: dict[Key, str] = {}  # nothing of these is merged or trimmed any more
+        self._damaged: dict[Key, str] = {}  # epochs with a damaged file, which this run does not merge or trim
         self._done = 0
-        self._archived: dict[Key, int] = {}  # as the lake was when it was last looked at
+        self._archived: dict[Key, int] = {}  # the last archived seq in the lake, at the last check
 
     # --- runs
 
-    def pretend(self) -> None:
-        """A dry run: what would be archived, noted as lost and trimmed. Topics are asked, not read."""
+    def dry_run(self) -> None:
+        """Report what a run would archive, record as gaps and trim. Uses the states of topics, not their records."""
         with self._servers, self._job.client(self._url) as client:
             snapshot = self._snapshot()
             extents = self._extents(client, snapshot, follow=False)
-            behind = {span.topic: span for span in _behind(snapshot, extents)}
+            unarchived = {span.topic: span for span in _unarchived(snapshot, extents)}
             for extent in extents:
-                if (span := behind.get(extent.topic)) is not None:
+                if (span := unarchived.get(extent.topic)) is not None:
                     self._expect(client, snapshot, extent, span)
                 if self._trim:
                     self._expect_trim(client, extent)
@@ -195,7 +196,7 @@ class _ArchiveRun:
         row.epoch, row.from_seq, row.to_seq = span.epoch, span.start, span.stop - 1
         seqs = span.stop - max(span.start, extent.earliest)
         row.records = min(extent.count, seqs)
-        # Where some were deleted and not all are new, nobody knows on which side of the line those were.
+        # If some records were deleted and only a part is new, it is unknown which part the deleted ones were in.
         row.at_most = span.start > extent.earliest and extent.count <= extent.head - extent.earliest
         row.size_bytes = round(row.records * extent.bytes_per_seq)
         row.gaps = self._expected_gaps(client, extent, span)
@@ -204,24 +205,24 @@ class _ArchiveRun:
         self._warn_about_earlier_epochs(snapshot, span.topic, first=span.start)
 
     def _expected_gaps(self, client: Client, extent: TopicExtent, span: Span) -> list[ReportedGap]:
-        """The losses that reading would meet: of a scan for a tag that nobody has only these come back."""
+        """Return the gaps that a read would report: a scan for a tag that no record has returns only gaps."""
         found = []
-        nobody = ["tag", "Eq", secrets.token_hex(16)]
-        scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=nobody)
+        none = ["tag", "Eq", secrets.token_hex(16)]
+        scan = client.scan(span.topic, from_seq=span.start - 1, upto_seq=span.stop - 1, epoch=span.epoch, filter=none)
         for piece in scan:
             if isinstance(piece, Tombstone):
                 first = max(piece.gap_from, span.start)
                 found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
         upto = min(self._elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
-        told = ArchivedEpoch(
+        reported = ArchivedEpoch(
             topic=span.topic, epoch=span.epoch, covered=tuple((gap.from_seq, gap.to_seq) for gap in found)
         )
-        for low, high in told.uncovered(span.start, upto) if span.start <= upto else ():
+        for low, high in reported.uncovered(span.start, upto) if span.start <= upto else ():
             found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
-        return found[:GAPS_TOLD]
+        return found[:GAPS_SHOWN]
 
     def _expect_trim(self, client: Client, extent: TopicExtent) -> None:
-        """Once all is archived, all that is live now is in the lake."""
+        """Report what a trim would delete: all live records, because the run archives them before."""
         if not extent.count:
             return
         row = self._job.report.topic(extent.topic, server=self._url)
@@ -243,8 +244,8 @@ class _ArchiveRun:
         if self._damaged:
             raise Failed(
                 "; ".join(self._damaged.values()),
-                next="topics pipeline audit names all that is damaged; what is new was archived all the same, and "
-                "nothing of the topics concerned was merged or trimmed",
+                next="topics pipeline audit names every damaged file; new records were archived, and the affected "
+                "topics were not merged or trimmed",
             )
 
     def _rounds(self, client: Client, *, follow: bool, every_s: float) -> None:
@@ -264,20 +265,20 @@ class _ArchiveRun:
                     self._wait(extents)
 
     def _catch_up(self, staging: Staging, client: Client, extents: list[TopicExtent]) -> bool:
-        """Archives up to the heads that were seen. Whether there was anything to do."""
+        """Archive up to the heads in `extents`. Return whether there was anything to do."""
         worked = False
-        total = self._done + sum(span.stop - span.start for span in _behind(self._lake.snapshot(), extents))
+        total = self._done + sum(span.stop - span.start for span in _unarchived(self._lake.snapshot(), extents))
         while spans := self._next(base := self._lake.snapshot(), extents):
             worked = True
-            self._job.step(_told(spans))
+            self._job.step(_step_text(spans))
             moved = self._commit(staging, base, self._archive(staging, spans, extents))
             self._job.progress.show(self._done, total, unit="seqs")
             self._after(staging, client, [extent for extent in extents if extent.topic in moved])
-        self._after(staging, client, extents, merge=False)  # what an earlier run was killed before
+        self._after(staging, client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
 
     def _wait(self, extents: list[TopicExtent]) -> None:
-        """Until there is more, or a moment."""
+        """Return when there are new records, at the latest after a poll interval."""
         if len(extents) == 1:
             self._servers.wait(extents[0], POLL_MS)
         else:
@@ -289,7 +290,10 @@ class _ArchiveRun:
         return self._lake.snapshot() if self._lake.exists() else Snapshot()
 
     def _extents(self, client: Client, snapshot: Snapshot, *, follow: bool) -> list[TopicExtent]:
-        """The topics as they are now, after the snapshot. Raises `Failed` where lake and server cannot be a pair."""
+        """Return the present extents of the topics. Raise `Failed` if lake and server do not belong together.
+
+        The extents must be newer than the snapshot.
+        """
         extents = [extent for extent in self._servers.present() if self._wanted.has(extent.topic)]
         there = {extent.topic for extent in extents}
         for topic in self._wanted.topics:
@@ -299,30 +303,30 @@ class _ArchiveRun:
                 self._job.warn(f"topic {topic} does not exist on {self._url} yet: waiting for it")
             else:
                 raise unknown_topic(client, topic)
-        if self._wanted.misses(extents):
-            self._miss(client, follow=follow)
+        if self._wanted.matches_none(extents):
+            self._no_match(client, follow=follow)
         self._job.report.looked_at = max(self._job.report.looked_at, len(extents))
         for extent in extents:
-            topic_folder(extent.topic)  # a name that is too long for a folder is known before any work is done
+            topic_folder(extent.topic)  # raise for a name that is too long before any work is done
         check_heads(snapshot, extents)
         self._check_lake(client, snapshot, extents)
         return extents
 
-    def _miss(self, client: Client, *, follow: bool) -> None:
-        """No topic is meant by the prefix or pattern: a mistake, unless there is time to wait for one."""
+    def _no_match(self, client: Client, *, follow: bool) -> None:
+        """Raise `BadUsage` because prefix and pattern match no topic; with `follow`, warn and wait instead."""
         if not follow:
             raise no_topic([client], str(self._wanted), like=self._wanted.prefix or "")
         self._job.warn(f"no topic on {self._url} {self._wanted}: waiting for one")
 
     def _check_lake(self, client: Client, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
-        """Once for each life: what this run does itself cannot make it wrong."""
-        behind = {(span.topic, span.epoch) for span in _behind(snapshot, extents)} - self._checked
-        new = [extent for extent in extents if (extent.topic, extent.epoch) in behind]
+        """Check once per epoch that lake and server belong together. The run itself cannot break this."""
+        unarchived = {(span.topic, span.epoch) for span in _unarchived(snapshot, extents)} - self._checked
+        new = [extent for extent in extents if (extent.topic, extent.epoch) in unarchived]
         if not new:
             return
-        told = told_as_archived(client, new)
+        reported = reported_as_archived(client, new)
         newest = self._snapshot()
-        ahead = ahead_of(newest, told)
+        ahead = ahead_of(newest, reported)
         if not self._new_lake:
             refuse_other_lake(self._lake, newest, ahead)
         self._elsewhere |= ahead
@@ -332,7 +336,7 @@ class _ArchiveRun:
         for extent in new:
             if (archived := newest.archived(extent.topic, extent.epoch)) is not None:
                 self._check_records(extent, archived)
-        self._checked |= behind
+        self._checked |= unarchived
 
     def _check_records(self, extent: TopicExtent, archived: ArchivedEpoch) -> None:
         try:
@@ -344,27 +348,27 @@ class _ArchiveRun:
             self._note_damage(extent, error)
 
     def _note_damage(self, extent: TopicExtent, error: Damaged) -> None:
-        """What is new goes on being archived; what may rest on the damaged file is left as it is."""
+        """Remember a damaged file. New records are still archived, but the epoch is not merged or trimmed."""
         self._damaged[extent.topic, extent.epoch] = str(error)
-        self._job.warn(f"{error}; of topic {extent.topic} nothing is merged or trimmed by this run any more")
+        self._job.warn(f"{error}; this run does not merge or trim topic {extent.topic} any more")
 
     def _next(self, snapshot: Snapshot, extents: list[TopicExtent]) -> list[Span]:
-        """What the next commit covers."""
-        behind = _behind(snapshot, extents)
-        if not behind:
+        """Return the spans of the next commit."""
+        unarchived = _unarchived(snapshot, extents)
+        if not unarchived:
             return []
         size_of = {extent.topic: extent for extent in extents}
-        left = float(self._round_bytes or max(ROUND_BYTES, 2 * self._parallelism * PART_BYTES))
+        room_bytes = float(self._round_bytes or max(ROUND_BYTES, 2 * self._parallelism * PART_BYTES))
         found: list[Span] = []
-        for span in behind:
-            if left <= 0:
+        for span in unarchived:
+            if room_bytes <= 0:
                 break
             extent = size_of[span.topic]
             each = max(extent.bytes_per_seq, 1.0)
-            begins = min(max(span.start, extent.earliest), span.stop)  # what lies before is gone, and costs nothing
-            stop = begins + max(int(left / each), 1)
+            begins = min(max(span.start, extent.earliest), span.stop)  # earlier seqs have no records, and cost nothing
+            stop = begins + max(int(room_bytes / each), 1)
             stop = min(span.stop, -(-stop // plan.GRID) * plan.GRID)
-            left -= (stop - begins) * each
+            room_bytes -= (stop - begins) * each
             for low, high in ((span.start, begins), (begins, stop)):
                 if low < high:
                     found.append(structs.replace(span, start=low, stop=high))
@@ -399,9 +403,9 @@ class _ArchiveRun:
         )
 
     def _commit(self, staging: Staging, base: Snapshot, done: list[Done]) -> set[str]:
-        """All topics in one commit, but those that somebody else has moved meanwhile: they are left for the next round.
+        """Commit all topics at once and return their names.
 
-        Gives the topics that were committed.
+        Topics that another run has changed meanwhile are left out, for the next round.
         """
         changes = [
             with_gaps(self._lake, change, upto=self._elsewhere.get((change.topic, change.epoch), 0))
@@ -425,11 +429,11 @@ class _ArchiveRun:
         return {change.topic for change in changes}
 
     def _warn_about_earlier_epochs(self, base: Snapshot, topic: str, *, first: int) -> None:
-        former = base.epochs(topic)
-        if former and first == 1:
+        earlier = base.epochs(topic)
+        if earlier and first == 1:
             self._job.warn(
-                f"topic {topic} was deleted and made again: what its former life {former[-1].epoch} held above "
-                f"seq {former[-1].archived_to} is not in the lake, if there was anything"
+                f"topic {topic} was deleted and recreated: records of its earlier epoch {earlier[-1].epoch} after "
+                f"seq {earlier[-1].archived_to}, if there were any, are not in the lake"
             )
 
     def _count(self, change: Change) -> None:
@@ -442,7 +446,7 @@ class _ArchiveRun:
         row.gaps += [
             ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
         ]
-        del row.gaps[:-GAPS_TOLD]  # the ledger has them all; a report must not grow without end
+        del row.gaps[:-GAPS_SHOWN]  # the ledger has them all; a report must not grow without limit
         if change.gaps:
             lost = sum(gap.last - gap.first + 1 for gap in change.gaps)
             row.figures["lost"] = row.figures.get("lost", 0) + lost
@@ -461,7 +465,7 @@ class _ArchiveRun:
             archived = snapshot.archived(extent.topic, extent.epoch)
             if archived is None:
                 continue
-            self._tell(client, extent, archived.archived_to)
+            self._report_archived(client, extent, archived.archived_to)
             key = (extent.topic, extent.epoch)
             try:
                 if self._trim and archived.archived_to >= extent.earliest and key not in self._damaged:
@@ -488,11 +492,11 @@ class _ArchiveRun:
     def _forget_lags(self) -> None:
         forget(self._job.report.topics)
 
-    def _tell(self, client: Client, extent: TopicExtent, archived_to: int) -> None:
-        """Lets the server know, for topics that keep what is not archived. It needs no more than a try."""
+    def _report_archived(self, client: Client, extent: TopicExtent, archived_to: int) -> None:
+        """Report the last archived seq to the server, for topics that retain unarchived records."""
         key = (extent.topic, extent.epoch)
-        if self._told.get(key, 0) < archived_to and self._report(client, extent, archived_to):
-            self._told[key] = archived_to
+        if self._reported.get(key, 0) < archived_to and self._report(client, extent, archived_to):
+            self._reported[key] = archived_to
 
     def _report(self, client: Client, extent: TopicExtent, archived_to: int, *, trimmed_to: int = 0) -> bool:
         try:
@@ -500,17 +504,17 @@ class _ArchiveRun:
             return True
         except TopicsError as error:
             if error.code in (Code.UNAUTHORIZED, Code.FORBIDDEN):
-                self._job.warn(f"the server could not be told what is archived: {error.message}")
-            elif error.code.status not in (404, 405, 409):  # gone, made again, or a server that does not ask
+                self._job.warn(f"the last archived seq could not be reported to the server: {error.message}")
+            elif error.code.status not in (404, 405, 409):  # deleted, recreated, or a server without this call
                 raise
             return False
 
     def _trim_topic(self, staging: Staging, client: Client, extent: TopicExtent) -> None:
-        """Deletes what is archived, after reading it back.
+        """Delete the archived records from the topic, after reading them back from the lake.
 
-        That it will be deleted is committed first, and told to the server: whoever reads lake and topic as one must
-        know that these seqs are missing in the topic because the lake has them, not because somebody deleted them, and
-        must notice when the lake that he has is not the one that has them.
+        The trim is committed to the lake and reported to the server first. A reader of lake and topic must know that
+        these seqs are missing in the topic because they are archived, not because they were deleted on request, and
+        must notice if its lake is not the one that has them.
         """
         base = self._lake.snapshot()
         archived = base.archived(extent.topic, extent.epoch)
@@ -521,7 +525,7 @@ class _ArchiveRun:
             self._warn_of_queue(extent)
             return
         if not verify(self._lake, archived, archived.files_in(state.earliest_seq, archived.archived_to)):
-            return  # merged or rewritten meanwhile: the next round looks again
+            return  # merged or rewritten meanwhile: the next round tries again
         check_same(self._lake, self._job.connection(self._url), archived, earliest=state.earliest_seq, to_trim=True)
         if archived.trimmed_to < archived.archived_to:
             change = Change(op="trim", topic=extent.topic, epoch=extent.epoch, trimmed_to=archived.archived_to)
@@ -529,20 +533,20 @@ class _ArchiveRun:
         if (state.trimmed_seq or 0) < archived.archived_to:
             self._report(client, extent, archived.archived_to, trimmed_to=archived.archived_to)
         try:
-            gone = client.delete(extent.topic, before_seq=archived.archived_to + 1, epoch=extent.epoch)
+            trimmed = client.delete(extent.topic, before_seq=archived.archived_to + 1, epoch=extent.epoch)
         except TopicsError as error:
-            if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps made again
+            if error.code not in (Code.EPOCH_MISMATCH, Code.TOPIC_NOT_FOUND):  # deleted, and perhaps recreated
                 raise
             return
         row = self._job.report.topic(extent.topic, server=self._url)
-        row.figures["trimmed"] = row.figures.get("trimmed", 0) + gone.deleted
+        row.figures["trimmed"] = row.figures.get("trimmed", 0) + trimmed.deleted
 
     def _warn_of_queue(self, extent: TopicExtent) -> None:
-        self._job.warn(f"topic {extent.topic} is a queue: its jobs are left to its workers, not trimmed")
+        self._job.warn(f"topic {extent.topic} is a queue and is not trimmed: its jobs are left to its workers")
 
 
-def _behind(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]:
-    """What topics have that the lake has not."""
+def _unarchived(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]:
+    """Return the spans that topics have and the lake does not."""
     found = []
     for extent in extents:
         archived = snapshot.archived(extent.topic, extent.epoch)
@@ -555,7 +559,7 @@ def _behind(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> list[Span]:
 
 
 def _changes(done: Iterable[Done]) -> list[Change]:
-    """What the tasks did, by topic: a topic may have been cut between several of them."""
+    """Return one change per epoch from the results of the tasks: a topic may have been cut between tasks."""
     by_epoch: dict[tuple[str, int], list[Done]] = {}
     for one in done:
         by_epoch.setdefault((one.span.topic, one.span.epoch), []).append(one)
@@ -580,8 +584,8 @@ def _fits(newest: Snapshot, base: Snapshot, change: Change) -> bool:
     return True
 
 
-def _told(spans: Sequence[Span]) -> str:
+def _step_text(spans: Sequence[Span]) -> str:
     seqs = sum(span.stop - span.start for span in spans)
-    topics = {span.topic for span in spans}  # the part of one that is gone is a span of its own
+    topics = {span.topic for span in spans}  # one topic may have two spans: lost seqs and records
     names = spans[0].topic if len(topics) == 1 else f"{len(topics)} topics"
     return f"archiving {seqs} seqs of {names}"

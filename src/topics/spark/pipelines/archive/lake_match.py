@@ -1,9 +1,8 @@
-"""Whether a lake and a server belong together, before one is written to or the other trimmed by what they say.
+"""Check that a lake and a server belong together, before the lake is written to or the topic is trimmed.
 
-A lake that is not mounted is an empty directory; a copy of it from last week looks whole; a server whose directory was
-set back gives seqs out a second time. Each of these would be archived on without a word, and records would be gone or
-mixed for good. So what the two know of each other is compared: how far the server was told that it is archived, its
-head, and the last records that both have.
+A lake that is not mounted is an empty directory. An old copy of a lake looks complete. A server whose directory was set
+back assigns seqs a second time. Without a check, archiving would continue silently, and records would be lost or mixed
+for good. So the two are compared: the last archived seq that the server knows, its head, and the last common records.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Key = tuple[str, int]  # topic and epoch
 
 
 def state_of(client: Client, extent: TopicExtent) -> State | None:
-    """The topic as it is now; None if it is gone, or another one."""
+    """Return the present state of the topic, or None if it was deleted or has another epoch."""
     try:
         state = client.topic(extent.topic)
     except TopicsError as error:
@@ -42,7 +41,7 @@ def state_of(client: Client, extent: TopicExtent) -> State | None:
 
 
 def check_heads(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> None:
-    """Raises `Failed` where a topic ends before its archive does. The snapshot is the older of the two."""
+    """Raise `Failed` if a topic ends before its archive does. The extents must be newer than the snapshot."""
     for extent in extents:
         archived = snapshot.archived(extent.topic, extent.epoch)
         if archived is not None and extent.head < archived.archived_to:
@@ -55,8 +54,11 @@ def check_heads(snapshot: Snapshot, extents: Iterable[TopicExtent]) -> None:
             )
 
 
-def told_as_archived(client: Client, extents: Iterable[TopicExtent]) -> dict[Key, int]:
-    """How far the server was told that these are archived. Ask it before the lake: archives commit first."""
+def reported_as_archived(client: Client, extents: Iterable[TopicExtent]) -> dict[Key, int]:
+    """Return the last archived seq that the server knows, per epoch.
+
+    Read the lake's snapshot after this call: an archive commits to the lake before it reports to the server.
+    """
     states = [(extent, state_of(client, extent)) for extent in extents]
     return {
         (extent.topic, extent.epoch): state.archived_seq
@@ -65,18 +67,18 @@ def told_as_archived(client: Client, extents: Iterable[TopicExtent]) -> dict[Key
     }
 
 
-def ahead_of(snapshot: Snapshot, told: Mapping[Key, int]) -> dict[Key, int]:
-    """Those of which the server was told more than this lake has."""
-    epochs = {key: snapshot.archived(*key) for key in told}
+def ahead_of(snapshot: Snapshot, reported: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the entries that are beyond the end of the archive in this lake."""
+    epochs = {key: snapshot.archived(*key) for key in reported}
     return {
         key: seq
-        for key, seq in told.items()
+        for key, seq in reported.items()
         if seq > (0 if (archived := epochs[key]) is None else archived.archived_to)
     }
 
 
 def refuse_other_lake(lake: Lake, snapshot: Snapshot, ahead: Mapping[Key, int]) -> None:
-    """Raises `Failed` where there is any."""
+    """Raise `Failed` if `ahead` has an entry: the lake lacks records that the server considers archived."""
     for (topic, epoch), seq in ahead.items():
         archived = snapshot.archived(topic, epoch)
         others = f" (and {len(ahead) - 1} more topics)" if len(ahead) > 1 else ""
@@ -90,7 +92,7 @@ def refuse_other_lake(lake: Lake, snapshot: Snapshot, ahead: Mapping[Key, int]) 
 
 
 def verify(lake: Lake, archived: ArchivedEpoch, files: Sequence[File]) -> bool:
-    """Reads files back. False where others have replaced one meanwhile; raises `Damaged` where it is just not right."""
+    """Read files back. Return False if another run has replaced one meanwhile; raise `Damaged` if one is damaged."""
     try:
         for file in files:
             lake.verify(file)
@@ -102,7 +104,7 @@ def verify(lake: Lake, archived: ArchivedEpoch, files: Sequence[File]) -> bool:
 
 
 def last_files(archived: ArchivedEpoch, *, earliest: int) -> list[File]:
-    """The files in which the last archived records lie that may still be live."""
+    """Return the files of the last archived records that may still be live."""
     last = archived.files[-1].last if archived.files else 0
     return archived.files_in(max(earliest, last - COMPARED_SEQS + 1), last)
 
@@ -110,10 +112,10 @@ def last_files(archived: ArchivedEpoch, *, earliest: int) -> list[File]:
 def check_same(
     lake: Lake, connection: ConnectionOptions, archived: ArchivedEpoch, *, earliest: int, to_trim: bool
 ) -> None:
-    """Raises `Failed` where the last archived records that are still live are not those of the lake.
+    """Raise `Failed` if the last archived records that are still live differ from those in the lake.
 
-    Their files have been verified: that one was changed is another matter. `to_trim`: nor may the lake lack any of
-    them, because somebody took it out of the lake alone.
+    The files must have been verified before. With `to_trim`, a live record that is missing in the lake is an error as
+    well: it was erased from the lake alone.
     """
     files = last_files(archived, earliest=earliest)
     if not files:
@@ -127,7 +129,7 @@ def check_same(
     if found.problem is not None:
         if lake.has(archived.topic, archived.epoch, files):
             raise Damaged(found.problem)
-        return  # replaced meanwhile, by somebody who has verified it
+        return  # replaced meanwhile by another run, which has verified it
     for one in found.differences if to_trim else (one for one in found.differences if one.fields):
         what = f"differs in {', '.join(one.fields)}" if one.fields else "is not in the lake"
         raise Failed(
@@ -139,9 +141,9 @@ def check_same(
 
 
 def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
-    """The change, with a gap for each seq up to `upto` of which nothing is known but that another lake had it.
+    """Return the change with a gap for each seq up to `upto` that is only in another lake.
 
-    A seq that somebody deleted before is among them: the server does not say which.
+    Seqs that were deleted on request are among them, because the server does not report deletes.
     """
     assert change.covered is not None
     first, last = change.covered[0], min(change.covered[1], upto)
@@ -157,7 +159,7 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
 
 
 def _seqs(lake: Lake, change: Change) -> Iterable[Range]:
-    """The seqs of the files that a change adds."""
+    """Yield the ranges of seqs in the files that a change adds."""
     for added in change.adds:
         for batch in lake.open(added.file).iter_batches(columns=["seq"]):
             seqs = batch.column("seq").to_numpy()

@@ -1,9 +1,8 @@
-"""Spans of topics to Parquet files of a lake, on executors.
+"""Write spans of topics to Parquet files of a lake, on executors.
 
 A task reads its spans as `format("topics")` does, writes their records to files in the staging folder of the run, and
-gives the driver the names of the files and the gaps it met. Records do not pass through the JVM, which would take
-longer than all the rest. The driver commits what the tasks say; a task that failed or was tried twice has left files
-that nobody names.
+returns the files and the gaps to the driver. Records do not pass through the JVM, which would take longer than all the
+rest. The driver commits the returned files; files of failed or repeated tasks are not committed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from topics.spark.source.read import How, read_span
 
 
 class Done(Struct, frozen=True):
-    """What came of a span: every seq of it is in a file, in a gap, or was deleted."""
+    """The result for a span: every seq is in a file, in a gap, or was deleted."""
 
     span: Span
     files: list[Staged]
@@ -39,9 +38,9 @@ _decode_done = msgspec.json.Decoder(list[Done]).decode
 def archive_spans(
     spark: SparkSession, parts: Sequence[Sequence[Span]], *, connection: ConnectionOptions, lake: str, staging: str
 ) -> list[Done]:
-    """Runs one task for each of the parts.
+    """Run one task per part and return the results.
 
-    An RDD and not a data source: that would start and warm three more Python processes to find, make and plan it.
+    It uses an RDD, because a data source would start three more Python processes for its planning.
     """
     how = How(connection=connection, fail_on_data_loss=False)
     work = partial(archive_part, how=how, lake=lake, staging=staging)
@@ -50,12 +49,12 @@ def archive_spans(
 
 
 def archive_part(spans: Sequence[Span], *, how: How, lake: str, staging: str) -> bytes:
-    """What one task does. Its answer is JSON, whose decoder checks what came back."""
+    """Archive the spans of one task. Return the results as JSON, so that the driver's decoder checks them."""
     return msgspec.json.encode([archive_span(span, how, lake=lake, staging=staging) for span in spans])
 
 
 def archive_span(span: Span, how: How, *, lake: str, staging: str) -> Done:
-    """Reads a span to its end and writes what it holds."""
+    """Read a span to its end and write its records to staged files."""
     gaps: list[Gap] = []
 
     def records() -> Iterator[pa.RecordBatch]:
