@@ -227,7 +227,7 @@ def next_step(error: BaseException, *, resumes: bool = True, began: bool = True)
 
 
 _NEXT = {
-    FailureKind.USAGE: "correct the command; --help shows its options",
+    FailureKind.USAGE: "correct the command; --help lists its options",
     FailureKind.UNREACHABLE: f"check that the server runs and can be reached from here, then {RESUME}",
     FailureKind.LAKE: f"repair the lake, which is unchanged since its last commit, then {RESUME}",
 }
