@@ -27,6 +27,7 @@ from tests.conftest import Counts
 from tests.sampling import SEED, amount
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
+from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ArchiveConfig, ConfigPatch
@@ -297,7 +298,9 @@ def low_ceilings() -> Iterator[None]:
     """Use ceilings of a few seqs: histories pass many of them, and a model with one object per seq stays small."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("topics.engine.state.topic.FIRST_CEILING", 8)
-        patch.setattr("topics.engine.engine.FIRST_CEILING", 8)
+        patch.setattr("topics.engine.write.append.FIRST_CEILING", 8)
+        patch.setattr("topics.engine.queue.moves.FIRST_CEILING", 8)
+        patch.setitem(Staging.stage_create.__kwdefaults__, "ceiling", 8)
         patch.setattr("topics.engine.write.ceilings.MAX_STEP", 32)
         yield
 

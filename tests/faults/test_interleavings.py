@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import Counts
 from tests.faults.ledger import Client
 from tests.sampling import SEED, amount
+from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.errors import Code
 from topics.model.topic import ConfigPatch
@@ -375,7 +376,7 @@ def test_record_that_expires_before_its_delete_is_lost_until_restart() -> None:
     write = server.engine.append("f", request("1", "2"))
     server.engine.commits.settle()
     assert write.value().last == 2
-    delete = server.engine.delete_records("f", before_seq=3, match=None)
+    delete = run_all(server.engine.delete_records("f", before_seq=3, match=None))
     server.engine.flush()
     server.clock.advance(ms=41)
     assert server.walk("f") == ([], [(1, 2, "ttl")])
