@@ -28,13 +28,13 @@ def test_defaults_are_those_of_the_table():
     assert (settings.max_record_bytes, settings.max_body_bytes) == (MIB, 64 * MIB)
 
 
-def test_a_variable_beats_the_default_and_a_flag_beats_the_variable():
+def test_flag_overrides_variable_and_variable_overrides_default():
     env = {"TOPICS_PORT": "5000", "TOPICS_MAX_LIMIT": "10"}
     settings = load(env, port="6000")
     assert (settings.port, settings.max_limit) == (6000, 10)
 
 
-def test_an_empty_value_counts_as_unset_and_an_empty_flag_takes_its_variable_back():
+def test_empty_value_and_empty_flag_count_as_unset():
     assert load({"TOPICS_PORT": "", "TOPICS_LOG_LEVEL": " "}) == Settings()
     assert load({"TOPICS_MAX_LIMIT": "7"}, max_limit="").max_limit == 1000
 
@@ -57,22 +57,22 @@ def test_sizes_take_bytes_and_binary_units(text: str, size: int):
 
 
 @pytest.mark.parametrize("text", ["1MB", "1.5MiB", "-1", "MiB", "64mib", "1_000", "٣", "1" * 30])
-def test_a_size_that_could_mean_two_things_or_none_is_refused(text: str):
+def test_ambiguous_size_is_refused(text: str):
     [problem] = problems(max_body_bytes=text)
     assert problem.startswith("--max-body-bytes: ")
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", "on"])
-def test_words_for_yes(text: str):
+def test_words_for_true(text: str):
     assert load({"TOPICS_PROBE_AUTH": text}).probe_auth is True
 
 
 @pytest.mark.parametrize("text", ["0", "false", "No", "off"])
-def test_words_for_no(text: str):
+def test_words_for_false(text: str):
     assert load({"TOPICS_PROBE_AUTH": text}).probe_auth is False
 
 
-def test_every_problem_is_reported_and_names_where_the_value_came_from(tmp_path: Path):
+def test_every_problem_is_reported_with_its_source(tmp_path: Path):
     found = problems(
         {"TOPICS_PORT": "70000", "TOPICS_PROBE_AUTH": "maybe", "TOPICS_SEGMENT_MAX_EVENTS": "15"},
         log_level="loud",
@@ -92,20 +92,20 @@ def test_every_problem_is_reported_and_names_where_the_value_came_from(tmp_path:
     assert "'loud' is not one of debug, info, warning, error" in found[2]
 
 
-def test_the_bounds_themselves_are_allowed():
+def test_bounds_themselves_are_allowed():
     for row in SETTINGS:
         for bound in (row.low, row.high):
             if bound is not None:
                 assert row.read(str(bound)) == bound
 
 
-def test_every_default_lies_within_its_bounds_and_reads_back_as_shown():
+def test_every_default_is_in_bounds_and_reads_back():
     for row in SETTINGS:
         if row.default not in (None, ()):
             assert row.read(row.kind.show(row.default)) == row.default
 
 
-def test_a_bind_beyond_loopback_needs_a_key_or_an_explicit_yes(tmp_path: Path):
+def test_non_loopback_address_needs_a_key_or_consent(tmp_path: Path):
     for host in ("0.0.0.0", "::", "192.0.2.7", "topics.example"):
         [problem] = problems({"TOPICS_HOST": host})
         assert "no API key is set" in problem
@@ -122,11 +122,11 @@ def test_loopback_needs_no_key(host: str):
     assert load(host=host).is_loopback()
 
 
-def test_keys_that_are_only_commas_do_not_mean_that_no_key_is_wanted():
+def test_key_setting_of_only_commas_is_refused():
     assert problems(api_keys=" , ,") == ["--api-keys: contains no key; add one, or unset it"]
 
 
-def test_keys_of_the_setting_and_of_the_file_add_up(tmp_path: Path):
+def test_keys_of_setting_and_file_are_combined(tmp_path: Path):
     keys = tmp_path / "keys"
     keys.write_text("\n# spare\n k2:read:a.|b. \n")
     rules = load(api_keys="k1, k3:w", api_keys_file=str(keys)).key_rules()
@@ -137,7 +137,7 @@ def test_keys_of_the_setting_and_of_the_file_add_up(tmp_path: Path):
     ]
 
 
-def test_a_key_that_is_both_in_the_setting_and_in_the_file_is_refused(tmp_path: Path):
+def test_duplicate_key_in_setting_and_file_is_refused(tmp_path: Path):
     keys = tmp_path / "keys"
     keys.write_text("s3cret:read\n")
     [problem] = problems(api_keys="other,s3cret", api_keys_file=str(keys))
@@ -145,7 +145,7 @@ def test_a_key_that_is_both_in_the_setting_and_in_the_file_is_refused(tmp_path: 
     assert "s3cret" not in problem
 
 
-def test_a_key_file_must_be_readable_and_hold_a_key(tmp_path: Path):
+def test_key_file_must_be_readable_and_hold_a_key(tmp_path: Path):
     empty = tmp_path / "empty"
     empty.write_text("# nothing\n")
     assert "contains no key" in problems(api_keys_file=str(empty))[0]
@@ -183,40 +183,40 @@ def test_origins_are_split_and_checked():
         ({"meta": "1k", "body": "4k"}, KIB, 4 * KIB, 4 * KIB),
     ],
 )
-def test_size_limits_that_are_not_set_follow_those_that_are(given: dict[str, str], meta: int, record: int, body: int):
+def test_unset_size_limits_follow_the_set_ones(given: dict[str, str], meta: int, record: int, body: int):
     settings = load(**{f"max_{name}_bytes": text for name, text in given.items()})
     assert (settings.max_meta_bytes, settings.max_record_bytes, settings.max_body_bytes) == (meta, record, body)
 
 
 @pytest.mark.parametrize(("small", "large"), [("meta", "record"), ("record", "body"), ("meta", "body")])
-def test_size_limits_that_contradict_each_other_are_refused(small: str, large: str):
+def test_contradicting_size_limits_are_refused(small: str, large: str):
     [problem] = problems(**{f"max_{small}_bytes": "2MiB", f"max_{large}_bytes": "1MiB"})
     assert problem.startswith(f"TOPICS_MAX_{small.upper()}_BYTES: 2MiB")
     assert f"TOPICS_MAX_{large.upper()}_BYTES" in problem
 
 
 @pytest.mark.parametrize("row", [row for row in SETTINGS if row.low is not None], ids=lambda row: row.name)
-def test_every_number_may_be_as_low_and_as_high_as_it_says_alone(row: Setting, tmp_path: Path):
+def test_every_number_accepts_its_bounds(row: Setting, tmp_path: Path):
     others = {"data_dir": str(tmp_path / "data"), "cold_dir": str(tmp_path / "cold")} if row.group == TIERS else {}
     for value in (row.low, row.high):
         assert getattr(load(**{row.name: str(value)}, **others), row.name) == value
 
 
-def test_settings_that_make_no_sense_together_are_refused(tmp_path: Path):
+def test_conflicting_settings_are_refused(tmp_path: Path):
     here = str(tmp_path)
     assert "TOPICS_DATA_DIR" in problems(cold_dir=here)[0]
     assert "is the same directory" in problems(cold_dir=here, data_dir=here)[0]
     assert "TOPICS_COLD_DIR" in problems(hot_retain_segments="4", data_dir=here)[0]
 
 
-def test_a_data_directory_that_is_a_file_is_refused(tmp_path: Path):
+def test_data_directory_that_is_a_file_is_refused(tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
     assert "is a file, not a directory" in problems(data_dir=str(file))[0]
     assert load(data_dir=str(tmp_path / "new")).data_dir == tmp_path / "new"
 
 
-def test_an_unknown_variable_gets_the_nearest_name():
+def test_unknown_variable_gets_the_nearest_name():
     lines = unknown_variables({"TOPICS_DATADIR": "x", "TOPICS_QQ": "1", "TOPICS_PORT": "1", "HOME": "/"})
     assert lines == ["TOPICS_DATADIR is not a setting; did you mean TOPICS_DATA_DIR?", "TOPICS_QQ is not a setting"]
 
@@ -226,5 +226,5 @@ def test_settings_cannot_be_changed():
         load().port = 1  # type: ignore[misc]
 
 
-def test_the_documentation_lists_the_table_as_it_is():
+def test_configuration_page_is_up_to_date():
     assert (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8") == reference(), "run `make docs`"

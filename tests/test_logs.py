@@ -31,7 +31,7 @@ def lines(form: str = "json", level: str = "info") -> tuple[logs.Log, io.StringI
     return logs.Log("test"), stream
 
 
-def test_away_from_a_terminal_a_line_is_one_json_object():
+def test_line_without_a_terminal_is_one_json_object():
     log, stream = lines("auto")
     log.info("listening", port=4000, addresses=["a", "b"], note="two\nlines")
     line = json.loads(stream.getvalue())
@@ -46,7 +46,7 @@ def test_away_from_a_terminal_a_line_is_one_json_object():
     }
 
 
-def test_on_a_terminal_a_line_is_for_people(monkeypatch: pytest.MonkeyPatch):
+def test_line_on_a_terminal_is_readable_text(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
     logs.setup(level="info", form="auto", stream=stream)
@@ -61,7 +61,7 @@ def test_control_characters_do_not_reach_the_terminal():
     assert "\x1b" not in line
 
 
-def test_lines_below_the_level_are_left_out():
+def test_lines_below_the_level_are_dropped():
     log, stream = lines(level="warning")
     log.info("quiet")
     log.debug("quieter")
@@ -70,7 +70,7 @@ def test_lines_below_the_level_are_left_out():
 
 
 @pytest.mark.parametrize("form", ["json", "human"])
-def test_tokens_and_payloads_never_show(form: str):
+def test_tokens_and_payloads_are_hidden(form: str):
     log, stream = lines(form)
     log.info("a", token="s3cret", data="s3cret", payload="s3cret", api_keys="s3cret")
     log.info("b", path="/v0/watch/w?token=s3cret&x=1", header="Authorization: Bearer s3cret")
@@ -85,7 +85,7 @@ def test_tokens_and_payloads_never_show(form: str):
     assert len([line for line in stream.getvalue().splitlines() if not line.startswith("    ")]) == 6
 
 
-def test_a_failure_tells_type_and_place():
+def test_failure_has_type_and_traceback():
     log, stream = lines()
     try:
         open("/nonexistent/file")
@@ -93,16 +93,16 @@ def test_a_failure_tells_type_and_place():
         log.failure("cannot_open", error, topic="orders")
     line = json.loads(stream.getvalue())
     assert (line["error"], line["reason"]) == ("FileNotFoundError", "No such file or directory: /nonexistent/file")
-    assert line["frames"][-1].endswith(" test_a_failure_tells_type_and_place")
+    assert line["frames"][-1].endswith(" test_failure_has_type_and_traceback")
 
 
-def test_damage_on_disk_is_told_in_full():
+def test_corrupt_error_has_its_message():
     log, stream = lines()
     log.failure("damaged", Corrupt("wal/000001.log", 4096, "checksum does not match"))
     assert json.loads(stream.getvalue())["reason"] == "wal/000001.log at byte 4096: checksum does not match"
 
 
-def test_long_text_is_cut():
+def test_long_text_is_shortened():
     log, stream = lines()
     log.info("long", text="x" * 10_000)
     assert len(stream.getvalue()) < 1000

@@ -53,7 +53,7 @@ def segment_files(directory: Path) -> list[Path]:
 # --- verify
 
 
-def test_a_directory_stopped_in_order_is_clean_and_every_seq_is_accounted_for(world: World):
+def test_verify_accounts_for_every_seq_after_an_orderly_stop(world: World):
     done = topics("verify", world.late, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -68,7 +68,7 @@ def test_a_directory_stopped_in_order_is_clean_and_every_seq_is_accounted_for(wo
     assert by_name["log"]["deleted"] > 0
 
 
-def test_a_directory_whose_server_was_killed_is_clean_too(world: World):
+def test_verify_is_clean_after_a_kill(world: World):
     report = check(world.killed)
     assert report.damage == []
     assert report.log_entries > 0
@@ -85,7 +85,7 @@ def test_verify_changes_nothing(world: World, tmp_path: Path, state: str):
     assert contents(directory) == before
 
 
-def test_verify_says_what_it_did_in_words(late: Path):
+def test_verify_prints_a_readable_report(late: Path):
     done = topics("verify", late)
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "clean"
@@ -93,7 +93,7 @@ def test_verify_says_what_it_did_in_words(late: Path):
     assert "140 (cap 140)" in done.stdout
 
 
-def test_a_directory_that_a_server_has_open_is_refused_with_its_owner(tmp_path: Path):
+def test_verify_refuses_an_open_directory_and_names_its_owner(tmp_path: Path):
     with serving(tmp_path / "server", tmp_path / "data") as server:
         done = topics("verify", tmp_path / "data")
     assert done.returncode == 2
@@ -101,7 +101,7 @@ def test_a_directory_that_a_server_has_open_is_refused_with_its_owner(tmp_path: 
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("x")])
-def test_what_is_no_data_directory_is_refused_with_status_2(tmp_path: Path, make: Callable[[Path], None]):
+def test_verify_refuses_other_directories_with_status_2(tmp_path: Path, make: Callable[[Path], None]):
     make(tmp_path / "other")
     for command in (["verify"], ["backup"], ["restore"]):
         args = [*command, tmp_path / "other"] + ([] if command == ["verify"] else [tmp_path / "target"])
@@ -110,7 +110,7 @@ def test_what_is_no_data_directory_is_refused_with_status_2(tmp_path: Path, make
         assert "Traceback" not in done.stderr
 
 
-def test_bad_usage_ends_with_status_2():
+def test_invalid_arguments_exit_with_status_2():
     assert topics("verify").returncode == 2
     assert topics("backup", "only-one").returncode == 2
 
@@ -120,7 +120,7 @@ def positions(size: int, count: int) -> Iterator[int]:
     yield from sorted({0, size - 1, *(size * n // count for n in range(count))})
 
 
-def test_a_flipped_bit_anywhere_in_a_segment_is_found(late: Path):
+def test_verify_finds_a_flipped_bit_in_a_segment(late: Path):
     path = segment_files(late)[1]
     whole = path.read_bytes()
     for at in positions(len(whole), 60):
@@ -134,7 +134,7 @@ def test_a_flipped_bit_anywhere_in_a_segment_is_found(late: Path):
 
 
 @pytest.mark.parametrize("pattern", ["snapshots/*.snap", "FORMAT"])
-def test_a_flipped_bit_anywhere_in_the_other_files_is_found(late: Path, pattern: str):
+def test_verify_finds_a_flipped_bit_in_other_files(late: Path, pattern: str):
     path = min(late.glob(pattern))
     whole = path.read_bytes()
     for at in positions(len(whole), 60):
@@ -144,7 +144,7 @@ def test_a_flipped_bit_anywhere_in_the_other_files_is_found(late: Path, pattern:
         path.write_bytes(whole)
 
 
-def test_a_flipped_bit_anywhere_in_the_tails_is_found(late: Path):
+def test_verify_finds_a_flipped_bit_in_the_tails(late: Path):
     """Anywhere in the parts that the snapshot names: a tails file may hold others that are no longer needed."""
     [path] = late.glob("snapshots/*.snap")
     tails = [topic.tail for topic in snap.decode(path.read_bytes(), path="").topics if topic.tail is not None]
@@ -161,7 +161,7 @@ def test_a_flipped_bit_anywhere_in_the_tails_is_found(late: Path):
             path.write_bytes(whole)
 
 
-def test_a_flipped_bit_anywhere_in_the_log_is_found(world: World, tmp_path: Path):
+def test_verify_finds_a_flipped_bit_in_the_log(world: World, tmp_path: Path):
     directory = shutil.copytree(world.killed, tmp_path / "data")
     [path] = [path for path in directory.glob("wal/*.wal") if len(path.read_bytes().rstrip(b"\0")) > 1000]
     whole = path.read_bytes()
@@ -174,7 +174,7 @@ def test_a_flipped_bit_anywhere_in_the_log_is_found(world: World, tmp_path: Path
         path.write_bytes(whole)
 
 
-def test_damage_is_told_with_file_offset_seqs_and_what_to_do(late: Path):
+def test_damage_report_has_file_offset_seqs_and_next_step(late: Path):
     path = segment_files(late)[0]
     flip(path, 100)
     done = topics("verify", late)
@@ -190,14 +190,14 @@ def test_damage_is_told_with_file_offset_seqs_and_what_to_do(late: Path):
     assert lost[finding["topic"]] > 0
 
 
-def test_a_server_loses_exactly_what_verify_said(late: Path, tmp_path: Path):
+def test_server_loses_exactly_what_verify_reports(late: Path, tmp_path: Path):
     flip(segment_files(late)[0], 100)
     said = {topic.topic: topic.live for topic in check(late).topics}
     served = started_on(tmp_path / "server", late)
     assert {name: len(found) for name, found in served.items()} == said
 
 
-def test_a_missing_segment_is_damage_and_a_left_over_one_is_not(late: Path):
+def test_missing_segment_is_damage_and_unreferenced_one_is_not(late: Path):
     [first, *_, last] = segment_files(late)
     shutil.copy(first, last.with_name("00000000000000099999.seg"))
     report = check(late)
@@ -230,7 +230,7 @@ def test_progress_goes_to_standard_error_only():
 # --- backup and restore
 
 
-def test_a_backup_can_be_verified_restored_and_started(world: World, tmp_path: Path):
+def test_backup_can_be_verified_restored_and_started(world: World, tmp_path: Path):
     done = topics("backup", world.killed, tmp_path / "backup")
     assert done.returncode == 0, done.stderr
     assert "4 topics" in done.stdout
@@ -243,7 +243,7 @@ def test_a_backup_can_be_verified_restored_and_started(world: World, tmp_path: P
     assert served == world.killed_records | {"brief": []}
 
 
-def test_a_second_backup_copies_what_is_new_and_takes_over_deletes(world: World, tmp_path: Path):
+def test_second_backup_copies_new_segments_and_deletes(world: World, tmp_path: Path):
     target = tmp_path / "backup"
     first = duplicate(world.early, target)
     assert started_on(tmp_path / "one", shutil.copytree(target, tmp_path / "copy")) == world.early_records | {
@@ -297,7 +297,7 @@ def backed_up(tmp_path: Path, turn: int, load: Load) -> dict[str, Any]:
     return json.loads(done.stdout) | {"before": before, "restored": restored}
 
 
-def test_backups_of_a_server_under_load_hold_all_that_was_acknowledged_before(tmp_path: Path):
+def test_backup_under_load_has_all_acknowledged_records(tmp_path: Path):
     with serving(tmp_path / "server", tmp_path / "data", segment_max_events=300) as server:
         with client(server) as http:
             http.put("/v0/topics/a", json={"durability": "fsync"})
@@ -323,7 +323,7 @@ def test_backups_of_a_server_under_load_hold_all_that_was_acknowledged_before(tm
                     assert found[record["$seq"]] == record
 
 
-def test_a_backup_starts_over_when_the_server_takes_a_newer_snapshot(world: World, tmp_path: Path):
+def test_backup_restarts_when_the_server_writes_a_snapshot(world: World, tmp_path: Path):
     """The server's part is played by a hook that puts the later state in place in the middle of the copy."""
     source = shutil.copytree(world.early, tmp_path / "data")
     overtaken = False
@@ -403,7 +403,7 @@ def killed_copy(dies_at: int, source: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_backup_killed_at_any_call_leaves_a_usable_target(world: World, tmp_path: Path, first: bool):
+def test_backup_killed_at_any_call_leaves_usable_target(world: World, tmp_path: Path, first: bool):
     """A first one leaves nothing a server would start on; a later one leaves the old state, or one a little newer."""
     base = tmp_path / "base"
     if not first:
@@ -430,7 +430,7 @@ def test_a_backup_killed_at_any_call_leaves_a_usable_target(world: World, tmp_pa
             assert first
 
 
-def test_a_killed_backup_is_taken_up_again(world: World, tmp_path: Path):
+def test_killed_backup_can_be_finished(world: World, tmp_path: Path):
     target = tmp_path / "backup"
     killed_copy(60, world.killed, target)
     refused = topics("serve", "--data-dir", target, "--port", "0")
@@ -441,7 +441,7 @@ def test_a_killed_backup_is_taken_up_again(world: World, tmp_path: Path):
     assert started_on(tmp_path / "server", target) == world.killed_records | {"brief": []}
 
 
-def test_a_backup_process_killed_by_a_signal_leaves_the_old_backup_usable(world: World, tmp_path: Path):
+def test_killed_backup_process_leaves_old_backup_usable(world: World, tmp_path: Path):
     duplicate(world.early, tmp_path / "base")
     command = [sys.executable, "-m", "topics", "backup", str(world.killed)]
     for delay_s in (0.15, 0.25, 0.3, 0.35, 0.4):
@@ -453,7 +453,7 @@ def test_a_backup_process_killed_by_a_signal_leaves_the_old_backup_usable(world:
         assert check(target).damage == []
 
 
-def test_damage_in_the_source_is_copied_and_told(late: Path, tmp_path: Path):
+def test_damage_in_the_source_is_copied_and_reported(late: Path, tmp_path: Path):
     path = segment_files(late)[0]
     flip(path, 100)
     done = topics("backup", late, tmp_path / "backup")
@@ -464,14 +464,14 @@ def test_damage_in_the_source_is_copied_and_told(late: Path, tmp_path: Path):
     assert done.returncode == 1
 
 
-def test_a_good_copy_is_not_replaced_by_a_damaged_one(late: Path, tmp_path: Path):
+def test_damaged_segment_never_replaces_a_good_copy(late: Path, tmp_path: Path):
     duplicate(late, tmp_path / "backup")
     flip(segment_files(late)[0], 100)
     duplicate(late, tmp_path / "backup")
     assert check(tmp_path / "backup").clean
 
 
-def test_a_damaged_file_of_a_backup_is_copied_anew_once_it_was_removed(late: Path, tmp_path: Path):
+def test_removed_damaged_file_is_copied_again(late: Path, tmp_path: Path):
     target = tmp_path / "backup"
     duplicate(late, target)
     segment_files(target)[0].unlink()
@@ -479,7 +479,7 @@ def test_a_damaged_file_of_a_backup_is_copied_anew_once_it_was_removed(late: Pat
     assert check(target).clean
 
 
-def test_a_target_with_another_history_is_refused_and_stays_as_it_was(world: World, tmp_path: Path):
+def test_target_with_another_history_is_refused_unchanged(world: World, tmp_path: Path):
     with serving(tmp_path / "server", tmp_path / "other") as server, client(server) as http:
         append(http, "elsewhere", 100)
     for source, target in ((tmp_path / "other", world.late), (world.early, world.late)):
@@ -495,7 +495,7 @@ def records_in(report: Report) -> dict[str, int]:
     return {topic.topic: topic.live for topic in report.topics}
 
 
-def test_a_backup_that_was_written_to_by_a_server_is_not_written_over(world: World, tmp_path: Path):
+def test_backup_that_a_server_has_changed_is_refused(world: World, tmp_path: Path):
     duplicate(world.early, tmp_path / "backup")
     with serving(tmp_path / "server", tmp_path / "backup") as server, client(server) as http:
         append(http, "log", 500)
@@ -503,12 +503,12 @@ def test_a_backup_that_was_written_to_by_a_server_is_not_written_over(world: Wor
         duplicate(world.late, tmp_path / "backup")
 
 
-def test_directories_within_each_other_are_refused(late: Path):
+def test_overlapping_directories_are_refused(late: Path):
     for target in (late, late / "backup", late.parent):
         assert topics("backup", late, target).returncode == 2
 
 
-def test_restore_refuses_what_is_there_and_force_moves_it_aside(world: World, late: Path, tmp_path: Path):
+def test_restore_refuses_existing_directory_and_force_moves_it(world: World, late: Path, tmp_path: Path):
     duplicate(world.early, tmp_path / "backup")
     done = topics("restore", tmp_path / "backup", late)
     assert (done.returncode, "is not empty" in done.stderr) == (1, True)
@@ -520,7 +520,7 @@ def test_restore_refuses_what_is_there_and_force_moves_it_aside(world: World, la
     assert records_in(check(late))["log"] == len(world.early_records["log"])
 
 
-def test_restore_does_not_move_away_what_a_server_has_open(world: World, tmp_path: Path):
+def test_restore_does_not_move_an_open_directory(world: World, tmp_path: Path):
     with serving(tmp_path / "server", tmp_path / "data"):
         done = topics("restore", world.early, tmp_path / "data", "--force")
     assert (done.returncode, "held by pid" in done.stderr) == (2, True)
@@ -548,7 +548,7 @@ def test_cold_segments_become_ordinary_ones_in_a_backup(late: Path, tmp_path: Pa
     assert len([note for note in check(late).notes if "--cold-dir" in note]) == moved
 
 
-def test_deletes_after_the_copy_of_a_segment_reach_the_backup_as_pending_marks(world: World, tmp_path: Path):
+def test_deletes_after_a_segment_copy_become_pending_marks(world: World, tmp_path: Path):
     """They are in the snapshot before they are in the file, so that a kill in between forgets none of them."""
     target = tmp_path / "backup"
     duplicate(world.early, target)
@@ -570,14 +570,14 @@ def _flags(path: Path) -> bytes:
 # --- documents
 
 
-def test_the_page_of_formats_is_what_the_codecs_say():
+def test_formats_page_is_up_to_date():
     from topics.cli.formats import reference
 
     page = Path(__file__).parents[2] / "docs" / "formats.md"
     assert page.read_text(encoding="utf-8") == reference(), "run `make docs`"
 
 
-def test_the_operator_s_page_names_metrics_and_settings_that_exist():
+def test_operations_page_names_existing_metrics_and_settings():
     import re
 
     from topics.config import SETTINGS

@@ -15,7 +15,7 @@ from topics.client import Client
 pytestmark = pytest.mark.skipif(not find_spec("pyspark"), reason="needs the extra spark")
 
 
-def test_a_dry_run_prints_its_report_as_json_and_makes_nothing(
+def test_dry_run_prints_a_json_report_and_creates_nothing(
     start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, lake = start_server(), tmp_path / "lake"
@@ -31,7 +31,7 @@ def test_a_dry_run_prints_its_report_as_json_and_makes_nothing(
     assert not lake.exists()
 
 
-def test_a_dry_run_of_a_trim_tells_what_goes_to_the_lake_what_goes_from_the_topic_and_what_is_lost(
+def test_dry_run_of_trim_reports_archived_trimmed_and_lost_ranges(
     start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server, lake = start_server(), tmp_path / "lake"
@@ -69,7 +69,7 @@ def test_a_dry_run_of_a_trim_tells_what_goes_to_the_lake_what_goes_from_the_topi
         ["--topic", "a", "--lake", "x", "--token", "a", "--token-file", "b"],
     ],
 )
-def test_arguments_that_cannot_be_meant_end_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_exit_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status = main(["pipeline", "archive", *arguments])
     except SystemExit as ended:
@@ -78,15 +78,13 @@ def test_arguments_that_cannot_be_meant_end_with_2(arguments: list[str], capsys:
     assert capsys.readouterr().err
 
 
-def test_a_lake_in_a_place_that_is_no_directory_is_told(
-    start_server: StartServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lake_path_that_is_a_file_is_reported(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
     server = start_server()
     assert main(["pipeline", "archive", "--url", server.url, "--prefix", "a", "--lake", "s3://bucket/lake"]) == 2
     assert "a lake is a directory" in capsys.readouterr().err
 
 
-def test_a_prefix_and_names_together_on_the_server_of_the_environment(
+def test_prefix_and_topics_combine_on_the_server_of_topics_url(
     start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = start_server()
@@ -103,7 +101,7 @@ def test_a_prefix_and_names_together_on_the_server_of_the_environment(
     assert "no topics selected" in capsys.readouterr().err
 
 
-def test_sql_asks_the_server_of_the_environment_unless_it_is_given_a_lake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sql_uses_topics_url_unless_a_lake_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICS_URL", "http://topics.example:4000")
     args = argparse.Namespace(url=None, lake=None, path=None, token=None, token_file=None)
     assert sql._options(args)["url"] == "http://topics.example:4000"

@@ -70,7 +70,7 @@ def check(ended: Ended, *, status: int, kind: str) -> str:
     "mirror --from URL --to URL/v --topic shop.order",
     "erase --url URL --topic shop.order --match user-42",
 )
-def test_a_topic_that_is_not_there_is_a_mistake_of_usage(run: Any, line: str, server: ServerProcess) -> None:
+def test_missing_topic_is_a_usage_error(run: Any, line: str, server: ServerProcess) -> None:
     if line.startswith("mirror"):
         line = line.replace("URL/v", server.url.replace("127.0.0.1", "localhost"))
     ended = run(line)
@@ -87,7 +87,7 @@ def test_a_topic_that_is_not_there_is_a_mistake_of_usage(run: Any, line: str, se
     "replay --url URL --lake DIR/none --topic shop.orders --into again",
     "erase --url URL --lake DIR/none --match user-42",
 )
-def test_so_is_a_lake_that_is_not_there(run: Any, line: str) -> None:
+def test_missing_lake_is_a_usage_error(run: Any, line: str) -> None:
     message = check(run(line), status=2, kind="usage")
     assert "lake" in message
 
@@ -97,14 +97,14 @@ def test_so_is_a_lake_that_is_not_there(run: Any, line: str) -> None:
     "erase --url URL --prefix shp. --match user-42",
     "mirror --from URL --to OTHER --prefix shp.",
 )
-def test_so_is_a_prefix_that_no_topic_begins_with(run: Any, line: str, server: ServerProcess) -> None:
+def test_prefix_without_topics_is_a_usage_error(run: Any, line: str, server: ServerProcess) -> None:
     ended = run(line.replace("OTHER", server.url.replace("127.0.0.1", "localhost")))
     message = check(ended, status=2, kind="usage")
     assert message == f"no topic on {server.url} begins with 'shp.'"
     assert "shop.orders" in ended.report["next"]
 
 
-def test_arguments_that_are_refused_before_a_run_begins_have_a_report_too(run: Any) -> None:
+def test_refused_arguments_have_a_report(run: Any) -> None:
     ended = run("compact --url URL --topic a --into a")
     assert check(ended, status=2, kind="usage").startswith("a cannot be compacted into itself")
     assert (ended.report["pipeline"], ended.report["run_id"]) == ("compact", "")
@@ -126,12 +126,12 @@ def test_arguments_that_are_refused_before_a_run_begins_have_a_report_too(run: A
     ],
     ids=str,
 )
-def test_what_cannot_be_meant_is_a_mistake_of_usage(run: Any, line: str, message: str) -> None:
+def test_invalid_values_are_usage_errors(run: Any, line: str, message: str) -> None:
     assert message in check(run(line), status=2, kind="usage")
 
 
 @pytest.mark.parametrize("every", ["-5", "nan", "inf", "soon"])
-def test_a_pause_is_a_number_of_seconds(run: Any, capsys: pytest.CaptureFixture[str], every: str) -> None:
+def test_pause_is_a_number_of_seconds(run: Any, capsys: pytest.CaptureFixture[str], every: str) -> None:
     with pytest.raises(SystemExit):
         run(f"archive --url URL --topic a --lake DIR/lake --every={every}")
     assert "is not a number of seconds" in json.loads(capsys.readouterr().out)["error"]["message"]
@@ -143,7 +143,7 @@ def in_spark(text: str) -> BaseException:
     return PythonException(text)
 
 
-def test_a_full_disk_in_a_task_is_told_with_its_place() -> None:
+def test_full_disk_in_a_task_is_reported_with_its_path() -> None:
     from topics.spark.pipelines.run.failures import explain, kind_of
 
     said = "/lake/_lake/staging: No space left on device; free space there, and run the same command again"
@@ -157,7 +157,7 @@ def test_a_full_disk_in_a_task_is_told_with_its_place() -> None:
     assert (kind_of(here).wire, explain(here).partition(";")[0]) == ("lake", "/lake/notes: Read-only file system")
 
 
-def test_a_value_that_an_expression_cannot_take_is_told_with_what_can() -> None:
+def test_value_that_an_expression_refuses_is_reported_with_a_fix() -> None:
     from topics.spark.pipelines.run.failures import kind_of, next_step
 
     error = in_spark("[CAST_INVALID_INPUT] The value 'cheap' of the type STRING cannot be cast to INT.")
@@ -170,7 +170,7 @@ def test_a_value_that_an_expression_cannot_take_is_told_with_what_can() -> None:
     f"audit --url {NOBODY} --lake DIR/lake",
     f"mirror --from URL --to {NOBODY} --prefix shop.",
 )
-def test_a_server_that_does_not_answer_is_a_failure(run: Any, line: str) -> None:
+def test_server_that_does_not_answer_is_a_failure(run: Any, line: str) -> None:
     ended = run(line)
     assert NOBODY in check(ended, status=1, kind="unreachable")
     assert "check that the server runs" in ended.report["next"]
@@ -192,7 +192,7 @@ def test_a_server_that_does_not_answer_is_a_failure(run: Any, line: str) -> None
         ),
     ],
 )  # fmt: skip
-def test_a_key_that_may_not_is_told_with_what_it_lacks_for_what_and_where(
+def test_forbidden_key_is_reported_with_scope_topic_and_server(
     run: Any, server: ServerProcess, tmp_path: Path, token: str | None, line: str, message: str, step: str
 ) -> None:
     ended = run(line, token=token)
@@ -201,7 +201,7 @@ def test_a_key_that_may_not_is_told_with_what_it_lacks_for_what_and_where(
     assert not (tmp_path / "l" / "_lake" / "commits").exists()
 
 
-def test_without_spark_there_is_a_report_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_spark_has_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     class Args:
         json, dry_run = True, False
 
@@ -215,7 +215,7 @@ def test_without_spark_there_is_a_report_as_well(capsys: pytest.CaptureFixture[s
     assert "next: pip install" in said.err
 
 
-def test_an_interruption_is_told_and_has_a_status_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interruption_is_reported_with_its_own_status(capsys: pytest.CaptureFixture[str]) -> None:
     class Args:
         json, dry_run = True, False
 
@@ -230,13 +230,13 @@ def test_an_interruption_is_told_and_has_a_status_of_its_own(capsys: pytest.Capt
     "audit --url URL --lake DIR/nope --dry-run",
     "replay --url URL --lake DIR/nope --topic t --into t2 --dry-run",
 )
-def test_a_lake_that_is_not_there_fails_before_spark_starts(run: Any, line: str) -> None:
+def test_missing_lake_fails_before_spark_starts(run: Any, line: str) -> None:
     ended = run(line)
     assert "is not a lake" in check(ended, status=2, kind="usage")
     assert "starting Spark" not in ended.err
 
 
-def test_a_topic_that_a_lake_lacks_is_told_with_those_that_it_has(
+def test_topic_missing_in_lake_is_reported_with_existing_topics(
     run: Any, server: ServerProcess, tmp_path: Path
 ) -> None:
     with Client(server.url, token="all") as client:
@@ -250,7 +250,7 @@ def test_a_topic_that_a_lake_lacks_is_told_with_those_that_it_has(
     assert "starting Spark" not in ended.err + missing.err
 
 
-def test_an_address_that_never_answered_may_be_a_wrong_one(run: Any) -> None:
+def test_unreachable_server_hint_says_to_check_the_address(run: Any) -> None:
     ended = run(f"audit --url {NOBODY} --lake DIR")
     check(ended, status=1, kind="unreachable")
     assert ended.report["next"] == (

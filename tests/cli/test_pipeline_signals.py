@@ -31,7 +31,7 @@ def check_interrupted(said: str) -> None:
     assert (report["pipeline"], report["state"], report["error"]["kind"]) == ("audit", "failed", "interrupted")
 
 
-def test_a_signal_before_anything_is_imported_has_a_report(
+def test_signal_before_imports_has_a_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
@@ -41,7 +41,7 @@ def test_a_signal_before_anything_is_imported_has_a_report(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_an_import_that_is_cut_off_by_a_signal_is_an_interruption(capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_cut_off_by_a_signal_is_an_interruption(capsys: pytest.CaptureFixture[str]) -> None:
     class Args:
         json, dry_run = True, False
 
@@ -55,7 +55,7 @@ def test_an_import_that_is_cut_off_by_a_signal_is_an_interruption(capsys: pytest
     check_interrupted(capsys.readouterr().out)
 
 
-def test_a_signal_to_the_process_and_then_to_its_group_is_one_request() -> None:
+def test_signal_to_process_and_group_counts_once() -> None:
     with pipeline._stoppable(follows=True) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -66,7 +66,7 @@ def test_a_signal_to_the_process_and_then_to_its_group_is_one_request() -> None:
 
 
 @pytest.mark.parametrize("line", ["archive", "--bogus", "archive --every abc", "archive --topic a --lake x --bogus"])
-def test_options_that_are_refused_have_a_report(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_options_have_a_report(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["pipeline", *line.split(), "--json"])
     said = capsys.readouterr()
@@ -75,7 +75,7 @@ def test_options_that_are_refused_have_a_report(line: str, capsys: pytest.Captur
     assert f"topics: {report['error']['message']}\nnext: {early.CORRECT}\n" in said.err
 
 
-def test_a_jvm_is_started_deaf_to_sigterm_and_what_is_started_later_is_not() -> None:
+def test_only_the_jvm_ignores_sigterm() -> None:
     from topics.spark.pipelines.run.quiet_jvm import quiet_start
 
     show = [sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGTERM).name)"]
@@ -88,7 +88,7 @@ def test_a_jvm_is_started_deaf_to_sigterm_and_what_is_started_later_is_not() -> 
     assert start() == b"SIG_DFL\n"
 
 
-def test_a_jvm_whose_start_is_interrupted_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_start_ends_the_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark import SparkContext
 
     from topics.spark.pipelines.run.quiet_jvm import quiet_start

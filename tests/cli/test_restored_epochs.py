@@ -15,7 +15,7 @@ def topics(*words: str | Path) -> None:
     subprocess.run([sys.executable, "-m", "topics", *map(str, words)], check=True, capture_output=True, timeout=60)
 
 
-def test_a_restored_topic_begins_a_new_life_with_all_its_records(start_server: StartServer, tmp_path: Path) -> None:
+def test_restored_topic_starts_a_new_epoch_with_all_records(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server(data_dir=tmp_path / "data")
     with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as client:
         for name, durability in (("orders", "fsync"), ("feed", "disk")):

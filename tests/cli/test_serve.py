@@ -124,7 +124,7 @@ def test_all_bad_settings_are_reported_together_with_exit_status_2():
     ]
 
 
-def test_a_bad_key_setting_does_not_print_the_key(tmp_path: Path):
+def test_bad_key_setting_does_not_print_the_key(tmp_path: Path):
     done = finished([*TOPICS, "serve"], TOPICS_API_KEYS="s3cret", TOPICS_API_KEYS_FILE=str(tmp_path / "no"))
     assert done.returncode == 2
     assert "s3cret" not in done.stdout + done.stderr
@@ -151,7 +151,7 @@ def test_version_and_the_settings_in_force_can_be_printed():
 # --- address ---
 
 
-def test_port_0_takes_a_free_port_that_is_printed_and_written_to_the_port_file(tmp_path: Path):
+def test_port_0_prints_and_writes_the_chosen_port(tmp_path: Path):
     with serving(tmp_path) as server:
         assert server.port > 0
         assert httpx.get(f"{server.url}/v0/health").json() == {"status": "ok"}
@@ -162,12 +162,12 @@ def test_port_0_takes_a_free_port_that_is_printed_and_written_to_the_port_file(t
     assert f"listening on http://127.0.0.1:{server.port}\n" in out
 
 
-def test_a_flag_beats_its_variable(tmp_path: Path):
+def test_flag_overrides_its_variable(tmp_path: Path):
     with serving(tmp_path, "--port", "0", TOPICS_PORT="1") as server:
         assert httpx.get(f"{server.url}/v0/health").status_code == 200
 
 
-def test_a_port_file_left_by_an_earlier_server_is_not_mistaken_for_this_one(tmp_path: Path):
+def test_stale_port_file_is_removed(tmp_path: Path):
     (tmp_path / "port").write_text("1\n")
     done = finished(
         [*PLAIN], TOPICS_HOST="192.0.2.1", TOPICS_ALLOW_INSECURE_NO_AUTH="1", TOPICS_PORT_FILE=str(tmp_path / "port")
@@ -176,7 +176,7 @@ def test_a_port_file_left_by_an_earlier_server_is_not_mistaken_for_this_one(tmp_
     assert not (tmp_path / "port").exists()
 
 
-def test_a_port_in_use_is_told_plainly_and_ends_with_status_1():
+def test_port_in_use_names_flag_and_variable():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = finished([*PLAIN], TOPICS_PORT=str(taken.getsockname()[1]))
     assert done.returncode == 1
@@ -185,7 +185,7 @@ def test_a_port_in_use_is_told_plainly_and_ends_with_status_1():
     assert "--port or TOPICS_PORT" in str(refusal["hint"])
 
 
-def test_ipv6_and_names_can_be_listened_on(tmp_path: Path):
+def test_server_listens_on_ipv6_and_host_names(tmp_path: Path):
     if not has_ipv6():
         pytest.fail("this machine has no IPv6 loopback")
     for host in ("::1", "[::1]", "localhost"):
@@ -217,7 +217,7 @@ def test_limits_and_timeouts_are_those_of_the_settings(tmp_path: Path):
         assert read_all(idle).endswith(b'{"status":"ok"}')  # read to the end: the server closed it
 
 
-def test_a_body_above_the_limit_is_refused(tmp_path: Path):
+def test_body_above_the_limit_is_refused(tmp_path: Path):
     small = {"TOPICS_MAX_BODY_BYTES": "2k", "TOPICS_MAX_RECORD_BYTES": "1k", "TOPICS_MAX_META_BYTES": "1k"}
     with serving(tmp_path, **small) as server:
         assert httpx.post(f"{server.url}/v0/health", content=b"x" * 2048).status_code == 200
@@ -234,7 +234,7 @@ def test_pages_of_a_configured_origin_may_call(tmp_path: Path):
     assert (preflight.status_code, "PUT" in preflight.headers["access-control-allow-methods"]) == (204, True)
 
 
-def test_without_configured_origins_no_page_is_told_anything(tmp_path: Path):
+def test_no_cors_headers_without_configured_origins(tmp_path: Path):
     with serving(tmp_path) as server:
         answer = httpx.get(f"{server.url}/v0/health", headers={"origin": "https://app.example"})
     assert "access-control-allow-origin" not in answer.headers
@@ -244,7 +244,7 @@ def test_without_configured_origins_no_page_is_told_anything(tmp_path: Path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_an_open_request_finish_and_exits_with_0(tmp_path: Path, number: signal.Signals):
+def test_open_request_finishes_after_a_signal(tmp_path: Path, number: signal.Signals):
     with serving(tmp_path) as server:
         httpx.get(f"{server.url}/v0/health")
         open_request = server.get("/slow")
@@ -257,7 +257,7 @@ def test_a_signal_lets_an_open_request_finish_and_exits_with_0(tmp_path: Path, n
     assert (code, "application stopped" in out) == (0, True)
 
 
-def test_an_idle_connection_does_not_hold_up_the_end(tmp_path: Path):
+def test_idle_connection_does_not_delay_the_stop(tmp_path: Path):
     with serving(tmp_path) as server, httpx.Client() as client:
         client.get(f"{server.url}/v0/health")
         began = time.monotonic()
@@ -266,7 +266,7 @@ def test_an_idle_connection_does_not_hold_up_the_end(tmp_path: Path):
         assert time.monotonic() - began < 5
 
 
-def test_a_request_that_never_ends_is_cut_off_when_the_drain_times_out(tmp_path: Path):
+def test_drain_timeout_cuts_off_an_endless_request(tmp_path: Path):
     with serving(tmp_path, "--drain-timeout-ms", "200") as server:
         open_request = server.get("/stuck")
         httpx.get(f"{server.url}/v0/health")
@@ -278,7 +278,7 @@ def test_a_request_that_never_ends_is_cut_off_when_the_drain_times_out(tmp_path:
     assert "drain_timed_out" in [event["event"] for event in events(err)]
 
 
-def test_a_second_sigint_exits_at_once(tmp_path: Path):
+def test_second_sigint_exits_at_once(tmp_path: Path):
     with serving(tmp_path, "--drain-timeout-ms", "60000") as server:
         open_request = server.get("/stuck")
         httpx.get(f"{server.url}/v0/health")
@@ -290,14 +290,14 @@ def test_a_second_sigint_exits_at_once(tmp_path: Path):
     assert (code, "application stopped" in out) == (130, False)
 
 
-def test_a_server_that_is_still_starting_can_be_stopped(tmp_path: Path):
+def test_starting_server_can_be_stopped(tmp_path: Path):
     with serving(tmp_path, START="hang") as server:
         assert httpx.get(f"{server.url}/v0/health").status_code == 200
         server.signal(signal.SIGTERM)
         assert server.ended()[0] == 0
 
 
-def test_a_start_that_fails_is_told_and_ends_with_status_1(tmp_path: Path):
+def test_failed_start_logs_the_reason_only(tmp_path: Path):
     with serving(tmp_path, START="fail") as server:
         code, out, err = server.ended()
     assert (code, "application stopped" in out) == (1, True)
@@ -306,7 +306,7 @@ def test_a_start_that_fails_is_told_and_ends_with_status_1(tmp_path: Path):
     assert "frames" not in failure
 
 
-def test_a_data_directory_that_cannot_be_had_is_told_and_ends_with_status_1():
+def test_unavailable_data_directory_logs_the_reason_only():
     done = finished([*PLAIN], TOPICS_PORT="0", START="locked")
     assert done.returncode == 1
     [failure] = [event for event in events(done.stderr) if event["event"] == "cannot_start"]
@@ -314,7 +314,7 @@ def test_a_data_directory_that_cannot_be_had_is_told_and_ends_with_status_1():
     assert "data" in str(failure["reason"])
 
 
-def test_an_end_that_fails_is_told_and_ends_with_status_1(tmp_path: Path):
+def test_failed_stop_is_logged_with_status_1(tmp_path: Path):
     with serving(tmp_path, START="stuck") as server:
         server.signal(signal.SIGTERM)
         code, _, err = server.ended()
@@ -322,7 +322,7 @@ def test_an_end_that_fails_is_told_and_ends_with_status_1(tmp_path: Path):
     assert "cannot_stop" in [event["event"] for event in events(err)]
 
 
-def test_a_name_that_resolves_to_nothing_ends_with_status_1():
+def test_unresolvable_host_exits_with_status_1():
     done = finished([*PLAIN], TOPICS_HOST="x" * 70 + ".invalid", TOPICS_ALLOW_INSECURE_NO_AUTH="1")
     assert (done.returncode, "cannot_listen" in done.stderr) == (1, True)
 
@@ -330,7 +330,7 @@ def test_a_name_that_resolves_to_nothing_ends_with_status_1():
 # --- the whole server ---
 
 
-def test_the_command_serves_topics_and_stops_when_asked(tmp_path: Path):
+def test_command_serves_topics_and_stops_when_asked(tmp_path: Path):
     with serving(tmp_path, "--data-dir", str(tmp_path / "data"), command=[*TOPICS, "serve"]) as server:
         with httpx.Client(base_url=server.url) as client:
             assert client.get("/v0/health").json()["status"] == "ok"
@@ -346,7 +346,7 @@ def test_the_command_serves_topics_and_stops_when_asked(tmp_path: Path):
 # --- logs ---
 
 
-def test_logs_away_from_a_terminal_are_json_and_warn_of_what_is_missing(tmp_path: Path):
+def test_logs_without_a_terminal_are_json_with_warnings(tmp_path: Path):
     with serving(tmp_path, TOPICS_DATADIR="x") as server:
         server.signal(signal.SIGTERM)
         _, _, err = server.ended()
@@ -356,7 +356,7 @@ def test_logs_away_from_a_terminal_are_json_and_warn_of_what_is_missing(tmp_path
     assert "did you mean TOPICS_DATA_DIR?" in str(told[names.index("unknown_variable")]["hint"])
 
 
-def test_neither_tokens_nor_what_a_failure_quotes_reach_the_log(tmp_path: Path):
+def test_logs_contain_no_tokens_or_exception_messages(tmp_path: Path):
     with serving(tmp_path, TOPICS_API_KEYS="s3cret", TOPICS_LOG_LEVEL="debug") as server:
         answer = httpx.get(f"{server.url}/broken?token=s3cret", headers={"authorization": "Bearer s3cret"})
         server.signal(signal.SIGTERM)

@@ -13,7 +13,7 @@ def report(api: Api, topic: str, seq: int) -> Any:
     return answer.json()
 
 
-def test_a_report_is_told_back_and_never_moves_back(api: Api, topic: str):
+def test_archived_position_never_moves_back(api: Api, topic: str):
     api.write(topic, *range(10))
     assert "archived_seq" not in api.state(topic)
     told = report(api, topic, 7)
@@ -25,7 +25,7 @@ def test_a_report_is_told_back_and_never_moves_back(api: Api, topic: str):
     assert state["archive"] == {"unarchived": 3, "overdue": 0, "evicted": 0}
 
 
-def test_an_archive_says_up_to_where_it_deletes_what_it_has(api: Api, topic: str):
+def test_archive_reports_its_trimmed_position(api: Api, topic: str):
     api.write(topic, *range(10))
     path, epoch = f"/v0/topics/{topic}/archived", api.state(topic)["epoch"]
     report(api, topic, 7)
@@ -41,20 +41,20 @@ def test_an_archive_says_up_to_where_it_deletes_what_it_has(api: Api, topic: str
 
 
 @pytest.mark.parametrize("body", [{}, {"seq": 1}, {"epoch": 1}, {"seq": -1, "epoch": 1}, {"seq": "1", "epoch": 1}])
-def test_a_report_names_seq_and_epoch(api: Api, topic: str, body: dict[str, Any]):
+def test_report_names_seq_and_epoch(api: Api, topic: str, body: dict[str, Any]):
     api.write(topic, 1)
     error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}/archived", body)
     assert error["detail"]["field"] in ("seq", "epoch")
 
 
-def test_what_has_not_been_written_cannot_have_been_archived(api: Api, topic: str):
+def test_archived_position_beyond_the_head_is_refused(api: Api, topic: str):
     api.write(topic, 1)
     body = {"seq": 2, "epoch": api.state(topic)["epoch"]}
     error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}/archived", body)
     assert error["detail"] == {"field": "seq"}
 
 
-def test_a_report_about_another_life_or_no_topic_is_refused(api: Api, topic: str):
+def test_archived_report_of_another_epoch_is_refused(api: Api, topic: str):
     path = f"/v0/topics/{topic}/archived"
     api.refused(404, "topic_not_found", "POST", path, {"seq": 0, "epoch": 1})
     api.write(topic, 1)
@@ -65,7 +65,7 @@ def test_a_report_about_another_life_or_no_topic_is_refused(api: Api, topic: str
     assert error["detail"] == {"topic": topic, "epoch": api.state(topic)["epoch"]}
 
 
-def test_a_full_topic_that_holds_takes_more_once_the_oldest_is_archived(api: Api, topic: str):
+def test_full_held_topic_accepts_writes_after_archiving(api: Api, topic: str):
     api.put(topic, cap_records=3, discard="reject", archive={"hold": True})
     api.write(topic, 1, 2, 3)
     api.refused(422, "topic_full", "POST", f"/v0/topics/{topic}", {"records": [{"data": 4}]})
@@ -76,7 +76,7 @@ def test_a_full_topic_that_holds_takes_more_once_the_oldest_is_archived(api: Api
     assert (page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == (1, "cap")
 
 
-def test_the_hold_shows_in_the_metrics(api: Api, topic: str):
+def test_hold_shows_in_the_metrics(api: Api, topic: str):
     api.put(topic, cap_records=3, archive={"hold": True})
     api.write(topic, *range(5))
     report(api, topic, 3)
@@ -88,7 +88,7 @@ def test_the_hold_shows_in_the_metrics(api: Api, topic: str):
     assert shown == [3, 2, 0, 2]
 
 
-def test_records_are_deleted_one_by_one_by_their_seqs(api: Api, topic: str):
+def test_records_can_be_deleted_by_seqs(api: Api, topic: str):
     api.write(topic, *range(6))
     path = f"/v0/topics/{topic}/delete"
     assert api.call("POST", path, {"seqs": [2, 4, 4, 99], "dry_run": True}).json()["deleted"] == 2
@@ -100,7 +100,7 @@ def test_records_are_deleted_one_by_one_by_their_seqs(api: Api, topic: str):
     api.refused(400, "batch_too_large", "POST", path, {"seqs": list(range(1, 10_002))})
 
 
-def test_a_delete_that_names_another_life_of_the_topic_takes_nothing(api: Api, topic: str):
+def test_delete_with_another_epoch_deletes_nothing(api: Api, topic: str):
     api.write(topic, 1, 2)
     epoch = api.state(topic)["epoch"]
     api.refused(409, "epoch_mismatch", "POST", f"/v0/topics/{topic}/delete", {"before_seq": 3, "epoch": epoch - 1})

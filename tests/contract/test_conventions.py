@@ -22,7 +22,7 @@ def api(disk_api: Api) -> Api:
     ["/", "/v0", "/v1/topics", "/v0/nothing", "/v0/topics/", "/v0/topics/a/", "/v0/topics/a/b/c", "//", "/v0//topics"],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_an_unknown_path_is_not_found(api: Api, path: str, method: str):
+def test_unknown_path_is_not_found(api: Api, path: str, method: str):
     api.refused(404, "not_found", method, path)
 
 
@@ -78,7 +78,7 @@ def test_head_answers_like_get_without_a_body(api: Api, topic: str):
     assert api.call("HEAD", "/v0/topics/nobody-made-this").status_code == 404
 
 
-def test_a_path_part_is_percent_decoded_once(api: Api, topic: str):
+def test_path_part_is_percent_decoded_once(api: Api, topic: str):
     name = f"{topic}:a"
     assert succeeded(api.call("PUT", f"/v0/topics/{topic}%3Aa"))["topic"] == name
     assert api.state(name)["topic"] == name
@@ -87,11 +87,11 @@ def test_a_path_part_is_percent_decoded_once(api: Api, topic: str):
 
 
 @pytest.mark.parametrize("part", ["%ff", "%C3%28", "%2F", "%00", "%0A", "a%20b", "%"])
-def test_a_path_part_that_is_no_name_is_invalid(api: Api, part: str):
+def test_invalid_name_in_the_path_is_refused(api: Api, part: str):
     api.refused(400, "invalid_request", "PUT", f"/v0/topics/{part}")
 
 
-def test_an_unknown_query_parameter_is_ignored(api: Api, topic: str):
+def test_unknown_query_parameter_is_ignored(api: Api, topic: str):
     api.put(topic)
     assert api.get(f"/v0/topics/{topic}", colour="blue")["topic"] == topic
 
@@ -106,7 +106,7 @@ def test_an_unknown_query_parameter_is_ignored(api: Api, topic: str):
         ("POST", "/v0/topics/{topic}", "return_seqs"),
     ],
 )
-def test_a_flag_in_the_query_is_true_or_false(api: Api, topic: str, method: str, path: str, field: str, value: str):
+def test_flag_in_the_query_is_true_or_false(api: Api, topic: str, method: str, path: str, field: str, value: str):
     api.put(topic)
     body = {"records": [{"data": 1}]} if method == "POST" else None
     error = api.refused(400, "invalid_request", method, path.format(topic=topic), body, params={field: value})
@@ -126,7 +126,7 @@ def test_a_flag_in_the_query_is_true_or_false(api: Api, topic: str, method: str,
         'application/json;charset="utf-8"',
     ],
 )
-def test_json_in_utf_8_is_taken(api: Api, topic: str, content_type: str):
+def test_utf_8_charset_is_accepted(api: Api, topic: str, content_type: str):
     succeeded(api.call("PUT", f"/v0/topics/{topic}", {}, headers={"content-type": content_type}))
 
 
@@ -143,25 +143,25 @@ def test_json_in_utf_8_is_taken(api: Api, topic: str, content_type: str):
         ("POST", "/v0/topics/{topic}/delete"),
     ],
 )
-def test_a_body_of_another_type_is_refused(api: Api, topic: str, method: str, path: str, content_type: str):
+def test_body_of_another_type_is_refused(api: Api, topic: str, method: str, path: str, content_type: str):
     raw = b'{"records":[{"data":1}],"before_seq":1}'
     options = {"raw": raw, "headers": {"content-type": content_type}}
     api.refused(415, "unsupported_media_type", method, path.format(topic=topic), **options)
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 
-def test_a_body_without_a_type_is_refused(api: Api, topic: str):
+def test_body_without_a_type_is_refused(api: Api, topic: str):
     answer = api.http.put(f"/v0/topics/{topic}", content=b"{}")
     failed(answer, 415, "unsupported_media_type")
 
 
-def test_a_put_without_a_body_counts_as_an_empty_object(api: Api, topic: str):
+def test_put_without_a_body_counts_as_an_empty_object(api: Api, topic: str):
     answer = api.call("PUT", f"/v0/topics/{topic}")
     assert answer.status_code == 201
     assert answer.json()["config"] == api.put(topic)["config"]
 
 
-def test_a_post_without_a_body_counts_as_an_empty_object(api: Api, topic: str):
+def test_post_without_a_body_counts_as_an_empty_object(api: Api, topic: str):
     api.write(topic, "x")
     assert data(succeeded(api.call("POST", f"/v0/topics/{topic}/diff"))) == ["x"]
     assert api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}")["detail"] == {"field": "records"}
@@ -170,7 +170,7 @@ def test_a_post_without_a_body_counts_as_an_empty_object(api: Api, topic: str):
 
 @pytest.mark.parametrize("raw", [b"[]", b'"x"', b"1", b"null", b"true"])
 @pytest.mark.parametrize("path", ["/v0/topics/{topic}", "/v0/topics/{topic}/diff", "/v0/topics/{topic}/delete"])
-def test_a_body_must_be_an_object(api: Api, topic: str, path: str, raw: bytes):
+def test_body_must_be_an_object(api: Api, topic: str, path: str, raw: bytes):
     api.put(topic)
     api.refused(400, "invalid_request", "POST", path.format(topic=topic), raw=raw)
 
@@ -201,7 +201,7 @@ def test_a_body_must_be_an_object(api: Api, topic: str, path: str, raw: bytes):
         ("POST", "/v0/topics/{topic}/delete"),
     ],
 )
-def test_a_body_that_is_not_json_is_invalid(api: Api, topic: str, method: str, path: str, raw: bytes):
+def test_body_that_is_not_json_is_invalid(api: Api, topic: str, method: str, path: str, raw: bytes):
     api.refused(400, "invalid_request", method, path.format(topic=topic), raw=raw)
 
 
@@ -217,7 +217,7 @@ def test_a_body_that_is_not_json_is_invalid(api: Api, topic: str, method: str, p
     ],
     ids=repr,
 )
-def test_bytes_that_are_not_utf_8_are_invalid_wherever_they_stand(api: Api, topic: str, raw: bytes):
+def test_invalid_utf_8_is_refused_everywhere(api: Api, topic: str, raw: bytes):
     api.put(topic)
     api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", raw=raw)
     assert api.state(topic)["head_seq"] == 0
@@ -234,7 +234,7 @@ def test_bytes_that_are_not_utf_8_are_invalid_wherever_they_stand(api: Api, topi
     ],
 )
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}")])
-def test_a_body_nested_too_deeply_is_invalid(
+def test_body_nested_too_deeply_is_invalid(
     api: Api, topic: str, template: bytes, opening: bytes, closing: bytes, depth: int
 ):
     api.put(topic)
@@ -243,7 +243,7 @@ def test_a_body_nested_too_deeply_is_invalid(
     assert api.state(topic)["head_seq"] == 0
 
 
-def test_ordinary_nesting_is_fine(api: Api, topic: str):
+def test_ordinary_nesting_is_accepted(api: Api, topic: str):
     deep = b"[" * 100 + b"]" * 100
     api.append_raw(topic, deep)
     assert data(api.diff(topic)) == [json.loads(deep)]
@@ -262,7 +262,7 @@ def test_ordinary_nesting_is_fine(api: Api, topic: str):
         ("POST", "", {"records": [{"data": 1}], "config": {"colour": [1]}}),
     ],
 )
-def test_a_field_the_contract_does_not_know_is_ignored(api: Api, topic: str, method: str, path: str, body: Any):
+def test_unknown_field_is_ignored(api: Api, topic: str, method: str, path: str, body: Any):
     api.put(topic)
     succeeded(api.call(method, f"/v0/topics/{topic}{path}", body | {"colour": {"r": [1, None]}, "$ts": 1}))
 
@@ -319,16 +319,14 @@ def _check_refused(api: Api, topic: str, method: str, path: str, field: str, tok
 
 @pytest.mark.parametrize("token", ["-1", "1.5", "18446744073709551616", "1e400", '"1"', "true", "[1]", "{}"])
 @pytest.mark.parametrize(("method", "path", "field"), INTEGERS)
-def test_an_integer_is_whole_not_negative_and_fits_in_64_bits(
-    api: Api, topic: str, method: str, path: str, field: str, token: str
-):
+def test_integer_is_an_unsigned_64_bit_number(api: Api, topic: str, method: str, path: str, field: str, token: str):
     _check_refused(api, topic, method, path, field, token)
 
 
 @pytest.mark.parametrize(
     ("method", "path", "field"), [row for row in INTEGERS if row[2] not in ("from_seq", "wait_ms")]
 )
-def test_an_integer_may_be_as_large_as_64_bits_allow(api: Api, topic: str, method: str, path: str, field: str):
+def test_integer_may_be_as_large_as_64_bits_allow(api: Api, topic: str, method: str, path: str, field: str):
     api.put(topic)
     raw = f'{{"{field}":18446744073709551615}}'.encode()
     succeeded(api.call(method, f"/v0/topics/{topic}{path}", raw=raw))
@@ -336,18 +334,18 @@ def test_an_integer_may_be_as_large_as_64_bits_allow(api: Api, topic: str, metho
 
 @pytest.mark.parametrize("token", ["1", '"true"', "[]", "{}"])
 @pytest.mark.parametrize(("method", "path", "field"), FLAGS)
-def test_a_flag_is_true_or_false(api: Api, topic: str, method: str, path: str, field: str, token: str):
+def test_flag_is_true_or_false(api: Api, topic: str, method: str, path: str, field: str, token: str):
     _check_refused(api, topic, method, path, field, token)
 
 
 @pytest.mark.parametrize("token", ["1", "true", "{}"])
 @pytest.mark.parametrize(("method", "path", "field"), STRINGS)
-def test_a_string_is_a_string(api: Api, topic: str, method: str, path: str, field: str, token: str):
+def test_string_is_a_string(api: Api, topic: str, method: str, path: str, field: str, token: str):
     _check_refused(api, topic, method, path, field, token)
 
 
 @pytest.mark.parametrize("token", ['"high"', "1.5", "true", "[]"])
-def test_a_priority_is_an_integer_or_null(api: Api, topic: str, token: str):
+def test_priority_is_an_integer_or_null(api: Api, topic: str, token: str):
     _check_refused(api, topic, "PUT", "", "priority", token)
 
 
@@ -361,7 +359,7 @@ def test_a_priority_is_an_integer_or_null(api: Api, topic: str, token: str):
         ('{"data":1,"meta":"x"}', "meta"),
     ],
 )
-def test_a_wrong_field_inside_a_record_is_named_with_its_way(api: Api, topic: str, record: str, field: str):
+def test_invalid_field_in_a_record_is_named_with_its_path(api: Api, topic: str, record: str, field: str):
     raw = f'{{"records":[{{"data":0}},{record}]}}'.encode()
     named = api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", raw=raw)["detail"]["field"]
     assert named.startswith("records[")
@@ -374,7 +372,7 @@ def test_records_is_an_array(api: Api, topic: str, records: str):
     assert api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", raw=raw)["detail"]["field"] == "records"
 
 
-def test_a_wrong_field_inside_config_is_named_with_its_way(api: Api, topic: str):
+def test_invalid_field_in_config_is_named_with_its_path(api: Api, topic: str):
     body = {"records": [{"data": 1}], "config": {"ttl_ms": "soon"}}
     assert (
         api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", body)["detail"]["field"] == "config.ttl_ms"
@@ -384,7 +382,7 @@ def test_a_wrong_field_inside_config_is_named_with_its_way(api: Api, topic: str)
 # --- sizes and compression
 
 
-def test_a_body_above_the_limit_is_refused_whatever_its_framing(start_server, connect, topic: str):
+def test_body_above_the_limit_is_refused_for_any_framing(start_server, connect, topic: str):
     api = connect(start_server(max_body_bytes=4096, max_record_bytes=4096, max_meta_bytes=4096))
     path, fits, long = f"/v0/topics/{topic}", b'{"unknown":"%b"}' % (b"x" * 4000), b'{"unknown":"%b"}' % (b"x" * 5000)
 
@@ -401,24 +399,24 @@ def test_a_body_above_the_limit_is_refused_whatever_its_framing(start_server, co
     assert api.state(topic)["head_seq"] == 0
 
 
-def test_a_gzip_body_is_unpacked(api: Api, topic: str):
+def test_gzip_body_is_decompressed(api: Api, topic: str):
     raw = gzip.compress(json.dumps({"records": [{"data": "packed"}]}).encode())
     succeeded(api.call("POST", f"/v0/topics/{topic}", raw=raw, headers={"content-encoding": "gzip"}))
     assert data(api.diff(topic)) == ["packed"]
 
 
-def test_a_broken_gzip_body_is_invalid(api: Api, topic: str):
+def test_broken_gzip_body_is_invalid(api: Api, topic: str):
     raw = gzip.compress(b'{"records":[{"data":1}]}')[:-6]
     headers = {"content-encoding": "gzip"}
     api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", raw=raw, headers=headers)
 
 
-def test_an_unknown_content_encoding_is_refused(api: Api, topic: str):
+def test_unknown_content_encoding_is_refused(api: Api, topic: str):
     headers = {"content-encoding": "br"}
     api.refused(415, "unsupported_media_type", "PUT", f"/v0/topics/{topic}", raw=b"{}", headers=headers)
 
 
-def test_an_answer_is_packed_only_for_a_client_that_asks(api: Api, topic: str):
+def test_answer_is_compressed_only_on_request(api: Api, topic: str):
     api.write(topic, *["same words again"] * 200)
     plain = api.call("POST", f"/v0/topics/{topic}/diff", {})
     packed = api.call("POST", f"/v0/topics/{topic}/diff", {}, headers={"accept-encoding": "gzip"})
@@ -431,19 +429,19 @@ def test_an_answer_is_packed_only_for_a_client_that_asks(api: Api, topic: str):
 # --- errors and timing
 
 
-def test_a_missing_topic_is_told_by_name(api: Api):
+def test_missing_topic_is_named_in_the_error(api: Api):
     error = api.refused(404, "topic_not_found", "GET", "/v0/topics/nobody-made-this")
     assert error["detail"] == {"topic": "nobody-made-this"}
     assert "nobody-made-this" in error["message"]
 
 
-def test_a_write_says_where_its_time_went(api: Api, topic: str):
+def test_write_answer_has_timings(api: Api, topic: str):
     spent = api.write(topic, 1)["performance"]
     assert {"server_total_ms", "wal_append_ms", "fsync_ms"} <= spent.keys()
     assert spent["fsync_ms"] == 0.0
 
 
-def test_a_read_says_how_many_seqs_it_examined(api: Api, topic: str):
+def test_read_answer_has_the_number_of_examined_seqs(api: Api, topic: str):
     api.write(topic, *range(7), node="me")
     assert api.diff(topic, node="me")["performance"]["records_scanned"] == 7
     assert api.diff(topic, from_seq=7)["performance"]["records_scanned"] == 0

@@ -16,7 +16,7 @@ def filled(api: Api, topic: str) -> str:
     return topic
 
 
-def test_a_delete_tells_the_state_it_leaves(api: Api, filled: str):
+def test_delete_answer_has_the_new_state(api: Api, filled: str):
     answer = api.delete(filled, before_seq=3)
     del answer["performance"]
     state = api.state(filled)
@@ -57,7 +57,7 @@ def test_a_delete_tells_the_state_it_leaves(api: Api, filled: str):
         ({"match": "b:1", "before_seq": None}, [1, 2, 4, 5, 6, 7]),
     ],
 )
-def test_a_delete_takes_what_it_names_and_nothing_else(api: Api, filled: str, body: Any, left: list[int]):
+def test_delete_removes_only_matching_records(api: Api, filled: str, body: Any, left: list[int]):
     answer = api.delete(filled, **body)
     assert answer["deleted"] == 7 - len(left)
     assert answer["count"] == len(left)
@@ -74,7 +74,7 @@ def test_deleting_again_finds_nothing(api: Api, filled: str):
     assert api.delete(filled, before_seq=6)["deleted"] == 0
 
 
-def test_a_delete_is_no_standing_filter(api: Api, filled: str):
+def test_delete_does_not_affect_later_records(api: Api, filled: str):
     api.delete(filled, match=["tag", "Glob", "a*"])
     api.delete(filled, before_seq=100)
     api.write(filled, "new", tag="a:1")
@@ -82,12 +82,12 @@ def test_a_delete_is_no_standing_filter(api: Api, filled: str):
     assert api.state(filled)["earliest_seq"] == 8
 
 
-def test_the_next_seq_does_not_go_back(api: Api, filled: str):
+def test_next_seq_does_not_decrease_after_a_delete(api: Api, filled: str):
     api.delete(filled, before_seq=100)
     assert api.write(filled, "x")["seqs"] == [8]
 
 
-def test_earlier_versions_go_and_the_new_one_stays(api: Api, topic: str):
+def test_delete_removes_earlier_versions_and_keeps_the_newest(api: Api, topic: str):
     for version in (1, 2, 3):
         api.write(topic, f"v{version}", tag="msg-123")
     assert api.delete(topic, match=["tag", "Eq", "msg-123"], before_seq=3)["deleted"] == 2
@@ -103,7 +103,7 @@ def test_bytes_return_to_zero_with_the_last_record(api: Api, filled: str):
 
 
 @pytest.mark.parametrize("tag", ["é", "a*b", "*", "q\"'\\", "😀:1", "", "x" * 256])
-def test_a_tag_may_be_any_text(api: Api, topic: str, tag: str):
+def test_tag_may_be_any_text(api: Api, topic: str, tag: str):
     api.append(topic, [{"data": 1, "tag": tag}, {"data": 2, "tag": tag + "x" if len(tag) < 256 else "y"}, {"data": 3}])
     assert api.delete(topic, match=["tag", "Eq", tag])["deleted"] == 1
     assert data(api.diff(topic)) == [2, 3]
@@ -112,7 +112,7 @@ def test_a_tag_may_be_any_text(api: Api, topic: str, tag: str):
 @pytest.mark.parametrize(
     "body", [{}, {"before_seq": None}, {"match": None}, {"before_seq": None, "match": None}, {"other": 1}]
 )
-def test_a_delete_says_what_to_delete(api: Api, filled: str, body: Any):
+def test_delete_without_a_condition_is_refused(api: Api, filled: str, body: Any):
     api.refused(400, "invalid_request", "POST", f"/v0/topics/{filled}/delete", body)
     assert api.state(filled)["count"] == 7
 
@@ -138,27 +138,27 @@ def test_a_delete_says_what_to_delete(api: Api, filled: str, body: Any):
         [["tag", "Eq", "x"]],
     ],
 )
-def test_a_match_that_is_none_is_invalid(api: Api, filled: str, match: Any):
+def test_invalid_match_is_refused(api: Api, filled: str, match: Any):
     body = {"match": match, "before_seq": 99}
     error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{filled}/delete", body)
     assert error["detail"]["field"] == "match"
     assert api.state(filled)["count"] == 7
 
 
-def test_a_delete_never_creates_a_topic(api: Api, topic: str):
+def test_delete_never_creates_a_topic(api: Api, topic: str):
     error = api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/delete", {"before_seq": 1})
     assert error["detail"] == {"topic": topic}
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 
-def test_a_delete_in_an_empty_topic_finds_nothing(api: Api, topic: str):
+def test_delete_in_an_empty_topic_finds_nothing(api: Api, topic: str):
     api.put(topic)
     answer = api.delete(topic, before_seq=10)
     assert (answer["deleted"], answer["earliest_seq"], answer["head_seq"]) == (0, 1, 0)
     assert api.delete(topic, match="x")["deleted"] == 0
 
 
-def test_a_delete_by_tag_finds_its_records_among_many(api: Api, topic: str):
+def test_delete_by_tag_finds_its_records_among_many(api: Api, topic: str):
     for batch in range(5):
         api.append(topic, [{"data": n, "tag": f"user-{n % 97}:{batch}"} for n in range(2000)])
     expected = sum(1 for n in range(2000) if n % 97 == 5) * 5
@@ -168,7 +168,7 @@ def test_a_delete_by_tag_finds_its_records_among_many(api: Api, topic: str):
     assert api.diff(topic, filter=["tag", "Glob", "user-5:*"])["records"] == []
 
 
-def test_a_dry_run_counts_what_a_delete_would_take_and_takes_nothing(api: Api, topic: str):
+def test_dry_run_counts_matches_and_deletes_nothing(api: Api, topic: str):
     api.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(10)])
     api.call("POST", f"/v0/topics/{topic}/delete", {"match": "t0", "before_seq": 4})
     dry = api.call("POST", f"/v0/topics/{topic}/delete", {"match": "t0", "dry_run": True}).json()

@@ -10,7 +10,7 @@ from tests.contract.api import Api, Background, data, eventually, now_ms, seqs
 # --- the cursor
 
 
-def test_a_diff_tells_everything_a_reader_needs(api: Api, topic: str):
+def test_diff_answer_has_all_fields(api: Api, topic: str):
     epoch = api.put(topic)["epoch"]
     api.write(topic, "a", "b", "c")
     page = api.diff(topic, limit=2)
@@ -36,14 +36,14 @@ def test_from_seq_is_exclusive_and_zero_is_the_beginning(api: Api, topic: str):
     assert data(api.diff(topic, from_seq=2)) == ["c"]
 
 
-def test_a_reader_at_the_head_is_caught_up(api: Api, topic: str):
+def test_reader_at_the_head_is_caught_up(api: Api, topic: str):
     api.write(topic, "a", "b")
     page = api.diff(topic, from_seq=2)
     assert (page["records"], page["next_from_seq"], page["caught_up"], page["lag"]) == ([], 2, True, 0)
     assert page["tombstone"] is None
 
 
-def test_an_empty_topic_is_caught_up(api: Api, topic: str):
+def test_empty_topic_is_caught_up(api: Api, topic: str):
     api.put(topic)
     page = api.diff(topic)
     assert (page["records"], page["next_from_seq"], page["head_seq"], page["earliest_seq"]) == ([], 0, 0, 1)
@@ -64,26 +64,26 @@ def test_reading_changes_nothing(api: Api, topic: str):
 
 
 @pytest.mark.parametrize("fields", [{}, {"limit": 0}])
-def test_a_batch_has_256_records_unless_asked(api: Api, topic: str, fields: Any):
+def test_default_limit_is_256_records(api: Api, topic: str, fields: Any):
     api.write(topic, *range(300))
     page = api.diff(topic, **fields)
     assert (len(page["records"]), page["next_from_seq"], page["lag"], page["caught_up"]) == (256, 256, 44, False)
 
 
 @pytest.mark.parametrize("limit", [1001, 2**32 - 1, 2**32, 2**64 - 1])
-def test_a_limit_above_1000_is_clamped(api: Api, topic: str, limit: int):
+def test_limit_above_1000_is_clamped(api: Api, topic: str, limit: int):
     api.write(topic, *range(1100))
     page = api.diff(topic, limit=limit)
     assert (len(page["records"]), page["next_from_seq"]) == (1000, 1000)
 
 
-def test_a_limit_of_1000_is_taken_as_it_is(api: Api, topic: str):
+def test_limit_of_1000_is_not_clamped(api: Api, topic: str):
     api.write(topic, *range(1100))
     assert len(api.diff(topic, limit=1000)["records"]) == 1000
     assert len(api.diff(topic, limit=1)["records"]) == 1
 
 
-def test_a_diff_never_creates_a_topic(api: Api, topic: str):
+def test_diff_never_creates_a_topic(api: Api, topic: str):
     for fields in ({}, {"wait_ms": 1000}):
         error = api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/diff", fields)
         assert error["detail"] == {"topic": topic}
@@ -100,7 +100,7 @@ def test_tags_are_shown_only_when_asked_for(api: Api, topic: str):
     assert [record.get("$tag") for record in api.diff(topic, include_tags=True)["records"]] == ["x", None]
 
 
-def test_meta_is_shown_unless_it_is_not_wanted(api: Api, topic: str):
+def test_meta_is_included_by_default(api: Api, topic: str):
     api.append(topic, [{"data": 1, "meta": {"k": 1}}, {"data": 2}])
     assert [record.get("meta") for record in api.diff(topic)["records"]] == [{"k": 1}, None]
     assert [record.get("meta") for record in api.diff(topic, include_meta=True)["records"]] == [{"k": 1}, None]
@@ -133,7 +133,7 @@ def test_every_combination_of_parts_shows_the_same_records(
 # --- bounds of one answer
 
 
-def test_an_answer_stops_at_one_mib_unless_asked(api: Api, topic: str):
+def test_default_answer_size_is_one_mib(api: Api, topic: str):
     for n in range(4):
         api.write(topic, str(n) * 400_000)
     page = api.diff(topic)
@@ -142,14 +142,14 @@ def test_an_answer_stops_at_one_mib_unless_asked(api: Api, topic: str):
     assert seqs(api.diff(topic, max_batch_bytes=4 << 20)) == [1, 2, 3, 4]
 
 
-def test_an_answer_has_at_least_one_record_whatever_its_size(api: Api, topic: str):
+def test_answer_has_at_least_one_record_of_any_size(api: Api, topic: str):
     api.write(topic, "small", "x" * 100_000, "y" * 100_000)
     assert seqs(api.diff(topic, max_batch_bytes=1)) == [1]
     assert seqs(api.diff(topic, from_seq=1, max_batch_bytes=50_000)) == [2]
     assert [record["$seq"] for record in api.read_all(topic, max_batch_bytes=1)] == [1, 2, 3]
 
 
-def test_the_byte_budget_holds_among_skipped_records_too(api: Api, topic: str):
+def test_byte_budget_holds_among_skipped_records_too(api: Api, topic: str):
     api.append(topic, [{"data": "x" * 1000, "node": "me" if n % 2 else "other"} for n in range(40)])
     page = api.diff(topic, node="me", max_batch_bytes=5000)
     assert 1 <= len(page["records"]) <= 5
@@ -158,14 +158,14 @@ def test_the_byte_budget_holds_among_skipped_records_too(api: Api, topic: str):
     assert found == list(range(1, 41, 2))
 
 
-def test_the_byte_budget_is_clamped_to_eight_mib(api: Api, topic: str):
+def test_byte_budget_is_clamped_to_eight_mib(api: Api, topic: str):
     for _ in range(3):
         api.append(topic, [{"data": "x" * 1_000_000} for _ in range(4)])
     page = api.diff(topic, max_batch_bytes=2**64 - 1)
     assert seqs(page) == list(range(1, 9))
 
 
-def test_a_limit_counts_what_is_delivered_and_not_what_is_skipped(api: Api, topic: str):
+def test_limit_counts_delivered_records_only(api: Api, topic: str):
     api.append(topic, [{"data": n, "node": "other" if n % 100 == 99 else "me"} for n in range(1000)])
     page = api.diff(topic, node="me", limit=5)
     assert data(page) == [99, 199, 299, 399, 499]
@@ -206,7 +206,7 @@ def test_skipped_records_at_the_end_move_the_cursor(api: Api, topic: str):
         (["tag", "Eq", "a:*"], []),
     ],
 )
-def test_a_filter_keeps_the_records_whose_tag_matches(api: Api, topic: str, wanted: Any, expected: list[int]):
+def test_filter_keeps_the_records_whose_tag_matches(api: Api, topic: str, wanted: Any, expected: list[int]):
     tags = ["a:1", "a:2", "b:1", "ab"]
     api.append(topic, [{"data": n, "tag": tag} for n, tag in enumerate(tags, 1)] + [{"data": "untagged"}])
     page = api.diff(topic, filter=wanted)
@@ -217,13 +217,13 @@ def test_a_filter_keeps_the_records_whose_tag_matches(api: Api, topic: str, want
 @pytest.mark.parametrize(
     "wanted", [["tag", "Eq"], ["tag", "Like", "x"], ["node", "Eq", "x"], ["tag", "Glob", "x"], 7, {}, [], ["x"]]
 )
-def test_a_filter_that_is_none_is_invalid(api: Api, topic: str, wanted: Any):
+def test_invalid_filter_is_refused(api: Api, topic: str, wanted: Any):
     api.put(topic)
     error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}/diff", {"filter": wanted})
     assert error["detail"]["field"] == "filter"
 
 
-def test_a_filter_and_a_limit_go_on_past_what_does_not_match(api: Api, topic: str):
+def test_filter_with_limit_continues_past_other_records(api: Api, topic: str):
     api.append(topic, [{"data": n, "tag": "even" if n % 2 == 0 else "odd"} for n in range(20)])
     page = api.diff(topic, filter="odd", limit=3)
     assert (data(page), page["next_from_seq"]) == ([1, 3, 5], 6)
@@ -250,7 +250,7 @@ def test_from_ts_and_from_seq_together_begin_at_the_later(api: Api, topic: str):
     assert data(api.diff(topic, from_ts=0, from_seq=1)) == [2, 3]
 
 
-def test_a_reader_that_sends_the_right_epoch_notices_nothing(api: Api, topic: str):
+def test_matching_epoch_has_no_effect(api: Api, topic: str):
     api.write(topic, 1, 2)
     epoch = api.diff(topic)["epoch"]
     page = api.diff(topic, from_seq=1, epoch=epoch)
@@ -260,14 +260,14 @@ def test_a_reader_that_sends_the_right_epoch_notices_nothing(api: Api, topic: st
 # --- waiting
 
 
-def test_a_waiting_reader_gets_what_is_there_at_once(api: Api, topic: str):
+def test_long_poll_returns_existing_records_at_once(api: Api, topic: str):
     api.write(topic, 1)
     start = time.monotonic()
     assert data(api.diff(topic, wait_ms=30_000)) == [1]
     assert time.monotonic() - start < 10
 
 
-def test_a_waiting_reader_gets_a_record_when_it_is_written(api: Api, topic: str):
+def test_waiting_reader_gets_a_record_when_it_is_written(api: Api, topic: str):
     api.put(topic)
     waiting = Background(lambda: api.diff(topic, wait_ms=30_000))
     wait_until_read(api, topic)
@@ -277,7 +277,7 @@ def test_a_waiting_reader_gets_a_record_when_it_is_written(api: Api, topic: str)
     assert (data(page), page["next_from_seq"], page["caught_up"]) == (["news"], 1, True)
 
 
-def test_a_waiting_reader_with_no_news_gets_an_empty_answer_in_time(api: Api, topic: str):
+def test_long_poll_without_records_returns_empty_in_time(api: Api, topic: str):
     api.write(topic, 1)
     start = time.monotonic()
     page = api.diff(topic, from_seq=1, wait_ms=60)
@@ -286,7 +286,7 @@ def test_a_waiting_reader_with_no_news_gets_an_empty_answer_in_time(api: Api, to
 
 
 @pytest.mark.parametrize("wait_ms", [30_001, 2**32, 2**64 - 1])
-def test_a_wait_above_30_s_is_clamped_and_no_error(api: Api, topic: str, wait_ms: int):
+def test_wait_above_30_s_is_clamped(api: Api, topic: str, wait_ms: int):
     api.put(topic)
     waiting = Background(lambda: api.diff(topic, wait_ms=wait_ms))
     wait_until_read(api, topic)
@@ -294,7 +294,7 @@ def test_a_wait_above_30_s_is_clamped_and_no_error(api: Api, topic: str, wait_ms
     assert data(waiting.result()) == ["news"]
 
 
-def test_a_readers_own_records_do_not_wake_it(api: Api, topic: str):
+def test_readers_own_records_do_not_wake_it(api: Api, topic: str):
     api.put(topic)
     waiting = Background(lambda: api.diff(topic, node="me", wait_ms=30_000))
     wait_until_read(api, topic)
@@ -306,13 +306,13 @@ def test_a_readers_own_records_do_not_wake_it(api: Api, topic: str):
     assert (data(page), page["next_from_seq"], page["caught_up"]) == (["theirs"], 6, True)
 
 
-def test_a_wait_that_ends_among_skipped_records_moves_the_cursor(api: Api, topic: str):
+def test_long_poll_moves_the_cursor_past_skipped_records(api: Api, topic: str):
     api.write(topic, 1, 2, 3, node="me")
     page = api.diff(topic, node="me", wait_ms=50)
     assert (page["records"], page["next_from_seq"], page["caught_up"]) == ([], 3, True)
 
 
-def test_a_waiting_reader_learns_that_its_topic_is_gone(api: Api, topic: str):
+def test_long_poll_ends_when_the_topic_is_deleted(api: Api, topic: str):
     api.put(topic)
     waiting = Background(
         lambda: api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/diff", {"wait_ms": 30_000})
@@ -330,7 +330,7 @@ def test_many_waiting_readers_all_get_the_record(api: Api, topic: str):
     assert [data(reader.result()) for reader in waiting] == [["for all"]] * 8
 
 
-def test_a_tombstone_is_worth_no_wait(api: Api, topic: str):
+def test_long_poll_returns_a_tombstone_at_once(api: Api, topic: str):
     api.put(topic, cap_records=1)
     api.write(topic, 1, 2, tag="x")
     api.delete(topic, match="x")
@@ -340,7 +340,7 @@ def test_a_tombstone_is_worth_no_wait(api: Api, topic: str):
     assert (page["records"], page["tombstone"]["reason"]) == ([], "cap")
 
 
-def test_a_server_that_stops_answers_its_waiting_readers_first(start_server, connect, topic: str):
+def test_stopping_server_answers_long_polls_first(start_server, connect, topic: str):
     server = start_server()
     api = connect(server)
     api.put(topic)
@@ -359,7 +359,7 @@ def wait_until_read(api: Api, topic: str) -> None:
 # --- the same question again
 
 
-def test_the_same_question_gets_the_answer_that_is_true_now(api: Api, topic: str):
+def test_repeated_poll_returns_the_current_answer(api: Api, topic: str):
     """Answers to polls are kept for the next who asks; a question that was never asked before cannot have been kept."""
     blanks = iter(range(1, 1000))
 
@@ -394,7 +394,7 @@ def test_the_same_question_gets_the_answer_that_is_true_now(api: Api, topic: str
     assert api.call("POST", f"/v0/topics/{topic}/diff", {"from_seq": 0, "limit": 1}).status_code == 404
 
 
-def test_a_question_that_is_asked_again_still_counts_as_interest(api: Api, topic: str):
+def test_repeated_poll_counts_as_a_read(api: Api, topic: str):
     api.write(topic, "a")
     for _ in range(3):
         seen = now_ms()

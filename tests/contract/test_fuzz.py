@@ -63,7 +63,7 @@ def operations() -> Iterator[Any]:
 @pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY, marks=pytest.mark.torture)])
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("operation", list(operations()))
-def test_any_request_gets_an_answer_that_the_document_promises(
+def test_any_request_gets_a_documented_answer(
     server: ServerProcess, operation: Any, mode: GenerationMode, examples: int
 ):
     if mode is GenerationMode.NEGATIVE and not (operation.path_parameters or operation.query or operation.body):

@@ -47,7 +47,7 @@ def test_empty_idempotency_key_in_the_body_is_refused(disk_api: Api, topic: str)
     }
 
 
-def test_idempotency_key_header_that_cannot_be_kept_is_refused(disk_api: Api, topic: str):
+def test_invalid_idempotency_key_header_is_refused(disk_api: Api, topic: str):
     status, answer = send(disk_api, "POST", f"/v0/topics/{topic}", WRITE, idempotency_key="k" * 257)
     assert (status, json.loads(answer)["error"]["code"]) == (400, "invalid_request"), "ignored, it would not protect"
 
@@ -56,7 +56,7 @@ def test_empty_content_encoding_means_none(disk_api: Api, topic: str):
     assert append(disk_api, topic, content_encoding="")["first_seq"] == 1
 
 
-def test_empty_accept_takes_any_form(disk_api: Api, topic: str):
+def test_empty_accept_allows_any_format(disk_api: Api, topic: str):
     disk_api.put(topic, type="queue")
     session = (
         disk_api.append(topic, [{"data": 1}]) and disk_api.call("POST", "/v0/watch", {"topics": {topic: {}}}).json()

@@ -11,20 +11,20 @@ from topics import __version__
 
 
 @pytest.mark.parametrize("path", ["/v0/health", "/healthz"])
-def test_a_living_server_says_so(api: Api, path: str):
+def test_health_of_a_running_server_is_ok(api: Api, path: str):
     body = api.get(path)
     assert (body["status"], body["version"]) == ("ok", __version__)
     assert isinstance(body["uptime_ms"], int)
     assert body["uptime_ms"] >= 0
 
 
-def test_uptime_goes_up(api: Api):
+def test_uptime_increases(api: Api):
     first = api.get("/v0/health")["uptime_ms"]
     eventually(lambda: api.get("/v0/health")["uptime_ms"], lambda later: later > first)
 
 
 @pytest.mark.parametrize("path", ["/v0/ready", "/readyz"])
-def test_a_server_that_serves_is_ready_and_counts_its_topics(start_server, connect, path: str):
+def test_ready_answer_counts_topics(start_server, connect, path: str):
     api = connect(start_server())
     body = api.get(path)
     assert (body["status"], body["wal_replay_complete"], body["topics"]) == ("ready", True, 0)
@@ -35,7 +35,7 @@ def test_a_server_that_serves_is_ready_and_counts_its_topics(start_server, conne
     assert api.get(path)["topics"] == 1
 
 
-def test_a_server_that_is_stopping_says_so_to_whoever_still_asks(start_server, connect, topic: str):
+def test_stopping_server_reports_shutting_down(start_server, connect, topic: str):
     """A request whose head is half sent keeps its connection open through the beginning of the drain."""
     server: ServerProcess = start_server()
     connect(server).put(topic)

@@ -53,7 +53,7 @@ def without_time(answer: dict) -> dict:
 
 @pytest.mark.parametrize("topic", ["whole", "holes"])
 @pytest.mark.parametrize("extra", [{}, {"include_tags": True}, {"filter": "kept"}, {"node": "nobody"}])
-def test_a_lent_answer_is_the_same_as_a_copied_one(server: ServerProcess, topic: str, extra: dict):
+def test_mapped_answer_equals_copied_answer(server: ServerProcess, topic: str, extra: dict):
     for from_seq in (0, 1, 350, 500, 999, 1_000, 1_700, 2_100, 2_500):
         wanted = {"from_seq": from_seq, "limit": 800, **extra}
         for _ in range(2):  # the first one checks what it reads, the second may be lent
@@ -67,7 +67,7 @@ def test_a_lent_answer_is_the_same_as_a_copied_one(server: ServerProcess, topic:
         assert all(row["data"]["n"] == row["$seq"] - 1 for row in lent["records"])
 
 
-def test_answers_asked_for_all_at_once_come_whole_and_in_order_to_a_client_that_takes_its_time(server: ServerProcess):
+def test_pipelined_answers_reach_a_slow_client_in_order(server: ServerProcess):
     starts = [0, 700, 2_000, 150, 1_300, 0] * 5
     fields = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: "
     with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as link:

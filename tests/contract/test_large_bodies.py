@@ -9,13 +9,13 @@ from topics.model.outline import is_slow
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 
 
-def test_a_body_with_far_too_many_records_is_refused(api: Api, topic: str):
+def test_body_with_far_too_many_records_is_refused(api: Api, topic: str):
     body = b'{"records":[' + b'{"data":1},' * 400_000 + b'{"data":1}]}'
     error = api.refused(400, "batch_too_large", "POST", f"/v0/topics/{topic}", raw=body)
     assert error["detail"]["max"] == 10_000
 
 
-def test_a_large_batch_of_nested_objects_is_taken(api: Api, topic: str):
+def test_large_batch_of_nested_objects_is_accepted(api: Api, topic: str):
     data = [{"n": n, "inner": [{}] * 8} for n in range(4000)]
     body = json.dumps({"records": [{"data": data}] * 16, "node": "a"}).encode()
     assert is_slow(body)
@@ -25,7 +25,7 @@ def test_a_large_batch_of_nested_objects_is_taken(api: Api, topic: str):
 
 
 @pytest.mark.parametrize("wrong", ['{"data":1,"tag":7}', '{"tag":"x"}', "7"])
-def test_the_record_at_fault_is_named_in_a_body_that_is_decoded_in_parts(api: Api, topic: str, wrong: str):
+def test_invalid_record_in_a_large_body_is_named(api: Api, topic: str, wrong: str):
     fine = '{"data":[' + "{}," * 30_000 + "1]}"
     body = ('{"records":[' + f"{fine}," * 30 + f"{wrong},{fine}]}}").encode()
     assert is_slow(body)
@@ -34,7 +34,7 @@ def test_the_record_at_fault_is_named_in_a_body_that_is_decoded_in_parts(api: Ap
 
 
 @pytest.mark.parametrize("size", [1, 40_000])
-def test_half_pairs_in_a_batch_of_any_size_come_back_as_they_were(api: Api, topic: str, size: int):
+def test_lone_surrogates_are_kept_in_batches_of_any_size(api: Api, topic: str, size: int):
     text = '"' + "\\ud800\\uDC00\\udbff\\n" * size + '"'
     api.append_raw(topic, text.encode())
     assert api.call("POST", f"/v0/topics/{topic}/diff", {}).text.count(text) == 1
@@ -48,7 +48,7 @@ def test_half_pairs_in_a_batch_of_any_size_come_back_as_they_were(api: Api, topi
         ("ack", b'{"node":"%b","seqs":[1]}'),
     ],
 )
-def test_a_request_that_is_no_write_has_a_smaller_limit(api: Api, topic: str, path: str, body: bytes):
+def test_requests_other_than_writes_have_a_smaller_limit(api: Api, topic: str, path: str, body: bytes):
     api.put(topic, type="queue")
     fits = body % (b"x" * (MAX_PLAIN_BODY_BYTES - len(body) + 2))
     assert len(fits) == MAX_PLAIN_BODY_BYTES

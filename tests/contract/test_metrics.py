@@ -77,7 +77,7 @@ def test_every_sample_belongs_to_a_declared_metric(api: Api, topic: str):
         assert name in scrape.types or scrape.types.get(base) == "histogram", name
 
 
-def test_the_gauges_follow_what_the_server_holds(start_server, connect):
+def test_gauges_follow_the_server_state(start_server, connect):
     api = connect(start_server())
     empty = Scrape(api)
     assert [
@@ -105,13 +105,13 @@ def test_the_gauges_follow_what_the_server_holds(start_server, connect):
     assert ("topics_topic_head_seq", "a") not in Scrape(api).samples
 
 
-def test_a_scrape_does_not_count_as_interest(api: Api, topic: str):
+def test_scrape_does_not_count_as_a_read(api: Api, topic: str):
     api.put(topic)
     Scrape(api)
     assert api.state(topic)["last_read_ts"] is None
 
 
-def test_topics_beyond_the_bound_are_counted_but_not_named(start_server, connect):
+def test_topics_beyond_the_limit_are_summed(start_server, connect):
     api = connect(start_server(metrics_max_topics=2))
     for name in ("a", "b", "c"):
         api.write(name, 1)
@@ -122,7 +122,7 @@ def test_topics_beyond_the_bound_are_counted_but_not_named(start_server, connect
     assert scrape["topics_topic_metrics_truncated"] == 1
 
 
-def test_the_histogram_adds_up(api: Api):
+def test_histogram_adds_up(api: Api):
     scrape = Scrape(api)
     buckets = [(label, value) for (name, label), value in scrape.samples.items() if name == f"{HISTOGRAM}_bucket"]
     bounds = [float(label.replace("+Inf", "inf")) for label, _ in buckets]
@@ -135,7 +135,7 @@ def test_the_histogram_adds_up(api: Api):
     assert scrape[f"{HISTOGRAM}_sum"] >= 0
 
 
-def test_the_log_is_counted_where_there_is_one(start_server, connect, tmp_path):
+def test_log_metrics_exist_with_a_data_directory(start_server, connect, tmp_path):
     api = connect(start_server(data_dir=tmp_path / "data"))
     before = Scrape(api)
     for n in range(5):
@@ -147,7 +147,7 @@ def test_the_log_is_counted_where_there_is_one(start_server, connect, tmp_path):
     assert after[f"{HISTOGRAM}_count"] > before[f"{HISTOGRAM}_count"]
 
 
-def test_a_scrape_succeeds_while_topics_come_and_go(start_server, connect, tmp_path):
+def test_scrape_succeeds_while_topics_are_created_and_deleted(start_server, connect, tmp_path):
     server = start_server(data_dir=tmp_path / "data")
     over = threading.Event()
 
@@ -171,7 +171,7 @@ def test_a_scrape_succeeds_while_topics_come_and_go(start_server, connect, tmp_p
 
 
 @pytest.mark.parametrize("accept", ["application/json", "application/json, text/plain;q=0.5"])
-def test_whoever_accepts_json_gets_the_same_numbers_as_json(api: Api, topic: str, accept: str):
+def test_json_metrics_have_the_same_values(api: Api, topic: str, accept: str):
     api.write(topic, 1, 2)
     answer = api.call("GET", "/v0/metrics", headers={"accept": accept})
     assert answer.headers["content-type"] == "application/json"

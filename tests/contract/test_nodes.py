@@ -29,28 +29,26 @@ def written(api: Api, topic: str) -> str:
         (None, ["a", "b", "A", "ab", "a ", "nobody"]),
     ],
 )
-def test_a_reader_misses_exactly_the_records_of_the_nodes_it_names(
-    api: Api, written: str, node: Any, expected: list[str]
-):
+def test_node_filter_skips_exactly_the_named_nodes(api: Api, written: str, node: Any, expected: list[str]):
     page = api.diff(written, node=node)
     assert data(page) == expected
     assert (page["next_from_seq"], page["caught_up"], page["tombstone"]) == (6, True, None)
 
 
 @pytest.mark.parametrize("node", [7, ["a", 7], [None], {"a": 1}, [["a"]], True])
-def test_a_node_is_a_string_or_an_array_of_them(api: Api, written: str, node: Any):
+def test_node_is_a_string_or_an_array_of_them(api: Api, written: str, node: Any):
     error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{written}/diff", {"node": node})
     assert error["detail"]["field"].startswith("node")
 
 
-def test_a_topic_full_of_ones_own_records_is_passed_in_silence(api: Api, topic: str):
+def test_topic_of_own_records_is_skipped_without_tombstone(api: Api, topic: str):
     api.write(topic, *range(500), node="me")
     page = api.diff(topic, node="me", limit=10)
     assert (page["records"], page["next_from_seq"], page["caught_up"], page["lag"]) == ([], 500, True, 0)
     assert page["tombstone"] is None
 
 
-def test_a_topic_can_opt_out_of_the_filter(api: Api, written: str):
+def test_topic_can_opt_out_of_the_filter(api: Api, written: str):
     api.put(written, dedupe_node=False)
     assert len(api.diff(written, node=["a", "b"])["records"]) == 6
     api.put(written, dedupe_node=True)
@@ -65,12 +63,12 @@ def test_nodes_match_byte_for_byte(api: Api, topic: str, node: str):
     assert kept == ([] if node == "\u00e9" else ["composed"])
 
 
-def test_what_comes_back_names_its_node(api: Api, topic: str):
+def test_records_have_their_node(api: Api, topic: str):
     api.append(topic, [{"data": 1}, {"data": 2, "node": "other"}], node="me")
     assert [(record["data"], record["$node"]) for record in api.diff(topic, node="me")["records"]] == [(2, "other")]
 
 
-def test_the_node_filter_the_tag_filter_and_deletes_work_together(api: Api, topic: str):
+def test_node_filter_tag_filter_and_deletes_combine(api: Api, topic: str):
     api.append(topic, [{"data": n, "node": f"n{n % 2}", "tag": f"t{n % 3}"} for n in range(30)])
     api.delete(topic, before_seq=10, match="t1")
     page = api.diff(topic, node="n0", filter=["tag", "Glob", "t*"], limit=1000)
@@ -80,7 +78,7 @@ def test_the_node_filter_the_tag_filter_and_deletes_work_together(api: Api, topi
     ]
 
 
-def test_everybody_sees_only_what_the_others_wrote(api: Api, topic: str):
+def test_each_node_reads_only_records_of_other_nodes(api: Api, topic: str):
     nodes = ["eu", "us", "ap"]
     for n in range(9):
         api.write(topic, n, node=nodes[n % 3])
@@ -88,7 +86,7 @@ def test_everybody_sees_only_what_the_others_wrote(api: Api, topic: str):
         assert data(api.diff(topic, node=node)) == [n for n in range(9) if n % 3 != at]
 
 
-def test_a_tombstone_reaches_a_reader_whose_own_records_were_lost(api: Api, topic: str):
+def test_loss_of_own_records_is_reported(api: Api, topic: str):
     api.put(topic, cap_records=2)
     api.write(topic, 1, 2, 3, 4, node="me")
     page = api.diff(topic, node="me")

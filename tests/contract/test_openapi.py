@@ -23,13 +23,13 @@ def document(api: Api) -> Any:
     return api.get("/v0/openapi.json")
 
 
-def test_the_document_is_valid_openapi_3_1(document: Any):
+def test_document_is_valid_openapi_3_1(document: Any):
     assert document["openapi"].startswith("3.1")
     assert document["info"]["version"] == __version__
     openapi_spec_validator.validate(document)
 
 
-def test_the_document_is_the_one_made_from_the_route_table(document: Any):
+def test_document_matches_the_route_table(document: Any):
     assert document == json.loads(openapi.document(ROUTES))
 
 
@@ -57,7 +57,7 @@ def test_every_operation_has_its_own_name(document: Any):
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_an_operation_documents_what_its_route_declares(document: Any, route: Any):
+def test_operation_documents_what_its_route_declares(document: Any, route: Any):
     operation = operations(document)[route.method, route.path]
     statuses = {str(status) for status in route.answers} | {str(code.status) for code in route.errors}
     assert statuses <= operation["responses"].keys()
@@ -71,18 +71,18 @@ def test_an_operation_documents_what_its_route_declares(document: Any, route: An
             assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}
 
 
-def test_a_topic_name_is_described_by_its_pattern(document: Any):
+def test_topic_name_is_described_by_its_pattern(document: Any):
     [name] = [row for row in operations(document)["PUT", "/v0/topics/{topic}"]["parameters"] if row["in"] == "path"]
     assert name["schema"]["pattern"] == TOPIC_PATTERN
 
 
-def test_the_fields_of_a_record_carry_their_dollar_sign(document: Any):
+def test_fields_of_a_record_carry_their_dollar_sign(document: Any):
     record = document["components"]["schemas"]["Record"]
     assert {"$seq", "$ts", "$node", "$tag", "data", "meta"} == record["properties"].keys()
     assert {"$seq", "$ts", "data"} == set(record["required"])
 
 
-def test_a_body_is_required_only_where_a_field_is(document: Any):
+def test_body_is_required_only_where_a_field_is(document: Any):
     found = {key: row["requestBody"]["required"] for key, row in operations(document).items() if "requestBody" in row}
     assert found["POST", "/v0/topics/{topic}"] is True
     assert found["PUT", "/v0/topics/{topic}"] is False

@@ -65,7 +65,7 @@ def test_json_lines_are_the_records_of_diff_and_an_end(api: Api, topic: str):
         {"node": ["a", "b"]}, {"filter": "t1"}, {"filter": ["tag", "Glob", "t*"]}, {"from_seq": 17}, {"from_seq": 39},
     ],
 )  # fmt: skip
-def test_the_fields_of_diff_mean_the_same_here(api: Api, topic: str, fields: dict[str, Any]):
+def test_scan_fields_have_the_meaning_of_diff(api: Api, topic: str, fields: dict[str, Any]):
     for n in range(10):
         api.append(topic, [{"data": n, "tag": f"t{n % 3}", "meta": {"m": n}}, {"data": "plain"}], node="ab"[n % 2])
         api.append(topic, [{"data": "without"}, {"data": "tagged", "tag": "other"}])
@@ -74,7 +74,7 @@ def test_the_fields_of_diff_mean_the_same_here(api: Api, topic: str, fields: dic
     assert records == api.read_all(topic, **fields)
 
 
-def test_upto_seq_is_the_last_one_looked_at(api: Api, topic: str):
+def test_upto_seq_is_the_last_seq_read(api: Api, topic: str):
     api.write(topic, *range(30))
     *records, end = lines(api, topic, from_seq=5, upto_seq=12)
     assert [record["$seq"] for record in records] == list(range(6, 13))
@@ -82,7 +82,7 @@ def test_upto_seq_is_the_last_one_looked_at(api: Api, topic: str):
     assert end["end"]["head_seq"] == 30
 
 
-def test_a_lost_range_stands_where_it_was(api: Api, topic: str):
+def test_tombstone_is_at_the_position_of_the_loss(api: Api, topic: str):
     api.put(topic, cap_records=10)
     api.write(topic, *range(25))
     gap, *records, _ = lines(api, topic)
@@ -91,7 +91,7 @@ def test_a_lost_range_stands_where_it_was(api: Api, topic: str):
     assert [record["$seq"] for record in records] == list(range(16, 26))
 
 
-def test_another_epoch_is_told_as_recreated(api: Api, topic: str):
+def test_another_epoch_is_reported_as_recreated(api: Api, topic: str):
     api.write(topic, 1, 2)
     gap, *_ = lines(api, topic, from_seq=1, epoch=1)
     assert gap["tombstone"]["reason"] == "recreated"
@@ -140,25 +140,25 @@ def test_arrow_holds_the_same_records(api: Api, topic: str):
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/*", "text/html, */*;q=0.1", "Application/X-NDJSON"])
-def test_json_lines_are_what_a_client_gets_that_does_not_care(api: Api, topic: str, accept: str | None):
+def test_json_lines_are_the_default_format(api: Api, topic: str, accept: str | None):
     api.write(topic, 1)
     assert scan(api, topic, accept=accept).headers["content-type"] == NDJSON
 
 
-def test_preference_decides_between_forms(api: Api, topic: str):
+def test_accept_preference_selects_the_format(api: Api, topic: str):
     api.write(topic, 1)
     answer = scan(api, topic, accept=f"{NDJSON};q=0.5, {SEGMENTS}")
     assert answer.headers["content-type"] == SEGMENTS
 
 
-def test_a_form_that_does_not_exist_is_refused(api: Api, topic: str):
+def test_unknown_format_is_refused(api: Api, topic: str):
     api.write(topic, 1)
     answer = api.call("POST", f"/v0/topics/{topic}/scan", {}, headers={"accept": "text/csv"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (406, "not_acceptable")
     assert SEGMENTS in answer.json()["error"]["message"]
 
 
-def test_a_topic_that_does_not_exist_is_a_404_and_a_bad_field_a_400(api: Api, topic: str):
+def test_scan_of_missing_topic_and_invalid_field_fail(api: Api, topic: str):
     assert api.call("POST", f"/v0/topics/{topic}/scan", {}).status_code == 404
     api.put(topic)
     for fields, field in [({"upto_seq": -1}, "upto_seq"), ({"from_seq": "1"}, "from_seq"), ({"filter": 1}, "filter")]:
@@ -167,7 +167,7 @@ def test_a_topic_that_does_not_exist_is_a_404_and_a_bad_field_a_400(api: Api, to
         assert answer.json()["error"]["detail"]["field"] == field
 
 
-def test_an_empty_topic_has_an_end(api: Api, topic: str):
+def test_empty_topic_has_an_end(api: Api, topic: str):
     epoch = api.put(topic)["epoch"]
     assert lines(api, topic) == [{"end": {"next_from_seq": 0, "head_seq": 0, "earliest_seq": 1, "epoch": epoch}}]
 
@@ -183,7 +183,7 @@ def filled(server: ServerProcess, topic: str, *, megabytes: int) -> Client:
     return client
 
 
-def test_a_client_that_does_not_read_costs_little_and_harms_nobody(start_server: StartServer):
+def test_client_that_does_not_read_uses_little_memory(start_server: StartServer):
     server = start_server()
     with filled(server, "big", megabytes=40) as client, socket.create_connection(("127.0.0.1", server.port)) as idle:
         before = resident_bytes(server)
@@ -200,7 +200,7 @@ def resident_bytes(server: ServerProcess) -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def test_others_are_answered_in_the_middle_of_a_scan(start_server: StartServer):
+def test_other_clients_are_answered_during_a_scan(start_server: StartServer):
     server = start_server()
     with filled(server, "big", megabytes=60) as client, Client(server.url) as other:
         scanning = client.scan("big")
@@ -222,7 +222,7 @@ def test_others_are_answered_in_the_middle_of_a_scan(start_server: StartServer):
         assert answered > 5
 
 
-def test_a_drain_ends_a_scan_without_an_end(start_server: StartServer):
+def test_drain_ends_a_scan_without_its_end_line(start_server: StartServer):
     server = start_server()
     filled(server, "big", megabytes=30).close()
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
@@ -237,7 +237,7 @@ def test_a_drain_ends_a_scan_without_an_end(start_server: StartServer):
     connection.close()
 
 
-def test_a_slow_client_is_let_go_of(start_server: StartServer):
+def test_scan_of_a_slow_client_is_closed(start_server: StartServer):
     server = start_server(slow_consumer_timeout_ms=200)
     filled(server, "big", megabytes=30).close()
     connection = http.client.HTTPConnection("127.0.0.1", server.port)

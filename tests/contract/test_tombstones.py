@@ -15,7 +15,7 @@ def expired(api: Api, topic: str, upto: int) -> Any:
 # --- caps
 
 
-def test_a_reader_below_the_cap_is_told_what_it_missed_and_goes_on(api: Api, topic: str):
+def test_evicted_records_are_reported_and_reading_continues(api: Api, topic: str):
     api.put(topic, cap_records=4)
     api.write(topic, *range(1, 11))
     page = api.diff(topic, limit=3)
@@ -31,7 +31,7 @@ def test_a_reader_below_the_cap_is_told_what_it_missed_and_goes_on(api: Api, top
     assert (page["earliest_seq"], page["head_seq"]) == (7, 10)
 
 
-def test_a_tombstone_is_told_once(api: Api, topic: str):
+def test_tombstone_is_reported_once(api: Api, topic: str):
     api.put(topic, cap_records=2)
     api.write(topic, *range(5))
     first = api.diff(topic)
@@ -40,7 +40,7 @@ def test_a_tombstone_is_told_once(api: Api, topic: str):
 
 
 @pytest.mark.parametrize("from_seq", range(10))
-def test_a_tombstone_comes_exactly_when_the_next_seq_lies_below_the_floor(api: Api, topic: str, from_seq: int):
+def test_tombstone_appears_exactly_below_the_evict_floor(api: Api, topic: str, from_seq: int):
     api.put(topic, cap_records=4)
     api.write(topic, *range(1, 11))  # floor 7
     page = api.diff(topic, from_seq=from_seq)
@@ -52,7 +52,7 @@ def test_a_tombstone_comes_exactly_when_the_next_seq_lies_below_the_floor(api: A
     assert seqs(page) == list(range(max(from_seq + 1, 7), 11))
 
 
-def test_a_cap_in_bytes_leaves_a_tombstone_too(api: Api, topic: str):
+def test_cap_in_bytes_leaves_a_tombstone_too(api: Api, topic: str):
     api.put(topic, cap_bytes=1000)
     for n in range(20):
         api.write(topic, f"{n:0100}")
@@ -62,7 +62,7 @@ def test_a_cap_in_bytes_leaves_a_tombstone_too(api: Api, topic: str):
     assert seqs(page) == list(range(page["earliest_seq"], 21))
 
 
-def test_a_tightened_cap_evicts_what_is_there(api: Api, topic: str):
+def test_tighter_cap_evicts_stored_records(api: Api, topic: str):
     api.write(topic, *range(1, 11))
     api.put(topic, cap_records=3)
     page = api.diff(topic)
@@ -70,7 +70,7 @@ def test_a_tightened_cap_evicts_what_is_there(api: Api, topic: str):
     assert api.state(topic)["count"] == 3
 
 
-def test_a_loosened_cap_brings_nothing_back(api: Api, topic: str):
+def test_looser_cap_restores_nothing(api: Api, topic: str):
     api.put(topic, cap_records=2)
     api.write(topic, 1, 2, 3, 4)
     api.put(topic, cap_records=0)
@@ -99,7 +99,7 @@ def test_expired_records_leave_a_tombstone_without_any_write(api: Api, topic: st
     assert (page["records"], page["next_from_seq"], page["caught_up"], page["lag"]) == ([], 3, True, 0)
 
 
-def test_a_reader_behind_the_expired_records_notices_nothing(api: Api, topic: str):
+def test_reader_past_expired_records_gets_no_tombstone(api: Api, topic: str):
     api.put(topic, ttl_ms=1)
     api.write(topic, 1, 2, 3)
     expired(api, topic, 3)
@@ -107,7 +107,7 @@ def test_a_reader_behind_the_expired_records_notices_nothing(api: Api, topic: st
     assert api.diff(topic, from_seq=2)["tombstone"]["gap_from"] == 3
 
 
-def test_a_record_is_delivered_or_told_lost_and_never_neither(api: Api, topic: str):
+def test_every_record_is_delivered_or_reported_lost(api: Api, topic: str):
     api.put(topic, ttl_ms=20)
     api.write(topic, *range(1, 6))
 
@@ -120,7 +120,7 @@ def test_a_record_is_delivered_or_told_lost_and_never_neither(api: Api, topic: s
     eventually(look, bool)
 
 
-def test_a_tightened_ttl_expires_what_is_there(api: Api, topic: str):
+def test_tighter_ttl_expires_stored_records(api: Api, topic: str):
     api.write(topic, 1, 2)
     assert api.diff(topic)["tombstone"] is None
     api.put(topic, ttl_ms=1)
@@ -128,7 +128,7 @@ def test_a_tightened_ttl_expires_what_is_there(api: Api, topic: str):
     assert api.diff(topic)["tombstone"]["reason"] == "ttl"
 
 
-def test_a_ttl_that_is_taken_back_brings_nothing_back(api: Api, topic: str):
+def test_removed_ttl_restores_nothing(api: Api, topic: str):
     api.put(topic, ttl_ms=1)
     api.write(topic, 1)
     expired(api, topic, 1)
@@ -151,14 +151,14 @@ def test_caps_and_ttl_together_are_mixed(api: Api, topic: str):
 # --- deletes
 
 
-def test_a_deleted_gap_is_silent(api: Api, topic: str):
+def test_deleted_gap_is_silent(api: Api, topic: str):
     api.write(topic, *range(1, 6))
     api.delete(topic, before_seq=4)
     page = api.diff(topic)
     assert (page["tombstone"], data(page), page["earliest_seq"]) == (None, [4, 5], 4)
 
 
-def test_a_topic_that_was_deleted_to_the_end_is_silent(api: Api, topic: str):
+def test_fully_deleted_topic_has_no_tombstone(api: Api, topic: str):
     api.write(topic, *range(1, 6))
     api.delete(topic, before_seq=6)
     page = api.diff(topic)
@@ -166,7 +166,7 @@ def test_a_topic_that_was_deleted_to_the_end_is_silent(api: Api, topic: str):
     assert (page["next_from_seq"], page["earliest_seq"], page["caught_up"], page["lag"]) == (5, 6, True, 0)
 
 
-def test_deleted_records_within_a_lost_range_are_in_it_but_not_counted(api: Api, topic: str):
+def test_deleted_records_in_a_gap_are_not_counted(api: Api, topic: str):
     api.put(topic, cap_records=3)
     api.write(topic, 1, 2, 3)
     api.delete(topic, before_seq=3)  # 1 and 2, on purpose
@@ -177,7 +177,7 @@ def test_deleted_records_within_a_lost_range_are_in_it_but_not_counted(api: Api,
     assert data(page) == [4, 5, 6]
 
 
-def test_a_gap_reaches_to_the_first_live_record_over_deleted_ones(api: Api, topic: str):
+def test_gap_ends_before_the_first_live_record(api: Api, topic: str):
     api.put(topic, cap_records=3)
     api.write(topic, 1, 2, 3, 4, 5)  # 1 and 2 are evicted
     api.delete(topic, before_seq=5)  # 3 and 4, on purpose
@@ -199,14 +199,14 @@ def test_eviction_counts_live_records_only(api: Api, topic: str):
     assert (page["tombstone"], data(page)) == (None, [4, 5, 6])
 
 
-def test_a_delete_in_the_middle_is_silent(api: Api, topic: str):
+def test_delete_in_the_middle_is_silent(api: Api, topic: str):
     api.append(topic, [{"data": n, "tag": "odd" if n % 2 else "even"} for n in range(1, 9)])
     api.delete(topic, match="even")
     page = api.diff(topic)
     assert (page["tombstone"], data(page), page["next_from_seq"], page["caught_up"]) == (None, [1, 3, 5, 7], 8, True)
 
 
-def test_the_first_live_seq_never_goes_back(api: Api, topic: str):
+def test_earliest_seq_never_decreases(api: Api, topic: str):
     api.put(topic, cap_records=5)
     seen = []
     for n in range(6):
@@ -220,7 +220,7 @@ def test_the_first_live_seq_never_goes_back(api: Api, topic: str):
 # --- another life
 
 
-def test_a_cursor_beyond_the_head_is_from_an_earlier_life(api: Api, topic: str):
+def test_cursor_beyond_the_head_is_from_an_earlier_epoch(api: Api, topic: str):
     api.write(topic, *range(10))
     api.drop(topic)
     api.write(topic, "a", "b", "c")
@@ -237,7 +237,7 @@ def test_a_cursor_beyond_the_head_is_from_an_earlier_life(api: Api, topic: str):
 
 
 @pytest.mark.parametrize("from_seq", [1, 7, 2**63, 2**64 - 1])
-def test_a_cursor_beyond_the_head_of_an_empty_topic_is_from_an_earlier_life(api: Api, topic: str, from_seq: int):
+def test_cursor_beyond_an_empty_topic_is_from_an_earlier_epoch(api: Api, topic: str, from_seq: int):
     api.put(topic)
     page = api.diff(topic, from_seq=from_seq)
     assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"], page["tombstone"]["reason"]) == (
@@ -248,14 +248,14 @@ def test_a_cursor_beyond_the_head_of_an_empty_topic_is_from_an_earlier_life(api:
     assert (page["records"], page["next_from_seq"], page["caught_up"], page["lag"]) == ([], 0, True, 0)
 
 
-def test_a_stale_cursor_goes_on_from_the_first_live_record(api: Api, topic: str):
+def test_stale_cursor_continues_at_the_first_live_record(api: Api, topic: str):
     api.write(topic, "a", "b", "c")
     api.delete(topic, before_seq=3)
     page = api.diff(topic, from_seq=99)
     assert (page["tombstone"]["reason"], page["tombstone"]["earliest_seq"], data(page)) == ("recreated", 3, ["c"])
 
 
-def test_an_epoch_catches_a_new_life_that_has_grown_past_the_cursor(api: Api, topic: str):
+def test_epoch_detects_a_recreated_topic_past_the_cursor(api: Api, topic: str):
     api.write(topic, "old", "older")
     epoch = api.diff(topic)["epoch"]
     api.drop(topic)
@@ -272,12 +272,12 @@ def test_an_epoch_catches_a_new_life_that_has_grown_past_the_cursor(api: Api, to
     assert api.diff(topic, from_seq=page["next_from_seq"], epoch=page["epoch"])["tombstone"] is None
 
 
-def test_a_waiting_reader_with_a_stale_epoch_is_told_at_once(api: Api, topic: str):
+def test_long_poll_with_stale_epoch_returns_at_once(api: Api, topic: str):
     api.put(topic)
     assert api.diff(topic, epoch=1, wait_ms=30_000)["tombstone"]["reason"] == "recreated"
 
 
-def test_every_seq_is_delivered_deleted_or_told_lost(api: Api, topic: str):
+def test_every_seq_is_delivered_deleted_or_lost(api: Api, topic: str):
     """The whole promise at once: a slow reader accounts for each seq that was ever assigned."""
     api.put(topic, cap_records=7)
     accounted: dict[int, str] = {}

@@ -34,14 +34,14 @@ DEFAULTS = {
 # --- PUT
 
 
-def test_an_empty_body_creates_a_topic_with_every_default(api: Api, topic: str):
+def test_empty_body_creates_a_topic_with_every_default(api: Api, topic: str):
     answer = api.call("PUT", f"/v0/topics/{topic}", {})
     assert answer.status_code == 201
     body = answer.json()
     assert (body["topic"], body["created"], body["config"]) == (topic, True, DEFAULTS)
 
 
-def test_the_same_put_again_changes_nothing(api: Api, topic: str):
+def test_same_put_again_changes_nothing(api: Api, topic: str):
     first = api.put(topic, ttl_ms=60_000, priority=10)
     again = api.call("PUT", f"/v0/topics/{topic}", {"ttl_ms": 60_000, "priority": 10})
     assert again.status_code == 200
@@ -50,7 +50,7 @@ def test_the_same_put_again_changes_nothing(api: Api, topic: str):
     assert again.json()["epoch"] == first["epoch"]
 
 
-def test_a_put_with_other_values_changes_those_and_keeps_the_rest(api: Api, topic: str):
+def test_put_changes_only_the_given_fields(api: Api, topic: str):
     api.put(topic, ttl_ms=60_000, cap_records=5)
     answer = api.call("PUT", f"/v0/topics/{topic}", {"cap_records": 7, "discard": "reject"})
     assert answer.status_code == 200
@@ -84,7 +84,7 @@ def test_a_put_with_other_values_changes_those_and_keeps_the_rest(api: Api, topi
         ("archive", {"hold": True}),
     ],
 )
-def test_a_setting_is_told_back_by_every_answer(api: Api, topic: str, field: str, value: Any):
+def test_every_answer_shows_the_configuration(api: Api, topic: str, field: str, value: Any):
     expected = DEFAULTS | {field: value}
     assert api.put(topic, **{field: value})["config"] == expected
     assert api.put(topic)["config"] == expected
@@ -102,7 +102,7 @@ def test_a_setting_is_told_back_by_every_answer(api: Api, topic: str, field: str
         ("claim_jitter_ms", 60_000, 5000),
     ],
 )
-def test_a_value_outside_its_range_is_clamped(api: Api, topic: str, field: str, given: int, kept: int):
+def test_value_outside_its_range_is_clamped(api: Api, topic: str, field: str, given: int, kept: int):
     assert api.put(topic, **{field: given})["config"][field] == kept
 
 
@@ -117,14 +117,12 @@ def test_a_value_outside_its_range_is_clamped(api: Api, topic: str, field: str, 
         ({"durability": "fsync", "durable": False}, "fsync", True),
     ],
 )
-def test_durability_wins_and_durable_says_whether_it_is_fsync(
-    api: Api, topic: str, given: Any, durability: str, durable: bool
-):
+def test_durability_overrides_durable(api: Api, topic: str, given: Any, durability: str, durable: bool):
     config = api.put(topic, **given)["config"]
     assert (config["durability"], config["durable"]) == (durability, durable)
 
 
-def test_the_durability_class_can_change_in_place(api: Api, topic: str):
+def test_durability_class_can_change_in_place(api: Api, topic: str):
     api.put(topic, durability="ephemeral")
     api.write(topic, 1)
     for durability in ("memory", "disk", "fsync", "ephemeral"):
@@ -134,13 +132,13 @@ def test_the_durability_class_can_change_in_place(api: Api, topic: str):
 
 
 @pytest.mark.parametrize("field", ["priority", "dead_letter"])
-def test_null_takes_a_nullable_setting_back(api: Api, topic: str, field: str):
+def test_null_resets_a_nullable_field(api: Api, topic: str, field: str):
     api.put(topic, priority=5, dead_letter="other")
     assert api.put(topic, **{field: None})["config"][field] is None
 
 
 @pytest.mark.parametrize(("before", "after"), [("log", "queue"), ("queue", "log")])
-def test_the_type_of_a_topic_never_changes(api: Api, topic: str, before: str, after: str):
+def test_type_of_a_topic_never_changes(api: Api, topic: str, before: str, after: str):
     api.put(topic, type=before)
     body = {"type": after, "ttl_ms": 5}
     api.refused(409, "topic_exists_incompatible", "PUT", f"/v0/topics/{topic}", body)
@@ -152,13 +150,13 @@ def test_the_type_of_a_topic_never_changes(api: Api, topic: str, before: str, af
     ("field", "value"),
     [("type", "stream"), ("discard", "new"), ("durability", "tape"), ("dead_letter", "no spaces"), ("dead_letter", "")],
 )
-def test_a_word_the_contract_does_not_know_is_invalid(api: Api, topic: str, field: str, value: str):
+def test_unknown_enum_value_is_refused(api: Api, topic: str, field: str, value: str):
     error = api.refused(400, "invalid_request", "PUT", f"/v0/topics/{topic}", {field: value})
     assert error["detail"]["field"] == field
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 
-def test_a_queue_cannot_be_its_own_dead_letter_topic(api: Api, topic: str):
+def test_queue_cannot_be_its_own_dead_letter_topic(api: Api, topic: str):
     body = {"type": "queue", "dead_letter": topic}
     error = api.refused(400, "invalid_request", "PUT", f"/v0/topics/{topic}", body)
     assert error["detail"]["field"] == "dead_letter"
@@ -167,7 +165,7 @@ def test_a_queue_cannot_be_its_own_dead_letter_topic(api: Api, topic: str):
 @pytest.mark.parametrize(
     "name", ["a", "7", "Z9", "render-queue:tenantA", "a.b_c:d-e", "x" * 255, "jobs-", "diff", "delete"]
 )
-def test_a_name_may_use_the_whole_charset(api: Api, name: str):
+def test_name_may_use_the_whole_charset(api: Api, name: str):
     assert api.put(name)["topic"] == name
     assert api.state(name)["topic"] == name
     assert api.drop(name)["deleted"] is True
@@ -185,7 +183,7 @@ def test_a_name_may_use_the_whole_charset(api: Api, name: str):
         ("POST", "/delete", {"before_seq": 1}),
     ],
 )
-def test_a_name_outside_the_charset_is_invalid(api: Api, name: str, method: str, path: str, body: Any):
+def test_name_outside_the_charset_is_invalid(api: Api, name: str, method: str, path: str, body: Any):
     error = api.refused(400, "invalid_request", method, f"/v0/topics/{name}{path}", body)
     assert error["detail"]["field"] == "topic"
 
@@ -197,7 +195,7 @@ def test_names_differ_by_case(api: Api, topic: str):
     assert data(api.diff(f"{topic}A")) == ["large"]
 
 
-def test_a_change_of_configuration_never_touches_stored_records(api: Api, topic: str):
+def test_change_of_configuration_never_touches_stored_records(api: Api, topic: str):
     api.write(topic, 1, 2, node="n", tag="t", meta={"k": "v"})
     before = api.diff(topic, include_tags=True)["records"]
     api.put(topic, durability="fsync", ttl_ms=3_600_000, cap_records=100, dedupe_node=False)
@@ -207,7 +205,7 @@ def test_a_change_of_configuration_never_touches_stored_records(api: Api, topic:
 # --- GET
 
 
-def test_a_fresh_topic_is_empty_and_begins_at_one(api: Api, topic: str):
+def test_fresh_topic_is_empty_and_begins_at_one(api: Api, topic: str):
     epoch = api.put(topic)["epoch"]
     state = api.state(topic)
     assert {name: value for name, value in state.items() if name != "performance"} == {
@@ -245,14 +243,14 @@ def test_state_follows_writes_and_deletes(api: Api, topic: str):
     assert (empty["count"], empty["bytes"]) == (0, 0)
 
 
-def test_next_seq_less_one_is_a_cursor_for_new_records_only(api: Api, topic: str):
+def test_cursor_before_next_seq_reads_only_new_records(api: Api, topic: str):
     api.write(topic, "old")
     cursor = api.state(topic)["next_seq"] - 1
     api.write(topic, "new")
     assert data(api.diff(topic, from_seq=cursor)) == ["new"]
 
 
-def test_looking_at_a_topic_counts_as_interest_unless_it_says_otherwise(api: Api, topic: str):
+def test_state_request_counts_as_a_read_unless_touch_is_false(api: Api, topic: str):
     api.put(topic)
     assert api.state(topic, touch=False)["last_read_ts"] is None
     start_ms = now_ms()
@@ -262,31 +260,31 @@ def test_looking_at_a_topic_counts_as_interest_unless_it_says_otherwise(api: Api
     assert api.state(topic, touch=False)["last_read_ts"] == touched["last_read_ts"]
 
 
-def test_a_diff_counts_as_interest(api: Api, topic: str):
+def test_diff_counts_as_a_read(api: Api, topic: str):
     api.put(topic)
     start_ms = now_ms()
     api.diff(topic)
     assert start_ms <= api.state(topic)["last_read_ts"] <= now_ms()
 
 
-def test_a_write_does_not_count_as_interest(api: Api, topic: str):
+def test_write_does_not_count_as_a_read(api: Api, topic: str):
     api.write(topic, 1)
     assert api.state(topic)["last_read_ts"] is None
 
 
-def test_a_manual_priority_is_the_effective_one(api: Api, topic: str):
+def test_manual_priority_is_the_effective_one(api: Api, topic: str):
     api.put(topic, priority=-3)
     assert api.state(topic, touch=True)["effective_priority"] == -3
     api.put(topic, priority=None)
     assert api.state(topic, touch=True)["effective_priority"] > 490
 
 
-def test_without_auto_priority_interest_does_not_matter(api: Api, topic: str):
+def test_reads_do_not_matter_without_auto_priority(api: Api, topic: str):
     api.put(topic, auto_priority=False)
     assert api.state(topic, touch=True)["effective_priority"] == 0
 
 
-def test_a_look_never_creates_a_topic(api: Api, topic: str):
+def test_state_request_never_creates_a_topic(api: Api, topic: str):
     for _ in range(2):
         api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
@@ -305,7 +303,7 @@ def names(page: Any) -> list[str]:
     return [row["topic"] for row in page["topics"]]
 
 
-def test_a_list_shows_where_each_topic_stands(api: Api, topic: str):
+def test_list_has_the_position_of_each_topic(api: Api, topic: str):
     api.put(f"{topic}.a", durable=True)
     api.write(f"{topic}.b", 1, 2)
     api.delete(f"{topic}.b", before_seq=2)
@@ -338,7 +336,7 @@ def test_pages_join_to_the_whole_list_without_gaps_or_repeats(api: Api, topic: s
     assert sizes == [3, 3, 1]
 
 
-def test_a_last_page_that_is_just_full_has_no_cursor(api: Api, topic: str):
+def test_last_page_that_is_just_full_has_no_cursor(api: Api, topic: str):
     for n in range(4):
         api.put(f"{topic}.{n}")
     page = api.get("/v0/topics", prefix=f"{topic}.", page_size=2)
@@ -347,7 +345,7 @@ def test_a_last_page_that_is_just_full_has_no_cursor(api: Api, topic: str):
     assert "next_cursor" not in last
 
 
-def test_a_cursor_survives_the_loss_of_the_topic_it_stands_on(api: Api, topic: str):
+def test_list_cursor_survives_deletion_of_its_topic(api: Api, topic: str):
     for n in range(4):
         api.put(f"{topic}.{n}")
     page = api.get("/v0/topics", prefix=f"{topic}.", page_size=2)
@@ -356,7 +354,7 @@ def test_a_cursor_survives_the_loss_of_the_topic_it_stands_on(api: Api, topic: s
     assert names(rest) == [f"{topic}.2", f"{topic}.3"]
 
 
-def test_a_page_has_100_topics_unless_asked_and_never_more_than_1000(start_server, connect):
+def test_list_page_size_defaults_to_100_and_is_clamped(start_server, connect):
     api = connect(start_server())
     for n in range(1002):
         api.put(f"t{n:04}")
@@ -367,14 +365,14 @@ def test_a_page_has_100_topics_unless_asked_and_never_more_than_1000(start_serve
     assert len(api.get("/v0/topics", page_size=1000)["topics"]) == 1000
 
 
-def test_a_prefix_nobody_has_gives_an_empty_page(api: Api):
+def test_unused_prefix_returns_an_empty_page(api: Api):
     page = api.get("/v0/topics", prefix="zzz.nobody")
     assert page["topics"] == []
     assert "next_cursor" not in page
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "many", "", "99999999999999999999999"])
-def test_a_page_size_is_a_whole_number(api: Api, value: str):
+def test_page_size_is_a_whole_number(api: Api, value: str):
     error = api.refused(400, "invalid_request", "GET", "/v0/topics", params={"page_size": value})
     assert error["detail"]["field"] == "page_size"
 
@@ -382,12 +380,12 @@ def test_a_page_size_is_a_whole_number(api: Api, value: str):
 @pytest.mark.parametrize(
     "cursor", ["nonsense", "e30=", "!!!!", "eyJhZnRlciI6MX0=", "bnVsbA==", "é", "a", "eyJhZnRlciI6ImEifQ==x"]
 )
-def test_a_cursor_the_server_did_not_give_out_is_invalid(api: Api, cursor: str):
+def test_forged_list_cursor_is_refused(api: Api, cursor: str):
     error = api.refused(400, "invalid_request", "GET", "/v0/topics", params={"cursor": cursor})
     assert error["detail"]["field"] == "cursor"
 
 
-def test_a_list_counts_as_interest_only_when_it_says_so(api: Api, topic: str):
+def test_list_counts_as_a_read_only_with_touch(api: Api, topic: str):
     api.put(topic)
     api.get("/v0/topics", prefix=topic, page_size=1000)
     assert api.state(topic)["last_read_ts"] is None
@@ -398,7 +396,7 @@ def test_a_list_counts_as_interest_only_when_it_says_so(api: Api, topic: str):
 # --- DELETE
 
 
-def test_a_dropped_topic_is_gone_with_everything_in_it(api: Api, topic: str):
+def test_deleted_topic_loses_all_records(api: Api, topic: str):
     api.write(topic, 1)
     gone = api.drop(topic)
     assert (gone["topic"], gone["deleted"], gone["routers_removed"]) == (topic, True, [])
@@ -407,14 +405,14 @@ def test_a_dropped_topic_is_gone_with_everything_in_it(api: Api, topic: str):
     assert topic not in names(api.get("/v0/topics", prefix=topic))
 
 
-def test_dropping_an_absent_topic_succeeds_and_says_so(api: Api, topic: str):
+def test_deleting_an_absent_topic_succeeds(api: Api, topic: str):
     answer = api.call("DELETE", f"/v0/topics/{topic}")
     assert answer.status_code == 200
     assert (answer.json()["deleted"], answer.json()["routers_removed"]) == (False, [])
     assert api.drop(topic, if_empty="true")["deleted"] is False
 
 
-def test_a_topic_made_again_starts_over(api: Api, topic: str):
+def test_recreated_topic_starts_at_seq_1(api: Api, topic: str):
     api.put(topic, ttl_ms=60_000)
     api.write(topic, "old", "older")
     old = api.state(topic)["epoch"]
@@ -448,7 +446,7 @@ def test_if_empty_drops_a_topic_whose_records_have_all_expired(api: Api, topic: 
     assert eventually(drop, lambda status: status != 409) == 200
 
 
-def test_every_life_of_a_name_has_its_own_epoch(api: Api, topic: str):
+def test_recreated_topic_has_a_new_epoch(api: Api, topic: str):
     epochs = set()
     for _ in range(5):
         epochs.add(api.put(topic)["epoch"])
@@ -459,7 +457,7 @@ def test_every_life_of_a_name_has_its_own_epoch(api: Api, topic: str):
 # --- caps
 
 
-def test_a_server_takes_no_more_topics_than_it_may(start_server, connect):
+def test_topic_cap_is_enforced(start_server, connect):
     api = connect(start_server(max_topics=2))
     api.put("a")
     api.write("b", 1)
@@ -479,7 +477,7 @@ def test_a_server_takes_no_more_topics_than_it_may(start_server, connect):
     assert api.put("c")["created"] is True
 
 
-def test_a_server_holds_no_more_bytes_than_it_may(start_server, connect):
+def test_total_bytes_cap_is_enforced(start_server, connect):
     api = connect(start_server(max_total_bytes=2000))
     api.write("a", "x" * 500)
     api.write("b", "x" * 500)
@@ -496,7 +494,7 @@ def test_a_server_holds_no_more_bytes_than_it_may(start_server, connect):
     assert api.write("a", "x" * 1000)["seqs"] == [2]
 
 
-def test_a_cap_of_zero_is_no_cap(start_server, connect):
+def test_cap_of_zero_means_unlimited(start_server, connect):
     api = connect(start_server(max_topics=0, max_total_bytes=0))
     for n in range(5):
         succeeded(api.call("PUT", f"/v0/topics/t{n}"))
@@ -509,7 +507,7 @@ def test_uptime_and_commit_times_are_milliseconds(api: Api, topic: str):
     assert abs(record["$ts"] - time.time() * 1000) < 60_000
 
 
-def test_readers_and_writers_of_a_topic_that_is_dropped_all_the_time_get_answers_that_make_sense(api: Api, topic: str):
+def test_readers_and_writers_of_a_recreated_topic_get_valid_answers(api: Api, topic: str):
     def churn() -> None:
         with httpx.Client(base_url=str(api.http.base_url), timeout=30, trust_env=False) as client:
             for _ in range(60):

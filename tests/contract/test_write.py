@@ -13,7 +13,7 @@ from tests.contract.api import Api, data, now_ms, seqs, succeeded, together
 # --- the answer
 
 
-def test_the_first_write_creates_the_topic(api: Api, topic: str):
+def test_first_write_creates_the_topic(api: Api, topic: str):
     answer = api.call("POST", f"/v0/topics/{topic}", {"records": [{"data": "a"}, {"data": "b"}]})
     assert answer.status_code == 201
     body = answer.json()
@@ -30,7 +30,7 @@ def test_the_first_write_creates_the_topic(api: Api, topic: str):
     }
 
 
-def test_a_later_write_goes_on_where_the_last_one_ended(api: Api, topic: str):
+def test_seqs_continue_across_writes(api: Api, topic: str):
     api.write(topic, 1, 2)
     answer = api.call("POST", f"/v0/topics/{topic}", {"records": [{"data": n} for n in range(3)]})
     assert answer.status_code == 200
@@ -47,14 +47,14 @@ def test_seqs_are_given_in_the_order_of_the_array(api: Api, topic: str):
 
 
 @pytest.mark.parametrize(("value", "listed"), [("false", False), ("0", False), ("true", True), ("1", True)])
-def test_the_list_of_seqs_can_be_left_out(api: Api, topic: str, value: str, listed: bool):
+def test_list_of_seqs_can_be_omitted(api: Api, topic: str, value: str, listed: bool):
     body = {"records": [{"data": 1}, {"data": 2}]}
     answer = succeeded(api.call("POST", f"/v0/topics/{topic}", body, params={"return_seqs": value}))
     assert (answer["first_seq"], answer["last_seq"], answer["count"]) == (1, 2, 2)
     assert ("seqs" in answer) is listed
 
 
-def test_writers_at_the_same_time_share_the_seqs_without_gaps_or_repeats(api: Api, topic: str):
+def test_concurrent_writers_get_distinct_contiguous_seqs(api: Api, topic: str):
     def write_some() -> list[list[int]]:
         return [api.write(topic, n, n)["seqs"] for n in range(20)]
 
@@ -90,7 +90,7 @@ def test_data_comes_back_token_for_token(api: Api, topic: str, token: bytes):
 
 
 @pytest.mark.parametrize("line_break", [b"\n", b"\r\n", b"\r"], ids=repr)
-def test_a_record_is_one_line_even_where_data_had_line_breaks(api: Api, topic: str, line_break: bytes):
+def test_record_with_line_breaks_is_one_line(api: Api, topic: str, line_break: bytes):
     value = {"a": [1, 2], "text": "with\nan escaped break"}
     pretty = json.dumps(value, indent=2).encode().replace(b"\n", line_break)
     meta = b'{%b"m"%b:%b1}' % (line_break, line_break, line_break)
@@ -126,7 +126,7 @@ HALVES = [
 
 
 @pytest.mark.parametrize("token", HALVES, ids=repr)
-def test_an_escape_that_is_half_a_character_is_kept_as_it_came(api: Api, topic: str, token: bytes):
+def test_escaped_lone_surrogate_in_data_is_kept(api: Api, topic: str, token: bytes):
     body = b'{"records":[{"data":%b,"meta":{"k":%b},"tag":"\\ud83d\\ude00"}]}' % (token, token)
     assert api.call("POST", f"/v0/topics/{topic}", raw=body).is_success
     answer = api.call("POST", f"/v0/topics/{topic}/diff", {"include_tags": True})
@@ -135,7 +135,7 @@ def test_an_escape_that_is_half_a_character_is_kept_as_it_came(api: Api, topic: 
 
 
 @pytest.mark.parametrize("field", ["tag", "node"])
-def test_a_name_that_is_half_a_character_is_refused(api: Api, topic: str, field: str):
+def test_lone_surrogate_in_a_name_is_refused(api: Api, topic: str, field: str):
     raw = b'{"records":[{"data":1,"%b":"\\ud800"}]}' % field.encode()
     api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", raw=raw)
 
@@ -149,7 +149,7 @@ _json = st.recursive(
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=st.lists(_json, min_size=1, max_size=5), meta=st.dictionaries(st.text(), _json, max_size=5))
-def test_any_data_and_meta_come_back_as_they_were(api: Api, values: list[Any], meta: dict[str, Any]):
+def test_any_data_and_meta_are_returned_unchanged(api: Api, values: list[Any], meta: dict[str, Any]):
     topic = "any-data"
     first = api.write(topic, *values, meta=meta)["first_seq"]
     records = api.diff(topic, from_seq=first - 1)["records"]
@@ -167,7 +167,7 @@ def test_data_may_be_null_but_not_missing(api: Api, topic: str):
 # --- node, tag, meta
 
 
-def test_what_a_record_does_not_have_is_left_out(api: Api, topic: str):
+def test_absent_fields_of_a_record_are_omitted(api: Api, topic: str):
     api.append(topic, [{"data": 1}, {"data": 1, "tag": None, "node": None, "meta": None}])
     for record in api.diff(topic, include_tags=True)["records"]:
         assert record.keys() == {"$seq", "$ts", "data"}
@@ -180,7 +180,7 @@ def test_node_and_tag_come_back_under_a_dollar_sign(api: Api, topic: str):
     assert record == {"$seq": 1, "$node": "n-1", "$tag": "tenant:job", "data": 1, "meta": {"trace": "z9"}}
 
 
-def test_a_records_own_node_beats_that_of_the_batch(api: Api, topic: str):
+def test_node_of_a_record_overrides_the_batch(api: Api, topic: str):
     api.append(topic, [{"data": 1}, {"data": 2, "node": "own"}, {"data": 3}], node="batch")
     assert [record["$node"] for record in api.diff(topic)["records"]] == ["batch", "own", "batch"]
 
@@ -198,13 +198,13 @@ def test_node_tag_and_meta_may_hold_any_text(api: Api, topic: str, text: str):
     assert api.delete(topic, match=text)["deleted"] == 1
 
 
-def test_meta_values_may_be_any_json_and_come_back_as_sent(api: Api, topic: str):
+def test_meta_values_are_any_json_and_kept_as_sent(api: Api, topic: str):
     meta = b'{"n":1.0,"l":[1,{"x":null}],"b":true,"n":2}'
     succeeded(api.call("POST", f"/v0/topics/{topic}", raw=b'{"records":[{"data":1,"meta":%b}]}' % meta))
     assert b'"meta":' + meta in api.call("POST", f"/v0/topics/{topic}/diff", {}).content
 
 
-def test_an_empty_meta_is_kept(api: Api, topic: str):
+def test_empty_meta_is_kept(api: Api, topic: str):
     api.write(topic, 1, meta={})
     assert api.diff(topic)["records"][0]["meta"] == {}
 
@@ -242,7 +242,7 @@ def test_tag_and_node_are_bounded_in_bytes(
     assert api.state(topic)["head_seq"] == 1
 
 
-def test_the_node_of_a_batch_is_bounded_too(api: Api, topic: str):
+def test_node_of_a_batch_is_bounded_too(api: Api, topic: str):
     api.write(topic, 1, node="x" * 128)
     body = {"records": [{"data": 1}], "node": "x" * 129}
     assert api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", body)["detail"]["field"] == "node"
@@ -251,20 +251,20 @@ def test_the_node_of_a_batch_is_bounded_too(api: Api, topic: str):
 # --- sizes
 
 
-def test_a_write_has_at_least_one_record(api: Api, topic: str):
+def test_write_has_at_least_one_record(api: Api, topic: str):
     error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", {"records": []})
     assert error["detail"]["field"] == "records"
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 
-def test_a_write_has_at_most_10000_records(api: Api, topic: str):
+def test_write_has_at_most_10000_records(api: Api, topic: str):
     answer = api.write(topic, *[0] * 10_000)
     assert (answer["last_seq"], len(answer["seqs"])) == (10_000, 10_000)
     api.refused(400, "batch_too_large", "POST", f"/v0/topics/{topic}", {"records": [{"data": 0}] * 10_001})
     assert api.state(topic)["head_seq"] == 10_000
 
 
-def test_data_and_meta_of_a_record_have_at_most_one_mib_together(api: Api, topic: str):
+def test_record_size_is_limited_to_one_mib(api: Api, topic: str):
     def body(data_bytes: int, meta_bytes: int = 0) -> bytes:
         meta = b',"meta":{"k":"%b"}' % (b"x" * (meta_bytes - 8)) if meta_bytes else b""
         return b'{"records":[{"data":"%b"%b}]}' % (b"x" * (data_bytes - 2), meta)
@@ -279,7 +279,7 @@ def test_data_and_meta_of_a_record_have_at_most_one_mib_together(api: Api, topic
     assert len(api.diff(topic)["records"][0]["data"]) == limit - 2
 
 
-def test_the_limits_are_settings(start_server, connect, topic: str):
+def test_limits_are_settings(start_server, connect, topic: str):
     server = start_server(
         max_batch_records=3, max_record_bytes=1000, max_meta_bytes=100, max_tag_bytes=10, max_node_bytes=5, max_limit=2
     )
@@ -298,7 +298,7 @@ def test_the_limits_are_settings(start_server, connect, topic: str):
     [{"tag": "x" * 257}, {"node": "x" * 129}, {"meta": {str(n): n for n in range(65)}}, {"data": "x" * (1 << 20)}],
 )
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_one_bad_record_keeps_the_whole_batch_out(api: Api, topic: str, bad: Any, at: int):
+def test_one_invalid_record_refuses_the_whole_batch(api: Api, topic: str, bad: Any, at: int):
     api.write(topic, "before")
     records: list[Any] = [{"data": n} for n in range(3)]
     records[at] |= bad
@@ -310,25 +310,25 @@ def test_one_bad_record_keeps_the_whole_batch_out(api: Api, topic: str, bad: Any
 # --- create and config
 
 
-def test_create_false_never_makes_a_topic(api: Api, topic: str):
+def test_create_false_never_creates_a_topic(api: Api, topic: str):
     body = {"records": [{"data": 1}], "create": False, "config": {"auto_create": True}}
     error = api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}", body)
     assert error["detail"] == {"topic": topic}
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 
-def test_create_false_writes_to_a_topic_that_is_there(api: Api, topic: str):
+def test_create_false_writes_to_an_existing_topic(api: Api, topic: str):
     api.put(topic)
     assert api.write(topic, 1, create=False)["seqs"] == [1]
 
 
-def test_create_true_makes_a_topic_even_with_auto_create_off(api: Api, topic: str):
+def test_create_true_overrides_auto_create_off(api: Api, topic: str):
     answer = api.write(topic, 1, create=True, config={"auto_create": False})
     assert answer["created"] is True
     assert api.state(topic)["config"]["auto_create"] is False
 
 
-def test_a_topic_with_auto_create_off_takes_writes(api: Api, topic: str):
+def test_existing_topic_with_auto_create_off_accepts_writes(api: Api, topic: str):
     api.put(topic, auto_create=False)
     assert api.write(topic, 1)["seqs"] == [1]
 
@@ -339,20 +339,20 @@ def test_config_applies_to_a_topic_that_the_write_creates(api: Api, topic: str):
     assert (config["ttl_ms"], config["cap_records"], config["durability"]) == (60_000, 9, "fsync")
 
 
-def test_config_is_ignored_by_a_topic_that_is_there(api: Api, topic: str):
+def test_config_is_ignored_for_an_existing_topic(api: Api, topic: str):
     before = api.put(topic, ttl_ms=60_000)["config"]
     api.write(topic, 1, config={"ttl_ms": 1, "type": "queue", "cap_records": 1})
     assert api.state(topic)["config"] == before
 
 
-def test_a_config_that_could_not_be_makes_no_topic(api: Api, topic: str):
+def test_invalid_config_creates_no_topic(api: Api, topic: str):
     body = {"records": [{"data": 1}], "config": {"dead_letter": topic}}
     api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}", body)
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_a_loader_may_opt_out_of_backpressure(api: Api, topic: str, value: bool):
+def test_loader_may_opt_out_of_backpressure(api: Api, topic: str, value: bool):
     assert api.write(topic, 1, disable_backpressure=value)["seqs"] == [1]
 
 
@@ -377,7 +377,7 @@ def test_only_fsync_waits_for_the_disk(api: Api, topic: str, durability: str):
     assert api.write(topic, *range(9_000))["performance"]["fsync_ms"] == 0.0  # past the first ceiling
 
 
-def test_an_fsync_write_says_how_long_the_disk_took(start_server, connect, topic: str, tmp_path):
+def test_fsync_write_says_how_long_the_disk_took(start_server, connect, topic: str, tmp_path):
     api = connect(start_server(data_dir=tmp_path / "data"))
     api.put(topic, durability="fsync")
     assert api.write(topic, 1)["performance"]["fsync_ms"] > 0
@@ -385,7 +385,7 @@ def test_an_fsync_write_says_how_long_the_disk_took(start_server, connect, topic
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_what_was_acknowledged_can_be_read_at_once(api: Api, topic: str, durability: str):
+def test_acknowledged_records_are_readable_at_once(api: Api, topic: str, durability: str):
     api.put(topic, durability=durability)
     for n in range(5):
         api.write(topic, n)
@@ -395,7 +395,7 @@ def test_what_was_acknowledged_can_be_read_at_once(api: Api, topic: str, durabil
 # --- full topics
 
 
-def test_a_full_topic_lets_the_oldest_go(api: Api, topic: str):
+def test_full_topic_evicts_the_oldest_records(api: Api, topic: str):
     api.put(topic, cap_records=3)
     api.write(topic, *range(1, 6))
     state = api.state(topic)
@@ -403,13 +403,13 @@ def test_a_full_topic_lets_the_oldest_go(api: Api, topic: str):
     assert data(api.diff(topic, from_seq=2)) == [3, 4, 5]
 
 
-def test_a_batch_larger_than_the_cap_leaves_its_last_records(api: Api, topic: str):
+def test_batch_larger_than_the_cap_keeps_its_last_records(api: Api, topic: str):
     api.put(topic, cap_records=2)
     assert api.write(topic, *range(10))["last_seq"] == 10
     assert data(api.diff(topic)) == [8, 9]
 
 
-def test_a_cap_in_bytes_holds(api: Api, topic: str):
+def test_cap_in_bytes_holds(api: Api, topic: str):
     api.put(topic, cap_bytes=1000)
     for _ in range(20):
         api.write(topic, "x" * 100)
@@ -419,7 +419,7 @@ def test_a_cap_in_bytes_holds(api: Api, topic: str):
     assert state["earliest_seq"] == 21 - state["count"]
 
 
-def test_whichever_cap_is_reached_first_counts(api: Api, topic: str):
+def test_first_cap_reached_applies(api: Api, topic: str):
     api.put(topic, cap_records=5, cap_bytes=1000)
     api.write(topic, *["x"] * 8)
     assert api.state(topic)["count"] == 5
@@ -428,7 +428,7 @@ def test_whichever_cap_is_reached_first_counts(api: Api, topic: str):
 
 
 @pytest.mark.parametrize("cap", [{"cap_records": 3}, {"cap_bytes": 400}])
-def test_a_full_topic_that_rejects_takes_nothing_of_the_batch(api: Api, topic: str, cap: Any):
+def test_full_rejecting_topic_refuses_the_whole_batch(api: Api, topic: str, cap: Any):
     api.put(topic, discard="reject", **cap)
     api.write(topic, "x" * 50, "x" * 50)
     before = api.state(topic)
@@ -440,27 +440,27 @@ def test_a_full_topic_that_rejects_takes_nothing_of_the_batch(api: Api, topic: s
     assert api.diff(topic)["tombstone"] is None
 
 
-def test_a_topic_that_rejects_fills_to_the_last_record(api: Api, topic: str):
+def test_rejecting_topic_fills_to_its_cap(api: Api, topic: str):
     api.put(topic, discard="reject", cap_records=3)
     api.write(topic, 1, 2, 3)
     api.refused(422, "topic_full", "POST", f"/v0/topics/{topic}", {"records": [{"data": 4}]})
     assert data(api.diff(topic)) == [1, 2, 3]
 
 
-def test_a_delete_makes_room_in_a_topic_that_rejects(api: Api, topic: str):
+def test_delete_frees_space_in_a_rejecting_topic(api: Api, topic: str):
     api.put(topic, discard="reject", cap_records=1)
     api.write(topic, 1)
     api.delete(topic, before_seq=2)
     assert api.write(topic, 2)["seqs"] == [2]
 
 
-def test_a_write_that_finds_its_new_topic_too_small_makes_none(api: Api, topic: str):
+def test_write_larger_than_its_new_topic_creates_none(api: Api, topic: str):
     body = {"records": [{"data": 1}] * 2, "config": {"cap_records": 1, "discard": "reject"}}
     api.refused(400, "batch_too_large", "POST", f"/v0/topics/{topic}", body)
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
 
 
-def test_nothing_is_refused_while_the_log_moves_from_file_to_file(start_server, connect, tmp_path):
+def test_no_write_is_refused_during_wal_rotation(start_server, connect, tmp_path):
     """Checkpoints begin new log files, and syncs of several kinds overlap with that."""
     api = connect(start_server(data_dir=tmp_path / "data", **SMALL_PARTS))
 
@@ -477,7 +477,7 @@ def test_nothing_is_refused_while_the_log_moves_from_file_to_file(start_server, 
     assert metrics["topics_wal_read_only"] == 0
 
 
-def test_server_starts_with_nothing_but_a_small_body_limit(start_server, connect):
+def test_server_starts_with_only_a_small_body_limit(start_server, connect):
     api = connect(start_server(max_body_bytes=2000))
     api.write("a", "x" * 1900)
     api.refused(413, "payload_too_large", "POST", "/v0/topics/a", {"records": [{"data": "x" * 2000}]})

@@ -238,7 +238,7 @@ def _has_commands(page: Path) -> bool:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if _has_commands(page)], ids=lambda p: str(p.relative_to(ROOT))
 )
-def test_every_command_of_a_page_does_what_the_page_says(page: Path, tmp_path: Path) -> None:
+def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     server = ServerProcess(tmp_path / "server", {"data_dir": data_dir, **settings_of(page.read_text())})
     try:
@@ -250,7 +250,7 @@ def test_every_command_of_a_page_does_what_the_page_says(page: Path, tmp_path: P
     assert not problems, "\n\n".join(problems)
 
 
-def test_a_mark_belongs_to_the_block_right_after_it() -> None:
+def test_mark_applies_to_the_next_block() -> None:
     expecting = "<!-- expect: 404 409 -->\n```sh\ncurl a\n```\n"
     left_alone = "<!-- not run: needs root -->\n```sh\ncurl c\n```\n"
     first, second, third = blocks_of(f"{expecting}\n```sh\ncurl b\n```\n{left_alone}")
@@ -259,12 +259,12 @@ def test_a_mark_belongs_to_the_block_right_after_it() -> None:
     assert (third.value, third.is_run) == ("needs root", False)
 
 
-def test_a_fence_within_a_longer_fence_is_no_block_of_its_own() -> None:
+def test_nested_fence_is_not_a_block() -> None:
     [block] = blocks_of("````markdown\n```sh\nrm -r .\n```\n````\n")
     assert not block.is_run
 
 
-def test_an_example_may_leave_fields_out_but_not_get_them_wrong() -> None:
+def test_example_answer_can_omit_fields() -> None:
     answer = {"topic": "a", "records": [{"$seq": 1, "$ts": 5, "data": 7}], "lag": 0}
     assert not list(differences({"records": [{"$seq": 1, "$ts": 99}]}, answer))
     assert list(differences({"records": [{"$seq": 2}]}, answer)) == ["answer.records[0].$seq is 1, the page shows 2"]

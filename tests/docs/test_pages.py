@@ -17,7 +17,7 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _CODE = re.compile(r"^(`{3,}).*?^\1\s*?$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
-def test_the_page_about_errors_is_what_the_table_says() -> None:
+def test_errors_page_is_up_to_date() -> None:
     assert (ROOT / "docs/guide/errors.md").read_text() == error_page.page(), "run `make docs`"
 
 
@@ -25,7 +25,7 @@ def test_every_error_code_has_an_explanation() -> None:
     assert list(error_page.MEANINGS) == list(Code)
 
 
-def test_every_field_of_a_configuration_is_in_the_table_with_its_default() -> None:
+def test_topics_page_lists_every_field_with_its_default() -> None:
     text = (ROOT / "docs/guide/topics.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", text.partition("### Every field")[2], re.MULTILINE))
     defaults = {"null": None, "true": True, "false": False}
@@ -36,7 +36,7 @@ def test_every_field_of_a_configuration_is_in_the_table_with_its_default() -> No
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     links = [link for link in _LINK.findall(_CODE.sub("``", page.read_text())) if "://" not in link]
     assert [link for link in links if not _leads_somewhere(page, link)] == []
 

@@ -45,7 +45,7 @@ def some_write(dice: random.Random) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_parts_hold_whole_records_and_together_all_of_them(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_contain_all_records_whole(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(seed)
     monkeypatch.setattr(outline, "PART_BYTES", 1)
     for _ in range(10):
@@ -66,7 +66,7 @@ def test_parts_hold_whole_records_and_together_all_of_them(seed: int, monkeypatc
                 assert refused.value.code is Code.BATCH_TOO_LARGE
 
 
-def test_looking_ends_with_the_first_record_too_many() -> None:
+def test_scan_stops_at_the_first_record_too_many() -> None:
     body = b'{"records":[' + b'{"data":1},' * 300_000 + b'{"data":1}]}'
     taken: list[None] = []
     with pytest.raises(TopicsError):
@@ -74,7 +74,7 @@ def test_looking_ends_with_the_first_record_too_many() -> None:
     assert len(taken) < 3
 
 
-def test_looking_ends_where_a_record_is_far_too_long() -> None:
+def test_scan_stops_at_an_oversized_record() -> None:
     body = b'{"records":[{"data":1},{"data":"' + rb"\n" * (8 << 20) + b'"}]}'
     taken: list[None] = []
     with pytest.raises(TopicsError) as refused:
@@ -87,13 +87,13 @@ def test_looking_ends_where_a_record_is_far_too_long() -> None:
     "body",
     [b"{}", b'{"a":[{}]}', b'{"records":[{}', b'{"records":{}}', b'{"records":[],"records":[]}', b"", b"\\", b"]]"],
 )
-def test_what_has_no_outline_is_invalid(body: bytes) -> None:
+def test_body_without_an_outline_is_invalid(body: bytes) -> None:
     with pytest.raises(TopicsError) as refused:
         finish(outline.outline(body, Limits()))
     assert refused.value.code is Code.INVALID_REQUEST
 
 
-def test_bodies_that_decode_slowly_are_told_by_samples() -> None:
+def test_slow_bodies_are_detected_by_samples() -> None:
     size = 64 << 20
     assert outline.is_slow(b'{"records":[' + b'{"data":1},' * (size // 11))
     assert outline.is_slow(b'{"records":[{"data":"' + rb"\n" * (size // 2))

@@ -16,7 +16,7 @@ from topics.model.records import STORED_FORM, Projection, TagMatch, parse_match
         (["tag", "Glob", "*"], TagMatch("Glob", "")),
     ],
 )
-def test_a_match_has_three_forms(value, expected):
+def test_match_has_three_forms(value, expected):
     assert parse_match(value) == expected
 
 
@@ -28,18 +28,18 @@ def test_a_match_has_three_forms(value, expected):
         ["tag", "Eq", "x", "y"],
     ],
 )  # fmt: skip
-def test_anything_else_is_refused_with_the_field(value):
+def test_invalid_match_is_refused_with_its_field(value):
     with pytest.raises(TopicsError) as caught:
         parse_match(value, field="filter")
     assert (caught.value.code, caught.value.detail) == (Code.INVALID_REQUEST, {"field": "filter"})
 
 
-def test_a_match_on_the_wire_reads_back():
+def test_match_on_the_wire_reads_back():
     for match in (TagMatch("Eq", "x*"), TagMatch("Glob", "x")):
         assert parse_match(match.wire()) == match
 
 
-def test_a_record_without_a_tag_never_matches():
+def test_record_without_a_tag_never_matches():
     assert not TagMatch("Glob", "").covers(None)
     assert TagMatch("Glob", "").covers("")
     assert TagMatch("Glob", "ab").covers("abc")
@@ -47,7 +47,7 @@ def test_a_record_without_a_tag_never_matches():
     assert not TagMatch("Eq", "ab").covers("abc")
 
 
-def test_the_stored_form_is_the_default_of_a_reader():
+def test_stored_form_is_the_default_of_a_reader():
     assert Projection() == STORED_FORM
     assert STORED_FORM.is_stored_form
     assert not any(

@@ -19,7 +19,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_members_and_values_are_what_the_standard_library_says_and_the_text_stays(text: bytes):
+def test_members_equal_the_standard_library_and_keep_their_text(text: bytes):
     found = surrogates.members(text)
     assert {name: json.loads(bytes(value)) for name, value in found.items()} == json.loads(text)
     assert all(bytes(value) in text for value in found.values())
@@ -28,13 +28,13 @@ def test_members_and_values_are_what_the_standard_library_says_and_the_text_stay
 
 
 @pytest.mark.parametrize("text", [b'{"a":"\\ud83d\\ude00 \\\\ud800"}', b"{}", b'{"a":1.50}'])
-def test_text_without_such_halves_needs_no_stand_ins(text: bytes):
+def test_text_without_lone_surrogates_is_not_masked(text: bytes):
     assert surrogates.mask(text) is None
     assert surrogates.members(text) == msgspec.json.decode(text, type=dict[str, msgspec.Raw])
 
 
 @pytest.mark.parametrize("text", [b'{"a":"\\ud800"', b'{"a":"\\ud800",}', b"[1"])
-def test_what_is_no_json_is_refused_all_the_same(text: bytes):
+def test_invalid_json_is_still_refused(text: bytes):
     with pytest.raises(msgspec.DecodeError):
         surrogates.members(text)
     with pytest.raises((msgspec.DecodeError, json.JSONDecodeError)):
@@ -53,7 +53,7 @@ TOKENS = [
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_halves_are_found_wherever_the_text_is_cut(seed: int):
+def test_lone_surrogates_are_found_across_pieces(seed: int):
     dice = random.Random(seed)
     for _ in range(40):
         text = b"".join(dice.choice(TOKENS) for _ in range(dice.randint(0, 14)))
@@ -71,7 +71,7 @@ def test_long_texts_are_masked_in_many_steps(monkeypatch: pytest.MonkeyPatch):
     assert json.loads(bytes(surrogates.members(text)["a"])) == "\ud800x" * 500
 
 
-def test_a_text_without_a_free_block_of_characters_is_refused():
+def test_text_without_a_free_block_of_characters_is_refused():
     every_block = "".join(chr((block << 11) + 1) for block in range(1, 32) if block != 0xD800 >> 11)
     with pytest.raises(TopicsError, match="every Unicode block"):
         surrogates.mask(json.dumps(every_block).encode() + rb'"\ud800"')
@@ -81,6 +81,6 @@ def test_a_text_without_a_free_block_of_characters_is_refused():
     assert masked.block == 20
 
 
-def test_members_are_counted_with_their_broken_names():
+def test_members_with_lone_surrogates_are_counted():
     assert surrogates.count_members(rb'{"\ud800":1,"\uDBFF":2,"b":"\ud83d"}') == 3
     assert surrogates.count_members(b'{"a":1}') == 1

@@ -13,7 +13,7 @@ def test_every_default_is_safe():
     assert (config.durability, config.durable, config.idempotency_window_ms) == ("disk", False, 120_000)
 
 
-def test_a_patch_changes_what_it_names_and_null_is_a_value():
+def test_patch_changes_given_fields_and_null_is_a_value():
     before = configure("a", ConfigPatch(priority=5, ttl_ms=9))
     assert configure("a", ConfigPatch(ttl_ms=8), before).priority == 5
     assert configure("a", ConfigPatch(priority=None), before).priority is None
@@ -29,12 +29,12 @@ def test_a_patch_changes_what_it_names_and_null_is_a_value():
         (ConfigPatch(durability="ephemeral"), "ephemeral", False),
     ],
 )
-def test_an_explicit_durability_wins_over_the_shorthand(patch, durability, durable):
+def test_explicit_durability_wins_over_the_shorthand(patch, durability, durable):
     config = configure("a", patch)
     assert (config.durability, config.durable) == (durability, durable)
 
 
-def test_the_class_can_change_in_place_and_stays_otherwise():
+def test_durability_changes_only_if_given():
     memory = configure("a", ConfigPatch(durability="memory"))
     assert configure("a", ConfigPatch(ttl_ms=1), memory).durability == "memory"
     assert configure("a", ConfigPatch(durable=True), memory).durability == "fsync"
@@ -56,21 +56,21 @@ def test_values_out_of_range_are_clamped(patch, field, expected):
 
 
 @pytest.mark.parametrize("field", ["ttl_ms", "cap_records", "cap_bytes", "lease_ms", "max_deliveries"])
-def test_a_number_past_64_bits_is_refused(field):
+def test_number_past_64_bits_is_refused(field):
     with pytest.raises(TopicsError) as caught:
         configure("a", ConfigPatch(**{field: U64_MAX + 1}))
     assert caught.value.detail == {"field": field}
 
 
 @pytest.mark.parametrize("dead_letter", ["a", "not a name"])
-def test_a_dead_letter_names_another_topic(dead_letter):
+def test_dead_letter_names_another_topic(dead_letter):
     with pytest.raises(TopicsError) as caught:
         configure("a", ConfigPatch(dead_letter=dead_letter))
     assert caught.value.detail == {"field": "dead_letter"}
     assert configure("b", ConfigPatch(dead_letter="a")).dead_letter == "a"
 
 
-def test_the_type_never_changes():
+def test_type_never_changes():
     queue = configure("a", ConfigPatch(type="queue"))
     assert configure("a", ConfigPatch(type="queue", ttl_ms=1), queue).type == "queue"
     with pytest.raises(TopicsError) as caught:

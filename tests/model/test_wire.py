@@ -25,7 +25,7 @@ def field_at_fault(kind, body: bytes) -> str | None:
     return None if caught.value.detail is None else caught.value.detail["field"]
 
 
-def test_no_body_is_an_empty_object():
+def test_missing_body_is_an_empty_object():
     assert decode(DiffRequest, b"") == DiffRequest()
     assert decode(ConfigPatch, b"") == ConfigPatch()
 
@@ -57,7 +57,7 @@ def test_unknown_fields_are_ignored():
         (ConfigPatch, b"null", None),
     ],
 )
-def test_a_wrong_type_names_its_field(kind, body, field):
+def test_wrong_type_names_its_field(kind, body, field):
     assert field_at_fault(kind, body) == field
 
 
@@ -71,16 +71,16 @@ def test_a_wrong_type_names_its_field(kind, body, field):
         b'{"records":[{"data":1,"node":"\\ud800\\u0041 and more"}]}', b'{"records":[{"data":"raw\nbreak"}]}',
     ],
 )  # fmt: skip
-def test_what_is_no_json_in_utf8_is_refused(body):
+def test_invalid_json_or_utf8_is_refused(body):
     assert field_at_fault(WriteRequest, body) is None
 
 
-def test_nesting_without_end_is_refused():
+def test_deep_nesting_is_refused():
     deep = b"[" * 200_000 + b"]" * 200_000
     assert field_at_fault(WriteRequest, b'{"records":[{"data":%b}]}' % deep) is None
 
 
-def test_data_and_meta_stay_the_client_s_own_bytes():
+def test_data_and_meta_keep_the_bytes_of_the_client():
     request = decode(WriteRequest, b'{"records":[{"data": {"b":1.50 ,"a":"\\u00e9"} ,"meta":{"k" : 1e5}}]}')
     [record] = request.records
     assert (bytes(record.data), bytes(record.meta)) == (b'{"b":1.50 ,"a":"\\u00e9"}', b'{"k" : 1e5}')
@@ -91,7 +91,7 @@ def test_data_may_be_null_but_not_missing():
     assert bytes(record.data) == b"null"
 
 
-def test_u64_is_the_end_of_numbers():
+def test_numbers_above_u64_are_refused():
     assert check_u64(2**64 - 1, "from_seq") == 2**64 - 1
     with pytest.raises(TopicsError) as caught:
         check_u64(2**64, "from_seq")

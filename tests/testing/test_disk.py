@@ -32,7 +32,7 @@ def outcomes(disk: SimDisk, mode, path: str = "/a", tries: int = 300) -> set[byt
 
 @pytest.mark.parametrize("sync", ["sync", "datasync"])
 @pytest.mark.parametrize("mode", POWER_LOSSES)
-def test_synced_bytes_outlive_every_power_loss(mode, sync: str):
+def test_synced_bytes_survive_every_power_loss(mode, sync: str):
     disk = SimDisk()
     file = durable_file(disk)
     file.pwrite(b"abc" * 3_000, 0)
@@ -41,7 +41,7 @@ def test_synced_bytes_outlive_every_power_loss(mode, sync: str):
     assert outcomes(disk, mode, tries=20) == {b"abc" * 3_000 + bytes(11_000)}
 
 
-def test_unsynced_bytes_are_gone_after_lose():
+def test_lose_drops_unsynced_bytes():
     disk = SimDisk()
     file = durable_file(disk, data=b"old")
     file.pwrite(b"NEW and longer", 0)
@@ -49,13 +49,13 @@ def test_unsynced_bytes_are_gone_after_lose():
     assert disk.crash("lose").contents("/a") == b"old"
 
 
-def test_an_unsynced_truncate_is_undone_by_lose():
+def test_unsynced_truncate_is_undone_by_lose():
     disk = SimDisk()
     durable_file(disk, data=b"abcdef").truncate(2)
     assert disk.crash("lose").contents("/a") == b"abcdef"
 
 
-def test_tear_keeps_a_prefix_of_the_writes_and_cuts_the_last():
+def test_tear_keeps_a_prefix_and_truncates_the_last_write():
     disk = SimDisk()
     file = durable_file(disk, data=b"..")
     file.pwrite(b"abc", 2)
@@ -81,7 +81,7 @@ def test_reorder_keeps_any_set_of_sectors():
     assert {b"----", b"---3", b"0-2-", b"0123"} <= seen
 
 
-def test_reorder_never_keeps_a_write_without_an_earlier_one_in_its_sector():
+def test_reorder_keeps_earlier_writes_of_a_sector():
     disk = SimDisk()
     file = durable_file(disk, data=b"----")
     file.pwrite(b"A", 0)
@@ -89,7 +89,7 @@ def test_reorder_never_keeps_a_write_without_an_earlier_one_in_its_sector():
     assert outcomes(disk, "reorder") == {b"----", b"A---", b"AB--"}
 
 
-def test_reorder_may_keep_the_size_without_the_bytes_and_the_bytes_without_the_size():
+def test_reorder_keeps_size_and_bytes_independently():
     disk = SimDisk()
     durable_file(disk, data=b"ab").pwrite(b"c" * 600, 2)
     seen = outcomes(disk, "reorder")
@@ -127,7 +127,7 @@ def test_keep_is_a_killed_process_its_writes_still_pending():
 
 
 @pytest.mark.parametrize("mode", POWER_LOSSES)
-def test_the_boot_id_changes_with_a_power_loss_only(mode):
+def test_boot_id_changes_with_a_power_loss_only(mode):
     disk = SimDisk()
     before = disk.boot_id()
     assert disk.crash("keep").boot_id() == before
@@ -135,7 +135,7 @@ def test_the_boot_id_changes_with_a_power_loss_only(mode):
     assert disk.crash(mode).crash(mode).boot_id() not in (before, disk.crash(mode).boot_id())
 
 
-def test_an_allocated_file_is_zeros_until_written_and_costs_nothing_to_copy():
+def test_allocated_file_reads_zeros_and_copies_cheaply():
     disk = SimDisk()
     file = durable_file(disk)
     file.allocate(1 << 30)
@@ -149,7 +149,7 @@ def test_an_allocated_file_is_zeros_until_written_and_costs_nothing_to_copy():
 # Names
 
 
-def test_a_new_file_needs_its_directory_synced_however_often_it_was_synced_itself():
+def test_new_file_is_durable_only_after_directory_sync():
     disk = SimDisk()
     file = disk.open("/a", create=True)
     file.pwrite(b"abc", 0)
@@ -159,7 +159,7 @@ def test_a_new_file_needs_its_directory_synced_however_often_it_was_synced_itsel
     assert disk.clone().crash("lose").contents("/a") == b"abc"
 
 
-def test_a_directory_needs_its_parent_synced():
+def test_directory_needs_its_parent_synced():
     disk = SimDisk()
     disk.mkdir("/d/e")
     durable_file(disk, "/d/e/a")
@@ -170,7 +170,7 @@ def test_a_directory_needs_its_parent_synced():
     assert disk.clone().crash("lose").files() == ["/d/e/a"]
 
 
-def test_a_rename_is_undone_unless_the_directory_was_synced():
+def test_rename_is_undone_unless_the_directory_was_synced():
     disk = SimDisk()
     durable_file(disk, "/a", b"old")
     durable_file(disk, "/a.tmp", b"new")
@@ -185,7 +185,7 @@ def test_a_rename_is_undone_unless_the_directory_was_synced():
 
 
 @pytest.mark.parametrize("mode", ["tear", "reorder"])
-def test_a_rename_is_old_or_new_never_both_nor_none(mode):
+def test_rename_is_old_or_new_never_both_nor_none(mode):
     disk = SimDisk()
     durable_file(disk, "/a", b"old")
     durable_file(disk, "/a.tmp", b"new")
@@ -197,7 +197,7 @@ def test_a_rename_is_old_or_new_never_both_nor_none(mode):
     assert seen == {(("/a", b"old"), ("/a.tmp", b"new")), (("/a", b"new"),)}
 
 
-def test_a_rename_between_directories_is_one_change():
+def test_rename_between_directories_is_one_change():
     disk = SimDisk()
     for directory in ("/d", "/e"):
         disk.mkdir(directory)
@@ -212,13 +212,13 @@ def test_a_rename_between_directories_is_one_change():
         assert one.crash("lose").files() == ["/e/a"]
 
 
-def test_the_name_may_survive_without_the_bytes():
+def test_name_may_survive_without_the_bytes():
     disk = SimDisk()
     disk.open("/a", create=True).pwrite(b"abc", 0)
     assert disk.crash("zero").contents("/a") == b"\0\0\0"
 
 
-def test_an_unlink_is_undone_unless_the_directory_was_synced():
+def test_unlink_is_undone_unless_the_directory_was_synced():
     disk = SimDisk()
     durable_file(disk, data=b"abc")
     disk.unlink("/a")
@@ -228,7 +228,7 @@ def test_an_unlink_is_undone_unless_the_directory_was_synced():
     assert disk.crash("lose").files() == []
 
 
-def test_a_link_needs_its_directory_synced_and_then_outlives_the_first_name():
+def test_synced_link_survives_removal_of_the_first_name():
     disk = SimDisk()
     durable_file(disk, data=b"abc")
     disk.link("/a", "/b")
@@ -251,7 +251,7 @@ def test_reorder_keeps_any_set_of_name_changes():
     assert torn == {(), ("/a",), ("/a", "/b"), ("/a", "/b", "/c")}
 
 
-def test_files_that_nothing_leads_to_are_forgotten():
+def test_unreachable_files_are_removed():
     disk = SimDisk()
     for _ in range(100):
         disk.open("/a.tmp", create=True).close()
@@ -280,7 +280,7 @@ def test_every_call_is_counted_and_named():
     assert [call.number for call in disk.calls if call.op in MUTATING] == [0, 1, 2, 3]
 
 
-def test_a_call_can_be_made_to_fail_by_number_operation_and_path():
+def test_fault_matches_number_operation_and_path():
     disk = SimDisk()
     disk.fail(at=2)
     disk.fail(op="pwrite", path="*.wal", error=errno.ENOSPC, times=2)
@@ -296,7 +296,7 @@ def test_a_call_can_be_made_to_fail_by_number_operation_and_path():
     assert log.pread(9, 0) == b"y"
 
 
-def test_a_fault_can_last_until_it_is_healed():
+def test_fault_can_last_until_it_is_healed():
     disk = SimDisk()
     file = durable_file(disk)
     fault = disk.fail(op="pwrite", times=FOREVER)
@@ -310,7 +310,7 @@ def test_a_fault_can_last_until_it_is_healed():
     file.pwrite(b"x", 0)
 
 
-def test_a_failing_write_may_leave_a_prefix():
+def test_failing_write_may_leave_a_prefix():
     seen = set()
     for seed in range(60):
         disk = SimDisk(seed)
@@ -322,7 +322,7 @@ def test_a_failing_write_may_leave_a_prefix():
     assert seen == {b"", b"a", b"ab", b"abc"}
 
 
-def test_a_failed_change_of_names_changes_nothing():
+def test_failed_change_of_names_changes_nothing():
     disk = SimDisk()
     durable_file(disk)
     for op, call in {
@@ -338,7 +338,7 @@ def test_a_failed_change_of_names_changes_nothing():
     assert disk.listdir("/") == ["a"]
 
 
-def test_bytes_that_met_a_failed_sync_stay_readable_and_are_never_synced():
+def test_failed_sync_drops_bytes_but_keeps_them_readable():
     disk = SimDisk()
     file = durable_file(disk, data=b"....")
     file.pwrite(b"AB", 0)
@@ -354,7 +354,7 @@ def test_bytes_that_met_a_failed_sync_stay_readable_and_are_never_synced():
     assert disk.crash("keep").contents("/a") == b"ABC.EF"
 
 
-def test_a_lost_write_that_grew_the_file_leaves_zeros_and_writing_again_mends_it():
+def test_rewrite_repairs_a_lost_growing_write():
     disk = SimDisk()
     file = durable_file(disk, data=b"..")
     file.pwrite(b"AB", 2)
@@ -368,7 +368,7 @@ def test_a_lost_write_that_grew_the_file_leaves_zeros_and_writing_again_mends_it
     assert disk.crash("lose").contents("/a") == b"..AB"
 
 
-def test_the_forgiving_kind_of_failed_sync_can_be_chosen():
+def test_failed_sync_can_keep_bytes():
     disk = SimDisk(failed_sync_drops=False)
     file = durable_file(disk, data=b"..")
     file.pwrite(b"AB", 0)
@@ -380,7 +380,7 @@ def test_the_forgiving_kind_of_failed_sync_can_be_chosen():
     assert disk.crash("lose").contents("/a") == b"AB"
 
 
-def test_a_failed_directory_sync_settles_nothing_and_can_be_repeated():
+def test_failed_directory_sync_can_be_repeated():
     disk = SimDisk()
     disk.open("/a", create=True)
     disk.fail(op="sync_dir")
@@ -395,7 +395,7 @@ def test_a_failed_directory_sync_settles_nothing_and_can_be_repeated():
 
 
 @pytest.mark.parametrize(("when", "left"), [("before", b"old"), ("after", b"new")])
-def test_the_process_dies_before_or_after_a_call(when, left: bytes):
+def test_process_dies_before_or_after_a_call(when, left: bytes):
     disk = SimDisk()
     file = durable_file(disk, data=b"old")
     disk.crash_at(len(disk.calls), when=when)
@@ -404,7 +404,7 @@ def test_the_process_dies_before_or_after_a_call(when, left: bytes):
     assert disk.crash("keep").contents("/a") == left
 
 
-def test_a_process_that_dies_during_a_write_leaves_a_prefix_of_it():
+def test_death_during_a_write_leaves_a_prefix():
     disk = SimDisk(seed=3)
     file = durable_file(disk)
     disk.crash_at(len(disk.calls), when="during")
@@ -413,7 +413,7 @@ def test_a_process_that_dies_during_a_write_leaves_a_prefix_of_it():
     assert 0 < len(disk.crash("keep").contents("/a")) < 100
 
 
-def test_a_process_that_dies_after_a_sync_has_synced():
+def test_death_after_a_sync_keeps_the_sync():
     disk = SimDisk()
     file = durable_file(disk)
     file.pwrite(b"abc", 0)
@@ -423,14 +423,14 @@ def test_a_process_that_dies_after_a_sync_has_synced():
     assert disk.crash("lose").contents("/a") == b"abc"
 
 
-def test_it_dies_after_a_call_that_fails_too():
+def test_death_after_a_failed_call():
     disk = SimDisk()
     disk.crash_at(0, when="after")
     with pytest.raises(Crashed):
         disk.unlink("/none")
 
 
-def test_the_dead_do_nothing_more_but_close():
+def test_dead_process_can_only_close_files():
     disk = SimDisk()
     file = durable_file(disk)
     lock = disk.lock("/LOCK")
@@ -448,7 +448,7 @@ def test_error_handlers_do_not_catch_a_crash():
     assert not issubclass(Crashed, Exception)
 
 
-def test_a_crash_releases_the_lock():
+def test_crash_releases_the_lock():
     disk = SimDisk()
     disk.lock("/LOCK")
     for mode in ("keep", "lose"):
@@ -463,7 +463,7 @@ def full_at(pages: int) -> tuple[SimDisk, SimFile]:
     return disk, disk.open("/a", create=True)
 
 
-def test_a_write_past_the_capacity_writes_what_fits_and_is_refused():
+def test_write_past_the_capacity_writes_what_fits():
     disk, file = full_at(2)
     with pytest.raises(OSError, match="No space"):
         file.pwrite(b"x" * 10_000, 100)
@@ -472,7 +472,7 @@ def test_a_write_past_the_capacity_writes_what_fits_and_is_refused():
     file.pwrite(b"y" * PAGE, 0)
 
 
-def test_a_reserved_range_takes_writes_on_a_full_disk_and_an_extended_one_does_not():
+def test_reserved_range_is_writable_on_a_full_disk():
     disk, file = full_at(4)
     file.allocate(2 * PAGE)
     other = disk.open("/b", create=True)
@@ -484,7 +484,7 @@ def test_a_reserved_range_takes_writes_on_a_full_disk_and_an_extended_one_does_n
         other.pwrite(b"x", 0)
 
 
-def test_a_reservation_is_granted_whole_or_not_at_all():
+def test_reservation_is_granted_whole_or_not_at_all():
     disk, file = full_at(4)
     with pytest.raises(OSError, match="No space"):
         file.allocate(5 * PAGE)
@@ -505,7 +505,7 @@ def test_space_comes_back_with_truncate_and_unlink():
     assert disk.free_bytes("/") == 10 * PAGE
 
 
-def test_what_has_its_space_can_be_overwritten_when_the_disk_has_shrunk_below_it():
+def test_overwrite_needs_no_space_on_a_shrunk_disk():
     disk, file = full_at(4)
     file.allocate(3 * PAGE)
     disk.capacity_bytes = PAGE
@@ -519,7 +519,7 @@ def test_what_has_its_space_can_be_overwritten_when_the_disk_has_shrunk_below_it
 # The rest
 
 
-def test_a_cold_disk_answers_no_read_at_once():
+def test_cold_disk_answers_no_read_at_once():
     disk = SimDisk()
     file = durable_file(disk, data=b"abc")
     disk.cold = True
@@ -527,7 +527,7 @@ def test_a_cold_disk_answers_no_read_at_once():
     assert file.pread(3, 0) == b"abc"
 
 
-def test_a_flipped_bit_stays_flipped_after_a_crash():
+def test_flipped_bit_stays_flipped_after_a_crash():
     disk = SimDisk()
     durable_file(disk, data=b"\0\0\0")
     disk.flip("/a", 9)
@@ -535,7 +535,7 @@ def test_a_flipped_bit_stays_flipped_after_a_crash():
     assert disk.crash("lose").contents("/a") == b"\0\2\0"
 
 
-def test_a_clone_and_its_origin_go_their_own_ways():
+def test_clone_is_independent_of_its_origin():
     disk = SimDisk()
     file = durable_file(disk, data=b"abc")
     file.pwrite(b"X", 0)
@@ -550,7 +550,7 @@ def test_a_clone_and_its_origin_go_their_own_ways():
     assert disk.calls[:5] == twin.calls[:5]
 
 
-def test_the_same_seed_gives_the_same_disk():
+def test_same_seed_gives_the_same_disk():
     def run(seed: int) -> list[bytes]:
         disk = SimDisk(seed)
         file = durable_file(disk)
@@ -605,7 +605,7 @@ def test_threads_may_share_a_disk():
     assert disk.crash("lose").contents("/a") == bytes(range(4)) * 200
 
 
-def test_simulated_time_passes_only_when_told_to():
+def test_simulated_time_passes_only_on_advance():
     clock = SimClock(ms=1_000)
     clock.advance(ms=5)
     assert (clock.now_ms(), clock.monotonic_ns()) == (1_005, 5_000_000)
