@@ -15,6 +15,7 @@ from tests.contract.api import Api, Background, eventually
 from tests.live.events import Events
 from tests.live.inside import Inside
 from tests.live.test_websocket import Socket
+from topics.server.push import rendering
 from topics.storage.fs import RealFile
 from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.sealed import SealedSegment
@@ -137,8 +138,12 @@ def test_work_stream_gets_jobs_when_the_disk_answers(world: World):
     assert world.while_it_waits(work) == list(range(1, 101))
 
 
-def test_watcher_catches_up_when_the_disk_answers(world: World):
-    session = world.api.call("POST", "/v0/watch", {"topics": {"t": {"from_seq": 0}}}).json()
+@pytest.mark.parametrize("shared", [False, True])
+def test_watcher_catches_up_when_the_disk_answers(world: World, monkeypatch: pytest.MonkeyPatch, shared: bool):
+    """A view with a node shares the frames of views without one, which may be on the disk."""
+    monkeypatch.setattr(rendering, "MAX_SHARED_SEQS", RECORDS if shared else 0)
+    body = {"topics": {"t": {"from_seq": 0}}, "node": "n"}
+    session = world.api.call("POST", "/v0/watch", body).json()
 
     def watch() -> list[int]:
         with Events(world.inside.url, session["stream_url"]) as events:
