@@ -255,16 +255,46 @@ def test_ordinary_nesting_is_accepted(api: Api, topic: str):
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("PUT", "", {}),
         ("POST", "", {"records": [{"data": 1, "colour": "blue", "$seq": 99}]}),
         ("POST", "/diff", {}),
-        ("POST", "/delete", {"before_seq": 1}),
-        ("POST", "", {"records": [{"data": 1}], "config": {"colour": [1]}}),
     ],
 )
-def test_unknown_field_is_ignored(api: Api, topic: str, method: str, path: str, body: Any):
+def test_unknown_field_of_a_write_or_read_is_ignored(api: Api, topic: str, method: str, path: str, body: Any):
     api.put(topic)
     succeeded(api.call(method, f"/v0/topics/{topic}{path}", body | {"colour": {"r": [1, None]}, "$ts": 1}))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field", "meant"),
+    [
+        ("POST", "/topics/{}/delete", {"before_seq": 3, "dryrun": True}, "dryrun", "dry_run"),
+        ("PUT", "/topics/{}", {"cap_record": 5}, "cap_record", "cap_records"),
+        ("PUT", "/topics/{}", {"archive": {"hodl": True}}, "archive.hodl", "hold"),
+        (
+            "POST",
+            "/topics/{}",
+            {"records": [{"data": 1}], "config": {"cap_record": 5}},
+            "config.cap_record",
+            "cap_records",
+        ),
+        ("POST", "/topics/{}/redrive", {"dryrun": True}, "dryrun", "dry_run"),
+        ("PUT", "/routers/r", {"source": "a", "dest": "b", "fliter": "x"}, "fliter", "filter"),
+    ],
+)
+def test_misspelt_field_of_a_request_with_effects_is_refused(
+    api: Api, topic: str, method: str, path: str, body: Any, field: str, meant: str
+):
+    api.append(topic, [{"data": 1}, {"data": 2}])
+    error = api.refused(400, "invalid_request", method, f"/v0{path.format(topic)}", body)
+    assert error["detail"] == {"field": field}
+    assert f"did you mean {meant}?" in error["message"]
+    assert api.state(topic)["count"] == 2
+
+
+def test_unknown_field_without_a_similar_one_lists_all(api: Api, topic: str):
+    api.append(topic, [{"data": 1}])
+    error = api.refused(400, "invalid_request", "POST", f"/v0/topics/{topic}/delete", {"colour": 1})
+    assert "there are before_seq, match" in error["message"]
 
 
 INTEGERS = [
@@ -384,7 +414,7 @@ def test_invalid_field_in_config_is_named_with_its_path(api: Api, topic: str):
 
 def test_body_above_the_limit_is_refused_for_any_framing(start_server, connect, topic: str):
     api = connect(start_server(max_body_bytes=4096, max_record_bytes=4096, max_meta_bytes=4096))
-    path, fits, long = f"/v0/topics/{topic}", b'{"unknown":"%b"}' % (b"x" * 4000), b'{"unknown":"%b"}' % (b"x" * 5000)
+    path, fits, long = f"/v0/topics/{topic}", b"{%b}" % (b" " * 4000), b"{%b}" % (b" " * 5000)
 
     succeeded(api.call("PUT", path, raw=fits))
     failed(api.call("PUT", path, raw=long), 413, "payload_too_large")

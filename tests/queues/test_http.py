@@ -62,7 +62,7 @@ def test_an_ack_on_a_durable_queue_is_synced(api: Api, topic: str):
 
 @pytest.mark.parametrize("name", ["claim", "ack", "nack", "extend", "redrive"])
 def test_only_queues_take_queue_verbs(api: Api, topic: str, name: str):
-    body = {"node": "w", "seqs": [1], "lease_ms": 100}
+    body = {"seqs": [1]} if name == "redrive" else {"node": "w", "seqs": [1], "lease_ms": 100}
     api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/{name}", body)
     api.put(topic)
     api.refused(409, "not_a_queue", "POST", f"/v0/topics/{topic}/{name}", body)

@@ -53,10 +53,9 @@ The Python client follows these rules, except that it does not retry `topic_full
 ## What is not an error
 
 - **A lost record.** The server reports it as a [tombstone](tombstones.md) with status 200.
-- **An unknown field.** The server ignores it in every request, so that old and new clients and servers work together.
-  This includes misspelt fields: a write with `"idempotencykey"` has no key, and a delete with `"dryrun"` deletes. Check
-  the answer, which shows the values in force. A *known* field of the wrong type or out of range is `invalid_request`,
-  with `detail.field`.
+- **An unknown field** of a request that writes or reads. The server ignores it, so that old and new clients and servers
+  work together. A request that deletes, configures or moves (delete, `PUT` of a topic or router, an inline `config`,
+  redrive) is refused with `invalid_request` instead: a misspelt `dry_run` must not delete.
 - **A number above its maximum**, if a smaller one serves the purpose: `limit` and `wait_ms` are clamped.
 
 ## Errors in streams

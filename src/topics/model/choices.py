@@ -1,4 +1,4 @@
-"""The values that a field of a request type allows, for error messages. Pure; used only after decoding has failed."""
+"""The fields and values that a request type allows, for error messages. Pure; used only after decoding has failed."""
 
 import re
 from collections.abc import Iterator
@@ -11,6 +11,21 @@ _PART = re.compile(r"\.(\w+)|\[[^\]]*\]")
 
 def choices(request_type: Any, path: str) -> list[str]:
     """Return the allowed values of the field at `path`, as `$.config.durability`; empty if it is no enumeration."""
+    types, tags = _at(request_type, path)
+    values = [str(value) for one in types for value in _values(one)]
+    return list(dict.fromkeys(values or tags))
+
+
+def field_names(request_type: Any, path: str) -> list[str]:
+    """Return the names of the fields that the object at `path` may have."""
+    types, _ = _at(request_type, path)
+    found = [one for each in types for one in _alternatives(each)]
+    names = [field.encode_name for one in found if isinstance(one, inspect.StructType) for field in one.fields]
+    return list(dict.fromkeys(names))
+
+
+def _at(request_type: Any, path: str) -> tuple[list[inspect.Type], list[str]]:
+    """Return the types that the value at `path` may have, and the tags if it is the tag field of a union."""
     types: list[inspect.Type] = [inspect.type_info(request_type)]
     tags: list[str] = []
     for part in _PART.finditer(path):
@@ -18,8 +33,7 @@ def choices(request_type: Any, path: str) -> list[str]:
         found = [one for each in types for one in _alternatives(each)]
         tags = [str(one.tag) for one in found if isinstance(one, inspect.StructType) and one.tag_field == name]
         types = list(_fields(found, name) if name is not None else _items(found))
-    values = [str(value) for one in types for value in _values(one)]
-    return list(dict.fromkeys(values or tags))
+    return types, tags
 
 
 def _alternatives(one: inspect.Type) -> Iterator[inspect.Type]:

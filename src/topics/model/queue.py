@@ -55,7 +55,7 @@ class ExtendRequest(Struct, gc=False):
     lease_ids: list[str] | None = None
 
 
-class RedriveRequest(Struct, gc=False):
+class RedriveRequest(Struct, gc=False, forbid_unknown_fields=True):
     """Body of `POST /v0/topics/:topic/redrive`. `seqs` are seqs of the dead-letter topic."""
 
     match: MatchWire | UnsetType = UNSET

@@ -137,7 +137,7 @@ class ScanRequest(Struct, gc=False):
     epoch: U64 | None = None
 
 
-class DeleteRequest(Struct, gc=False):
+class DeleteRequest(Struct, gc=False, forbid_unknown_fields=True):
     """Body of `POST /v0/topics/:topic/delete`."""
 
     before_seq: U64 | None = None

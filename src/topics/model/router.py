@@ -18,7 +18,7 @@ STAMP = "_topics_router"  # member of `meta` with the origin of an `exactly_once
 MAX_HOPS = 16  # topics that a record can pass on a cycle of routers
 
 
-class RouterRequest(Struct, kw_only=True):
+class RouterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of `PUT /v0/routers/:router`. `from_seq` or `from_ts` is the start of a new router; default: the head."""
 
     source: str

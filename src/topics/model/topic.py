@@ -25,6 +25,10 @@ class ArchiveConfig(Struct, frozen=True, kw_only=True):
     hold: bool = False
 
 
+class ArchivePatch(ArchiveConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An archive configuration as a request has it."""
+
+
 class TopicConfig(Struct, frozen=True, kw_only=True):
     """The complete configuration of a topic, with all defaults."""
 
@@ -48,7 +52,7 @@ class TopicConfig(Struct, frozen=True, kw_only=True):
     archive: ArchiveConfig | None = None
 
 
-class ConfigPatch(Struct, frozen=True, kw_only=True):
+class ConfigPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration fields of a request. An omitted field keeps its value, or gets its default in a new topic."""
 
     type: TopicType | UnsetType = UNSET
@@ -68,7 +72,7 @@ class ConfigPatch(Struct, frozen=True, kw_only=True):
     max_deliveries: U64 | UnsetType = UNSET
     dead_letter: str | UnsetType | None = UNSET
     leases_durable: bool | UnsetType = UNSET
-    archive: ArchiveConfig | UnsetType | None = UNSET
+    archive: ArchivePatch | UnsetType | None = UNSET
 
 
 DEFAULT_CONFIG = TopicConfig()
@@ -91,6 +95,8 @@ def configure(name: str, patch: ConfigPatch, current: TopicConfig | None = None)
         )
     if "durability" not in given and "durable" in given:
         given["durability"] = "fsync" if given["durable"] else "disk"
+    if (archive := given.get("archive")) is not None:
+        given["archive"] = ArchiveConfig(hold=archive.hold)
     merged = structs.replace(current or DEFAULT_CONFIG, **given)
     if merged.dead_letter is not None:
         check_topic(merged.dead_letter, field="dead_letter")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from topics.errors import Code, TopicsError, invalid
-from topics.model.choices import choices
+from topics.model.choices import choices, field_names
 from topics.model.topic import U64, TopicConfig
 
 Json = Annotated[Any, Meta(description="any JSON value")]
@@ -275,10 +276,20 @@ def _wrong_type(error: msgspec.ValidationError, request_type: Any) -> TopicsErro
         missing = what.split("`")[1]
         path = f"{path}.{missing}" if path else missing
         return invalid(f"{path} is required", field=path)
+    if "unknown field" in what:
+        return _unknown_field(what.split("`")[1], path, field_names(request_type, where))
     name = path or "the body"
     if (given := _NOT_A_CHOICE.fullmatch(what)) is not None and (allowed := choices(request_type, where)):
         return invalid(f"{name} must be one of {', '.join(allowed)}, not {given[1]}", field=path or None)
     return invalid(f"{name}: {_in_plain_words(what)}", field=path or None)
+
+
+def _unknown_field(name: str, path: str, known: list[str]) -> TopicsError:
+    """Return the error for a field that a request which deletes, configures or moves does not have."""
+    field = f"{path}.{name}" if path else name
+    similar = get_close_matches(name, known, n=1)
+    hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(known)}"
+    return invalid(f"there is no field {field}; {hint}", field=field)
 
 
 _WORDS = {
