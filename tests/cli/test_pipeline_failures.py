@@ -120,7 +120,7 @@ def test_refused_arguments_have_a_report(run: Any) -> None:
         ("replay --url URL --from-url URL --topic a --into b --rate nan", "rate: a number"),
         ("replay --url URL --from-url URL --topic a --into b --positions a/b", "--positions: 'a/b' is not a topic"),
         ("compact --url URL --topic shop.orders --parquet /dev/null", "/dev/null/shop.orders.parquet cannot be a file"),
-        ("erase --url URL --match a\udcff", "is no text in UTF-8"),
+        ("erase --url URL --match a\udcff", "is not UTF-8 text"),
         ("rollup --url URL --topic a --into b --window 1h --watermark 999999999weeks", "is longer than 1000 years"),
         ("rollup --url URL --topic a --into b --window 1h --sql select(1)as(x)", "a query FROM records"),
     ],

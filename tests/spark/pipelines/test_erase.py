@@ -436,7 +436,7 @@ def test_a_dry_run_needs_no_key_that_may_delete_and_a_run_finds_out_before_anyth
         assert [client.topic(topic).count for topic in ("a", "b")] == [2, 2]
 
         assert main([*command, "--topic", "a", "--token", "some"]) == 0
-        assert "what goes cannot be noted" in capsys.readouterr().out
+        assert "the progress cannot be saved" in capsys.readouterr().out
         assert client.topic("a").count == 1
 
 

@@ -1,7 +1,7 @@
-"""`audit`: proves that nothing is missing: each seq from 1 to the head is live, deleted, archived or in a recorded gap.
+"""Audit: prove that nothing is missing. Each seq from 1 to the head is live, deleted, archived or in a recorded gap.
 
-Two passes, both spread over Spark's tasks: every file of the lake is read back, then every seq of every life is looked
-for, on the server and in the lake, and records that both have are compared. Nothing is changed.
+There are two passes, both in Spark tasks. The first reads back every file of the lake. The second looks for every seq
+of every epoch on the server and in the lake, and compares the records that both have. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from topics.spark.pipelines.run.job import Failed, JobOptions, PipelineJob
 from topics.spark.pipelines.run.report import ReportedGap, RunReport, TopicReport
 from topics.spark.pipelines.run.unknown_names import existing_lake, no_topic, unknown_topic
 
-ATTEMPTS = 5  # when the lake changes under the audit
+ATTEMPTS = 5  # audits until one runs without a change of the lake
 STRETCH_SEQS = 100_000
 STRETCH_BYTES = 16 << 20
-INFLATION = 5  # bytes in memory for one in a file, as a guess
+INFLATION = 5  # estimated bytes in memory per byte in a file
 SHOWN = 20
 
 FINDINGS = {
@@ -51,15 +51,15 @@ FINDINGS = {
 
 
 class EpochAccount(Struct, kw_only=True):
-    """One life of a topic: what is known of it, and what was found."""
+    """One epoch of a topic: its state on the server and in the lake, and the findings."""
 
     topic: str
     epoch: int
     head: int
-    state: Summary | None  # None: not the life that the server has
+    state: Summary | None  # None: the server does not have this epoch
     archived: ArchivedEpoch
-    told_to: int = 0  # the server was told that everything up to here is archived
-    trimmed_to: int = 0  # and that this much of it was deleted from the topic
+    reported_to: int = 0  # the last archived seq that the server knows
+    trimmed_to: int = 0  # the last trimmed seq that the server knows
     damaged: list[tuple[File, str]] = field(default_factory=list)
     found: list[StretchFindings] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class EpochAccount(Struct, kw_only=True):
                 gaps=[(gap.first, gap.last) for gap in self.archived.gaps_in(first, last)],
                 uncovered=self.archived.uncovered(first, last),
                 trimmed_to=self.archived.trimmed_to,
-                told_to=self.told_to,
+                reported_to=self.reported_to,
             )
 
     @property
@@ -103,17 +103,17 @@ class EpochAccount(Struct, kw_only=True):
 
 
 def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[JobOptions]) -> RunReport:
-    """Looks for every seq of these topics, or of all that server and lake have. `ok` says whether all were found.
+    """Look for every seq of these topics, or of all topics of server and lake. `ok` is true if all were explained.
 
-    A dry run lists what would be looked at and finds nothing, so it is never a proof: `checked` is false.
+    A dry run lists what would be checked. It has no findings and proves nothing: `checked` is false.
     """
     with PipelineJob("audit", servers=[url], **options) as job, job.client(url) as client:
-        place = existing_lake(lake)
-        accounts = _audited(job, client, place, url, topics)
+        opened = existing_lake(lake)
+        accounts = _audited(job, client, opened, url, topics)
         if job.dry_run:
             _expect(job.report, url, accounts)
             return job.report
-        strays = place.strays()
+        strays = opened.strays()
         folders = tuple(topic_folder(account.topic) + "/" for account in accounts)
         listed = [path for path in strays if _is_listed(path) and (not topics or path.startswith(folders))]
         _fill(job.report, url, accounts, listed)
@@ -124,7 +124,7 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
 
 
 def _warn_of_trims(job: PipelineJob, accounts: list[EpochAccount]) -> None:
-    """No finding by itself: where the lake lacks records as well, these are unexplained."""
+    """Warn about trims that the lake has not recorded. This is not a finding: missing records are unexplained seqs."""
     for account in accounts:
         if account.trimmed_to > account.archived.trimmed_to:
             job.warn(
@@ -141,10 +141,10 @@ def _audited(job: PipelineJob, client: Client, lake: Lake, url: str, topics: Seq
         accounts = _accounts(client, lake, snapshot, topics)
         if job.dry_run or _attempt(job, lake, url, snapshot, accounts):
             return accounts
-        job.step("the lake has changed meanwhile: looking again")
+        job.step("the lake has changed meanwhile: checking again")
     raise Failed(
-        f"the lake {lake.path} changed {ATTEMPTS} times while it was looked at",
-        next="run the audit again, or stop what merges or erases until it is done",
+        f"the lake {lake.path} changed {ATTEMPTS} times during the audit",
+        next="run the audit again, or stop pipelines that merge or erase until it is done",
     )
 
 
@@ -166,18 +166,18 @@ def _accounts(client: Client, lake: Lake, snapshot: Snapshot, topics: Sequence[s
         for epoch, archived in sorted(epochs.items()):
             of_server = state if state is not None and state.epoch == epoch else None
             head = max(last_seq(archived), 0 if of_server is None else of_server.head_seq)
-            told_to, trimmed_to = (0, 0) if of_server is None else _told(client, of_server)
+            reported_to, trimmed_to = (0, 0) if of_server is None else _reported(client, of_server)
             found.append(
                 EpochAccount(
                     topic=name, epoch=epoch, head=head, state=of_server, archived=archived,
-                    told_to=told_to, trimmed_to=trimmed_to,
+                    reported_to=reported_to, trimmed_to=trimmed_to,
                 )
             )  # fmt: skip
     return found
 
 
-def _told(client: Client, state: Summary) -> tuple[int, int]:
-    """Up to where the server was told that the topic is archived, and trimmed."""
+def _reported(client: Client, state: Summary) -> tuple[int, int]:
+    """Return the last archived and the last trimmed seq that the server knows."""
     try:
         now = client.topic(state.topic)
     except TopicsError as error:
@@ -205,11 +205,11 @@ def _live_topics(client: Client, topics: Sequence[str]) -> dict[str, Summary]:
 
 
 def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, accounts: list[EpochAccount]) -> bool:
-    """Fills the accounts; False where what was found may come from a lake that was changing."""
+    """Fill the accounts. Return False if the findings may come from a change of the lake during the audit."""
     _check_files(job, lake, accounts)
     suspicious = any(account.damaged or account.trimmed_to > account.archived.trimmed_to for account in accounts)
     work = [(account, one) for account in accounts for one in account.stretches(lake.path, job, url)]
-    topics = {account.topic for account in accounts}  # several lives of one are one
+    topics = {account.topic for account in accounts}  # a topic may have several epochs
     job.step(f"looking for {sum(account.head for account in accounts)} seqs of {len(topics)} topics")
     done = run_on_executors(
         job.spark, [one for _, one in work], look, result=StretchFindings, weight=lambda one: one.last - one.first + 1
@@ -222,7 +222,7 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
 
 
 def _closed(stretch: Stretch, found: StretchFindings) -> StretchFindings:
-    """A stretch that could not be read is not explained."""
+    """Return the findings; a stretch that could not be read is unexplained as a whole."""
     return found if found.problem is None else StretchFindings(unexplained=[(stretch.first, stretch.last)])
 
 
@@ -237,16 +237,16 @@ def _check_files(job: PipelineJob, lake: Lake, accounts: list[EpochAccount]) -> 
 
 
 def _is_listed(path: str) -> bool:
-    """Whether readers who list the directory take it for records."""
+    """Return whether readers that list the directory would read the file as records."""
     name = os.path.basename(path)
     return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
-# --- telling
+# --- the report
 
 
 def _expect(report: RunReport, url: str, accounts: list[EpochAccount]) -> None:
-    """What a dry run says: where it would look. It has no findings, not even none, so that it passes for no proof."""
+    """Report what an audit would check. There are no finding counts, so that a dry run is not taken for a proof."""
     for account in accounts:
         row = _bare_row(account, url)
         files = account.archived.files
@@ -327,21 +327,21 @@ def describe(report: RunReport) -> str:
 
 def _lines(report: RunReport) -> Iterator[str]:
     for row in report.topics:
-        archived = "" if row.server else f" (an earlier life, {row.epoch})"
+        epoch = "" if row.server else f" (an earlier epoch, {row.epoch})"
         if report.dry_run:
-            yield f"{row.topic}{archived}: would {', '.join(row.would) or 'find nothing to look at'}"
+            yield f"{row.topic}{epoch}: would {', '.join(row.would) or 'find nothing to check'}"
             continue
         counts = {
             name.replace("_", " "): row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")
         }
-        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
-        yield f"{row.topic}{archived}: seqs {row.from_seq} to {row.to_seq}: {told}"
+        listed = ", ".join(f"{count} {name}" for name, count in counts.items() if count or name == "live")
+        yield f"{row.topic}{epoch}: seqs {row.from_seq} to {row.to_seq}: {listed}"
         for low, high in row.figures["unexplained"][:SHOWN]:
             yield f"  unexplained: seqs {low} to {high}" if low < high else f"  unexplained: seq {low}"
         for low, high in row.figures["doubled"][:SHOWN]:
             yield f"  twice in the lake: seqs {low} to {high}" if low < high else f"  twice in the lake: seq {low}"
         for one in row.figures["differences"]:
-            what = f"differs in {', '.join(one.fields)}" if one.fields else "is live, and the lake lacks it"
+            what = f"differs in {', '.join(one.fields)}" if one.fields else "is live but missing in the lake"
             yield f"  seq {one.seq} {what}"
         for one in row.figures["damaged"]:
             yield f"  damaged file: {one['problem']}"

@@ -1,9 +1,8 @@
-"""What one life of a topic is made of, seq by seq, and whether lake and server tell the same of it. Runs on executors.
+"""Classify each seq of one epoch of a topic, and compare lake and server. Runs on executors.
 
-A seq that is not live is explained where a file of the lake holds it, where the gap ledger has it, where it was
-deleted, or where the server tells that it was lost and the lake has not come that far. What is left is unexplained: it
-was there once, and nobody says where it went. What the server was told to be archived, and this lake knows nothing of,
-is left too.
+A seq that is not live is explained if a file of the lake holds it, if the gap ledger has it, if it was deleted, or if
+the server reports it as lost and it is not archived yet. All other seqs are unexplained: they existed, and nothing says
+why they are missing. Seqs that the server considers archived, but that this lake does not cover, are unexplained too.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ Marks: TypeAlias = npt.NDArray[np.uint8]
 Range = tuple[int, int]  # seqs, both ends inclusive
 
 COMPARED = ("ts", "node", "tag", "meta", "data")
-SHOWN = 20  # differing seqs that are named one by one
+SHOWN = 20  # most differing seqs that are listed
 
-# What a seq is, the first that holds.
+# The classes of a seq, in order of precedence.
 LIVE, ARCHIVED, GAP, DELETED, LOST, UNEXPLAINED = range(1, 7)
 NAMES = {LIVE: "live", ARCHIVED: "archived", GAP: "in_gaps", DELETED: "deleted", LOST: "lost"}
 
@@ -50,45 +49,45 @@ class FileFindings(Struct, kw_only=True):
 
 
 class Stretch(Struct, kw_only=True):
-    """Seqs `first` to `last` of one life, and what the manifest says of them."""
+    """Seqs `first` to `last` of one epoch, with their state in the manifest."""
 
     lake: str
-    connection: ConnectionOptions | None  # None: a life that is over, which only the lake knows
+    connection: ConnectionOptions | None  # None: an earlier epoch, which only the lake has
     topic: str
     epoch: int
     first: int
     last: int
-    files: list[File] = []  # that are whole
-    damaged: list[Range] = []  # where the files are not
+    files: list[File] = []  # the files that are not damaged
+    damaged: list[Range] = []  # the seqs of damaged files
     gaps: list[Range] = []
     uncovered: list[Range] = []
     trimmed_to: int = 0
-    told_to: int = 0  # the server was told that everything up to here is archived
+    reported_to: int = 0  # the last archived seq that the server knows
 
 
 class Difference(Struct, frozen=True, kw_only=True):
-    """A record that is not the same in both places; `fields` is empty where the lake does not have it at all."""
+    """A record that differs between server and lake; `fields` is empty if the lake does not have it."""
 
     seq: int
     fields: list[str]
 
 
 class StretchFindings(Struct, kw_only=True):
-    """What became of a stretch."""
+    """The findings of one stretch."""
 
     counts: dict[str, int] = field(default_factory=dict)
     both: int = 0  # records that are live and archived, and were compared
     unexplained: list[Range] = field(default_factory=list)
     lost: list[Range] = field(default_factory=list)
-    doubled: list[Range] = field(default_factory=list)  # that the lake has more than once
+    doubled: list[Range] = field(default_factory=list)  # seqs that the lake has more than once
     differing: int = 0
     missing: int = 0
     differences: list[Difference] = field(default_factory=list)  # the first few
-    problem: str | None = None  # why it could not be looked at: a file has gone since
+    problem: str | None = None  # why the stretch could not be read: a file was removed meanwhile
 
 
 def check_file(check: FileCheck) -> FileFindings:
-    """Reads a file back: its checksum, and whether its rows are those that the manifest names."""
+    """Read a file back, and check its checksum and that its rows match the manifest."""
     lake, file = Lake(check.lake), check.file
     try:
         lake.verify(file)
@@ -97,12 +96,12 @@ def check_file(check: FileCheck) -> FileFindings:
         return FileFindings(problem=str(error))
     seq = np.concatenate(seqs) if seqs else np.empty(0, np.int64)
     if len(seq) != file.rows or (seq[0], seq[-1]) != (file.first, file.last) or np.any(np.diff(seq) <= 0):
-        return FileFindings(problem=f"{file.path}: its rows are not those that the manifest names")
+        return FileFindings(problem=f"{file.path}: its rows do not match the manifest")
     return FileFindings()
 
 
 def look(stretch: Stretch) -> StretchFindings:
-    """Every seq of a stretch, and every record that both have."""
+    """Classify every seq of a stretch, and compare every record that both have."""
     try:
         live, lost = _live(stretch)
         archived = _table(_archived(stretch))
@@ -121,12 +120,12 @@ def look(stretch: Stretch) -> StretchFindings:
 
 
 def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.Table) -> Marks:
-    """What each seq is. Later lines win over earlier ones."""
+    """Return the class of each seq. Later lines override earlier ones."""
     marks = np.full(stretch.last - stretch.first + 1, DELETED, np.uint8)
     _put(marks, stretch, [pair for low, high in lost for pair in _within(stretch.uncovered, low, high)], LOST)
     if stretch.connection is None:
         _put(marks, stretch, stretch.uncovered, UNEXPLAINED)
-    _put(marks, stretch, _within(stretch.uncovered, 1, max(stretch.trimmed_to, stretch.told_to)), UNEXPLAINED)
+    _put(marks, stretch, _within(stretch.uncovered, 1, max(stretch.trimmed_to, stretch.reported_to)), UNEXPLAINED)
     _put(marks, stretch, stretch.damaged, UNEXPLAINED)
     _put(marks, stretch, stretch.gaps, GAP)
     marks[archived.column("seq").to_numpy() - stretch.first] = ARCHIVED
@@ -135,7 +134,7 @@ def _mark(stretch: Stretch, live: pa.Table, lost: Sequence[Range], archived: pa.
 
 
 def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
-    """The records that the server has, and what it tells as lost."""
+    """Return the records on the server, and the ranges that it reports as lost."""
     lost: list[Range] = []
     batches: list[pa.RecordBatch] = []
     if stretch.connection is None:
@@ -147,7 +146,7 @@ def _live(stretch: Stretch) -> tuple[pa.Table, list[Range]]:
                 if isinstance(piece, Run):
                     batches.append(_columns(cells(piece)))
                 elif isinstance(piece, request.Tombstone):
-                    whole = piece.reason == "recreated"  # of this life the server has nothing any more
+                    whole = piece.reason == "recreated"  # the server has nothing of this epoch any more
                     lost.append((stretch.first, stretch.last) if whole else (piece.gap_from, piece.gap_to))
                     if whole:
                         break
@@ -173,7 +172,7 @@ def _archived(stretch: Stretch) -> Iterator[pa.RecordBatch]:
 
 
 def _once(archived: pa.Table) -> tuple[pa.Table, list[Range]]:
-    """Each seq once and in order, and those that came several times."""
+    """Return each seq once, sorted, and the seqs that occurred several times."""
     seqs = archived.column("seq").to_numpy()
     if not np.any(np.diff(seqs) <= 0):
         return archived, []
@@ -182,8 +181,8 @@ def _once(archived: pa.Table) -> tuple[pa.Table, list[Range]]:
 
 
 def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: StretchFindings) -> None:
-    ours, theirs = live.column("seq").to_numpy(), archived.column("seq").to_numpy()
-    common, at_live, at_archived = np.intersect1d(ours, theirs, assume_unique=True, return_indices=True)
+    live_seqs, archived_seqs = live.column("seq").to_numpy(), archived.column("seq").to_numpy()
+    common, at_live, at_archived = np.intersect1d(live_seqs, archived_seqs, assume_unique=True, return_indices=True)
     found.both = len(common)
     one, other = live.take(pa.array(at_live)), archived.take(pa.array(at_archived))
     fields_of: dict[int, list[str]] = {}
@@ -194,8 +193,8 @@ def _compare(stretch: Stretch, live: pa.Table, archived: pa.Table, found: Stretc
         for at in np.flatnonzero(unlike)[:SHOWN].tolist():
             fields_of.setdefault(int(common[at]), []).append(name)
     found.differing = int(np.count_nonzero(differing))
-    missing = np.setdiff1d(ours, theirs, assume_unique=True)
-    for ranges_ in (stretch.uncovered, stretch.damaged):  # the lake does not say that it has these
+    missing = np.setdiff1d(live_seqs, archived_seqs, assume_unique=True)
+    for ranges_ in (stretch.uncovered, stretch.damaged):  # the lake need not have these
         for low, high in ranges_:
             missing = missing[(missing < low) | (missing > high)]
     found.missing = len(missing)
@@ -237,7 +236,7 @@ def ranges(hit: npt.NDArray[np.bool_], first: int) -> list[Range]:
 
 
 def joined(given: Sequence[Range]) -> list[Range]:
-    """Ranges that were cut between tasks, as one again."""
+    """Join neighbouring ranges: a range that was cut between tasks becomes one again."""
     found: list[Range] = []
     for low, high in sorted(given):
         if found and low <= found[-1][1] + 1:

@@ -1,12 +1,12 @@
-"""Erase: records with a tag, and every copy of them that routers made, out of topics and out of a lake.
+"""Erase: delete records with a tag, and every copy of them that routers made, from topics and from a lake.
 
-What was there when the run began goes; what is written meanwhile stays. First all is found, then copies are deleted
-before their originals and topics before the lake: a run that is killed leaves what the next one needs to find the rest.
-Where that is not so (copies without tags in the lake, whose originals are only in a topic) their seqs are noted before
-the first delete, in the lake or, without one, on the server (`erasing`). The lake's files are rewritten in one commit.
+Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
+then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
+the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
+seqs are noted before the first delete, in the lake or, without one, on the server (`notes`). The files of the lake are
+rewritten in one commit.
 
-Driver only: what is read in bulk comes as Arrow, from the server's scan and from Parquet, and most of it is passed
-over by its tag or its payload.
+It runs on the driver only: bulk reads use Arrow, from the server's scan and from Parquet, and filter by tag or payload.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from topics.lake import Lake, Snapshot
 from topics.model.records import TagMatch
 from topics.spark.pipelines.erase import router_copies
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, Notes, TopicNotes
-from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Rows, TracedRow, going, named, tagged
+from topics.spark.pipelines.erase.router_copies import NEEDED, Id, Origins, Rows, TracedRow, tagged, with_ids, with_tag
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.failures import LakeFailed
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
@@ -39,14 +39,14 @@ from topics.storage.segments.run import Run
 
 SEQS_A_REQUEST = 1000
 ROUTER_PATIENCE_S = 30.0
-NOTES = "_erase"  # in the lake: what a run has found and not finished
+NOTES = "_erase"  # folder in the lake for the notes of unfinished runs
 
 
 class TracedCopies(Struct):
-    """What goes from one topic, beside what its tag tells."""
+    """Copies without the tag in one topic."""
 
-    ids: set[Id] = field(default_factory=set)  # copies without a tag
-    unsure: set[Id] = field(default_factory=set)  # that may be ones
+    ids: set[Id] = field(default_factory=set)  # certain copies
+    unsure: set[Id] = field(default_factory=set)  # possible copies
 
     @property
     def ambiguous(self) -> int:
@@ -54,15 +54,15 @@ class TracedCopies(Struct):
 
 
 class EraseScope(Struct):
-    """Where this run looks."""
+    """The topics and routers that a run covers."""
 
-    states: dict[str, State]  # topics of the server, as they were when it began
+    states: dict[str, State]  # topics of the server, as of the start of the run
     archived: list[str]  # topics of the lake
     routers: list[Router]
-    dead_letters: dict[str, str]  # of queues
+    dead_letters: dict[str, str]  # the dead-letter topic of each queue
 
     def depth(self, topic: str) -> int:
-        """How many topics a record has passed to get here, at most. A cycle ends where it comes back."""
+        """Return the number of topics that a record passes before this one. A cycle is counted once."""
         source_of = {dead: queue for queue, dead in self.dead_letters.items()}
         source_of |= {router.dest: router.source for router in self.routers}
         seen = [topic]
@@ -71,13 +71,16 @@ class EraseScope(Struct):
         return len(seen) - 1
 
     def erasing(self) -> list[str]:
-        """Copies before originals; but a queue before its dead letters, since jobs move on meanwhile."""
+        """Return the topics in order of deletion: copies before originals, but a queue before its dead letters.
+
+        Jobs may move from a queue to its dead letters meanwhile.
+        """
         last = set(self.dead_letters.values())
         names = sorted({*self.states, *last}, key=lambda name: (-self.depth(name), name))
         return [name for name in names if name not in last] + sorted(last, key=lambda name: (self.depth(name), name))
 
     def landing(self, router: Router) -> list[str]:
-        """Where copies of a router may be by now: its destination, and where jobs go that die there."""
+        """Return the topics that may hold copies of a router: its destination and the dead letters of that queue."""
         found = [router.dest]
         while (dead := self.dead_letters.get(found[-1])) is not None and dead not in found:
             found.append(dead)
@@ -94,7 +97,7 @@ def erase(
     positions_topic: str = positions.TOPIC,
     **options: Unpack[JobOptions],
 ) -> RunReport:
-    """`match` is a tag, or a prefix of tags and `*`. Without `topics` and `prefix` all topics are looked through."""
+    """Erase records by tag. `match` is a tag, or a prefix and `*`. Without `topics` and `prefix`, search all topics."""
     wanted = parse(match)
     with PipelineJob("erase", servers=[url], **options) as job, job.client(url) as client:
         job.report.figures |= {"match": match, "topics": 0, "copies": 0, "lake": 0, "lake_files": 0}
@@ -106,19 +109,19 @@ def erase(
 
 
 def parse(match: str) -> TagMatch:
-    """As in a delete, in one word: `user-42` is a tag, `user-42:*` all that begin so."""
+    """Parse a match: `user-42` is a tag, `user-42:*` stands for all tags with that prefix."""
     text = match.removesuffix("*")
     if "*" in text:
-        raise BadUsage(f"{match!r}: a * may only stand at the end, for all tags that begin like what is before it")
+        raise BadUsage(f"{match!r}: a * is allowed only at the end, for all tags with that prefix")
     if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise BadUsage(f"{match!r} is no text in UTF-8, and so no tag either")
+        raise BadUsage(f"{match!r} is not UTF-8 text, so it cannot be a tag")
     if not text:
         raise BadUsage(f"{match!r} would erase every record that has a tag")
     return TagMatch("Glob" if match.endswith("*") else "Eq", text)
 
 
 class _Erasure:
-    """One run."""
+    """One run of an erasure."""
 
     def __init__(
         self, job: PipelineJob, client: Client, url: str, match: TagMatch, lake: Lake | None, *, positions_topic: str
@@ -130,7 +133,7 @@ class _Erasure:
         self.lake = lake
         self.snapshot: Snapshot | None = None if lake is None else lake.snapshot()
         self.found: dict[str, TracedCopies] = defaultdict(TracedCopies)
-        self.settled: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
+        self.matched: dict[str, set[Id]] = defaultdict(set)  # by router: originals whose copies are known
         what = f"{match.op} {match.text}"
         self.notes: Notes = (
             TopicNotes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
@@ -138,7 +141,7 @@ class _Erasure:
             else FileNotes(os.path.join(lake.path, NOTES), what)
         )
         self.note = Note()
-        self.earlier = 0  # records that runs before this one erased, which were killed
+        self.earlier = 0  # records that earlier, killed runs erased
 
     def run(self, topics: Sequence[str], prefix: str | None) -> None:
         scope = self._scope(topics, prefix)
@@ -152,19 +155,19 @@ class _Erasure:
         dead_letters = set(scope.dead_letters.values())
         for topic in scope.erasing():
             if topic in dead_letters and not self.job.dry_run and (now := self._state(topic)) is not None:
-                scope.states[topic] = now  # with the jobs that died while their queue was erased
+                scope.states[topic] = now  # includes jobs that died while their queue was erased
             if topic in scope.states:
                 self._erase_topic(scope.states[topic])
                 if self.lake is None and not self.job.dry_run and self.note.tally(topic).records:
                     self._fill_in()
-                    self.job.publish()  # the receipt so far, in case this run is killed
+                    self.job.publish()  # the report so far, in case this run is killed
         if self.lake is not None:
             self._erase_lake(self.lake, scope)
         if not self.job.dry_run:
             self.notes.drop()
         self._sum_up()
 
-    # --- where
+    # --- scope
 
     def _scope(self, topics: Sequence[str], prefix: str | None) -> EraseScope:
         self.job.step("looking for topics and routers")
@@ -174,7 +177,7 @@ class _Erasure:
         if prefix is not None or not topics:
             live = [one.topic for one in self.client.topics(prefix or "")]
             begins = prefix or ""
-            found = {name for name in (*live, *archived) if name.startswith(begins) and _ours(name, begins)}
+            found = {name for name in (*live, *archived) if name.startswith(begins) and _is_selected(name, begins)}
             if prefix and not found:
                 raise no_topic([self.client], begins_with(prefix), like=prefix, lake=self.lake)
             names |= found
@@ -196,13 +199,13 @@ class _Erasure:
         return EraseScope(states, sorted(names & set(archived)), used, dead_letters)
 
     def _check_rights(self, scope: EraseScope) -> None:
-        """Half an erasure is worse than none: whatever can be refused is asked for before the first record goes."""
+        """Raise before the first delete if a right is missing: half an erasure is worse than none."""
         for topic in scope.states:
             check_may_delete(self.client, topic)
         if self.lake is not None and not os.access(self.lake.path, os.W_OK | os.X_OK):
             raise LakeFailed(
-                f"{self.lake.path} cannot be written to by this user",
-                next="run it as a user who may, and see how it is mounted",
+                f"{self.lake.path} is not writable for this user",
+                next="run the command as a user that may write there, and check how the lake is mounted",
             )
 
     def _state(self, topic: str) -> State | None:
@@ -214,31 +217,31 @@ class _Erasure:
             return None
 
     def _wait_for_routers(self, scope: EraseScope) -> None:
-        """Until every copy that will be made of what is there now has been made."""
+        """Wait until the routers have forwarded all present records. Raise `Failed` if one does not."""
         deadline = time.monotonic() + ROUTER_PATIENCE_S
         for router in sorted(scope.routers, key=lambda router: scope.depth(router.source)):
             head, now = scope.states[router.source].head_seq, router
             while now.cursor < head:
                 if self.job.dry_run:
                     self.job.warn(
-                        f"router {router.router} has not forwarded everything yet: its copies may become more"
+                        f"router {router.router} has not forwarded everything yet: there may be more copies later"
                     )
                     break
                 if now.last_error is not None or time.monotonic() > deadline:
                     raise Failed(
                         f"router {router.router} has not forwarded everything: "
                         f"{now.last_error or f'it is {head - now.cursor} records behind'}",
-                        next=f"see to {router.dest}, or remove the router, and run the same command again",
+                        next=f"check topic {router.dest}, or remove the router, and run the same command again",
                     )
                 self.job.stopping.wait(0.05)
                 now = self.client.router(router.router)
             if router.dest in scope.states:
                 scope.states[router.dest] = self.client.topic(router.dest)
 
-    # --- what
+    # --- copies
 
     def _trace(self, scope: EraseScope, topic: str) -> None:
-        """Finds the copies that routers out of this topic made of what goes from it and left without a tag."""
+        """Find the copies without tags that routers made of this topic's erased records."""
         for router in scope.routers:
             if router.source != topic:
                 continue
@@ -249,18 +252,18 @@ class _Erasure:
             for dest in scope.landing(router):
                 self.job.step(f"looking for copies in {dest}")
                 known = self.found[dest]
-                so_far = router_copies.CopyMatches(ids=known.ids, settled=self.settled[router.router])
+                so_far = router_copies.CopyMatches(ids=known.ids, matched=self.matched[router.router])
                 more = router_copies.copies(self._rows(scope, dest), origins, router, known=so_far)
                 known.ids |= more.ids
                 known.unsure |= more.unsure
-                self.settled[router.router] |= more.settled
+                self.matched[router.router] |= more.matched
 
     def _origins(self, scope: EraseScope, topic: str, router: Router) -> Origins | None:
         rows: dict[Id, TracedRow] = {}
         if not router.preserve_tag:
-            rows |= {row.id: row for row in going(self._rows(scope, topic, by_tag=True), self.match)}
+            rows |= {row.id: row for row in with_tag(self._rows(scope, topic, by_tag=True), self.match)}
         if self.found[topic].ids and router.filter is None:
-            rows |= {row.id: row for row in named(self._rows(scope, topic), self.found[topic].ids)}
+            rows |= {row.id: row for row in with_ids(self._rows(scope, topic), self.found[topic].ids)}
         forwarded = [row for row in rows.values() if router.filter is None or _passes(router.filter, row.tag)]
         if not forwarded:
             return None
@@ -269,7 +272,7 @@ class _Erasure:
         return origins
 
     def _rows(self, scope: EraseScope, topic: str, *, by_tag: bool = False) -> Rows:
-        """Every record that the topic or the lake has; some come twice. `by_tag`: at least those that match."""
+        """Yield every record of the topic and the lake, some twice. `by_tag`: at least those that match."""
         if self.lake is not None and self.snapshot is not None:
             for archived in self.snapshot.epochs(topic):
                 for batch in self.lake.read(topic, archived.epoch, columns=NEEDED, snapshot=self.snapshot):
@@ -287,19 +290,19 @@ class _Erasure:
         if state is None or state.earliest_seq <= 1:
             return
         archived = None if self.snapshot is None else self.snapshot.archived(state.topic, state.epoch)
-        gone = [(1, state.earliest_seq - 1)] if archived is None else archived.uncovered(1, state.earliest_seq - 1)
-        if gone:
-            lost = sum(last - first + 1 for first, last in gone)
+        missing = [(1, state.earliest_seq - 1)] if archived is None else archived.uncovered(1, state.earliest_seq - 1)
+        if missing:
+            lost = sum(last - first + 1 for first, last in missing)
             self.job.warn(
                 f"{lost} records that {router.source} no longer has are in no lake: if {router.dest} holds copies of "
-                f"some, without tags, they cannot be told from others"
+                f"them without tags, the copies cannot be distinguished from other records"
             )
             self.job.report.figures["untraceable"] = self.job.report.figures.get("untraceable", 0) + lost
 
-    # --- going
+    # --- deletes
 
     def _erase_topic(self, state: State) -> None:
-        """Copies one by one, then everything with the tag; of this life, and of what was there when the run began."""
+        """Delete copies one by one, then everything with the tag, in the epoch and up to the head of `state`."""
         name, dry = state.topic, self.job.dry_run
         self.job.step(f"{'counting in' if dry else 'erasing from'} {name}")
         about = Going(epoch=state.epoch, head_seq=state.head_seq)
@@ -319,7 +322,7 @@ class _Erasure:
             row.figures["ambiguous"] = self.found[name].ambiguous
 
     def _count(self, topic: str, about: Going) -> tuple[int, int]:
-        """What `_delete` would take, found by reading: a dry run needs no key that may delete."""
+        """Count by reading what `_delete` would delete: a dry run needs no right to delete."""
         if not about.head_seq:
             return 0, 0
         tagged_ones = self.client.scan(topic, upto_seq=about.head_seq, epoch=about.epoch, filter=wire(self.match))
@@ -337,7 +340,7 @@ class _Erasure:
         return sorted(seq for epoch, seq in self.found[topic].ids if epoch == about.epoch and seq <= about.head_seq)
 
     def _delete(self, topic: str, about: Going, *, dry_run: bool = False) -> tuple[int, int]:
-        """How many went by their tag, and how many one by one."""
+        """Delete and return the number of records deleted by tag, and by seq."""
         by_seq = 0
         seqs = self._copies_in(topic, about)
         for at in range(0, len(seqs), SEQS_A_REQUEST):
@@ -372,7 +375,7 @@ class _Erasure:
             self.job.report.topic(topic, into=lake.path).figures = {"files": len(mine)}
 
     def _in_lake(self, lake: Lake, topic: str, about: Going) -> int:
-        """How many records of a topic the lake has that are to go."""
+        """Return the number of records of a topic to erase in the lake."""
         count, snapshot = 0, lake.snapshot()
         for archived in snapshot.epochs(topic):
             for batch in lake.read(topic, archived.epoch, columns=("tag", "seq"), snapshot=snapshot):
@@ -385,13 +388,13 @@ class _Erasure:
         return pc.invert(self._goes(topic, epoch, batch, about))
 
     def _goes(self, topic: str, epoch: int, batch: pa.RecordBatch, about: Going) -> pa.BooleanArray:
-        copied = pa.array(sorted(seq for archived, seq in self.found[topic].ids if archived == epoch), pa.int64())
+        copied = pa.array(sorted(seq for of_epoch, seq in self.found[topic].ids if of_epoch == epoch), pa.int64())
         goes = pc.or_(tagged(batch, self.match), pc.is_in(batch.column("seq"), value_set=copied))
         if about.epoch == epoch:
             goes = pc.and_(goes, pc.less_equal(batch.column("seq"), about.head_seq))
         return goes
 
-    # --- what a run that is killed leaves to the next
+    # --- notes for the run after a kill
 
     def _load_note(self) -> None:
         if not self.job.dry_run:
@@ -399,44 +402,44 @@ class _Erasure:
         noted = self.notes.load()
         for topic, ids in noted.ids.items():
             self.found[topic].ids.update(ids)
-        for router, originals in noted.settled.items():
-            self.settled[router].update(originals)
+        for router, originals in noted.matched.items():
+            self.matched[router].update(originals)
         if self.job.dry_run:
             return
-        self.note = Note(gone=noted.gone)
+        self.note = Note(erased=noted.erased)
         for topic, about in noted.going.items():
-            self._count_gone(topic, about)
+            self._count_erased(topic, about)
         for topic, about in noted.going_from_lake.items():
             assert self.lake is not None
-            if not self._in_lake(self.lake, topic, about):  # all of it goes in one commit, or nothing
+            if not self._in_lake(self.lake, topic, about):  # one commit erases all of it, or nothing
                 self.note.tally(topic).lake += about.tagged
-        self.earlier = sum(one.records for one in self.note.gone.values())
+        self.earlier = sum(one.records for one in self.note.erased.values())
 
-    def _count_gone(self, topic: str, about: Going) -> None:
-        """What of a delete that was under way took place."""
+    def _count_erased(self, topic: str, about: Going) -> None:
+        """Add the records that an interrupted delete has deleted to the tally."""
         try:
             by_tag, by_seq = self._delete(topic, about, dry_run=True)
         except TopicsError as error:
             if error.code not in (Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH):
                 raise
-            return  # somebody else has removed the topic
+            return  # the topic was deleted meanwhile
         tally = self.note.tally(topic)
         tally.tagged += max(about.tagged - by_tag, 0)
         tally.copies += max(about.copies - by_seq, 0)
 
     def _save_note(self) -> None:
-        """Seqs and counts only: nothing of what is to be erased."""
+        """Save seqs and counts, but nothing of the content to erase."""
         if self.job.dry_run:
             return
         self.note.ids = {topic: sorted(found.ids) for topic, found in self.found.items() if found.ids}
-        self.note.settled = {router: sorted(ids) for router, ids in self.settled.items() if ids}
-        if self.note.ids or self.note.gone or self.note.going or self.note.going_from_lake:
+        self.note.matched = {router: sorted(ids) for router, ids in self.matched.items() if ids}
+        if self.note.ids or self.note.erased or self.note.going or self.note.going_from_lake:
             self.notes.save(self.note)
 
     def _fill_in(self) -> None:
-        """The tallies, into the report."""
+        """Copy the tallies to the report."""
         report = self.job.report
-        for topic, tally in self.note.gone.items():
+        for topic, tally in self.note.erased.items():
             if tally.lake and self.lake is not None:
                 report.topic(topic, into=self.lake.path).records = tally.lake
             if tally.tagged or tally.copies or any(row.topic == topic and not row.into for row in report.topics):
@@ -458,8 +461,8 @@ class _Erasure:
             report.ok = False
             report.figures["ambiguous"] = ambiguous
             self.job.warn(
-                f"{ambiguous} records without a tag may be copies of what was erased, or have the same content for "
-                "another reason: they were left alone"
+                f"{ambiguous} records without a tag may be copies of erased records, or have the same content for "
+                "another reason: they were not erased"
             )
 
 
@@ -468,13 +471,13 @@ def wire(match: TagMatch) -> list[str]:
 
 
 def _passes(only: list[str], tag: str | None) -> bool:
-    """Whether a router with this filter forwards a record with this tag."""
+    """Return whether a router with this filter forwards a record with this tag."""
     if tag is None:
         return False
     _, op, text = only
     return tag == text if op == "Eq" else tag.startswith(text.removesuffix("*"))
 
 
-def _ours(name: str, prefix: str) -> bool:
-    """Reports of pipelines are not what anybody means who does not name them."""
+def _is_selected(name: str, prefix: str) -> bool:
+    """Return whether the prefix selects the topic: `sys:` topics need a prefix that begins so."""
     return not name.startswith("sys:") or prefix.startswith("sys:")

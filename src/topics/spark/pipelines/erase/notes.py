@@ -1,9 +1,9 @@
-"""What an erasure notes while it is under way, so that the next run can end it and tell of all of it.
+"""The notes of an erasure, so that the run after a kill can finish it and report all of it.
 
-It lies in the lake; without one in the topic of the server where pipelines keep how far they have come.
+They are in a file of the lake; without a lake, in the server's topic for the positions of pipelines.
 
-Seqs and counts only: nothing of what is to be erased. What is about to be deleted is noted before, with its count: by
-what is left of it a later run sees how much of it a killed one has deleted.
+Notes contain seqs and counts, but nothing of the content to erase. A delete is noted before it starts, with its count:
+the next run compares the count with the records that are left to find how many a killed run has deleted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from topics.spark.pipelines.erase.router_copies import Id
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.positions import Positions
 
-IDS_A_PART = 5000  # of a note in a topic, whose records have a limit
-STALE_S = 3600.0  # temporary files of other erasures that are older belong to nobody
+IDS_A_PART = 5000  # ids per record of a note in a topic, because a record has a size limit
+STALE_S = 3600.0  # older temporary files of other erasures are left over from killed runs
 
 
 class Going(Struct, omit_defaults=True):
-    """What is about to be deleted from a place, of this life and up to this seq."""
+    """A delete that is about to start: its epoch, last seq, and number of records."""
 
     epoch: int = 0
     head_seq: int = 0
@@ -37,7 +37,7 @@ class Going(Struct, omit_defaults=True):
 
 
 class Tally(Struct, omit_defaults=True):
-    """What has been erased of a topic."""
+    """The number of records erased from a topic."""
 
     tagged: int = 0
     copies: int = 0
@@ -49,39 +49,39 @@ class Tally(Struct, omit_defaults=True):
 
 
 class Note(Struct, omit_defaults=True):
-    """By topic; `settled` by router. See `copies` for that."""
+    """The state of an erasure, by topic; `matched` is by router, see `router_copies`."""
 
     ids: dict[str, list[Id]] = field(default_factory=dict)
-    settled: dict[str, list[Id]] = field(default_factory=dict)
-    gone: dict[str, Tally] = field(default_factory=dict)
+    matched: dict[str, list[Id]] = field(default_factory=dict, name="settled")
+    erased: dict[str, Tally] = field(default_factory=dict, name="gone")
     going: dict[str, Going] = field(default_factory=dict)
     going_from_lake: dict[str, Going] = field(default_factory=dict)
 
     def tally(self, topic: str) -> Tally:
-        return self.gone.setdefault(topic, Tally())
+        return self.erased.setdefault(topic, Tally())
 
 
 class Notes(Protocol):
-    """Where the note of one erasure is kept."""
+    """Stores the note of one erasure."""
 
     def load(self) -> Note: ...
 
     def save(self, note: Note) -> None: ...
 
     def drop(self) -> None:
-        """It has ended."""
+        """Delete the note: the erasure has finished."""
 
     def tidy(self) -> None:
-        """Removes what runs left that were killed while they wrote."""
+        """Remove temporary files of runs that were killed while they saved a note."""
 
 
 def name_of(erasure: str) -> str:
-    """Named after what it erases without saying it."""
+    """Return a name for the erasure: a hash, so that it does not reveal the erased tag."""
     return hashlib.sha256(erasure.encode()).hexdigest()[:16]
 
 
 class FileNotes:
-    """A file in the lake."""
+    """Keeps the note in a file of the lake."""
 
     def __init__(self, folder: str, erasure: str) -> None:
         self._folder = folder
@@ -111,16 +111,15 @@ class FileNotes:
         if not os.path.isdir(self._folder):
             return
         for entry in os.scandir(self._folder):
-            ours = entry.path.startswith(self._path)
-            if entry.name.endswith(".tmp") and (ours or time.time() - entry.stat().st_mtime > STALE_S):
+            is_own = entry.path.startswith(self._path)
+            if entry.name.endswith(".tmp") and (is_own or time.time() - entry.stat().st_mtime > STALE_S):
                 os.unlink(entry.path)
 
 
 class TopicNotes:
-    """Records of a server, in parts; only those that have changed are written again.
+    """Keeps the note in records of the server, in parts. Only changed parts are written again.
 
-    A key that may not write there costs a warning: such a run can be cut off as well, but the next one knows nothing
-    of it.
+    If the key may not write there, the run continues with a warning: after a kill the next run has no note.
     """
 
     def __init__(
@@ -142,16 +141,16 @@ class TopicNotes:
             self._saved[name] = msgspec.json.encode(part)
             for topic, ids in part.ids.items():
                 note.ids.setdefault(topic, []).extend(ids)
-            for router, ids in part.settled.items():
-                note.settled.setdefault(router, []).extend(ids)
-            note.gone |= part.gone
+            for router, ids in part.matched.items():
+                note.matched.setdefault(router, []).extend(ids)
+            note.erased |= part.erased
             note.going |= part.going
         return note
 
     def save(self, note: Note) -> None:
-        """What was found before what is going: a delete is noted only where all that it needs is."""
+        """Save the found copies before the deletes that need them: parts are written sorted by name."""
         parts = {f"found:{at}": part for at, part in enumerate(_found_parts(note))}
-        parts["going"] = Note(gone=note.gone, going=note.going)
+        parts["going"] = Note(erased=note.erased, going=note.going)
         for name in sorted({*self._saved, *parts}):
             self._save(name, parts.get(name, Note()))
 
@@ -169,11 +168,11 @@ class TopicNotes:
         if error.code is not Code.FORBIDDEN:
             raise error
         self._refused = True
-        self._warn(f"what goes cannot be noted, so that a run after one that is cut off knows nothing of it: {error}")
+        self._warn(f"the progress cannot be saved, so a run after a kill cannot report what this one erased: {error}")
 
     def drop(self) -> None:
         if self._saved:
-            self.save(Note())  # for keys that may write here and not delete
+            self.save(Note())  # for a key that may write but not delete
             self._positions.forget()
             self._saved = {}
 
@@ -187,6 +186,6 @@ def _found_parts(note: Note) -> Iterator[Note]:
     for topic, ids in note.ids.items():
         for at in range(0, len(ids), IDS_A_PART):
             yield Note(ids={topic: ids[at : at + IDS_A_PART]})
-    for router, ids in note.settled.items():
+    for router, ids in note.matched.items():
         for at in range(0, len(ids), IDS_A_PART):
-            yield Note(settled={router: ids[at : at + IDS_A_PART]})
+            yield Note(matched={router: ids[at : at + IDS_A_PART]})

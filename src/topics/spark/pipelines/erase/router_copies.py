@@ -1,16 +1,16 @@
-"""Copies that routers made: which records of a destination come from records that are to be erased.
+"""Find the copies that routers made: which records of a destination come from records that are erased.
 
-A router that keeps tags needs nothing of this: its copies have the tag that is erased. One that does not
-(`preserve_tag: false`) leaves copies that only their origin tells, and that is known
+The copies of a router that keeps tags have the erased tag, so they need no search. A router with `preserve_tag: false`
+leaves copies without tags. Their origin is known
 
-- exactly, where the router stamps its copies (`guarantee: "exactly_once"`): the stamp names topic, epoch and seq;
-- else by what the copy is: the same data, meta and node, committed no earlier than the original. One with the commit
-  time of an original is its copy. The others are copies if there are no more of them than originals without one, and
-  no record that stays has the same content. What remains undecided is `unsure`, and stays; so are those that are too
-  many, because a router that is not exact may have written a copy twice.
+- exactly, if the router stamps its copies (`guarantee: "exactly_once"`): the stamp names topic, epoch and seq;
+- otherwise by content: the same data, meta and node, committed no earlier than the original. A record with the commit
+  time of an original is its copy. The other candidates are copies if there are no more of them than originals without
+  a copy, and no record that stays has the same content. Undecided candidates are `unsure`, and stay. Surplus candidates
+  are unsure as well, because a router that is not exactly-once may have written a copy twice.
 
-Rows come from a topic and from a lake; the same record in both is one. An original whose copy was found is `settled`:
-a run that goes on where another was killed must not take the next record for the copy that is gone already.
+Rows come from a topic and from a lake; a record that is in both counts once. An original whose copy was found is
+`matched`: after a kill, the next run must not take another record for the copy that was already deleted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NEEDED = ("seq", "ts", "node", "tag", "meta", "data")
 
 
 class CopyStamp(Struct):
-    """Where a copy says that it comes from."""
+    """The stamp of an exactly-once router: the origin of a copy."""
 
     source: str
     epoch: int
@@ -45,7 +45,7 @@ class CopyStamp(Struct):
 
 
 class TracedRow(Struct, frozen=True):
-    """One record, as far as it matters here."""
+    """The parts of a record that the search for copies needs."""
 
     id: Id
     ts_ms: int
@@ -55,15 +55,15 @@ class TracedRow(Struct, frozen=True):
 
 
 class CopyMatches(Struct):
-    """Copies in one destination, the originals that they are of, and what else could be one."""
+    """The copies in one destination, their originals, and possible copies."""
 
     ids: set[Id] = field(default_factory=set)
-    settled: set[Id] = field(default_factory=set)
+    matched: set[Id] = field(default_factory=set)
     unsure: set[Id] = field(default_factory=set)
 
 
 class Origins:
-    """Records of a source that are to be erased, by id and by content; and those that stay and look the same."""
+    """The records of a source to erase, by id and by content; and the records with the same content that stay."""
 
     def __init__(self, source: str, going: list[TracedRow]) -> None:
         self.source = source
@@ -75,7 +75,7 @@ class Origins:
         self.data = pa.array(sorted({row.content[0] for row in going}), pa.string())
 
     def note_others(self, rows: Rows) -> None:
-        """Looks through all of the source for records that stay and cannot be told from those that go."""
+        """Search the source for records that stay and have the same content as erased ones."""
         seen = set(self.ids)
         for row in _rows(_with_data(rows, self.data)):
             if row.id not in seen and row.content in self.going:
@@ -83,13 +83,13 @@ class Origins:
                 self.others[row.content][row.ts_ms] += 1
 
 
-def going(rows: Rows, match: TagMatch) -> list[TracedRow]:
-    """The records with such a tag."""
+def with_tag(rows: Rows, match: TagMatch) -> list[TracedRow]:
+    """Return the records whose tag matches."""
     return list(_rows((epoch, batch.filter(tagged(batch, match))) for epoch, batch in rows))
 
 
-def named(rows: Rows, ids: set[Id]) -> list[TracedRow]:
-    """The records with these ids."""
+def with_ids(rows: Rows, ids: set[Id]) -> list[TracedRow]:
+    """Return the records with these ids."""
     seqs = pa.array(sorted({seq for _, seq in ids}), pa.int64())
     chosen = ((epoch, batch.filter(pc.is_in(batch.column("seq"), value_set=seqs))) for epoch, batch in rows)
     return [row for row in _rows(chosen) if row.id in ids]
@@ -102,16 +102,16 @@ def tagged(batch: pa.RecordBatch, match: TagMatch) -> pa.BooleanArray:
 
 
 def copies(rows: Rows, origins: Origins, router: Router, *, known: CopyMatches) -> CopyMatches:
-    """Records of the destination that the router made of `origins`, beside those that are known."""
+    """Return the records of the destination that the router copied from `origins`, without the known ones."""
     rows_by_id = {row.id: row for row in _rows(_with_data(rows, origins.data)) if row.tag is None}
     candidates = [row for row in rows_by_id.values() if row.id not in known.ids]
-    found = CopyMatches(settled=set(known.settled))
+    found = CopyMatches(matched=set(known.matched))
     by_content: dict[Content, list[TracedRow]] = defaultdict(list)
     for row in sorted(candidates, key=lambda row: row.id):
         origin = _origin(row, origins)
         if origin is not None:
             found.ids.add(row.id)
-            found.settled.add(origin)
+            found.matched.add(origin)
         elif row.stamp is None or row.stamp.source != origins.source:
             by_content[row.content].append(row)
     for content, going, others in _as_copied(origins, router):
@@ -120,7 +120,7 @@ def copies(rows: Rows, origins: Origins, router: Router, *, known: CopyMatches) 
 
 
 def _as_copied(origins: Origins, router: Router) -> Iterator[tuple[Content, list[TracedRow], Counter[int]]]:
-    """Contents as the router writes them, with the records that go and the commit times of those that stay."""
+    """Yield each content as the router writes it, with the erased records and the commit times of those that stay."""
     going: dict[Content, list[TracedRow]] = defaultdict(list)
     others: dict[Content, Counter[int]] = defaultdict(Counter)
     for content, found in origins.going.items():
@@ -145,32 +145,32 @@ def _origin(row: TracedRow, origins: Origins) -> Id | None:
 def _decide(
     rows: list[TracedRow], going: list[TracedRow], others: Counter[int], found: CopyMatches, *, exact: bool
 ) -> None:
-    """Which of these, all of one content, are copies of those that go; and how many of the rest might be."""
+    """Decide which rows, all of one content, are copies of erased records, and which of the rest may be."""
     first_ms = min(row.ts_ms for row in going)
     twins: dict[int, list[Id]] = defaultdict(list)
     for row in going:
-        if row.id not in found.settled:
+        if row.id not in found.matched:
             twins[row.ts_ms].append(row.id)
     kept, rest = Counter(others), []
     for row in rows:
         if twins[row.ts_ms]:
             found.ids.add(row.id)
-            found.settled.add(twins[row.ts_ms].pop(0))
+            found.matched.add(twins[row.ts_ms].pop(0))
         elif kept[row.ts_ms]:
             kept[row.ts_ms] -= 1
         elif row.ts_ms >= first_ms:
             rest.append(row)
-    left = [one for ids in twins.values() for one in ids]
-    if not others and len(rest) <= len(left):
+    unmatched = [one for ids in twins.values() for one in ids]
+    if not others and len(rest) <= len(unmatched):
         found.ids |= {row.id for row in rest}
-        found.settled |= set(left[: len(rest)])
+        found.matched |= set(unmatched[: len(rest)])
         return
-    too_many = 0 if exact else max(len(rest) - len(left) - kept.total(), 0)
-    found.unsure |= {row.id for row in rest[: min(len(rest), len(left)) + too_many]}
+    surplus = 0 if exact else max(len(rest) - len(unmatched) - kept.total(), 0)
+    found.unsure |= {row.id for row in rest[: min(len(rest), len(unmatched)) + surplus]}
 
 
 def _with_data(rows: Rows, data: pa.Array) -> Rows:
-    """Only records with one of these payloads: the rest is passed over without becoming objects."""
+    """Return only records with one of these payloads, filtered in Arrow: the others never become Python objects."""
     return ((epoch, batch.filter(pc.is_in(batch.column("data"), value_set=data))) for epoch, batch in rows)
 
 
@@ -186,7 +186,7 @@ def _rows(batches: Rows) -> Iterator[TracedRow]:
 
 
 def _meta(text: str | None) -> tuple[tuple[tuple[str, bytes], ...], CopyStamp | None]:
-    """The members of meta in an order of their own, and the stamp apart. A writer may call anything a stamp."""
+    """Return the sorted members of meta, and the stamp. A member that is not a valid stamp stays among the members."""
     if text is None:
         return (), None
     members = {name: raw for name, raw in surrogates.members(text).items() if name not in DEAD_LETTER}
