@@ -90,7 +90,7 @@ def test_records_that_differ_or_lack_in_the_lake_are_named(spark: SparkSession, 
     assert (report.figures["differing"], report.figures["missing"]) == (1, 1)
     text = describe(report)
     assert "  seq 7 differs in tag, data" in text
-    assert "  seq 9 is live, and the lake lacks it" in text
+    assert "  seq 9 is live but missing in the lake" in text
 
 
 def test_what_was_trimmed_without_being_archived_is_unexplained(
