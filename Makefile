@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: `make run` and `make test`. `make help` lists the rest.
+# On a new machine, `make run` starts the server and `make test` runs the tests. `make help` lists all commands.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -10,11 +10,11 @@ SECONDS ?= 3600
 STATE ?= .kills
 export CHROMIUM
 
-# The first interpreter that is new enough and can make environments; BASE_PYTHON=... overrides the search.
+# The first interpreter that is new enough and has venv; BASE_PYTHON=... overrides the search.
 BASE_PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14 python; do \
 	$$p -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
-# A stamp a set of extras: pip runs again only when what it would install has changed.
+# One stamp file per set of extras: pip runs again only when the dependencies have changed.
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -22,11 +22,11 @@ INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c const
 .DEFAULT_GOAL := help
 .PHONY: help install run test check format torture kills bench demo-pipeline docs clean
 
-help: ## this list
+help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(PYTHON):
-	@test -n "$(BASE_PYTHON)" || { echo "topics needs Python 3.11 or newer, with the venv module" >&2; exit 1; }
+	@test -n "$(BASE_PYTHON)" || { echo "topics needs Python 3.11 or newer with the venv module; install it, or set BASE_PYTHON=/path/to/python" >&2; exit 1; }
 	$(BASE_PYTHON) -m venv $(VENV)
 
 $(READY): pyproject.toml constraints.txt | $(PYTHON)
@@ -37,18 +37,18 @@ $(READY_DEV): pyproject.toml constraints.txt | $(PYTHON)
 	$(INSTALL) -e '.[spark,dev]'
 	@touch $@ $(READY)
 
-install: $(READY_DEV) ## make the environment with all that tests and checks need
+install: $(READY_DEV) ## create the environment with everything for tests and checks
 
 run: $(READY) ## start the server on 127.0.0.1:4000 with its data in ./data
 	TOPICS_DATA_DIR="$${TOPICS_DATA_DIR-./data}" exec $(VENV)/bin/topics serve
 
-test: $(READY_DEV) ## run every test but the long crash runs
+test: $(READY_DEV) ## run all tests except the long ones
 	@for b in $(CHROMIUM) chromium chromium-browser google-chrome google-chrome-stable none; do \
 		command -v $$b >/dev/null && break; \
-		test $$b != none || echo "no Chromium found: the browser test is skipped (CHROMIUM=/path/to/it helps)"; done
+		test $$b != none || echo "no Chromium found: the browser tests are skipped; set CHROMIUM=/path/to/chromium to run them"; done
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
 
-check: $(READY_DEV) ## format, lint, types, import contracts, tests
+check: $(READY_DEV) ## check format, lint, types and import contracts, and run the tests
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
@@ -56,29 +56,29 @@ check: $(READY_DEV) ## format, lint, types, import contracts, tests
 	$(PYTHON) tools/unasync.py --check
 	$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --timeout $(TEST_TIMEOUT_S)
 
-format: $(READY_DEV) ## let ruff rewrite what it can
+format: $(READY_DEV) ## format the code and fix lint errors
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 	$(PYTHON) tools/unasync.py
 
-torture: $(READY_DEV) ## the long crash runs, about an hour; resumes, FRESH=1 starts again, TORTURE=all runs everything
+torture: $(READY_DEV) ## run the long tests, about an hour; resumes, FRESH=1 starts again, TORTURE=all runs everything
 	$(PYTHON) -m pytest -p tests.torture --torture-state .torture $(if $(FRESH),--torture-fresh) \
 		-q -m torture -n $(WORKERS) --dist loadgroup --max-worker-restart 0 \
 		--timeout $(TORTURE_TIMEOUT_S) $(ONLY)
 
-kills: $(READY_DEV) ## kill the server under load, again and again; KILLS=1000 SECONDS=3600 STATE=.kills
+kills: $(READY_DEV) ## kill the server under load repeatedly; KILLS=1000 SECONDS=3600 STATE=.kills
 	$(PYTHON) -m tests.faults.kills.run $(STATE) --kills $(KILLS) --seconds $(SECONDS)
 
-bench: $(READY_DEV) ## the workload table against its peers; ONLY=w4 runs one row
+bench: $(READY_DEV) ## run the benchmarks against their peers; ONLY=w4 runs one row
 	$(PYTHON) bench/run.py $(if $(ONLY),--only $(ONLY))
 
-demo-pipeline: $(READY_DEV) ## archive, eviction, healing and audit in one run, with a picture: demo-pipeline.svg
+demo-pipeline: $(READY_DEV) ## demonstrate archive, eviction, healing and audit; draws demo-pipeline.svg
 	$(PYTHON) demo/pipeline.py
 
-docs: $(READY) ## write the generated pages anew
+docs: $(READY) ## regenerate the generated pages
 	$(VENV)/bin/topics config --markdown > docs/configuration.md
 	$(PYTHON) -m topics.cli.formats > docs/formats.md
 	$(PYTHON) -m topics.cli.error_page > docs/guide/errors.md
 
-clean: ## remove the environment and caches; ./data stays
+clean: ## remove the environment and caches, but not ./data
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,4 +1,4 @@
-"""A real browser, and a web site for it to visit."""
+"""A real browser, and a web site for it."""
 
 import http.server
 import os
@@ -28,7 +28,7 @@ needs_browser = pytest.mark.skipif(
 
 
 class Site(http.server.ThreadingHTTPServer):
-    """One page at every path, and a door for it to report: `on_report` gets the body of each POST."""
+    """A web site with one page at every path. `on_report` gets the body of each POST."""
 
     daemon_threads = True
 
@@ -66,14 +66,14 @@ class Site(http.server.ThreadingHTTPServer):
 
 
 def dump_dom(url: str, directory: Path) -> str:
-    """The page at `url` as text, once it has settled."""
+    """Return the page at `url` as text, after it has loaded."""
     command = [*_command(directory), "--virtual-time-budget=20000", "--dump-dom", url]
     return subprocess.run(command, capture_output=True, timeout=WAIT_S, check=True).stdout.decode()
 
 
 @contextmanager
 def visiting(url: str, directory: Path) -> Iterator[None]:
-    """A browser that shows the page at `url` as long as the block runs."""
+    """Show the page at `url` in a browser while the block runs."""
     with (directory / "browser.log").open("wb") as log:
         browser = subprocess.Popen([*_command(directory), "--remote-debugging-port=0", url], stdout=log, stderr=log)
     try:

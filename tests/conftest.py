@@ -1,4 +1,4 @@
-"""Real server processes, for tests that meet the product the way its users do: over a socket."""
+"""Fixtures that start real server processes."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ WAIT_S = 20
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests that share the Spark session go to one worker: it takes seconds to start and a gigabyte to keep.
+    """Run all tests with the Spark session in one worker: a session takes seconds to start and a gigabyte.
 
     Those that start processes with sessions of their own go one after the other, wherever there is room.
     """
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class ServerProcess:
     """`topics serve` in its own process, on a free port. Settings are `TOPICS_*` variables without the prefix.
 
-    `ulimit` is what the shell's command of that name is given before the server starts: "-n 300".
+    `ulimit` has the arguments of the shell command of that name, such as "-n 300".
     """
 
     def __init__(
@@ -95,19 +95,19 @@ class ServerProcess:
         return self._log_path.read_text(errors="replace")
 
     def terminate(self) -> None:
-        """Asks it to stop, once, and returns at once."""
+        """Send SIGTERM once and return at once."""
         if not self._stopping:
             self._stopping = True
             self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends it without a chance to say anything; `stop` has nothing left to check then."""
+        """Kill the process. `stop` then checks nothing."""
         self.killed = True
         self.process.kill()
         self.process.wait(WAIT_S)
 
     def stop(self) -> None:
-        """Asks it to stop, and checks that it did so in order and had nothing to complain about in its life."""
+        """Stop the server. Check its exit status and that it logged no errors."""
         if self.killed:
             return
         if self.process.poll() is None:
@@ -123,7 +123,7 @@ class ServerProcess:
 
 
 def _is_failure(line: str) -> bool:
-    """A traceback, a line that is no log line, or one that says error."""
+    """Return tracebacks, lines that are not log lines, and errors."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -141,8 +141,8 @@ def counts(record_property: Callable[[str, object], None], capsys: pytest.Captur
     def report(where: str = "", **numbers: int) -> None:
         record_property("counts", numbers)
         with capsys.disabled():
-            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in numbers.items())
-            print(f"\n{told} {where}".rstrip())
+            reported = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in numbers.items())
+            print(f"\n{reported} {where}".rstrip())
 
     return report
 
@@ -150,7 +150,7 @@ def counts(record_property: Callable[[str, object], None], capsys: pytest.Captur
 StartServer = Callable[..., ServerProcess]
 
 
-# Segments and log files so small that most records a test writes are soon sealed, checkpointed and read from the disk.
+# Segments and WAL files are small, so that most records of a test are sealed, checkpointed and read from disk.
 SMALL_PARTS = {
     "segment_max_events": 16,
     "segment_max_bytes": 4096,
@@ -164,7 +164,7 @@ SMALL_PARTS = {
 
 @pytest.fixture(scope="session", params=["memory", "disk", "sealed"])
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The server that most tests share: without a data directory, with one, and with one whose parts are small."""
+    """The shared servers: without a data directory, with one, and with one that has small segments."""
     directory = tmp_path_factory.mktemp("live")
     settings: dict[str, object] = {}
     if request.param != "memory":
@@ -178,7 +178,7 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[StartServer]:
-    """Starts servers with settings of their own, `start_server(max_topics=2)`; stops and checks them at the end."""
+    """Start servers with their own settings, `start_server(max_topics=2)`. Stop and check them at the end."""
     running: list[ServerProcess] = []
 
     def start(*, ulimit: str = "", **settings: object) -> ServerProcess:

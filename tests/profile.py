@@ -1,4 +1,4 @@
-"""How Hypothesis runs here: whatever a machine's speed, and in CI with the same examples every time."""
+"""Hypothesis profiles: no deadlines, and the same examples in every CI run."""
 
 import os
 

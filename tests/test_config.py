@@ -1,4 +1,4 @@
-"""The settings table: what is read, what is refused, and that the documentation says the same."""
+"""Settings: parsing, errors, conflicts, and the generated page."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Log lines: both forms, and what must never be in them."""
+"""Log lines: both formats, and hidden secrets."""
 
 import io
 import json

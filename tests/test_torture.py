@@ -1,4 +1,4 @@
-"""The plugin behind `make torture`: a run goes on where the last one stopped."""
+"""The plugin of `make torture`: a run continues where the last one stopped."""
 
 import json
 import os

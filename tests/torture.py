@@ -2,10 +2,10 @@
 
     python -m pytest -p tests.torture -m torture --torture-state .torture
 
-Every test that passes is recorded in the state directory, with its time, what it counted (see the `counts` fixture) and
-a digest of the code: `src/` and the folder of the test, and of the variables that `tests/sampling.py` reads. The next
-run leaves out the tests that passed with the same digest; `--torture-fresh` runs all of them. Works with `-n`: the
-controller keeps the state, the workers leave tests out. The first part of each test runs before the second part of any;
+The plugin records every passed test in the state directory, with its time, its counts (see the `counts` fixture) and a
+digest of `src/`, of the folder of the test, and of the variables that `tests/sampling.py` reads. The next run skips the
+tests that passed with the same digest; `--torture-fresh` runs all of them. The plugin works with `-n`: the controller
+keeps the state, and the workers skip tests. The first part of each test runs before the second part of any;
 tests that measure times run last.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-PASSED = "torture_passed"  # what the controller hands to its workers
+PASSED = "torture_passed"  # passed from the controller to its workers
 LAST = ("tests/spark/", "tests/security/test_fairness.py")  # heavy tests, then tests that need a quiet machine
 CPU = "cpu_seconds"
 VARIABLES = ("TORTURE", "TOPICS_FAULT_SEED", "TOPICS_FUZZ_SEED")  # choose how much of a test is played, and which part
@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class LeaveOut:
-    """Deselects the tests that have passed and sorts the rest. Runs in the workers, if there are any."""
+    """Deselect the tests that have passed and sort the rest. Runs in the workers, if there are any."""
 
     def __init__(self, passed: set[str]) -> None:
         self._passed = passed
@@ -97,7 +97,7 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 class Torture:
-    """Records outcomes, prints progress and a summary. Lives in the controller."""
+    """Record outcomes, print progress and a summary. Runs in the controller."""
 
     def __init__(self, config: pytest.Config, directory: Path, *, fresh: bool) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ class Torture:
             self._finish(name, row)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """No dots between the lines of progress."""
+        """Print no dots between the lines of progress."""
         return ("passed", "", "") if report.passed and report.when == "call" else None
 
     def _finish(self, name: str, row: Row) -> None:
@@ -173,7 +173,7 @@ class Torture:
         )
 
     def _left(self) -> str:
-        """The time so far and an estimate of the time left, from the times of this and of earlier runs."""
+        """Return the elapsed time and an estimate of the rest, from this and earlier runs."""
         known = {**self._rows, **self._done}
         times = [row.seconds for row in known.values() if row.outcome == "passed"]
         by_function: dict[str, list[float]] = {}
@@ -215,7 +215,7 @@ class Torture:
                 terminalreporter.write_line(f"  FAILED {name}")
 
     def _counts(self) -> dict[str, Counter[str]]:
-        """What the tests that passed counted, in this run and before, summed for each test function."""
+        """Return the counts of passed tests, in this run and before, summed per test function."""
         found: dict[str, Counter[str]] = {}
         for name, row in self._rows.items():
             if row.outcome == "passed" and (name in self.passed or name in self._done):
@@ -225,19 +225,19 @@ class Torture:
 
 
 def plain_id(nodeid: str) -> str:
-    """The id without the group that xdist appends to it."""
+    """Return the id without the group that xdist appends."""
     return re.sub(r"@[\w-]+$", "", nodeid)
 
 
 class Code:
-    """The code that tests run: the package, and the folder of a test with its helpers."""
+    """Digests of the code that a test runs: the package, and the folder of the test."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: dict[tuple[Path, int, int], bytes] = {}
 
     def digests(self, names: Iterable[str]) -> dict[str, str]:
-        """The digest of each test's code; computed once for each folder."""
+        """Return the digest of each test's code, computed once per folder."""
         folders = {name: name.partition("::")[0].rpartition("/")[0] for name in names}
         by_folder = {folder: self.digest(f"{folder}/") for folder in set(folders.values())}
         return {name: by_folder[folder] for name, folder in folders.items()}

@@ -1,4 +1,4 @@
-"""Data directories for tests of the operator's commands: made by real servers, then copied and harmed at will."""
+"""Data directories for tests of the operator commands: written by real servers, then copied and damaged."""
 
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ def client(server: ServerProcess) -> httpx.Client:
 
 @contextmanager
 def serving(directory: Path, data: Path, *, then: str = "stop", **settings: object) -> Iterator[ServerProcess]:
-    """A server on `data` that is stopped in order (and checked) at the end, or killed, which a failure does too."""
+    """Run a server on `data`. Stop and check it at the end, or kill it; a failure also kills it."""
     server = ServerProcess(directory, SMALL | {"data_dir": data} | settings)
     try:
         yield server
@@ -48,7 +48,7 @@ def append(http: httpx.Client, topic: str, count: int, *, tag: str | None = None
 
 
 def everything(server: ServerProcess) -> dict[str, list[dict[str, Any]]]:
-    """Every record of every topic, as a reader gets it."""
+    """Return every record of every topic, as readers get it."""
     with client(server) as http:
         names = [topic["topic"] for topic in http.get("/v0/topics").json()["topics"]]
         return {name: records(http, name) for name in names}
@@ -68,7 +68,7 @@ def records(http: httpx.Client, topic: str) -> list[dict[str, Any]]:
 
 
 def fill(http: httpx.Client) -> None:
-    """Every kind of topic: sealed segments, a tail, records lost to a cap, deletes in the middle and in front."""
+    """Create topics with sealed segments, a tail, evicted records, and deletes in the middle and at the front."""
     http.put("/v0/topics/safe", json={"durability": "fsync"})
     http.put("/v0/topics/capped", json={"cap_records": 30})
     http.put("/v0/topics/gone", json={})
@@ -82,7 +82,7 @@ def fill(http: httpx.Client) -> None:
 
 
 class World:
-    """Three states of one history: stopped, stopped again later, and killed at the end with a log to replay."""
+    """Three states of one server: stopped, stopped again later, and killed with a log to replay."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -118,7 +118,7 @@ def topics(*args: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def started_on(directory: Path, data: Path) -> dict[str, list[dict[str, Any]]]:
-    """What a server that starts on `data` serves."""
+    """Return the records of a server that starts on `data`."""
     server = ServerProcess(directory, SMALL | {"data_dir": data})
     try:
         return everything(server)
@@ -128,6 +128,6 @@ def started_on(directory: Path, data: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
-    """Every byte, and when it was last written."""
+    """Return the content and the modification time of every file."""
     files = [path for path in directory.rglob("*") if path.is_file()]
     return {str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}

@@ -1,7 +1,7 @@
-"""`topics serve` with a tiny application behind the sockets, run as a process by the tests beside it.
+"""`topics serve` with a small test application, run as a process by the tests of this folder.
 
-It answers `/v0/health` at once, `/slow` when the server drains, and `/stuck` never. START in the
-environment makes its start fail or hang, or its end fail.
+It answers `/v0/health` at once, `/slow` when the server drains, and `/stuck` never. The variable START makes its start
+fail or hang, or its stop fail.
 """
 
 import asyncio

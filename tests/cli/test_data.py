@@ -1,4 +1,4 @@
-"""`topics verify`, `backup` and `restore`, on directories that real servers made."""
+"""`topics verify`, `backup` and `restore`, on directories of real servers."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def late(world: World, tmp_path: Path) -> Path:
-    """A copy of a directory whose server was stopped in order."""
+    """Return a copy of the directory of a stopped server."""
     return shutil.copytree(world.late, tmp_path / "data")
 
 
@@ -116,7 +116,7 @@ def test_invalid_arguments_exit_with_status_2():
 
 
 def positions(size: int, count: int) -> Iterator[int]:
-    """Both ends, and a spread between."""
+    """Return both ends and positions spread between them."""
     yield from sorted({0, size - 1, *(size * n // count for n in range(count))})
 
 
@@ -145,7 +145,7 @@ def test_verify_finds_a_flipped_bit_in_other_files(late: Path, pattern: str):
 
 
 def test_verify_finds_a_flipped_bit_in_the_tails(late: Path):
-    """Anywhere in the parts that the snapshot names: a tails file may hold others that are no longer needed."""
+    """Flip bits only in parts that the snapshot names: a tails file can have others that are not needed."""
     [path] = late.glob("snapshots/*.snap")
     tails = [topic.tail for topic in snap.decode(path.read_bytes(), path="").topics if topic.tail is not None]
     assert tails
@@ -169,8 +169,8 @@ def test_verify_finds_a_flipped_bit_in_the_log(world: World, tmp_path: Path):
     for at in positions(written, 80):
         flip(path, at, 1 << at % 8)
         report = check(directory)
-        told = [finding.file for finding in report.damage] or [note.split(" at ")[0] for note in report.notes]
-        assert str(path) in told, f"byte {at} of {written}"
+        reported = [finding.file for finding in report.damage] or [note.split(" at ")[0] for note in report.notes]
+        assert str(path) in reported, f"byte {at} of {written}"
         path.write_bytes(whole)
 
 
@@ -259,7 +259,7 @@ def test_second_backup_copies_new_segments_and_deletes(world: World, tmp_path: P
 
 
 class Load:
-    """Writers that never rest, and what was acknowledged to them so far."""
+    """Continuous writers, and the records that were acknowledged so far."""
 
     def __init__(self, server: ServerProcess, names: str) -> None:
         self.acked: dict[str, int] = {}
@@ -287,7 +287,7 @@ class Load:
 
 
 def backed_up(tmp_path: Path, turn: int, load: Load) -> dict[str, Any]:
-    """One backup of the running server and a directory restored from it; with what was acknowledged before it began."""
+    """Make a backup of the running server and restore it. Return the directory and the records acknowledged before."""
     before = dict(load.acked)
     done = topics("backup", tmp_path / "data", tmp_path / "backup", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -306,7 +306,7 @@ def test_backup_under_load_has_all_acknowledged_records(tmp_path: Path):
         results = []
         try:
             for turn in range(2):
-                time.sleep(0.7)  # so that there is something new
+                time.sleep(0.7)  # for new records
                 results.append(backed_up(tmp_path, turn, load))
         finally:
             load.end()
@@ -318,13 +318,13 @@ def test_backup_under_load_has_all_acknowledged_records(tmp_path: Path):
         for topic in "ab":
             found = {record["$seq"]: record for record in served[topic]}
             assert max(found) >= result["before"][topic] - 7 * 5
-            for record in truth[topic]:  # what was not deleted later must be there, and the same
+            for record in truth[topic]:  # records that were not deleted later must be there, unchanged
                 if record["$seq"] <= result["before"][topic]:
                     assert found[record["$seq"]] == record
 
 
 def test_backup_restarts_when_the_server_writes_a_snapshot(world: World, tmp_path: Path):
-    """The server's part is played by a hook that puts the later state in place in the middle of the copy."""
+    """A hook plays the server: it installs the later state in the middle of the copy."""
     source = shutil.copytree(world.early, tmp_path / "data")
     overtaken = False
 
@@ -347,7 +347,7 @@ class Killed(BaseException):
 
 
 class MortalFs(RealFs):
-    """Dies at the n-th call that changes something, and does nothing more from then on."""
+    """A file system that dies at the n-th changing call and fails every call after it."""
 
     def __init__(self, calls: int) -> None:
         self.left = calls
@@ -404,7 +404,7 @@ def killed_copy(dies_at: int, source: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_backup_killed_at_any_call_leaves_usable_target(world: World, tmp_path: Path, first: bool):
-    """A first one leaves nothing a server would start on; a later one leaves the old state, or one a little newer."""
+    """A first backup leaves nothing that a server starts on; a later one leaves the old or a newer state."""
     base = tmp_path / "base"
     if not first:
         duplicate(world.early, base)
@@ -549,7 +549,7 @@ def test_cold_segments_become_ordinary_ones_in_a_backup(late: Path, tmp_path: Pa
 
 
 def test_deletes_after_a_segment_copy_become_pending_marks(world: World, tmp_path: Path):
-    """They are in the snapshot before they are in the file, so that a kill in between forgets none of them."""
+    """Deletes are in the snapshot before they are in the file, so a kill in between loses none."""
     target = tmp_path / "backup"
     duplicate(world.early, target)
     flags = {path.name: _flags(path) for path in segment_files(target)}

@@ -1,4 +1,4 @@
-"""`topics pipeline archive` as it is called; what it does is in tests/spark."""
+"""The command line of `topics pipeline archive`; tests/spark checks its work."""
 
 import argparse
 import json

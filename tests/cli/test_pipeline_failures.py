@@ -1,4 +1,4 @@
-"""The same mistake ends every pipeline in the same way: one JSON object, one exit status, and what to do next."""
+"""Every pipeline reports a failure in the same way: one JSON object, one exit status, and the next step."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from topics.client import Client
 pytestmark = pytest.mark.skipif(not find_spec("pyspark"), reason="needs the extra spark")
 
 KEYS = "all,reader:read,few:read+write:mine."
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE_URL = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def lines(*texts: str) -> Any:
 
 
 def check(ended: Ended, *, status: int, kind: str) -> str:
-    """What every failure has; gives its message."""
+    """Check the parts of every failure and return its message."""
     report, problem = ended.report, ended.report["error"]
     assert (ended.status, report["state"], report["ok"], problem["kind"]) == (status, "failed", False, kind)
     assert problem["next"] == report["next"] != ""
@@ -166,13 +166,13 @@ def test_value_that_an_expression_refuses_is_reported_with_a_fix() -> None:
 
 
 @lines(
-    f"archive --url {NOBODY} --prefix a --lake DIR/lake",
-    f"audit --url {NOBODY} --lake DIR/lake",
-    f"mirror --from URL --to {NOBODY} --prefix shop.",
+    f"archive --url {UNREACHABLE_URL} --prefix a --lake DIR/lake",
+    f"audit --url {UNREACHABLE_URL} --lake DIR/lake",
+    f"mirror --from URL --to {UNREACHABLE_URL} --prefix shop.",
 )
 def test_server_that_does_not_answer_is_a_failure(run: Any, line: str) -> None:
     ended = run(line)
-    assert NOBODY in check(ended, status=1, kind="unreachable")
+    assert UNREACHABLE_URL in check(ended, status=1, kind="unreachable")
     assert "check that the server runs" in ended.report["next"]
 
 
@@ -251,7 +251,7 @@ def test_topic_missing_in_lake_is_reported_with_existing_topics(
 
 
 def test_unreachable_server_hint_says_to_check_the_address(run: Any) -> None:
-    ended = run(f"audit --url {NOBODY} --lake DIR")
+    ended = run(f"audit --url {UNREACHABLE_URL} --lake DIR")
     check(ended, status=1, kind="unreachable")
     assert ended.report["next"] == (
         "check that the server runs and that the URL is right, then run the same command again"

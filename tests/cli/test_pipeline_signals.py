@@ -1,4 +1,4 @@
-"""Signals end a pipeline with a report, whenever they come and whoever of its process group gets them."""
+"""A signal ends a pipeline with a report, at any time and for any process of its group."""
 
 import importlib
 import json
@@ -136,7 +136,7 @@ def test_sigterm_to_the_whole_group_ends_a_run_in_order(
 
 
 def _wait_until_begun(running: "subprocess.Popen[bytes]", commits: Path, *, committed: bool) -> None:
-    """A commit, or the JVM that is to make one."""
+    """Wait for a commit, or for the JVM that makes it."""
     from tests.spark import processes
 
     def begun() -> bool:

@@ -1,6 +1,4 @@
-"""A backup brought back is another history: readers of the old one are told, and nothing is said to be lost that is
-not.
-"""
+"""A restored topic has a new epoch: readers of the old one get a tombstone, without false reports of loss."""
 
 import subprocess
 import sys
@@ -32,7 +30,7 @@ def test_restored_topic_starts_a_new_epoch_with_all_records(start_server: StartS
     again = start_server(data_dir=tmp_path / "restored")
     with httpx.Client(base_url=again.url, timeout=30, trust_env=False) as client:
         client.post("/v0/topics/orders", json={"records": [{"data": "new"}] * 6})
-        # The old reader stood at 8, which the new history has passed: only the epoch tells the two apart.
+        # The old reader was at seq 8, which the new history has passed: only the epoch shows the difference.
         answer = client.post("/v0/topics/orders/diff", json={"from_seq": 8, "epoch": old}).json()
         assert answer["tombstone"]["reason"] == "recreated"
         assert [record["data"] for record in answer["records"]] == [0, 1, 2, 3, 4] + ["new"] * 6
@@ -40,9 +38,11 @@ def test_restored_topic_starts_a_new_epoch_with_all_records(start_server: StartS
         assert (feed["tombstone"], feed["head_seq"], len(feed["records"])) == (None, 5, 5)
         epoch = client.get("/v0/topics/orders").json()["epoch"]
         assert answer["epoch"] == epoch != old
-        assert client.get("/v0/topics/feed").json().get("archived_seq", 0) == 0, "an archive has nothing of this life"
+        assert client.get("/v0/topics/feed").json().get("archived_seq", 0) == 0, (
+            "the archive has no records of this epoch"
+        )
     again.kill()
 
     third = start_server(data_dir=tmp_path / "restored")
     with httpx.Client(base_url=third.url, timeout=30, trust_env=False) as client:
-        assert client.get("/v0/topics/orders").json()["epoch"] == epoch, "one new life a restore, not one a start"
+        assert client.get("/v0/topics/orders").json()["epoch"] == epoch, "a restore changes the epoch, a start does not"

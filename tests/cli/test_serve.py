@@ -29,7 +29,7 @@ def finished(command: list[str], **env: str) -> subprocess.CompletedProcess[str]
 
 
 class Process:
-    """A server under test: where it listens, and how it ended."""
+    """A server under test: its address and its exit."""
 
     def __init__(self, popen: subprocess.Popen[str], port: int) -> None:
         self.popen = popen
@@ -44,7 +44,7 @@ class Process:
         return self.popen.returncode, out, err
 
     def get(self, path: str) -> socket.socket:
-        """A request under way, for answers that come when the server drains."""
+        """Send a request and return its connection, for answers that come during the drain."""
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
         sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         return sock
@@ -85,7 +85,7 @@ def wait_until_ready(client: httpx.Client) -> None:
 
 
 def wait_for_drain(server: Process) -> None:
-    """Until nobody accepts any more: the first thing a drain does."""
+    """Wait until the server does not accept connections, the first step of a drain."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         try:
@@ -203,7 +203,7 @@ def has_ipv6() -> bool:
     return True
 
 
-# --- what a client meets ---
+# --- limits ---
 
 
 def test_limits_and_timeouts_are_those_of_the_settings(tmp_path: Path):
@@ -214,7 +214,7 @@ def test_limits_and_timeouts_are_those_of_the_settings(tmp_path: Path):
         many = {f"x-{n}": "y" for n in range(30)}
         assert httpx.get(f"{server.url}/v0/health", headers=many).status_code == 431
         idle = server.get("/v0/health")
-        assert read_all(idle).endswith(b'{"status":"ok"}')  # read to the end: the server closed it
+        assert read_all(idle).endswith(b'{"status":"ok"}')  # read to the end: the server closed the connection
 
 
 def test_body_above_the_limit_is_refused(tmp_path: Path):
@@ -248,7 +248,7 @@ def test_open_request_finishes_after_a_signal(tmp_path: Path, number: signal.Sig
     with serving(tmp_path) as server:
         httpx.get(f"{server.url}/v0/health")
         open_request = server.get("/slow")
-        httpx.get(f"{server.url}/v0/health")  # answered after the one before was taken in
+        httpx.get(f"{server.url}/v0/health")  # answered after the previous request was received
         server.signal(number)
         answer = read_all(open_request)
         code, out, _ = server.ended()
@@ -350,10 +350,10 @@ def test_logs_without_a_terminal_are_json_with_warnings(tmp_path: Path):
     with serving(tmp_path, TOPICS_DATADIR="x") as server:
         server.signal(signal.SIGTERM)
         _, _, err = server.ended()
-    told = events(err)
-    names = [event["event"] for event in told]
+    reported = events(err)
+    names = [event["event"] for event in reported]
     assert {"memory_only", "no_api_keys", "unknown_variable", "listening", "draining", "stopped"} <= set(names)
-    assert "did you mean TOPICS_DATA_DIR?" in str(told[names.index("unknown_variable")]["hint"])
+    assert "did you mean TOPICS_DATA_DIR?" in str(reported[names.index("unknown_variable")]["hint"])
 
 
 def test_logs_contain_no_tokens_or_exception_messages(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A client that checks, on every answer it gets, what the contract says of all answers."""
+"""A client that checks every answer against the rules for all answers."""
 
 import json
 import threading
@@ -14,10 +14,10 @@ JSON_HEADERS = {"content-type": "application/json"}
 
 
 class Api:
-    """The verbs under test. A verb that expects success says so; `call` takes whatever comes."""
+    """The verbs under test. They expect success; `call` accepts any answer."""
 
     def __init__(self, url: str) -> None:
-        # No proxy from the environment, no certificates to load, and no compression unless a test asks for it.
+        # No proxy from the environment, no certificates, and no compression unless a test requests it.
         self.http = httpx.Client(
             base_url=url, timeout=WAIT_S * 4, trust_env=False, verify=False, headers={"accept-encoding": "identity"}
         )
@@ -28,7 +28,7 @@ class Api:
     def call(
         self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **options: Any
     ) -> httpx.Response:
-        """One request, `body` as JSON or `raw` as it is, and the answer once it has passed the common checks."""
+        """Send a request with `body` as JSON or `raw` bytes. Return the answer after the common checks."""
         headers = dict(options.pop("headers", {}))
         if body is not None:
             raw = json.dumps(body).encode()
@@ -54,7 +54,7 @@ class Api:
         return succeeded(self.call("DELETE", f"/v0/topics/{topic}", params=params))
 
     def write(self, topic: str, *data: Any, **fields: Any) -> Any:
-        """Appends each of `data`, all with the tag or meta given by keyword; other keywords go beside the records."""
+        """Append a record per `data`, with the given tag or meta. Other keywords are fields of the request."""
         shared = {name: fields.pop(name) for name in ("tag", "meta") if name in fields}
         return self.append(topic, [{"data": value} | shared for value in data], **fields)
 
@@ -62,7 +62,7 @@ class Api:
         return succeeded(self.call("POST", f"/v0/topics/{topic}", {"records": records} | fields))
 
     def append_raw(self, topic: str, data: bytes) -> Any:
-        """One record whose `data` goes over the wire byte for byte."""
+        """Append one record whose `data` is sent byte for byte."""
         return succeeded(self.call("POST", f"/v0/topics/{topic}", raw=b'{"records":[{"data":' + data + b"}]}"))
 
     def diff(self, topic: str, **fields: Any) -> Any:
@@ -72,7 +72,7 @@ class Api:
         return succeeded(self.call("POST", f"/v0/topics/{topic}/delete", fields))
 
     def read_all(self, topic: str, **fields: Any) -> list[Any]:
-        """Every record there is, page by page."""
+        """Return all records, page by page."""
         records: list[Any] = []
         page = self.diff(topic, **fields)
         while True:
@@ -84,12 +84,12 @@ class Api:
     # --- verbs that must fail
 
     def refused(self, status: int, code: str, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        """The error object of a request that must be refused with this status and code."""
+        """Return the error of a request that must fail with this status and code."""
         return failed(self.call(method, path, body, **options), status, code)
 
 
 def check_conventions(answer: httpx.Response) -> None:
-    """JSON in a JSON content type, an error if and only if the status says so, and a performance block."""
+    """Check the content type, that an error has an error status and vice versa, and the performance block."""
     if answer.headers["content-type"].startswith("text/plain"):
         assert answer.request.url.path == "/v0/metrics"
         return
@@ -138,7 +138,7 @@ def now_ms() -> int:
 
 
 def eventually(look: Callable[[], T], accept: Callable[[T], object], *, within_s: float = WAIT_S) -> T:
-    """What `look` sees, once `accept` likes it: for things that time alone brings about."""
+    """Call `look` until `accept` returns true, for effects of time. Return the last result."""
     deadline = time.monotonic() + within_s
     while True:
         seen = look()
@@ -149,7 +149,7 @@ def eventually(look: Callable[[], T], accept: Callable[[T], object], *, within_s
 
 
 class Background:
-    """A call on another thread, for requests that wait."""
+    """Run a call on another thread, for requests that wait."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._outcome: Any = None
@@ -176,6 +176,6 @@ class Background:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """All calls at the same time; their results in order."""
+    """Run all calls at the same time and return their results in order."""
     started = [Background(call) for call in calls]
     return [call.result() for call in started]

@@ -18,13 +18,13 @@ def session_api(live: ServerProcess) -> Iterator[Api]:
 
 @pytest.fixture
 def api(session_api: Api) -> Api:
-    """The shared servers, one after the other."""
+    """The shared servers, in turn."""
     return session_api
 
 
 @pytest.fixture(scope="module")
 def disk_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """One server for tests of what does not depend on how records are kept."""
+    """One server for tests that do not depend on storage."""
     directory = tmp_path_factory.mktemp("module")
     server = ServerProcess(directory, {"data_dir": directory / "data"})
     client = Api(server.url)
@@ -35,13 +35,13 @@ def disk_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture
 def topic() -> str:
-    """A name no other test uses."""
+    """A name that no other test uses."""
     return f"t{next(_numbers)}"
 
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[ServerProcess], Api]]:
-    """Clients for servers that a test starts itself."""
+    """Clients for servers that a test starts."""
     clients: list[Api] = []
 
     def open_client(server: ServerProcess) -> Api:

@@ -1,4 +1,4 @@
-"""Archives: what one reports is kept for good, and a topic that holds goes by it."""
+"""Archives: reported positions are kept, and a topic with `hold` respects them."""
 
 from typing import Any
 
@@ -16,8 +16,13 @@ def report(api: Api, topic: str, seq: int) -> Any:
 def test_archived_position_never_moves_back(api: Api, topic: str):
     api.write(topic, *range(10))
     assert "archived_seq" not in api.state(topic)
-    told = report(api, topic, 7)
-    assert (told["topic"], told["archived_seq"], told["head_seq"], told["moved"]) == (topic, 7, 10, True)
+    reported = report(api, topic, 7)
+    assert (reported["topic"], reported["archived_seq"], reported["head_seq"], reported["moved"]) == (
+        topic,
+        7,
+        10,
+        True,
+    )
     again = report(api, topic, 3)
     assert (again["archived_seq"], again["moved"]) == (7, False)
     state = api.state(topic)
@@ -33,9 +38,9 @@ def test_archive_reports_its_trimmed_position(api: Api, topic: str):
     error = api.refused(400, "invalid_request", "POST", path, {"seq": 7, "epoch": epoch, "trimmed_seq": 8})
     assert error["detail"] == {"field": "trimmed_seq"}
     for seq, moved in ((5, True), (5, False), (4, False)):
-        told = api.call("POST", path, {"seq": 7, "epoch": epoch, "trimmed_seq": seq}).json()
-        assert (told["archived_seq"], told["moved"]) == (7, moved)
-    assert report(api, topic, 8)["moved"]  # says nothing of a trim, and takes none back
+        reported = api.call("POST", path, {"seq": 7, "epoch": epoch, "trimmed_seq": seq}).json()
+        assert (reported["archived_seq"], reported["moved"]) == (7, moved)
+    assert report(api, topic, 8)["moved"]  # a report without a trim does not undo one
     state = api.state(topic)
     assert (state["archived_seq"], state["trimmed_seq"], state["count"]) == (8, 5, 10)
 

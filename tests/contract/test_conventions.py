@@ -1,4 +1,4 @@
-"""What holds for every endpoint: content types, errors, methods, the body's JSON, the performance block."""
+"""Rules for every endpoint: content types, errors, methods, JSON bodies, the performance block."""
 
 import gzip
 import json
@@ -75,14 +75,14 @@ def test_head_answers_like_get_without_a_body(api: Api, topic: str):
     answer = api.call("HEAD", f"/v0/topics/{topic}")
     assert answer.status_code == 200
     assert answer.content == b""
-    assert api.call("HEAD", "/v0/topics/nobody-made-this").status_code == 404
+    assert api.call("HEAD", "/v0/topics/missing-topic").status_code == 404
 
 
 def test_path_part_is_percent_decoded_once(api: Api, topic: str):
     name = f"{topic}:a"
     assert succeeded(api.call("PUT", f"/v0/topics/{topic}%3Aa"))["topic"] == name
     assert api.state(name)["topic"] == name
-    # Decoded twice, this would be the topic above.
+    # Decoded twice, this would name the topic above.
     assert api.refused(400, "invalid_request", "GET", f"/v0/topics/{topic}%253Aa")["detail"]["field"] == "topic"
 
 
@@ -336,7 +336,7 @@ STRINGS = [
 
 
 def _check_refused(api: Api, topic: str, method: str, path: str, field: str, token: str) -> None:
-    """The one field is sent with this JSON token as its value, and blamed for it."""
+    """Send the field with this JSON token as its value, and expect an error that names the field."""
     api.put(topic)
     before = api.state(topic)
     start = '{"records":[{"data":1}],' if (method, path) == ("POST", "") else "{"
@@ -460,9 +460,9 @@ def test_answer_is_compressed_only_on_request(api: Api, topic: str):
 
 
 def test_missing_topic_is_named_in_the_error(api: Api):
-    error = api.refused(404, "topic_not_found", "GET", "/v0/topics/nobody-made-this")
-    assert error["detail"] == {"topic": "nobody-made-this"}
-    assert "nobody-made-this" in error["message"]
+    error = api.refused(404, "topic_not_found", "GET", "/v0/topics/missing-topic")
+    assert error["detail"] == {"topic": "missing-topic"}
+    assert "missing-topic" in error["message"]
 
 
 def test_write_answer_has_timings(api: Api, topic: str):

@@ -1,4 +1,4 @@
-"""Deletes: by seq, by tag, or both; permanent, immediate, silent, and only of what is there now."""
+"""Deletes by seq, by tag, or both: permanent, immediate, silent, and only of stored records."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reads: the cursor, the batch, what is skipped, and how long a reader may wait."""
+"""Reads: cursor, batch limits, skipped records, long polls."""
 
 import time
 from typing import Any
@@ -352,7 +352,7 @@ def test_stopping_server_answers_long_polls_first(start_server, connect, topic: 
 
 
 def wait_until_read(api: Api, topic: str) -> None:
-    """A read leaves its time on the topic, so this sees a long poll that has begun."""
+    """Wait for a long poll: a read sets the last read time of the topic."""
     eventually(lambda: api.state(topic)["last_read_ts"], lambda ts: ts is not None)
 
 
@@ -360,7 +360,7 @@ def wait_until_read(api: Api, topic: str) -> None:
 
 
 def test_repeated_poll_returns_the_current_answer(api: Api, topic: str):
-    """Answers to polls are kept for the next who asks; a question that was never asked before cannot have been kept."""
+    """Return a new query: the server caches answers to repeated polls, and this one cannot be cached."""
     blanks = iter(range(1, 1000))
 
     def check() -> None:

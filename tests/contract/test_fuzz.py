@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI document: nothing breaks, and every answer is one the document promises."""
+"""Requests generated from the OpenAPI document: no 5xx, and only documented answers."""
 
 import json
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-# Topics that requests may meet, by name, with their configuration.
+# Existing topics by name, with their configuration.
 TOPICS: dict[str, dict[str, Any]] = {
     "plain": {},
     "fleeting": {"ttl_ms": 5},
@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def operations() -> Iterator[Any]:
-    """All but HEAD, whose answers are those of GET without a body. Streams have no end, so they are not fuzzed here."""
+    """Return all operations except HEAD, which answers like GET, and streams, which have no end."""
     streams = {(route.method, route.path) for route in ROUTES if route.stream}
     for found in schemathesis.openapi.from_dict(json.loads(openapi.document(ROUTES))).get_all_operations():
         operation = found.ok()
@@ -67,7 +67,7 @@ def test_any_request_gets_a_documented_answer(
     server: ServerProcess, operation: Any, mode: GenerationMode, examples: int
 ):
     if mode is GenerationMode.NEGATIVE and not (operation.path_parameters or operation.query or operation.body):
-        return  # there is nothing to get wrong
+        return  # nothing to make invalid
 
     @settings(
         max_examples=examples,
@@ -86,7 +86,7 @@ def test_any_request_gets_a_documented_answer(
 
 
 def _steer(case: schemathesis.Case) -> None:
-    """Half of the names are ones that exist, or nearly every request would end in a 404; and nobody waits for long."""
+    """Use existing names for half of the requests, to avoid 404 answers, and short waits."""
     name = str(case.path_parameters.get("topic", "")) if case.path_parameters else ""
     if len(name) % 2:
         names = sorted(TOPICS)

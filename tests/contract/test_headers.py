@@ -1,4 +1,4 @@
-"""Request headers that say nothing usable: they are ignored wherever the request means something without them."""
+"""Empty and malformed request headers are ignored if the request is valid without them."""
 
 import http.client
 import json
@@ -13,7 +13,7 @@ WRITE = json.dumps({"records": [{"data": 1}]}).encode()
 
 
 def send(api: Api, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    """One request with exactly these headers: a client library would not send an empty one, or add its own."""
+    """Send a request with exactly these headers. Client libraries drop empty headers and add their own."""
     url = api.http.base_url
     connection = http.client.HTTPConnection(url.host, url.port or 80, timeout=30)
     try:

@@ -1,4 +1,4 @@
-"""Probes: is the process alive, can it serve."""
+"""Health and readiness probes."""
 
 import json
 import socket
@@ -36,7 +36,7 @@ def test_ready_answer_counts_topics(start_server, connect, path: str):
 
 
 def test_stopping_server_reports_shutting_down(start_server, connect, topic: str):
-    """A request whose head is half sent keeps its connection open through the beginning of the drain."""
+    """Send half of a request head, which keeps the connection open at the start of the drain."""
     server: ServerProcess = start_server()
     connect(server).put(topic)
     with half_sent(server, "/v0/ready") as probe, half_sent(server, f"/v0/topics/{topic}") as read:
@@ -56,7 +56,7 @@ def half_sent(server: ServerProcess, path: str) -> socket.socket:
 
 
 def finish(sock: socket.socket) -> tuple[int, dict[str, str], dict[str, object]]:
-    """Ends the request's head and reads the answer until the server closes."""
+    """Finish the request head and read until the server closes the connection."""
     sock.sendall(b"connection: close\r\n\r\n")
     answer = b"".join(iter(lambda: sock.recv(65536), b""))
     head, _, body = answer.partition(b"\r\n\r\n")

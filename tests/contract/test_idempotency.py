@@ -1,4 +1,4 @@
-"""A retried write with the same key is the same write."""
+"""Idempotency keys: a write with a known key is not stored again."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Answers so large that they go from a file to the socket without being put together say what all others say."""
+"""Large answers that go from a file to the socket without a copy equal all other answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import WAIT_S, ServerProcess
 
 RECORDS = 3_000
-SEGMENT = 1_000  # of them in a file, so that answers begin and end anywhere in one and reach into the next
+SEGMENT = 1_000  # records per segment, so that answers start and end inside segments and span several
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def without_time(answer: dict) -> dict:
 def test_mapped_answer_equals_copied_answer(server: ServerProcess, topic: str, extra: dict):
     for from_seq in (0, 1, 350, 500, 999, 1_000, 1_700, 2_100, 2_500):
         wanted = {"from_seq": from_seq, "limit": 800, **extra}
-        for _ in range(2):  # the first one checks what it reads, the second may be lent
+        for _ in range(2):  # the first read verifies checksums, the second can be mapped
             lent = send(server, topic, "/diff", wanted)
             packed = send(server, topic, "/diff", wanted, **{"accept-encoding": "gzip"})
             assert without_time(lent) == without_time(packed)

@@ -1,4 +1,4 @@
-"""Bodies that are large for what they ask: refused with a clear error, and before they take long."""
+"""Oversized bodies are refused quickly, with a clear error."""
 
 import json
 

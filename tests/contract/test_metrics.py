@@ -1,4 +1,4 @@
-"""Metrics: Prometheus text by default, one JSON object on demand."""
+"""Metrics as Prometheus text, and as JSON on request."""
 
 import re
 import threading
@@ -28,7 +28,7 @@ SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([a-z]+)="([^"\\]*)"\})? (-
 
 
 class Scrape:
-    """The text form, read the way a scraper reads it."""
+    """Parse the text format as a scraper does."""
 
     def __init__(self, api: Api) -> None:
         answer = api.call("GET", "/v0/metrics")

@@ -1,4 +1,4 @@
-"""JSON as deep as the server takes it: refused with 400, or kept and usable by every verb. Never a 500."""
+"""Deeply nested JSON is refused with 400, or works with every verb. Never a 500."""
 
 import base64
 import time
@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.api import Api, failed, succeeded
 
-DEPTHS = range(930, 1000)  # the deepest that is accepted lies in here
+DEPTHS = range(930, 1000)  # contains the deepest accepted nesting
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def nested(depth: int) -> bytes:
 
 
 def append(api: Api, topic: str, record: bytes) -> bool:
-    """Whether the record was accepted."""
+    """Write a record. Return whether it was accepted."""
     answer = api.call("POST", f"/v0/topics/{topic}", raw=b'{"records":[%b]}' % record)
     if not answer.is_success:
         failed(answer, 400, "invalid_request")
@@ -38,7 +38,7 @@ def test_deepest_accepted_job_can_be_dead_lettered_and_redriven(api: Api, topic:
         ("nack", {"node": "w", "seqs": list(range(1, len(accepted) + 1))}),
         ("claim", {"node": "w", "max": 1000}),
     ]
-    for verb, body in verbs:  # past the checks of `api.call`: this interpreter does not nest so deep either
+    for verb, body in verbs:  # without the checks of `api.call`: this interpreter cannot decode the answer either
         assert api.http.post(f"/v0/topics/{topic}/{verb}", json=body).status_code == 200
     assert api.state(f"{topic}.dead")["count"] == len(accepted)
     answer = succeeded(api.call("POST", f"/v0/topics/{topic}/redrive", {}))

@@ -43,10 +43,10 @@ def operations(document: Any) -> dict[tuple[str, str], Any]:
 
 def test_every_route_is_in_the_document_and_nothing_else(document: Any):
     routes = {(route.method, route.path) for route in ROUTES}
-    told = operations(document).keys()
-    assert routes <= told
+    documented = operations(document).keys()
+    assert routes <= documented
     assert {
-        (method, path) for method, path in told - routes if method != "HEAD" or ("GET", path) not in routes
+        (method, path) for method, path in documented - routes if method != "HEAD" or ("GET", path) not in routes
     } == set()
 
 

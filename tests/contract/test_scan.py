@@ -1,4 +1,4 @@
-"""Bulk reads over HTTP: three forms of one answer, an end that cannot be mistaken, and no harm to others."""
+"""Bulk reads over HTTP: three formats, a clear end, and no delay for other clients."""
 
 import http.client
 import json
@@ -34,7 +34,7 @@ def lines(api: Api, topic: str, **fields: Any) -> list[Any]:
 
 
 def pieces(body: bytes) -> list[Any]:
-    """JSON pieces decoded, runs as the lines they hold."""
+    """Return the decoded JSON lines and the lines of runs."""
     found, at = [], 0
     while at < len(body):
         size, kind = struct.unpack_from("<II", body, at)
@@ -86,8 +86,8 @@ def test_tombstone_is_at_the_position_of_the_loss(api: Api, topic: str):
     api.put(topic, cap_records=10)
     api.write(topic, *range(25))
     gap, *records, _ = lines(api, topic)
-    told = api.diff(topic)["tombstone"]
-    assert gap["tombstone"] == told | {"epoch": api.state(topic)["epoch"]}
+    tombstone = api.diff(topic)["tombstone"]
+    assert gap["tombstone"] == tombstone | {"epoch": api.state(topic)["epoch"]}
     assert [record["$seq"] for record in records] == list(range(16, 26))
 
 
@@ -172,7 +172,7 @@ def test_empty_topic_has_an_end(api: Api, topic: str):
     assert lines(api, topic) == [{"end": {"next_from_seq": 0, "head_seq": 0, "earliest_seq": 1, "epoch": epoch}}]
 
 
-# --- how it flows
+# --- flow control
 
 
 def filled(server: ServerProcess, topic: str, *, megabytes: int) -> Client:

@@ -1,4 +1,4 @@
-"""Loss nobody asked for is told, exactly once, with its exact range; what somebody asked for is silent."""
+"""Evicted and expired records are reported once with their exact range; deletes are silent."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.contract.api import Api, data, eventually, seqs
 
 
 def expired(api: Api, topic: str, upto: int) -> Any:
-    """The state of a topic once TTL has taken every record up to a seq; nobody writes meanwhile."""
+    """Wait until every record up to a seq has expired. Return the state of the topic."""
     return eventually(lambda: api.state(topic), lambda state: state["earliest_seq"] > upto)
 
 
@@ -169,7 +169,7 @@ def test_fully_deleted_topic_has_no_tombstone(api: Api, topic: str):
 def test_deleted_records_in_a_gap_are_not_counted(api: Api, topic: str):
     api.put(topic, cap_records=3)
     api.write(topic, 1, 2, 3)
-    api.delete(topic, before_seq=3)  # 1 and 2, on purpose
+    api.delete(topic, before_seq=3)  # deletes 1 and 2
     api.write(topic, 4, 5, 6)  # 3 is evicted
     page = api.diff(topic)
     assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (1, 3)
@@ -180,12 +180,12 @@ def test_deleted_records_in_a_gap_are_not_counted(api: Api, topic: str):
 def test_gap_ends_before_the_first_live_record(api: Api, topic: str):
     api.put(topic, cap_records=3)
     api.write(topic, 1, 2, 3, 4, 5)  # 1 and 2 are evicted
-    api.delete(topic, before_seq=5)  # 3 and 4, on purpose
+    api.delete(topic, before_seq=5)  # deletes 3 and 4
     page = api.diff(topic)
     assert (page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (1, 4)
     assert page["tombstone"]["missed_estimate"] == 2
     assert (data(page), page["earliest_seq"]) == ([5], 5)
-    # Below the first live record, at or above the floor: only deleted ones were missed.
+    # Below the first live record and at or above the floor: only deleted records are missing.
     silent = api.diff(topic, from_seq=2)
     assert (silent["tombstone"], data(silent)) == (None, [5])
 
@@ -217,7 +217,7 @@ def test_earliest_seq_never_decreases(api: Api, topic: str):
     assert seen == sorted(seen)
 
 
-# --- another life
+# --- epochs
 
 
 def test_cursor_beyond_the_head_is_from_an_earlier_epoch(api: Api, topic: str):
@@ -260,7 +260,7 @@ def test_epoch_detects_a_recreated_topic_past_the_cursor(api: Api, topic: str):
     epoch = api.diff(topic)["epoch"]
     api.drop(topic)
     api.write(topic, "a", "b", "c")
-    assert api.diff(topic, from_seq=2)["tombstone"] is None  # the seq alone cannot tell
+    assert api.diff(topic, from_seq=2)["tombstone"] is None  # the seq alone shows no difference
     page = api.diff(topic, from_seq=2, epoch=epoch)
     assert (page["tombstone"]["reason"], page["tombstone"]["gap_from"], page["tombstone"]["gap_to"]) == (
         "recreated",
@@ -278,7 +278,7 @@ def test_long_poll_with_stale_epoch_returns_at_once(api: Api, topic: str):
 
 
 def test_every_seq_is_delivered_deleted_or_lost(api: Api, topic: str):
-    """The whole promise at once: a slow reader accounts for each seq that was ever assigned."""
+    """A slow reader can account for every assigned seq."""
     api.put(topic, cap_records=7)
     accounted: dict[int, str] = {}
     cursor = 0

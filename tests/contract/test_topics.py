@@ -1,4 +1,4 @@
-"""Topics: create and configure, look, list, drop; and the caps on how many there may be."""
+"""Topics: create, configure, inspect, list, delete, and the caps on their number."""
 
 import base64
 import threading
@@ -366,7 +366,7 @@ def test_list_page_size_defaults_to_100_and_is_clamped(start_server, connect):
 
 
 def test_unused_prefix_returns_an_empty_page(api: Api):
-    page = api.get("/v0/topics", prefix="zzz.nobody")
+    page = api.get("/v0/topics", prefix="zzz.unused")
     assert page["topics"] == []
     assert "next_cursor" not in page
 
@@ -398,8 +398,8 @@ def test_list_counts_as_a_read_only_with_touch(api: Api, topic: str):
 
 def test_deleted_topic_loses_all_records(api: Api, topic: str):
     api.write(topic, 1)
-    gone = api.drop(topic)
-    assert (gone["topic"], gone["deleted"], gone["routers_removed"]) == (topic, True, [])
+    answer = api.drop(topic)
+    assert (answer["topic"], answer["deleted"], answer["routers_removed"]) == (topic, True, [])
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{topic}")
     api.refused(404, "topic_not_found", "POST", f"/v0/topics/{topic}/diff", {})
     assert topic not in names(api.get("/v0/topics", prefix=topic))
@@ -470,7 +470,7 @@ def test_topic_cap_is_enforced(start_server, connect):
         assert (error["detail"]["limit"], error["detail"]["max"]) == ("max_topics", 2)
     api.refused(404, "topic_not_found", "GET", "/v0/topics/c")
 
-    # What exists can still be changed and written to, and room that is made can be used.
+    # Existing topics can still be changed and written to, and freed space can be used.
     assert api.put("a", ttl_ms=5)["config"]["ttl_ms"] == 5
     api.write("b", 2)
     api.drop("a")

@@ -1,4 +1,4 @@
-"""Writes: what is stored, what is told back, and every bound on what may be sent."""
+"""Writes: stored records, answers, and all limits."""
 
 import json
 from typing import Any
@@ -76,7 +76,7 @@ TOKENS = [
 
 
 def stored_data(api: Api, topic: str, seq: int = 1, **fields: Any) -> bytes:
-    """The bytes of `data` in a diff's one record, as they came over the wire."""
+    """Return the bytes of `data` of the only record of a diff."""
     answer = api.call("POST", f"/v0/topics/{topic}/diff", {"from_seq": seq - 1, "limit": 1} | fields)
     start = answer.content.index(b'"data":') + len(b'"data":')
     return answer.content[start : answer.content.rindex(b'}],"next_from_seq"')]
@@ -461,7 +461,7 @@ def test_write_larger_than_its_new_topic_creates_none(api: Api, topic: str):
 
 
 def test_no_write_is_refused_during_wal_rotation(start_server, connect, tmp_path):
-    """Checkpoints begin new log files, and syncs of several kinds overlap with that."""
+    """Checkpoints start new WAL files while several syncs are running."""
     api = connect(start_server(data_dir=tmp_path / "data", **SMALL_PARTS))
 
     def work(name: str) -> None:

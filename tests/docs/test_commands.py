@@ -1,18 +1,18 @@
-"""Runs the commands that the documentation shows, so that a page that lies is a failing test.
+"""Run the commands of the documentation, so that a wrong page fails a test.
 
-Every fenced `sh` block of README.md and docs/**/*.md is run by bash, in order, in a directory that is empty when the
-page begins. A page has one server; its blocks share the directory, the variables they set, and what they wrote before.
-In the text `localhost:4000` and `127.0.0.1:4000` become the server's address, `/var/lib/topics` its data directory, and
-`/backup` a directory of the test's own. A block fails if a command in it fails, or if a curl in it is answered with 400
-or above. `curl -N` follows a stream for a few seconds and then lets go.
+Bash runs every fenced `sh` block of README.md and docs/**/*.md, in order, in a directory that is empty at the start of
+the page. A page has one server; its blocks share the directory, their variables, and the data on the server. The test
+replaces `localhost:4000` and `127.0.0.1:4000` with the server address, `/var/lib/topics` with its data directory,
+and `/backup` with a temporary directory. A block fails if one of its commands fails, or if a curl gets a status of 400
+or above. `curl -N` follows a stream for a few seconds.
 
-An HTML comment on the line before a fence, which no reader sees, changes that:
+An HTML comment on the line before a fence changes that:
 
     <!-- expect: 409 -->             these answers of the block are errors, in this order: `expect: 404 409`
-    <!-- not run: needs root -->     the block is left alone, for the reason given
+    <!-- not run: needs root -->     the block is skipped, for this reason
     <!-- run -->                     before a `python` block: run this one too (others are fragments)
-    <!-- answer -->                  before a `json` block: the last curl was answered like this; fields may be left
-                                     out, and values that differ from run to run (see VARIES) count by name only
+    <!-- answer -->                  before a `json` block: the expected answer to the last curl; fields can be
+                                     omitted, and the values of fields in VARIES are not compared
     <!-- server: api_keys=a:read --> anywhere in a page: settings of its server, `TOPICS_*` without the prefix
 """
 
@@ -37,19 +37,19 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK_TIMEOUT_S = 60
 STREAM_S = 3
 
-# A block that would change the machine it is tested on has to say that it is not run.
+# A block that would change the machine must be marked as not run.
 CHANGES_THE_MACHINE = re.compile(
     r"(?m)(?:^|[;&|(]) *(?:\w+=\S+ +)*(?:\S*/)?"
     r"(sudo|apt|apt-get|brew|pip|pip3|make|install|chown|useradd|adduser|systemctl|docker|git) "
 )
 
-# Not the same from run to run: an example shows one value of many.
+# Fields whose values differ between runs.
 VARIES = {
     "$ts", "deadline", "deadlines", "effective_priority", "epoch", "last_read_ts", "last_write_ts", "lease_id",
     "message", "next_cursor", "performance", "stream_url", "uptime_ms", "version", "wid",
 }  # fmt: skip
 
-# Notes the status and body of every answer where the test finds them, and ends streams.
+# A wrapper of curl that stores the status and body of every answer, and ends streams.
 CURL = f"""#!/bin/bash
 answer=$DOCS_ANSWERS/$(printf '%05d' "$(ls "$DOCS_ANSWERS" | wc -l)")-$$
 extra=()
@@ -71,7 +71,7 @@ _SERVER = re.compile(r"^<!-- server: (.*?) -->$", re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """One fenced block, and what the comment before it says."""
+    """One fenced block, and its mark: the comment before it."""
 
     language: str
     text: str
@@ -89,7 +89,7 @@ class Block(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What one curl got; `status` is 0 where no answer came."""
+    """The answer to one curl; `status` is 0 without an answer."""
 
     status: int
     body: str
@@ -112,7 +112,7 @@ def settings_of(text: str) -> dict[str, object]:
 
 
 class Shell:
-    """What a reader has in front of them: a terminal in an empty directory, and a server."""
+    """A shell in an empty directory, and a server."""
 
     def __init__(self, directory: Path, server: ServerProcess, data_dir: Path) -> None:
         self._cwd, self._answers, tools = directory / "here", directory / "answers", directory / "tools"
@@ -138,13 +138,13 @@ class Shell:
         }
 
     def run(self, block: Block) -> tuple[list[Answer], str]:
-        """The answers to its curls, and what went wrong beside them."""
+        """Run a block. Return the answers to its curls, and another failure if there is one."""
         text = block.text
         for shown, real in self._real.items():
             text = text.replace(shown, real)
         if block.language == "python":
             command = [sys.executable, "-c", text]
-        else:  # variables are exported, so that the next block can be given them
+        else:  # variables are exported for the next block
             command = ["bash", "-c", f"set -aeu\ntrap 'env -0 > {self._state}' EXIT\n{text}"]
         status = self._execute(command)
         answers = self._take_answers()
@@ -165,7 +165,7 @@ class Shell:
             return process.wait(BLOCK_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "timeout"
-        finally:  # whatever it left in the background goes with it
+        finally:  # also end processes in the background
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -179,7 +179,7 @@ class Shell:
             lines = head.read_text().splitlines() if head.exists() else []
             statuses = [int(line.split()[1]) for line in lines if line.startswith("HTTP/")]
             code = failed.read_text().strip() if failed.exists() else "0"
-            failure = "" if code in ("0", "22", "23") else f"curl ended with {code}"  # --fail; its reader left
+            failure = "" if code in ("0", "22", "23") else f"curl ended with {code}"  # --fail; closed pipe
             answers.append(Answer(statuses[-1] if statuses else 0, path.read_text(errors="replace"), failure))
         for path in self._answers.iterdir():
             path.unlink()
@@ -211,12 +211,12 @@ def problems_of(page: Path, shell: Shell) -> Iterator[str]:
 
 
 def _json_in(body: str) -> Any:
-    """The body as JSON; behind the head, where curl was told to show that."""
+    """Return the body as JSON, without the headers that `curl -i` prints."""
     return json.loads(body.rpartition("\r\n\r\n")[2])
 
 
 def differences(shown: Any, got: Any, at: str = "answer") -> Iterator[str]:
-    """Where an answer is not what a page shows of it."""
+    """Yield the differences between an answer and the example of a page."""
     if isinstance(shown, dict) and isinstance(got, dict):
         for name, value in shown.items():
             if name not in got:

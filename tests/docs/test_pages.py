@@ -1,4 +1,4 @@
-"""What pages say about the code is what the code says, and links between pages lead somewhere."""
+"""Generated pages are up to date, tables match the code, and links have a target."""
 
 import re
 from pathlib import Path
@@ -48,6 +48,6 @@ def _leads_somewhere(page: Path, link: str) -> bool:
 
 
 def _anchors(page: Path) -> set[str]:
-    """The names of its headings, as the forges make them."""
+    """Return the anchors of the headings, as code hosts generate them."""
     headings = _HEADING.findall(re.sub(r"^(`{3,}).*?^\1\s*?$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""Names: one charset, byte-exact, and a clear error for everything else."""
+"""Names of topics and routers: allowed characters, and errors for others."""
 
 import pytest
 

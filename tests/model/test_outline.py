@@ -1,4 +1,4 @@
-"""The outline of a write: the same records as the decoder finds, whatever the text holds and wherever it is cut."""
+"""The outline of a write finds the same records as the decoder, for any text and any pieces."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Requests about records: what a match means, which forms it has, and what is said of one that is none."""
+"""Tag matches: their forms, their meaning, and errors for invalid ones."""
 
 import pytest
 

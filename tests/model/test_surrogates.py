@@ -1,4 +1,4 @@
-"""Half surrogate pairs: legal JSON text, kept token for token, that no decoder of Unicode text takes."""
+"""Lone surrogates: valid JSON text that decoders of Unicode text refuse, kept token for token."""
 
 import json
 import random
@@ -41,7 +41,7 @@ def test_invalid_json_is_still_refused(text: bytes):
         surrogates.value(text)
 
 
-# A backslash and what it escapes; a pair is taken whole, so that what is left with D8 to DF is half of one.
+# A backslash and its escape; pairs are matched as a whole, so a remaining D8 to DF is a lone surrogate.
 ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|u[0-9a-fA-F]{4}|.)",
     re.DOTALL,

@@ -1,4 +1,4 @@
-"""Configuration: a patch over what is there, checked, clamped, resolved."""
+"""Topic configuration: a patch over the current values, checked and clamped."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Bodies from the wire: every way to be wrong ends as `invalid_request`, with the field where there is one."""
+"""Request bodies: every invalid body raises `invalid_request`, with its field if there is one."""
 
 from typing import Any
 

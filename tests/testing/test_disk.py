@@ -1,4 +1,4 @@
-"""What the simulated disk keeps, loses and refuses."""
+"""The simulated disk: durable bytes, lost bytes, and errors."""
 
 import errno
 import threading
@@ -14,7 +14,7 @@ PAGE = 4096
 
 
 def durable_file(disk: SimDisk, path: str = "/a", data: bytes = b"") -> SimFile:
-    """A file whose name and first bytes would outlive anything."""
+    """Create a file whose name and first bytes are durable."""
     file = disk.open(path, create=True)
     file.pwrite(data, 0)
     file.sync()
