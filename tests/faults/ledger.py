@@ -411,7 +411,9 @@ class Client:
         history.drops.append(attempt)
         self._follow(attempt, lambda: self.server.engine.drop_topic(name))
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, *, hold_after: int | None = None) -> None:
+        """Take a checkpoint, or begin one that is held after so many topics."""
+        self.server.steps.release()
         heads = {name: topic.head for name, topic in self.server.engine.topics.items()}
 
         def done(error: Exception | None) -> None:
@@ -420,7 +422,10 @@ class Client:
                     if (history := self.ledger.current(name)) is not None:
                         history.head_kept = head
 
-        self.server.store.checkpoint(done)
+        if hold_after is None:
+            self.server.store.checkpoint(done)
+        else:
+            self.server.begin_checkpoint(topics=hold_after, done=done)
 
     def _current(self, name: str) -> TopicHistory | None:
         """Return the history that a request belongs to, after a drop or creation under way has ended."""

@@ -7,6 +7,7 @@ triples, `TORTURE=all make torture` all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from random import Random
 
 import pytest
 
@@ -126,8 +127,20 @@ def test_some_triples_of_operations_survive_every_crash(counts: Counts) -> None:
     counts(f"in triples (seed {SEED})", crash_points=points)
 
 
-PAIRS = parts(STEPS, 2, rounds=4)  # 140 of 1,225
-TRIPLES = parts(STEPS, 3, rounds=6)  # 210 of 42,875
+BETWEEN = [name for name in STEPS if "checkpoint" not in name]
+
+
+def test_operations_between_two_slices_of_a_checkpoint_survive_every_crash(counts: Counts) -> None:
+    """Two topics are captured before the operation, the others after it or because of it."""
+    cut = [("begin_checkpoint", name, "end_checkpoint") for name in BETWEEN]
+    twice = Random(SEED).sample([(one, other) for one in BETWEEN for other in BETWEEN], 20)
+    cut += [("begin_checkpoint", *names, "end_checkpoint", "append_disk") for names in twice]
+    points = sweep(cut, lambda at: [MODES[at % 5]], thorough_every=5)
+    counts(f"in checkpoints in slices (seed {SEED})", crash_points=points)
+
+
+PAIRS = parts(STEPS, 2, rounds=4)  # 148 of 1,369
+TRIPLES = parts(STEPS, 3, rounds=6)  # 222 of 50,653
 
 
 @pytest.mark.torture

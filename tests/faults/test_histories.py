@@ -78,7 +78,7 @@ mixed_verbs = st.one_of(appends, appends, deletes, mixed_puts, mixed_puts, drops
 class Turn:
     clock_ms: int
     verbs: list[Verb]
-    checkpoint: bool
+    checkpoint: str  # "whole", or its "begin" or "end" alone; "" for none
     tick: bool
     end: str  # "on", "stop", or a crash mode
     crash_call: int | None  # the call of the turn at which the crash happens, if the turn makes that many
@@ -90,7 +90,7 @@ def turns_of(verbs: st.SearchStrategy[Verb], crash_calls: st.SearchStrategy[int 
         Turn,
         st.sampled_from([0, 1, 40, 41, 101]),
         st.lists(verbs, max_size=4),
-        st.booleans(),
+        st.sampled_from(["", "", "whole", "whole", "begin", "end"]),
         st.booleans(),
         st.sampled_from(["on", "on", "on", "stop", "keep", "lose", "tear"]),
         crash_calls,
@@ -129,8 +129,7 @@ class Pair:
             self.server.engine.flush()
             if turn.tick:
                 self.server.tick()
-            if turn.checkpoint:
-                self.server.checkpoint()
+            self.checkpoint(turn.checkpoint)
         except Crashed:
             died = True
         # A verb without effect is answered at once, even if the verbs before it are not.
@@ -139,6 +138,14 @@ class Pair:
         )
         assert died or all(ticket.done for ticket in tickets)
         self.end(turn, states, answered, died=died)
+
+    def checkpoint(self, part: str) -> None:
+        if part == "begin":
+            self.server.begin_checkpoint(topics=1)
+        elif part:
+            self.server.steps.release()
+        if part == "whole":
+            self.server.checkpoint()
 
     def stage(self, verb: Verb, states: list[tuple[int, Oracle]], tickets: list[Ticket]) -> None:
         """Apply one verb to the model and stage it in the engine. A refused verb changes neither."""

@@ -43,6 +43,7 @@ def _claim_and_ack(shop: Shop, name: str) -> None:
 
 
 def _checkpoint(shop: Shop) -> None:
+    shop.server.steps.release()
     shop.server.checkpoint()
 
 
@@ -58,6 +59,8 @@ STEPS: dict[str, Step] = {
     "extend": lambda shop, name: shop.extend(name, "a", 2),
     "time_out": _time_out,
     "checkpoint": lambda shop, _: _checkpoint(shop),
+    "begin_checkpoint": lambda shop, _: shop.server.begin_checkpoint(topics=0) and None,
+    "end_checkpoint": lambda shop, _: shop.server.steps.release(),
 }
 
 
@@ -124,6 +127,13 @@ def sweep(
 def test_every_step_of_a_job_survives_every_crash(counts: Counts) -> None:
     points = sweep(((name, (step,)) for name in QUEUES for step in STEPS), lambda at: MODES, thorough_every=3)
     counts(f"in single steps of queues (seed {SEED})", crash_points=points)
+
+
+def test_steps_between_two_slices_of_a_checkpoint_survive_every_crash(counts: Counts) -> None:
+    steps = [step for step in STEPS if "checkpoint" not in step]
+    cut = ((name, ("begin_checkpoint", step, "end_checkpoint")) for name in QUEUES for step in steps)
+    points = sweep(cut, lambda at: [MODES[at % len(MODES)]], thorough_every=3)
+    counts(f"in checkpoints in slices (seed {SEED})", crash_points=points)
 
 
 @pytest.mark.parametrize(

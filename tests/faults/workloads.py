@@ -69,6 +69,8 @@ STEPS: dict[str, Step] = {
     "archive_held": lambda client: client.archive("h", behind=1),
     "cap_held": lambda client: client.put("h", cap_records=3, discard="reject"),
     "checkpoint": lambda client: client.checkpoint(),
+    "begin_checkpoint": lambda client: client.checkpoint(hold_after=2),
+    "end_checkpoint": lambda client: client.server.steps.release(),
     "tick": lambda client: client.server.tick(),
     "advance": _advance,
 }  # fmt: skip

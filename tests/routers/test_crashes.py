@@ -63,7 +63,7 @@ class World:
         verbs: list[tuple[int, Callable[[], object]]] = [
             (8, self.append), (2, self.configure), (2, self.delete), (3, self.route), (1, self.unroute), (1, self.drop),
             (2, self.archive), (4, lambda: self.server.engine.routers.forwarder.drain()),
-            (1, lambda: self.server.checkpoint()),
+            (1, self.checkpoint), (1, self.begin_checkpoint),
             (2, lambda: self.server.clock.advance(ms=self.rng.choice([1, 30, 50, 101]))),
             (self.queue * 5, self.claim), (self.queue, self.finish), (self.queue, self.redrive),
             (2 * self.faults, self.fail), (2 * self.faults, self.mend), (6 * (self.sync is not None), self.work),
@@ -73,6 +73,14 @@ class World:
             verb()
         except TopicsError:
             pass  # what is refused leaves no trace
+
+    def checkpoint(self) -> None:
+        self.server.steps.release()
+        self.server.checkpoint()
+
+    def begin_checkpoint(self) -> None:
+        """Begin a checkpoint that captures the rest of the topics after some of the verbs that follow."""
+        self.server.begin_checkpoint(topics=self.rng.choice([0, 1, 3]))
 
     def append(self) -> None:
         rng = self.rng

@@ -107,7 +107,7 @@ class TopicsApp:
             storage=storage,
         )
         if storage is not None:
-            storage.begin(engine)
+            storage.begin(engine, slices)
         self._recovered = True
         self.requests.begin(self.services)
         throttle.begin()

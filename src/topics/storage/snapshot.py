@@ -17,6 +17,8 @@ the same or of an earlier number: segments as in `segment.py`, one after the oth
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 import xxhash
@@ -29,6 +31,7 @@ MAGIC = b"TOPICSNP"
 # in `Snapshot.extra`: when this directory was made from a backup, in ms; gone once a server has seen it
 RESTORED = "restored"
 VERSION = 1
+TOPICS_A_PART = 64
 _HEADER = struct.Struct("<8sIIQ")
 _sum64 = xxhash.xxh3_64_intdigest
 
@@ -96,9 +99,33 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    body = _encoder.encode(snapshot)
-    data = _HEADER.pack(MAGIC, VERSION, 0, len(body)) + body
-    return (data + _sum64(data).to_bytes(8, "little")) * 2
+    """Return the whole file."""
+    return b"".join(encode_parts(snapshot, iter(snapshot.topics), len(snapshot.topics)))
+
+
+def encode_parts(snapshot: Snapshot, topics: Iterator[TopicSnapshot], count: int) -> list[bytes]:
+    """Return the whole file in parts, with these topics instead of `snapshot.topics`.
+
+    For many topics: no single step of the interpreter takes long, so that other threads get their turns.
+    """
+    head = (snapshot.wal_number, snapshot.boot_id, snapshot.clean, snapshot.next_topic_id, snapshot.last_epoch)
+    parts = [b"\x97", *map(_encoder.encode, head), _array_of(count)]  # an array of seven: see `Snapshot`
+    while some := list(map(_encoder.encode, islice(topics, TOPICS_A_PART))):
+        parts.append(b"".join(some))
+    parts.append(_encoder.encode(snapshot.extra))
+    parts.insert(0, _HEADER.pack(MAGIC, VERSION, 0, sum(map(len, parts))))
+    checksum = xxhash.xxh3_64()
+    for part in parts:
+        checksum.update(part)
+    parts.append(checksum.intdigest().to_bytes(8, "little"))
+    return parts * 2
+
+
+def _array_of(count: int) -> bytes:
+    """Return the head of a MessagePack array, in its shortest form."""
+    if count < 16:
+        return bytes([0x90 | count])
+    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
 
 
 def decode(data: bytes, *, path: str) -> Snapshot:

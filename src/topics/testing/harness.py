@@ -20,11 +20,11 @@ import msgspec
 from msgspec import Raw
 
 from topics.engine.durable.recovery import Recovered
-from topics.engine.durable.store import Store
+from topics.engine.durable.store import Done, Store, run_inline
 from topics.engine.engine import Configured, Dropped, Engine
 from topics.engine.read.read import Query, Reading
 from topics.engine.state.topics import SegmentLimits, State
-from topics.engine.steps import run_all
+from topics.engine.steps import Steps, run_all
 from topics.engine.write.append import Appended
 from topics.engine.write.commit import Ticket
 from topics.engine.write.delete import Deleted
@@ -84,6 +84,29 @@ class DeferredWorker:
             self.run()
 
 
+class HeldSteps:
+    """Runs work in steps at once, or holds it after some steps: what a server does in slices, with requests between."""
+
+    def __init__(self) -> None:
+        self.hold_after: int | None = None
+        self._held: tuple[Steps[None], Done] | None = None
+
+    def __call__(self, steps: Steps[None], done: Done) -> None:
+        if self.hold_after is None:
+            run_inline(steps, done)
+            return
+        for _ in range(self.hold_after):
+            next(steps, None)
+        self._held = steps, done
+
+    def release(self) -> None:
+        """Run the steps that are held, and hold no more."""
+        self.hold_after = None
+        if self._held is not None:
+            held, self._held = self._held, None
+            run_inline(*held)
+
+
 class TopicView(NamedTuple):
     """All state of a topic that clients can observe."""
 
@@ -113,6 +136,7 @@ class SimServer:
         self._segments = segments
         self._wal_file_bytes = wal_file_bytes
         self._dir = DataDir(disk, ROOT)
+        self.steps = HeldSteps()
         limits = Limits()
         state = State(segments=segments, max_keys=limits.max_idempotency_keys)
         self.wal = Wal(
@@ -127,6 +151,7 @@ class SimServer:
             self.wal,
             worker=InlineWorker() if store_worker is None else store_worker,
             clock=self.clock,
+            runner=self.steps,
         )
         self._turns: list[Callable[[], None]] = []
         schedule = self._turns.append if gather_turns else lambda work: None
@@ -156,6 +181,7 @@ class SimServer:
         return self.next(self.disk)
 
     def close(self) -> None:
+        self.steps.release()
         self.engine.replay_all()
         self.store.checkpoint(clean=True)
         self.store.close()
@@ -172,8 +198,10 @@ class SimServer:
     # --- verbs
 
     def done(self, ticket: Ticket) -> Any:
-        """End the loop turn and return the result of a verb. Raise its error."""
+        """End the loop turn and return the result of a verb. Raise its error. Hold no checkpoint that it waits for."""
         self.engine.flush()
+        if not ticket.done:
+            self.steps.release()
         return ticket.value()
 
     def put(self, name: str, **config: Any) -> Configured:
@@ -208,6 +236,13 @@ class SimServer:
     def checkpoint(self) -> bool:
         self.engine.replay_all()  # as a server does before a checkpoint
         return self.store.checkpoint()
+
+    def begin_checkpoint(self, *, topics: int, done: Done = lambda error: None) -> bool:
+        """Begin a checkpoint and hold it after so many topics. `steps.release` ends it."""
+        self.steps.release()
+        self.engine.replay_all()
+        self.steps.hold_after = topics
+        return self.store.checkpoint(done)
 
     # --- reading
 

@@ -7,19 +7,17 @@ the missing part knew comes back empty under its name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from topics import logs
 from topics.engine import retention
+from topics.engine.durable.log_files import LogFile
 from topics.engine.state.topics import State
 from topics.engine.write import apply
 from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger
 from topics.storage.log.frame import Head
-
-if TYPE_CHECKING:
-    from topics.engine.durable.recovery import LogFile
 
 log = logs.Log("recovery")
 
@@ -38,12 +36,20 @@ class Check:
     """Compares a log with its ledger while the log is replayed."""
 
     def __init__(
-        self, datadir: DataDir, state: State, files: list[LogFile], since: int, *, clean: bool, damage: list[str]
+        self,
+        datadir: DataDir,
+        state: State,
+        files: list[LogFile],
+        since: int,
+        account: ledger.Account,
+        *,
+        clean: bool,
+        damage: list[str],
     ) -> None:
         self._dir = datadir
         self._state = state
         self._damage = damage
-        self._account = ledger.read(datadir, since)
+        self._account = account
         for path, at in self._account.damage:
             damage.append(f"{path} at byte {at}: the ledger is damaged here; nothing is lost while the log is whole")
             log.warning("ledger_damaged", file=path, offset=at)
@@ -51,7 +57,7 @@ class Check:
         self._clean = clean and set(self._expected) <= {since}  # nothing was written after the last snapshot
         if self._clean:
             self._expected = {}
-        self._missing = sorted(set(self._expected) - {file.number for file in files})
+        self._missing = sorted(set(self._expected) - set(datadir.wal_numbers()))
         self._known = set(state.by_id)  # topics that the snapshot or the log has told of
         self._appended: set[int] = set()  # topics whose next seq the log tells behind the last missing part
         self._changed: set[int] = set()  # topics with entries other than records

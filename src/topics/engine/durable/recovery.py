@@ -16,6 +16,7 @@ from topics import logs
 from topics.engine import retention
 from topics.engine.durable import lost_log
 from topics.engine.durable.deferred_replay import Backlog
+from topics.engine.durable.log_files import LogFile, read_log, read_whole
 from topics.engine.queue import verbs
 from topics.engine.routers import replay
 from topics.engine.state import snapshot_parts
@@ -27,7 +28,7 @@ from topics.storage import snapshot as snap
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import File
 from topics.storage.log import entry as entries
-from topics.storage.log import walfile
+from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
 from topics.storage.segments.codec import Footer
 from topics.storage.segments.sealed import SealedSegment
@@ -53,14 +54,6 @@ class Recovered(NamedTuple):
     backlog: Backlog  # records of `memory` topics, to be taken up once the server serves
     lost: list[lost_log.Lost]  # seqs that may have been in a part of the log that is not there
     unnoted: set[int]  # topics of which the ledger does not know what the log says
-
-
-class LogFile(NamedTuple):
-    number: int
-    path: str
-    data: bytes  # as far as it is valid
-    resume: tuple[int, int] = (0, 0)  # file number and offset at which the log before it ends, if it says so
-    last: bool = False  # nothing was written into a later one: a write cut short at its end is the log's own end
 
 
 def recover(
@@ -103,12 +96,17 @@ def _recover(
         snapshot_parts.load_state(state, snapshot.extra)
     since = 0 if snapshot is None else snapshot.wal_number
     replayed = 0
-    files = log_files(datadir, since, damage)
-    resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
+    boot_id = datadir.fs.boot_id()
+    same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
+    account = ledger.read(datadir, since)
     cut: list[str] = []
+    files = read_log(datadir, since, damage, cut, unsynced_from=None if same_boot else account.unsynced_from)
+    resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
     total = sum(walfile.written_end(file.data) for file in files) or 1  # files are reserved in full: most is zeros
     done = 0
-    check = lost_log.Check(datadir, state, files, since, clean=snapshot is not None and snapshot.clean, damage=damage)
+    check = lost_log.Check(
+        datadir, state, files, since, account, clean=snapshot is not None and snapshot.clean, damage=damage
+    )
     for file in files:
         check.before_file(file.number)
         if damage:
@@ -139,8 +137,6 @@ def _recover(
     next_number = max([*numbers, since, check.last_number]) + 1
     clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
     clean = clean and not damage
-    boot_id = datadir.fs.boot_id()
-    same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
     restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
     after_power_loss = not clean and not same_boot and restored is None and (snapshot is not None or bool(files))
     # Where a topic that is logged comes to skip seqs, a snapshot must say so before anything is logged behind them.
@@ -272,52 +268,6 @@ def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | Non
 def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | None) -> str:
     hot = datadir.segment_path(topic_id, first)
     return hot if cold_dir is None else cold_dir + hot[len(datadir.segments_dir) :]
-
-
-def log_files(datadir: DataDir, since: int, damage: list[str]) -> list[LogFile]:
-    """The log files from number `since` on, each cut where a later one says that it ends."""
-    files: list[LogFile] = []
-    for number in datadir.wal_numbers():
-        if number < since:
-            continue
-        path = datadir.wal_path(number)
-        data = read_whole(datadir, path)
-        try:
-            header = walfile.decode_header(data, path=path)
-        except Corrupt as error:  # without its header it still holds its frames
-            damage.append(str(error))
-            log.error("log_header_damaged", file=path)
-            header = walfile.Header(number)
-        else:
-            if bad := walfile.damaged_headers(data):
-                damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
-                log.warning("log_header_copy_damaged", file=path, offset=bad[0])
-        if header.resume_number:
-            files = [_cut(file, header) for file in files if file.number <= header.resume_number]
-        files.append(LogFile(number, path, data, (header.resume_number, header.resume_offset)))
-    for at in range(len(files) - 1, -1, -1):
-        files[at] = files[at]._replace(last=True)
-        if walfile.written_end(files[at].data) > walfile.HEADER_BYTES:
-            break
-    return files
-
-
-def read_whole(datadir: DataDir, path: str) -> bytes:
-    return read_part(datadir, path, 0, datadir.fs.size(path))
-
-
-def read_part(datadir: DataDir, path: str, at: int, size: int) -> bytes:
-    file = datadir.fs.open(path)
-    try:
-        return file.pread(size, at)
-    finally:
-        file.close()
-
-
-def _cut(file: LogFile, header: walfile.Header) -> LogFile:
-    if file.number != header.resume_number:
-        return file
-    return file._replace(data=file.data[: header.resume_offset])
 
 
 def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str]) -> int:

@@ -10,22 +10,23 @@ it needs. Marks of deleted records are written into segment files after the snap
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine.durable import recovery
+from topics.engine.durable import files, recovery
+from topics.engine.durable.capture import Capture, KnownTails
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.state import snapshot_parts
 from topics.engine.state.snapshot_parts import Captured, Frozen
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
+from topics.engine.steps import Steps, run_all
 from topics.engine.write import apply
 from topics.engine.write.commit import Commits
-from topics.errors import Corrupt
 from topics.storage import snapshot as snap
-from topics.storage.datadir import TEMP_SUFFIX, DataDir
+from topics.storage.datadir import DataDir
 from topics.storage.log.wal import InlineWorker, LogFailed, Wal, Worker
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
@@ -34,9 +35,34 @@ from topics.storage.segments.shelf import OPEN_FILES, Shelf
 
 log = logs.Log("store")
 
-COPY_BYTES = 1 << 20
 
 Done = Callable[[Exception | None], None]
+Runner = Callable[[Steps[None], Done], None]  # runs steps on the owner's thread, other work in between, then reports
+Sealed = tuple[int, MemorySegment, str, codec.Footer]  # topic id, the segment in memory, its file, and its footer
+
+
+def run_inline(steps: Steps[None], done: Done) -> None:
+    """Run all steps now."""
+    try:
+        run_all(steps)
+    except Exception as error:
+        done(error)
+    else:
+        done(None)
+
+
+def _tails(number: int, topics: list[Captured]) -> Iterator[bytes]:
+    """Yield the parts of tails file `number`, and note in each topic where its part is."""
+    at = 0
+    for one in topics:
+        if one.tail is None:
+            continue
+        part = b"".join(one.tail.encode(one.snapshot.topic_id, one.snapshot.epoch))
+        one.snapshot.tail = snap.TailRef(
+            number, at, len(part), one.tail.segment.opened_ms, one.tail.live, one.tail.live_bytes
+        )
+        at += len(part)
+        yield part
 
 
 class Store:
@@ -44,7 +70,7 @@ class Store:
 
     def __init__(
         self, datadir: DataDir, state: State, wal: Wal, *, worker: Worker, clock: Clock, cold_dir: str | None = None,
-        hot_segments: int = 0, hot_bytes: int = 0, open_files: int = OPEN_FILES,
+        hot_segments: int = 0, hot_bytes: int = 0, open_files: int = OPEN_FILES, runner: Runner | None = None,
     ) -> None:  # fmt: skip
         self.dir = datadir
         self.fs = datadir.fs
@@ -56,6 +82,7 @@ class Store:
         self.bytes_at_checkpoint = 0
         self.commits: Commits | None = None
         self._worker = worker
+        self._runner = runner or run_inline
         self._clock = clock
         self._cold_dir = cold_dir
         self._hot_segments = hot_segments
@@ -64,7 +91,7 @@ class Store:
         self._savers: list[tuple[Topic, Done]] = []  # wait for a snapshot with the topic in it
         self._jobs = 0  # given to the worker and not reported back
         self._waiting: list[Callable[[], None]] = []
-        self._tails: dict[int, tuple[snap.TailRef, snapshot_parts.Look]] = {}  # by topic id, of the last snapshot
+        self._tails: KnownTails = {}  # of the last snapshot
         self._topic_dirs: set[int] = set()  # those whose names are durable
         self._backlog: Backlog | None = None
         state.rolled = self._seal
@@ -107,10 +134,11 @@ class Store:
                     self._remove_orphans()
 
         worker, self._worker = self._worker, InlineWorker()
+        runner, self._runner = self._runner, run_inline
         try:
             self._snapshot(found.next_number, done, clean=False)
         finally:
-            self._worker = worker
+            self._worker, self._runner = worker, runner
 
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
         """Takes a snapshot and lets go of what it makes superfluous. False if it cannot, or one is under way."""
@@ -120,11 +148,11 @@ class Store:
         self.commits.settle()
         try:
             self.wal.rotate()
-            self.wal.begin_ledger()
+            notes = self.wal.begin_ledger()
         except (OSError, LogFailed) as error:
             log.error("checkpoint_failed", reason=str(error))
             return False
-        self._snapshot(self.wal.number, done, clean=clean)
+        self._snapshot(self.wal.number, done, clean=clean, notes=notes)
         return True
 
     def when_saved(self, topic: Topic, done: Done) -> None:
@@ -147,62 +175,109 @@ class Store:
             else:
                 done(error)
 
-    def _snapshot(self, number: int, done: Callable[[Exception | None], None], *, clean: bool) -> None:
-        """The state as it is now, at the beginning of log file `number`."""
+    def _snapshot(self, number: int, done: Done, *, clean: bool, notes: Sequence[bytes] = ()) -> None:
+        """Take a snapshot of the state at the beginning of log file `number`, which is now.
+
+        `notes` are those that the ledger of the snapshot begins with.
+        """
         self._snapshotting = True
         if clean:
             snapshot_parts.end_ephemeral(self.state)
-        captured = [
-            snapshot_parts.capture(self.state, topic, self._tails.get(topic.topic_id))
-            for topic in self.state.by_id.values()
-        ]
-        rises = [(topic, topic.needs_snapshot) for topic in self.state.by_id.values() if topic.needs_snapshot]
-        snapshot = snap.Snapshot(
+        capture = Capture(self.state, self._tails)
+        if self.state.routers is not None:
+            capture.linked(self.state.routers.linked())
+        head = snap.Snapshot(
             wal_number=number,
             boot_id=self.fs.boot_id(),
             clean=clean,
             next_topic_id=self.state.next_topic_id,
             last_epoch=self.state.last_epoch,
-            topics=[one.snapshot for one in captured],
+            topics=[],
             extra=snapshot_parts.save_state(self.state),
         )
         retired, self.shelf.retired = self.shelf.retired, []
-        sealed: list[tuple[int, MemorySegment, str, codec.Footer]] = []
+        if self.commits is not None:
+            self.commits.before_change = capture.before_change
+
+        def captured(error: Exception | None) -> None:
+            if self.commits is not None:
+                self.commits.before_change = None
+            if error is not None:
+                self._failed(error, retired, done)
+            else:
+                self._write_snapshot(head, capture, list(notes), retired, done)
+
+        self._run(capture.steps(), captured)
+
+    def _write_snapshot(
+        self, head: snap.Snapshot, capture: Capture, notes: list[bytes], retired: list[str], done: Done
+    ) -> None:
+        sealed: list[Sealed] = []
+        tails: set[int] = set()  # numbers of the files that the snapshot refers to
+        pending: dict[int, dict[int, bytes]] = {}  # marks that segment files lack, by topic id and first seq
 
         def work() -> None:
-            for one in captured:
+            number, topics = head.wal_number, capture.topics
+            for one in topics:
                 for frozen, at in one.sealing:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
                     one.snapshot.segments[at].footer = list(footer)
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
-            self._write_tails(number, captured)
-            self._write(self.dir.snapshot_path(number), [snap.encode(snapshot)])
+            files.write(self.dir, self.dir.tails_path(number), _tails(number, topics))
+            self.wal.ledger.write(notes)
+            parts = snap.encode_parts(head, (one.snapshot for one in topics), len(topics))
+            files.write(self.dir, self.dir.snapshot_path(number), parts)
+            self._note_written(topics, tails, pending)
 
-        def finished(error: Exception | None) -> None:
+        def written(error: Exception | None) -> None:
             # Also when the rest failed: a snapshot whose sync failed may be there all the same, and a file that it
             # names must not be written again with marks that it does not know.
-            for topic_id, segment, path, footer in sealed:
-                self._adopt(topic_id, segment, path, footer)
+            self._run(self._adopt_all(sealed), lambda failure: adopted(error or failure))
+
+        def adopted(error: Exception | None) -> None:
             if error is not None:
-                self._snapshotting = False
-                self.shelf.retired += retired
-                log.error("checkpoint_failed", reason=str(error))
-                done(error)
-                self._end_saving(error)
+                self._failed(error, retired, done)
                 return
-            for topic, rise in rises:
+            for topic, rise in capture.rises:
                 if topic.needs_snapshot == rise:
                     topic.needs_snapshot = 0
-            self._tails = {
-                one.snapshot.topic_id: (one.snapshot.tail, one.looks)
-                for one in captured
-                if one.snapshot.tail is not None
-            }
             self._end_saving(None)
-            self._installed(number, snapshot, retired)
+            self._installed(head.wal_number, tails, pending, retired)
             done(None)
 
-        self._submit(work, finished)
+        self._submit(work, written)
+
+    def _failed(self, error: Exception, retired: list[str], done: Done) -> None:
+        self._snapshotting = False
+        self.shelf.retired += retired
+        log.error("checkpoint_failed", reason=str(error))
+        done(error)
+        self._end_saving(error)
+
+    def _note_written(self, topics: list[Captured], tails: set[int], pending: dict[int, dict[int, bytes]]) -> None:
+        """Note what has to be known of a snapshot that was written. Empties `topics`, one at a time.
+
+        Runs on the worker: while a snapshot is written, no other code uses `_tails`. A hundred thousand topics that
+        are freed in one go would keep the interpreter from all other threads.
+        """
+        known: set[int] = set()
+        # Bound: the topics of the snapshot.
+        while topics:
+            one = topics.pop()
+            topic_id, tail = one.snapshot.topic_id, one.snapshot.tail
+            if tail is not None:
+                self._tails[topic_id] = tail, one.looks
+                known.add(topic_id)
+                tails.add(tail.tails)
+            if marks := {ref.first: ref.pending for ref in one.snapshot.segments if ref.pending}:
+                pending[topic_id] = marks
+        for topic_id in self._tails.keys() - known:
+            del self._tails[topic_id]
+
+    def _adopt_all(self, sealed: list[Sealed]) -> Steps[None]:
+        for one in sealed:
+            self._adopt(*one)
+            yield None
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Calls `then` once the worker has nothing left of ours."""
@@ -211,7 +286,15 @@ class Store:
         else:
             then()
 
-    def _submit(self, work: Callable[[], None], finished: Callable[[Exception | None], None]) -> None:
+    def _submit(self, work: Callable[[], None], finished: Done) -> None:
+        self._jobs += 1
+        self._worker.submit(work, self._reporting(finished))
+
+    def _run(self, steps: Steps[None], finished: Done) -> None:
+        self._jobs += 1
+        self._runner(steps, self._reporting(finished))
+
+    def _reporting(self, finished: Done) -> Done:
         def report(error: Exception | None) -> None:
             self._jobs -= 1
             finished(error)
@@ -220,8 +303,7 @@ class Store:
                 for then in waiting:
                     then()
 
-        self._jobs += 1
-        self._worker.submit(work, report)
+        return report
 
     def close(self) -> None:
         self.wal.close()
@@ -274,58 +356,24 @@ class Store:
             self.fs.sync_dir(self.dir.segments_dir)  # one that is already there may be so in memory only
             self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
-        self._write(path, parts)
+        files.write(self.dir, path, parts)
         size = sum(map(len, parts))
         return path, codec.decode_footer(b"".join(parts[-2:]), path=path, file_bytes=size)
 
-    def _write_tails(self, number: int, captured: list[Captured]) -> None:
-        parts: list[bytes] = []
-        at = 0
-        for one in captured:
-            if one.tail is None:
-                continue
-            encoded = one.tail.encode(one.snapshot.topic_id, one.snapshot.epoch)
-            size = sum(map(len, encoded))
-            one.snapshot.tail = snap.TailRef(
-                number, at, size, one.tail.segment.opened_ms, one.tail.live, one.tail.live_bytes
-            )
-            parts += encoded
-            at += size
-        if parts:
-            self._write(self.dir.tails_path(number), parts)
-
-    def _write(self, path: str, parts: list[bytes]) -> None:
-        """Durable under its name, or not there at all."""
-        temporary = path + TEMP_SUFFIX
-        file = self.fs.open(temporary, create=True)
-        try:
-            file.truncate(0)
-            file.pwritev(parts, 0)
-            file.sync()
-        except OSError:
-            with suppress(OSError):
-                self.fs.unlink(temporary)
-            raise
-        finally:
-            file.close()
-        self.dir.publish(path)
-
     # --- after a snapshot
 
-    def _installed(self, number: int, snapshot: snap.Snapshot, retired: list[str]) -> None:
+    def _installed(
+        self, number: int, keep_tails: set[int], pending: dict[int, dict[int, bytes]], retired: list[str]
+    ) -> None:
         self.snapshot_number = number
         self.last_checkpoint_ms = self._clock.now_ms()
         self.bytes_at_checkpoint = self.wal.stats.bytes_written_total
-        keep_tails = {one.tail.tails for one in snapshot.topics if one.tail is not None}
         saves = []
-        for one in snapshot.topics:
-            if not one.segments:
-                continue
-            topic = self.state.by_id.get(one.topic_id)
-            pending = {ref.first: ref.pending for ref in one.segments if ref.pending}
-            for segment in topic.segments if topic is not None and pending else ():
-                if isinstance(segment, SealedSegment) and segment.first in pending:
-                    packed = pending[segment.first]
+        for topic_id, marks in pending.items():
+            topic = self.state.by_id.get(topic_id)
+            for segment in topic.segments if topic is not None else ():
+                if isinstance(segment, SealedSegment) and segment.first in marks:
+                    packed = marks[segment.first]
                     saves.append((segment, packed, segment.save_marks(packed)))
 
         def work() -> None:
@@ -334,49 +382,57 @@ class Store:
             self._remove_old(number, keep_tails, retired)
 
         def finished(error: Exception | None) -> None:
-            self._snapshotting = False
             if error is not None:
                 log.warning("cleaning_failed", reason=str(error))
             else:
                 for segment, packed, _ in saves:
                     segment.saved(packed)
+            if error is not None or self._cold_dir is None:
+                self._snapshotting = False
+                self.save()
+            else:
                 self._move_cold()
-            self.save()
 
         self._submit(work, finished)
 
     def _move_cold(self) -> None:
-        """Copies the oldest sealed segments of topics that keep too much to the cold folder, and reads them there from
+        """Copy the oldest sealed segments of topics that keep too much to the cold folder, and read them there from
         then on.
 
         The hot file goes with the next snapshot, which is the first to know the new place.
         """
-        moves = [
-            (segment, recovery.segment_path(self.dir, topic.topic_id, segment.first, self._cold_dir))
-            for topic in self.state.by_id.values()
-            for segment in self._too_many(topic)
-        ]
-        if not moves:
-            return
+        moves: list[tuple[Topic, SealedSegment, str]] = []
+
+        def find() -> Steps[None]:
+            for topic in list(self.state.by_id.values()):
+                for segment in self._too_many(topic):
+                    target = recovery.segment_path(self.dir, topic.topic_id, segment.first, self._cold_dir)
+                    moves.append((topic, segment, target))
+                yield None
+
+        def found(error: Exception | None) -> None:
+            self._snapshotting = False
+            if moves and error is None:
+                self._submit(work, finished)
+            self.save()
 
         def work() -> None:
-            for segment, target in moves:
-                self._copy(segment.path, target)
+            for _, segment, target in moves:
+                files.copy(self.dir, segment.path, target)
 
         def finished(error: Exception | None) -> None:
             if error is not None:
                 log.error("cold_move_failed", reason=str(error))
                 return
-            kept = {id(segment) for topic in self.state.by_id.values() for segment in topic.segments}
-            for segment, target in moves:
-                if id(segment) in kept:
+            for topic, segment, target in moves:
+                if any(known is segment for known in topic.segments):
                     self.shelf.retired.append(segment.path)
                     segment.moved(target)
                     segment.cold = True
                 else:
                     self.shelf.retired.append(target)  # its records went while it was copied
 
-        self._submit(work, finished)
+        self._run(find(), found)
 
     def _too_many(self, topic: Topic) -> list[SealedSegment]:
         if self._cold_dir is None:
@@ -390,28 +446,6 @@ class Store:
                 break
             kept += 1
         return hot[: len(hot) - kept] if self._hot_segments or self._hot_bytes else []
-
-    def _copy(self, source: str, target: str) -> None:
-        folder = posixpath.dirname(target)
-        if not self.fs.exists(folder):
-            self.fs.mkdir(folder)
-            self.fs.sync_dir(posixpath.dirname(folder))
-        origin = self.fs.open(source)
-        copy = self.fs.open(target + TEMP_SUFFIX, create=True)
-        try:
-            copy.truncate(0)
-            at, size = 0, origin.size()
-            while at < size:
-                piece = origin.pread(COPY_BYTES, at)
-                if not piece:
-                    raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
-                copy.pwrite(piece, at)
-                at += len(piece)
-            copy.sync()
-        finally:
-            origin.close()
-            copy.close()
-        self.dir.publish(target)
 
     def _remove_old(self, number: int, keep_tails: set[int], retired: list[str]) -> None:
         old = [self.dir.wal_path(n) for n in self.dir.wal_numbers() if n < number]

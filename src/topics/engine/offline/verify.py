@@ -18,6 +18,7 @@ from msgspec import Struct
 from topics import engine
 from topics.engine import retention
 from topics.engine.durable import recovery
+from topics.engine.durable.log_files import LogFile, read_log, read_whole
 from topics.engine.offline.account import Account, account
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -27,7 +28,7 @@ from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import Fs
 from topics.storage.log import entry as entries
-from topics.storage.log import walfile
+from topics.storage.log import ledger, walfile
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
@@ -118,7 +119,8 @@ class _Verifier:
                 for topic in snapshot.topics:
                     self._topic(topic)
             if snapshot is not None or number == 0:
-                self._log(0 if snapshot is None else snapshot.wal_number)
+                since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
+                self._log(since, boot_id)
                 self._replay()
             self._left_over()
         report.clean = not report.damage
@@ -178,7 +180,7 @@ class _Verifier:
         for number in reversed(numbers):
             path = self.dir.snapshot_path(number)
             self._named.add(path)
-            data = recovery.read_whole(self.dir, path)
+            data = read_whole(self.dir, path)
             self._step(len(data))
             try:
                 snapshot = snap.decode(data, path=path)
@@ -289,8 +291,9 @@ class _Verifier:
 
     # --- the log
 
-    def _log(self, since: int) -> None:
-        files = recovery.log_files(self.dir, since, [])
+    def _log(self, since: int, boot_id: str) -> None:
+        unsynced_from = None if boot_id == self.fs.boot_id() != "" else ledger.read(self.dir, since).unsynced_from
+        files = read_log(self.dir, since, [], self.report.notes, unsynced_from=unsynced_from)
         self._named.update(self.dir.wal_path(number) for number in self.dir.wal_numbers() if number >= since)
         self._named.update(self.dir.ledger_path(number) for number in self.dir.ledger_numbers() if number >= since)
         self.report.log_files = len(files)
@@ -303,7 +306,7 @@ class _Verifier:
                     self._log_entry(file, item)
             self._step(self.fs.size(file.path))
 
-    def _log_header(self, file: recovery.LogFile) -> None:
+    def _log_header(self, file: LogFile) -> None:
         damaged = walfile.damaged_headers(file.data)
         try:
             header = walfile.decode_header(file.data, path=file.path)
@@ -315,7 +318,7 @@ class _Verifier:
         if header.number != file.number:
             self._found(file.path, 0, f"the header says log file {header.number}", RESTORE_ALL)
 
-    def _log_damage(self, file: recovery.LogFile, item: walfile.Damage, *, torn: bool) -> None:
+    def _log_damage(self, file: LogFile, item: walfile.Damage, *, torn: bool) -> None:
         size = item.end - item.at
         if torn:
             self.report.notes.append(
@@ -332,7 +335,7 @@ class _Verifier:
             next_step = f"{RESTORE}, if the damage can be told at all"
             self._found(file.path, item.at, f"{size} damaged bytes in the log{known}", next_step, topic=name)
 
-    def _log_entry(self, file: recovery.LogFile, item: walfile.Found) -> None:
+    def _log_entry(self, file: LogFile, item: walfile.Found) -> None:
         head = item.frame.head
         try:
             entry = entries.decode(item.frame, path=file.path, at=item.at)

@@ -244,6 +244,10 @@ class Table:
     def feeds(self) -> list[Feed]:
         return list({id(router.feed): router.feed for router in self.by_id.values()}.values())
 
+    def linked(self) -> list[Topic]:
+        """Return the topics with routers."""
+        return [topic for feed in self.feeds() for topic in (feed.source, feed.dest)]
+
     def _unlink(self, topic: Topic) -> None:
         links: Links = topic.links
         if not links.feeds and links.fed is None and not links.frozen:

@@ -99,7 +99,8 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
     kept = topic.config.durability != "ephemeral"
     open_segment = topic.open
     if kept and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES):
-        state.roll(topic, opened_ms=open_segment.opened_ms)
+        # Not by `State.roll`: that would have the segment written on its own, and the snapshot writes it anyway.
+        topic.segments.append(MemorySegment(open_segment.end, opened_ms=open_segment.opened_ms))
         open_segment = topic.open
     refs: list[snap.SegmentRef] = []
     sealing: list[tuple[Frozen, int]] = []

@@ -13,7 +13,9 @@ from topics import logs
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.store import Store
 from topics.engine.state.topics import State
+from topics.engine.steps import Steps
 from topics.server.limits import machine
+from topics.server.loop.slices import Slices
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
 from topics.storage.log.wal import Wal
@@ -90,10 +92,12 @@ class Storage:
             hot_segments=settings.hot_retain_segments,
             hot_bytes=settings.hot_retain_bytes,
             open_files=machine.descriptors().segment_files,
+            runner=self._run,
         )
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._engine: Engine | None = None
+        self._slices: Slices | None = None
         self.backlog: Backlog | None = None
 
     @classmethod
@@ -140,15 +144,20 @@ class Storage:
         )
         return storage
 
-    def begin(self, engine: Engine) -> None:
-        """Connect the engine to the log and the store, and start the timer."""
-        self._engine = engine
+    def begin(self, engine: Engine, slices: Slices) -> None:
+        """Connect the engine to the log and the store, and start the timer. Long work runs in `slices`."""
+        self._engine, self._slices = engine, slices
         engine.attach(self.wal, self.backlog)
         self.store.commits = engine.commits
         engine.saver = self.store.when_saved
         engine.commits.gather_turns = GATHER_TURNS
         self._tick()
         self._replay_some()
+
+    def _run(self, steps: Steps[None], done: Done) -> None:
+        """Run the steps in slices, with requests in between."""
+        assert self._slices is not None, "recovery takes its snapshot in one go"
+        self._slices.run(steps, lambda _: done(None), done)
 
     def _replay_some(self) -> None:
         """Replay records of `memory` topics, a few per turn of the loop."""

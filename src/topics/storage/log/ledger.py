@@ -64,6 +64,7 @@ class Account(Struct):
     gone: set[int] = set()
     damage: list[tuple[str, int]] = []  # file and offset
     last_number: int = 0
+    unsynced_from: int = 0  # the files before this one are known to be synced to their ends
 
 
 class Ledger:
@@ -72,6 +73,7 @@ class Ledger:
     def __init__(self, datadir: DataDir) -> None:
         self._dir = datadir
         self._lock = Lock()  # of the notes; never held while the disk is busy
+        self._file_lock = Lock()  # of the file
         self._notes: list[bytes] = []
         self._path = ""
         self._file: File | None = None
@@ -79,10 +81,15 @@ class Ledger:
         self._failed = False
         self.reached = (0, 0)  # what was noted last
 
-    def begin(self, number: int) -> None:
-        """Go on in the file of snapshot `number`. What could not be written before goes there."""
+    def begin(self, number: int, size_bytes: int, *, previous: tuple[int, int] = (0, 0)) -> bytes:
+        """Go on in the file of snapshot `number`. Notes that could not be written before go there.
+
+        Return the note that the file begins with. The caller writes it before that snapshot counts, so that a ledger
+        belongs to every snapshot. It claims only that log file `number` exists, which no sync has to make true.
+        """
         with self._lock:
             self._path = self._dir.ledger_path(number)
+        return frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes]))
 
     def note_file(self, number: int, *, previous: tuple[int, int], size_bytes: int) -> None:
         self._note(frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes])))
@@ -122,7 +129,8 @@ class Ledger:
             return
         path = self._path
         try:
-            self._append(path, b"".join(notes))
+            with self._file_lock:
+                self._append(path, b"".join(notes))
         except OSError as error:
             self.put_back(notes)
             if not self._failed:
@@ -185,6 +193,8 @@ def _take(account: Account, found: frame.Frame, since: int) -> None:
         number = head.first
         for other in [other for other in files if previous < other < number]:
             del files[other]  # void: the log went on from an earlier one
+        if previous:
+            account.unsynced_from = max(account.unsynced_from, number)
         if previous >= since and previous:
             before = files.setdefault(previous, Expected())
             before.end, before.left = end, True

@@ -79,6 +79,7 @@ class Wal:
         self.stats = WalStats()
         self.number = 0
         self.tail = 0
+        self._first_at = walfile.HEADER_BYTES  # where the log entries of the present file begin
         self.read_only: str | None = None  # why nothing can be written
         self._file: File | None = None
         self._spare: tuple[int, File] | None = None
@@ -114,17 +115,19 @@ class Wal:
             log.error("log_failed", reason=self.read_only, file=number, offset=0)
             return
         self.number, self.tail = number, walfile.HEADER_BYTES
+        self._first_at = self.tail
         self._synced_to = (number, self.tail)
         self._starts = [(0, self._file, self.tail)]
-        self.begin_ledger(resume)
-        self.ledger.write(self.ledger.take())
+        self.ledger.write(self.begin_ledger(resume))
 
-    def begin_ledger(self, previous: tuple[int, int] = (0, 0)) -> None:
-        """Go on in a new ledger file, for what happens from the beginning of the present log file on."""
-        if self._file is not None:
-            size_bytes = self._file.size()  # first: if it fails, the ledger stays as it is
-            self.ledger.begin(self.number)
-            self.ledger.note_file(self.number, previous=previous, size_bytes=size_bytes)
+    def begin_ledger(self, previous: tuple[int, int] = (0, 0)) -> list[bytes]:
+        """Go on in a new ledger file, for what happens from the beginning of the present log file on.
+
+        Return the notes that have to be written into it first. Raise `OSError` and change nothing on a failure.
+        """
+        if self._file is None:
+            return []
+        return [self.ledger.begin(self.number, self._file.size(), previous=previous)]
 
     @property
     def broken(self) -> bool:
@@ -144,7 +147,7 @@ class Wal:
         if self._file is None:
             raise LogFailed(self.read_only)
         size_bytes = sum(map(len, frames))
-        if self.tail + size_bytes > self._file_bytes and self.tail > walfile.HEADER_BYTES:
+        if self.tail + size_bytes > self._file_bytes and self.tail > self._first_at:
             try:
                 self.rotate()
             except OSError as error:
@@ -180,10 +183,17 @@ class Wal:
         else:
             number = self.number + (2 if self._preparing else 1)  # one that is being prepared is not ours to touch
             file = self._create(number, walfile.Header(number))
-        size_bytes = file.size()
+        first = walfile.encode_follows(*self.position)
+        try:
+            size_bytes = file.size()
+            file.pwrite(first, walfile.HEADER_BYTES)
+        except OSError:
+            self._spare = number, file  # as good as new: what was written of the frame is written again
+            raise
         self._behind.append(self._file)
         self.ledger.note_file(number, previous=self.position, size_bytes=size_bytes)
-        self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES
+        self._file, self.number, self.tail = file, number, walfile.HEADER_BYTES + len(first)
+        self._first_at = self.tail
         self._starts.append((self._forgotten + len(self._unsynced), file, self.tail))
         self.stats.rotations_total += 1
 
@@ -284,6 +294,7 @@ class Wal:
                 self.read_only = _reason(error)
                 return
             self._file, self.tail = made[0]
+            self._first_at = walfile.HEADER_BYTES
             self.ledger.note_file(number, previous=self._synced_to, size_bytes=self._file.size())
             self.number, self.read_only = number, None
             for file in self._behind:

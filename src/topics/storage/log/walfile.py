@@ -11,6 +11,10 @@ A file begins with this header, twice; frames follow without a gap, and zeros (r
     32      8     resume offset  u64 LE
     40      8     sum            u64 LE; XXH3-64 of the 40 bytes before
 
+A file that goes on where another one ended has a frame of kind 7 before all others (topic id 0; first: the offset at
+which the file before it ended; body: u64 LE, the number of that file). The frame is no log entry. Neither file may have
+been synced when the power failed. The end of the earlier one can then be missing, and this frame shows it.
+
 A file that resumes says where the log before it ends: everything behind `resume offset` in file `resume number`, and
 every file between that one and this, is void. So a tail that was torn, or refused after a failed sync, can never come
 back; that is why one copy of the header is not enough.
@@ -27,6 +31,7 @@ from topics.storage.log import frame
 
 MAGIC = b"TOPICWAL"
 VERSION = 1
+FOLLOWS = 7  # the kind of a frame; see entry.py for the others
 _HEADER = struct.Struct("<8sIIQQQ")
 _COPY_BYTES = _HEADER.size + 8
 HEADER_BYTES = 2 * _COPY_BYTES
@@ -83,14 +88,34 @@ class Damage(NamedTuple):
     torn: bool  # nothing but the log's own end follows: an interrupted write looks like this
 
 
+def encode_follows(number: int, offset: int) -> bytes:
+    """Return the first frame of a file that goes on where file `number` ended, at `offset`."""
+    return frame.encode(FOLLOWS, 0, offset, 0, number.to_bytes(8, "little"))
+
+
+def follows(data: bytes) -> tuple[int, int] | None:
+    """Return the number of the file that this one follows and the offset at which it ended; None if it does not say."""
+    found = frame.decode(memoryview(data), HEADER_BYTES)
+    if found is None or found[0].head.kind != FOLLOWS:
+        return None
+    return int.from_bytes(found[0].body, "little"), found[0].head.first
+
+
+def whole_end(data: bytes) -> int:
+    """Return the offset after the last frame that can be read."""
+    ends = [item.end for item in scan(data) if isinstance(item, Found)]
+    return after_refused(data, ends[-1] if ends else HEADER_BYTES)
+
+
 def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
-    """Every frame from `start` on that was not refused, and every stretch that should have been a frame."""
+    """Yield every log entry from `start` on that was not refused, and every stretch that should have been a frame."""
     view = memoryview(data)
     at, written = start, written_end(data)
     while at < written:
         found = frame.decode(view, at)
         if found is not None:
-            yield Found(at, found[1], found[0])
+            if found[0].head.kind != FOLLOWS:
+                yield Found(at, found[1], found[0])
             at = found[1]
             continue
         if (end := frame.end_of_refused(view, at)) is not None:
@@ -102,8 +127,10 @@ def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
 
 
 def after_refused(data: bytes, at: int) -> int:
-    """Return the offset after the refused frames that stand at `at`; `at` itself where there are none."""
+    """Return the offset after the frames at `at` that are no log entries; `at` itself where there are none."""
     view = memoryview(data)
+    if at == HEADER_BYTES and follows(data) is not None and (first := frame.decode(view, at)) is not None:
+        at = first[1]
     while (end := frame.end_of_refused(view, at)) is not None:
         at = end
     return at

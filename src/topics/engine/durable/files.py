@@ -1,0 +1,74 @@
+"""Files that are there in whole or not at all: written under a temporary name, synced, then renamed."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from topics.errors import Corrupt
+from topics.storage.datadir import TEMP_SUFFIX, DataDir
+
+COPY_BYTES = 1 << 20
+WRITE_BYTES = 4 << 20
+
+
+def write(datadir: DataDir, path: str, parts: Iterable[bytes]) -> None:
+    """Write a file that is durable under its name when this returns. Write none if there are no parts."""
+    temporary, file, at = path + TEMP_SUFFIX, None, 0
+    try:
+        for some in _batches(parts):
+            if file is None:
+                file = datadir.fs.open(temporary, create=True)
+                file.truncate(0)
+            file.pwritev(some, at)
+            at += sum(map(len, some))
+        if file is None:
+            return
+        file.sync()
+    except OSError:
+        with suppress(OSError):
+            datadir.fs.unlink(temporary)
+        raise
+    finally:
+        if file is not None:
+            file.close()
+    datadir.publish(path)
+
+
+def copy(datadir: DataDir, source: str, target: str) -> None:
+    """Copy a file. Raise `Corrupt` if it is shorter than its size says."""
+    fs, folder = datadir.fs, posixpath.dirname(target)
+    if not fs.exists(folder):
+        fs.mkdir(folder)
+        fs.sync_dir(posixpath.dirname(folder))
+    origin = fs.open(source)
+    made = fs.open(target + TEMP_SUFFIX, create=True)
+    try:
+        made.truncate(0)
+        at, size = 0, origin.size()
+        while at < size:
+            piece = origin.pread(COPY_BYTES, at)
+            if not piece:
+                raise Corrupt(source, at, f"the file ends here instead of after {size} bytes")
+            made.pwrite(piece, at)
+            at += len(piece)
+        made.sync()
+    finally:
+        origin.close()
+        made.close()
+    datadir.publish(target)
+
+
+def _batches(parts: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield the parts in lists of at least `WRITE_BYTES`, except for the last one."""
+    some: list[bytes] = []
+    size_bytes = 0
+    for part in parts:
+        some.append(part)
+        size_bytes += len(part)
+        if size_bytes >= WRITE_BYTES:
+            yield some
+            some, size_bytes = [], 0
+    if some:
+        yield some

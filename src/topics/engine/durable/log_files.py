@@ -1,0 +1,92 @@
+"""Reads the log files that a start replays, and finds where the log ends."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from topics import logs
+from topics.errors import Corrupt
+from topics.storage.datadir import DataDir
+from topics.storage.log import walfile
+
+log = logs.Log("recovery")
+
+
+class LogFile(NamedTuple):
+    number: int
+    path: str
+    data: bytes  # as far as it is valid
+    resume: tuple[int, int] = (0, 0)  # file number and offset at which the log before it ends, if it says so
+    last: bool = False  # nothing was written into a later one: a write cut short at its end is the log's own end
+
+
+def read_log(
+    datadir: DataDir, since: int, damage: list[str], cut: list[str], *, unsynced_from: int | None
+) -> list[LogFile]:
+    """Return the log files from number `since` on, each cut where a later one says that it ends.
+
+    `unsynced_from` is the first file that the ledger does not report as synced to its end, or None if no power was lost
+    since the files were written. From that file on, the log ends where the end of a file is
+    missing. The files behind it were not synced either, so no write in them was promised to survive.
+    """
+    files: list[LogFile] = []
+    for number in datadir.wal_numbers():
+        if number < since:
+            continue
+        path = datadir.wal_path(number)
+        data = read_whole(datadir, path)
+        try:
+            header = walfile.decode_header(data, path=path)
+        except Corrupt as error:  # without its header it still holds its frames
+            damage.append(str(error))
+            log.error("log_header_damaged", file=path)
+            header = walfile.Header(number)
+        else:
+            if bad := walfile.damaged_headers(data):
+                damage.append(f"{path} at byte {bad[0]}: one copy of the header is damaged, the other was used")
+                log.warning("log_header_copy_damaged", file=path, offset=bad[0])
+        if header.resume_number:
+            files = [_cut(file, header) for file in files if file.number <= header.resume_number]
+        files.append(LogFile(number, path, data, (header.resume_number, header.resume_offset)))
+    if unsynced_from is not None:
+        files = _until_missing_end(files, unsynced_from, cut)
+    for at in range(len(files) - 1, -1, -1):
+        files[at] = files[at]._replace(last=True)
+        if walfile.written_end(files[at].data) > walfile.HEADER_BYTES:
+            break
+    return files
+
+
+def read_whole(datadir: DataDir, path: str) -> bytes:
+    """Return all bytes of a file."""
+    file = datadir.fs.open(path)
+    try:
+        return file.pread(datadir.fs.size(path), 0)
+    finally:
+        file.close()
+
+
+def _cut(file: LogFile, header: walfile.Header) -> LogFile:
+    if file.number != header.resume_number:
+        return file
+    return file._replace(data=file.data[: header.resume_offset])
+
+
+def _until_missing_end(files: list[LogFile], unsynced_from: int, cut: list[str]) -> list[LogFile]:
+    """Return the files up to the first one whose end is missing, or which is followed by one without a beginning."""
+    for at, (file, following) in enumerate(pairwise(files), 1):
+        if file.number < unsynced_from or following.resume[0]:
+            continue
+        end, said = walfile.whole_end(file.data), walfile.follows(following.data)
+        if said is None:
+            empty = walfile.whole_end(following.data) == walfile.HEADER_BYTES
+            is_missing = empty and walfile.written_end(following.data) > walfile.HEADER_BYTES
+        else:
+            is_missing = said[0] == file.number and end < said[1]
+        if is_missing:
+            later = len(files) - at
+            cut.append(f"{file.path} at byte {end}: the log ends here; {later} later files were not synced either")
+            log.warning("unsynced_end_cut", file=file.path, offset=end, later_files=later)
+            return files[:at]
+    return files
