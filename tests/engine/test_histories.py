@@ -1,7 +1,8 @@
-"""Random histories, engine beside reference model: whatever happens to a topic, both tell every reader the same.
+"""Random histories: the engine and the reference model give every reader the same answers.
 
-Segments roll after four records and, in half of the histories, move into files at once, so that every boundary between
-segments, and between memory and disk, is crossed all the time.
+Segments roll after four records and, in half of the histories, are sealed at once, so that reads often cross boundaries
+between segments and between memory and disk. `make torture` plays 800 histories per test, `TORTURE=all make torture`
+5,000.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ Verb = Append | Delete | Put | Drop | Archive
 
 @dataclass
 class Turn:
-    """What happens between two looks: the wall clock steps, verbs share a commit, files are written or reopened."""
+    """The steps between two comparisons: the clock advances, verbs share a commit, files are written or reopened."""
 
     clock_ms: int
     verbs: list[Verb]
@@ -168,34 +169,34 @@ class Pair:
         tickets = []
         for verb in turn.verbs:
             if isinstance(verb, Append) and any(isinstance(earlier, Delete | Archive) for earlier in turn.verbs):
-                self.commit()  # what a full topic rejects is decided before a delete of the same turn has happened
+                self.commit()  # a full topic rejects a write before a delete of the same turn takes effect
             if isinstance(verb, Archive):
-                self.commit()  # nobody can have archived what is not visible yet
+                self.commit()  # an archive cannot have records that are not visible yet
             tickets.append(outcome(lambda verb=verb: self.in_engine(verb)))
         self.commit()
         self.log.write_fails = self.log.sync_fails = False
         results = [ticket if isinstance(ticket, str) else outcome(ticket.value) for ticket in tickets]
-        self.tell_model(turn, results)
+        self.play_model(turn, results)
         for name in ("a", "b"):
-            self.keep_house(name, turn)
+            self.seal(name, turn)
             self.compare(name, turn)
 
     def commit(self) -> None:
         self.engine.flush()
         self.log.finish()
 
-    def tell_model(self, turn: Turn, results: list[Any]) -> None:
-        """The model lives through what the log took. Of the rest it never hears, and must agree all the same."""
+    def play_model(self, turn: Turn, results: list[Any]) -> None:
+        """Apply to the model the verbs that the log accepted. The results must agree."""
         refused = REFUSED in results
         assert not refused or turn.fault is not None
         for verb, result in zip(turn.verbs, results, strict=True):
             if result == REFUSED or (refused and isinstance(result, str)):
-                continue  # an error may come from a write before it that was then refused
+                continue  # the error may be due to an earlier write that was refused later
             want, got = outcome(lambda verb=verb: self.in_model(verb)), self.seen(result)
             if isinstance(want, Landed) and want.deduped and isinstance(got, Landed):
                 got.head = (
                     want.head
-                )  # the head when the twin was asked about, which writes of this turn may have passed
+                )  # the head at the time of the repeated write: later writes of this turn may have raised it
             assert got == want, verb
 
     def in_model(self, verb: Verb) -> Any:
@@ -239,7 +240,7 @@ class Pair:
                 return result.archived
         return result
 
-    def keep_house(self, name: str, turn: Turn) -> None:
+    def seal(self, name: str, turn: Turn) -> None:
         topic = self.engine.topics.get(name)
         if self.sealer is not None and topic is not None:
             if turn.seal:
@@ -271,13 +272,13 @@ class Pair:
         self.account(name)
 
     def watermarks_only_rise(self, topic: Topic) -> None:
-        lives = self.floors[topic.name]
-        if topic.epoch not in lives:
-            assert all(topic.epoch > other for other in lives), "a new life has an epoch of its own"
-        earliest, evict_floor = lives.get(topic.epoch, (1, 1))
+        epochs = self.floors[topic.name]
+        if topic.epoch not in epochs:
+            assert all(topic.epoch > other for other in epochs), "a recreated topic needs a higher epoch"
+        earliest, evict_floor = epochs.get(topic.epoch, (1, 1))
         assert earliest <= topic.earliest
         assert evict_floor <= topic.evict_floor <= topic.earliest
-        lives[topic.epoch] = (topic.earliest, topic.evict_floor)
+        epochs[topic.epoch] = (topic.earliest, topic.evict_floor)
 
     def totals_add_up(self) -> None:
         topics, totals = self.engine.topics.values(), self.engine.state.totals
@@ -305,18 +306,18 @@ class Pair:
                 self.oracle.topics[name].head,
             )
             seen = (gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate)
-            told = want.tombstone
-            assert seen == (told.gap_from, told.gap_to, told.reason, told.missed_estimate), query
+            expected = want.tombstone
+            assert seen == (expected.gap_from, expected.gap_to, expected.reason, expected.missed_estimate), query
 
     def account(self, name: str) -> None:
-        """Page by page from 0 to the head: each seq is delivered, told to be missing, or was deleted."""
+        """Read all pages: each seq is delivered, in a reported gap, or was deleted."""
         model = self.oracle.topic(name)
         for limit in (1, 3):
-            cursor, delivered, told = 0, [], set()
+            cursor, delivered, missing = 0, [], set()
             while True:
                 page = read(self.engine, name, from_seq=cursor, limit=limit)
                 if page.tombstone is not None:
-                    told.update(range(page.tombstone.gap_from, page.tombstone.gap_to + 1))
+                    missing.update(range(page.tombstone.gap_from, page.tombstone.gap_to + 1))
                 delivered.append(b"".join(page.parts))
                 assert page.next_from_seq > cursor or page.next_from_seq == model.head
                 cursor = page.next_from_seq
@@ -324,12 +325,12 @@ class Pair:
                     break
             assert b"".join(delivered) == b"".join(fact.rendered() for fact in model.live)
             for fact in model.facts:
-                assert not (fact.live and fact.seq in told)
-                assert not fact.lost or fact.seq in told
+                assert not (fact.live and fact.seq in missing)
+                assert not fact.lost or fact.seq in missing
 
 
 def outcome(act: Callable[[], Any]) -> Any:
-    """What came of it, or the code of the error."""
+    """Return the result of `act`, or the code of its error."""
     try:
         return act()
     except TopicsError as error:
@@ -346,8 +347,8 @@ def run(examples: int, test: Callable[..., None], **strategies: st.SearchStrateg
 
 
 @pytest.mark.parametrize("examples", [200, LONG])
-def test_in_memory_every_history_reads_as_the_model_says(examples, monkeypatch):
-    # A filtered read then goes through a segment in many small steps.
+def test_history_in_memory_matches_the_model(examples, monkeypatch):
+    # A filtered read then takes many small steps through a segment.
     monkeypatch.setattr("topics.engine.read.read.STRETCH", 1)
 
     def play(history: list[Turn], segments: SegmentLimits) -> None:
@@ -359,9 +360,9 @@ def test_in_memory_every_history_reads_as_the_model_says(examples, monkeypatch):
 
 
 @pytest.mark.parametrize("examples", [150, LONG])
-def test_with_segments_in_files_every_history_reads_as_the_model_says(examples):
+def test_history_with_sealed_segments_matches_the_model(examples):
     def play(history: list[Turn], cold: bool) -> None:
-        # Where no read has to wait, room for the columns of one segment: they are loaded and given up all the time.
+        # Without cold reads there is room for the columns of one segment only: they are loaded and dropped often.
         pair = Pair(Sealer(SimDisk(cold=cold), columns_bytes=1 << 20 if cold else 400))
         for turn in history:
             pair.play(turn)
@@ -370,7 +371,7 @@ def test_with_segments_in_files_every_history_reads_as_the_model_says(examples):
 
 
 @pytest.mark.parametrize("examples", [200, LONG])
-def test_a_turn_that_the_log_refuses_has_never_happened(examples):
+def test_turn_refused_by_the_log_has_no_effect(examples):
     def play(history: list[Turn], faults: list[str | None]) -> None:
         pair = Pair(logged=True)
         for turn, fault in zip(history, faults, strict=False):

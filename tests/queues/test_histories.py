@@ -1,6 +1,6 @@
-"""Random days of a queue, beside the reference model: workers crash, stall, ack late and twice; the server restarts.
+"""Random histories of a queue, compared with the reference model: workers crash, stall, ack late or twice; restarts.
 
-No job is lost, none is acked twice, none is held by two live leases; all figures are exact at every moment.
+No job is lost, acked twice or leased twice at once; all counts are exact after every step.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ configs = st.fixed_dictionaries(
 )
 
 
-class Day:
-    """The engine and its model, one step after the other."""
+class Pair:
+    """The engine and its model, driven by the same steps."""
 
     def __init__(self, config: dict[str, Any], *, cold: bool) -> None:
         self.config = config
         self.shop = Workshop(SimServer.start(SimDisk(cold=cold)), durability="fsync", **config)
         self.model = self.new_model()
-        self.got: list[tuple[int, str]] = []  # every delivery there ever was: seq and lease id
+        self.got: list[tuple[int, str]] = []  # all deliveries: seq and lease id
 
     def new_model(self) -> QueueOracle:
         dead_letter = self.config["dead_letter"] is not None
@@ -135,7 +135,7 @@ class Day:
     # --- looking
 
     def named(self, picks: list[int], fenced: bool) -> tuple[list[int], list[str] | None]:
-        """Some of what was ever handed out, the latest first: done, lost, held by others, and sometimes never seen."""
+        """Return some delivered jobs, the latest first: done, lost, leased by others; and some that never existed."""
         latest = self.got[::-1]
         chosen = [latest[at] if at < len(latest) else (at + 1, "lease_0") for at in picks]
         return [seq for seq, _ in chosen], [lease_id for _, lease_id in chosen] if fenced else None
@@ -156,7 +156,7 @@ class Day:
         return {int(row.partition(b'"$dead_letter_src_seq":')[2].rstrip(b"},")) for row in rows}
 
     def sync(self) -> None:
-        """Records that caps, TTL and deletes took: the model is told, and must know the rest."""
+        """Remove from the model the jobs that caps, TTL and deletes removed, and check the rest."""
         live = self.live()
         self.model.removed(set(self.model.jobs) - live)
         assert set(self.model.jobs) == live
@@ -173,7 +173,7 @@ class Day:
             assert seqs_of is None or listed == sorted(seqs_of)
 
     def finish(self) -> None:
-        """Everybody stalls; a last worker then gets every job that is left, and only those."""
+        """Let all leases expire, then check that a last worker gets exactly the remaining jobs."""
         for _ in range(100):
             self.shop.clock.advance(ms=1001)
             self.compare()
@@ -190,8 +190,8 @@ class Day:
 
 @settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
 @given(configs, steps, st.booleans())
-def test_whatever_workers_do_the_queue_does_what_the_model_allows(config: dict[str, Any], day: list[Step], cold: bool):
-    played = Day(config, cold=cold)
-    for one in day:
+def test_history_of_a_queue_matches_the_model(config: dict[str, Any], history: list[Step], cold: bool):
+    played = Pair(config, cold=cold)
+    for one in history:
         played.play(one)
     played.finish()

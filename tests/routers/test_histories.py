@@ -1,4 +1,4 @@
-"""Random histories of topics with routers, engine beside reference model: both tell the same of every topic."""
+"""Random histories of topics with routers: the engine and the reference model show the same topics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPICS = "abcd"
 names = st.sampled_from(TOPICS)
 records = st.builds(
     NewRecord,
-    # Some records are larger than what some topics may hold, or fill them alone.
+    # Some records are larger than some topics may hold, or fill them.
     st.integers(0, 99).map(lambda number: Raw(b"%d" % number)) | st.sampled_from([Raw(b'"%b"' % (b"x" * 90))] * 2),
     st.sampled_from([None, "x", "y"]),
     st.sampled_from([None, "n1"]),
@@ -51,7 +51,7 @@ verbs = st.one_of(appends, appends, appends, routers, routers, deletes, puts, dr
 
 
 class Pair:
-    """The engine and its model. A full destination is tried again after every verb: time is on our side."""
+    """The engine and its model. After each verb enough time passes for a full destination to be tried again."""
 
     def __init__(self) -> None:
         self.server = SimServer.start()
@@ -81,11 +81,11 @@ class Pair:
                 )
                 assert server.drop(name).routers_removed == wanted
                 oracle.drop(name)
-        self.settle()
+        self.forward()
         self.compare()
 
     def both(self, act: Callable[[], Any], model: Callable[[], Any]) -> None:
-        """The same outcome, or the same error."""
+        """Run both. Raise unless they have the same outcome or the same error."""
         try:
             model()
             expected = None
@@ -102,10 +102,10 @@ class Pair:
         try:
             created = self.server.done(self.server.engine.routers.put(name, request)).created
         except TopicsError:
-            return  # which shapes are refused has tests of its own
+            return  # other tests check which routers are refused
         assert self.oracle.put_router(name, request) == created
 
-    def settle(self) -> None:
+    def forward(self) -> None:
         for _ in range(3):  # a chain of full topics gets room from its end
             self.server.clock.advance(ms=2_000)
             self.server.engine.routers.forwarder.drain()
@@ -127,10 +127,8 @@ class Pair:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(verbs, min_size=1, max_size=20), st.integers(0, 20), st.booleans())
-def test_with_routers_every_history_reads_as_the_model_says(
-    history: list[tuple[Any, ...]], crash_at: int, looks: bool
-) -> None:
-    """`looks` is whether every topic is read right after the restart, or the next verb meets them first."""
+def test_history_with_routers_matches_the_model(history: list[tuple[Any, ...]], crash_at: int, looks: bool) -> None:
+    """With `looks`, every topic is read right after the restart; otherwise the next verb is first."""
     pair = Pair()
     for at, verb in enumerate(history):
         pair.play(verb)
