@@ -9,7 +9,7 @@ import pytest
 from tests.server.conftest import Serve
 from tests.server.harness import FakeApp, Harness, request
 from topics.errors import TopicsError
-from topics.server.http.gzip_body import Turns
+from topics.server.http.gzip_body import WorkSlots
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.limits.budget import CONNECTION_BYTES, SMALL_BYTES, MemoryBudget
 
@@ -246,7 +246,7 @@ def test_a_long_packed_body_is_refused_while_the_budget_is_full(serve: Serve, ap
 
 
 def test_turns_run_so_many_at_a_time_and_skip_those_who_left():
-    turns, begun = Turns(2), []
+    turns, begun = WorkSlots(2), []
 
     def work(name: int, stays: bool) -> Callable[[], bool]:
         return lambda: begun.append(name) or stays  # type: ignore[func-returns-value]

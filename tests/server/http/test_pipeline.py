@@ -12,7 +12,27 @@ from topics.server.http.exchange import Exchange
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade
 from topics.server.http.pipeline import Pipeline, Wait
-from topics.server.http.pipeline_state import DISCARDING, TRANSITIONS, Event, State
+from topics.server.http.pipeline_state import (
+    ABORT,
+    ABORTED,
+    ACTIVE,
+    ANSWER,
+    AWAITING,
+    CLOSE,
+    CLOSED,
+    CLOSING,
+    DEFER,
+    DISCARDING,
+    FINISHING,
+    IDLE,
+    LINGERING,
+    LOSE,
+    OPEN,
+    STREAMING,
+    TRANSITIONS,
+    UPGRADING,
+    ConnectionState,
+)
 from topics.server.http.request_head import HeadCache
 from topics.server.http.response_head import AnswerHeads
 from topics.server.http.turn_share import MAX_PIECES, TURN_NS
@@ -59,7 +79,7 @@ class Driver:
         self.written = b""
 
     @property
-    def state(self) -> State:
+    def state(self) -> ConnectionState:
         return self.pipeline.state
 
     def feed(self, data: bytes) -> "list[bytes]":
@@ -123,35 +143,39 @@ def bodies(written: bytes) -> list[bytes]:
 
 
 def test_table_lets_every_state_end():
-    for state in State:
-        assert TRANSITIONS[state, Event.LOSE] is State.CLOSED
-        assert TRANSITIONS[state, Event.ABORT] in (State.ABORTED, State.CLOSED)
-        assert TRANSITIONS[state, Event.CLOSE] in (State.CLOSING, State.ABORTED, State.CLOSED)
+    for state in ConnectionState:
+        assert TRANSITIONS[state, LOSE] is CLOSED
+        assert TRANSITIONS[state, ABORT] in (ABORTED, CLOSED)
+        assert TRANSITIONS[state, CLOSE] in (
+            CLOSING,
+            ABORTED,
+            CLOSED,
+        )
 
 
 def test_table_has_the_two_changes_that_the_fast_path_makes_itself():
-    assert TRANSITIONS[State.IDLE, Event.DEFER] is State.AWAITING
-    assert TRANSITIONS[State.AWAITING, Event.ANSWER] is State.IDLE
+    assert TRANSITIONS[IDLE, DEFER] is AWAITING
+    assert TRANSITIONS[AWAITING, ANSWER] is IDLE
 
 
 def test_table_never_leads_from_discarded_input_back_to_requests():
-    reading = {State.IDLE, State.AWAITING, State.ACTIVE, State.UPGRADING}
+    reading = {IDLE, AWAITING, ACTIVE, UPGRADING}
     assert not [key for key, after in TRANSITIONS.items() if key[0] in DISCARDING and after in reading]
 
 
 def test_unknown_change_of_state_raises():
     with pytest.raises(KeyError):
-        Driver().pipeline.change(Event.OPEN)
+        Driver().pipeline.change(OPEN)
 
 
 def test_states_of_a_plain_request():
     driver = Driver()
-    assert driver.state is State.IDLE
+    assert driver.state is IDLE
     assert driver.feed(request("/a")) == [b"/a"]
-    assert driver.state is State.ACTIVE
+    assert driver.state is ACTIVE
     driver.answer(0, b"one")
     assert bodies(driver.output()) == [b"one"]
-    assert driver.state is State.IDLE
+    assert driver.state is IDLE
 
 
 # --- bytes in
@@ -163,7 +187,7 @@ def test_request_is_the_same_wherever_it_is_split(data):
         driver = Driver()
         assert driver.exchange(data[:at]) == b""
         assert bodies(driver.exchange(data[at:])) == [b"hello world"], at
-        assert driver.state is State.IDLE
+        assert driver.state is IDLE
 
 
 def test_request_is_the_same_byte_by_byte():
@@ -195,12 +219,12 @@ def test_head_is_remembered_after_one_whole_request_in_one_read():
 def test_malformed_input_is_answered_after_the_requests_before_it():
     driver = Driver()
     assert driver.feed(request("/a") + b"nonsense\r\n\r\n") == [b"/a"]
-    assert driver.state is State.FINISHING
+    assert driver.state is FINISHING
     assert driver.feed(request("/b")) == []
     driver.answer(0, b"one")
     first, second = bodies(driver.output())
     assert (first, b"invalid_request" in second) == (b"one", True)
-    assert driver.state in (State.CLOSING, State.LINGERING)
+    assert driver.state in (CLOSING, LINGERING)
 
 
 def test_refused_request_is_answered_in_order_and_its_short_body_skipped():
@@ -216,7 +240,7 @@ def test_refused_request_with_a_long_body_ends_the_connection():
     driver = Driver(skip_body_bytes=3)
     assert driver.feed(request("/refuse", "Content-Length: 4", method="POST")) == []
     assert b"connection: close" in driver.output()
-    assert driver.state is State.LINGERING
+    assert driver.state is LINGERING
     assert driver.feed(request("/a")) == []
 
 
@@ -295,7 +319,7 @@ def test_head_is_answered_without_its_body():
 
 
 def test_connection_close_is_honoured_and_input_behind_it_makes_the_pipeline_linger():
-    for behind, state in ((b"", State.CLOSING), (bytes(20_000), State.LINGERING)):
+    for behind, state in ((b"", CLOSING), (bytes(20_000), LINGERING)):
         driver = Driver()
         assert driver.feed(request("/a", "Connection: close") + behind) == [b"/a"]
         driver.answer(0)
@@ -320,7 +344,7 @@ def test_answer_that_cannot_be_sent_becomes_an_error_and_ends_the_connection(cap
     driver.answer(1)
     [body] = bodies(driver.output())
     assert b"internal" in body
-    assert driver.state is State.CLOSING
+    assert driver.state is CLOSING
 
 
 # --- bounds
@@ -457,10 +481,10 @@ def test_stream_waits_for_the_answers_before_it_and_drops_what_follows():
     driver.pipeline.grant(second, stream)
     assert driver.service.abandoned == [b"/b"]
     assert driver.begin() == []
-    assert driver.state is State.FINISHING
+    assert driver.state is FINISHING
     driver.pipeline.answer(first, Response(200, b"one"))
     assert b"one" + b"HTTP/1.1 200 OK" in driver.output()
-    assert (driver.state, driver.pipeline.stream) == (State.STREAMING, stream)
+    assert (driver.state, driver.pipeline.stream) == (STREAMING, stream)
     assert driver.pipeline.wants_input  # or the end of the client would never be seen
     driver.pipeline.lose()
     assert stream.ended == 1
@@ -472,7 +496,7 @@ def test_head_of_a_stream_closes_it_at_once():
     driver.feed(request("/stream", method="HEAD"))
     driver.pipeline.grant(driver.begun[0], stream)
     assert b"connection: close" in driver.output()
-    assert (driver.state, stream.ended) == (State.CLOSING, 1)
+    assert (driver.state, stream.ended) == (CLOSING, 1)
 
 
 def test_upgrade_keeps_the_input_behind_its_request():
@@ -485,11 +509,11 @@ def test_upgrade_keeps_the_input_behind_its_request():
     driver.pipeline.grant(second, upgrade)
     driver.pipeline.receive(b" bytes")
     assert driver.begin() == []
-    assert driver.state is State.UPGRADING
+    assert driver.state is UPGRADING
     assert not driver.pipeline.wants_input
     driver.pipeline.answer(first, Response(200, b"one"))
     assert b"101 Switching Protocols" in driver.output()
-    assert driver.state is State.STREAMING
+    assert driver.state is STREAMING
     assert driver.pipeline.take_rest() == b"early bytes"
     assert driver.pipeline.wants_input
 
@@ -497,7 +521,7 @@ def test_upgrade_keeps_the_input_behind_its_request():
 def test_upgrade_that_is_not_granted_leaves_plain_http():
     driver = Driver()
     assert bodies(driver.exchange(UPGRADE + request("/b"))) == [b"none", b"none"]
-    assert driver.state is State.IDLE
+    assert driver.state is IDLE
 
 
 # --- deadlines
@@ -518,7 +542,7 @@ def test_deadlines_follow_the_state():
     driver.output()
     pipeline.refuse(TopicsError(Code.THROTTLED, "full"))
     assert pipeline.deadline(0) == (Wait.CLOSE, limits.linger_timeout_ms)
-    pipeline.change(Event.CLOSE)
+    pipeline.change(CLOSE)
     assert pipeline.deadline(0) == (Wait.CLOSE, limits.write_timeout_ms)
     pipeline.give_up()
     assert pipeline.deadline(1) == (Wait.READ, limits.linger_timeout_ms)
@@ -529,7 +553,7 @@ def test_request_that_is_not_finished_in_time_is_answered_with_408():
     driver.feed(CHUNKED[:-10])
     driver.pipeline.time_out(Wait.END_BODY)
     assert b"408 Request Timeout" in driver.output()
-    assert driver.state is State.LINGERING
+    assert driver.state is LINGERING
     assert driver.service.abandoned == [b"/echo"]
 
 
@@ -540,7 +564,11 @@ def test_idle_connection_closes_and_a_client_that_does_not_read_is_aborted():
     skipped.feed(request("/refuse", "Content-Length: 9", method="POST"))
     assert b"401" in skipped.output()
     skipped.pipeline.time_out(Wait.END_BODY)  # it has its answer: a second one would answer the next request
-    assert [idle.state, unread.state, skipped.state] == [State.CLOSING, State.ABORTED, State.ABORTED]
+    assert [idle.state, unread.state, skipped.state] == [
+        CLOSING,
+        ABORTED,
+        ABORTED,
+    ]
     assert skipped.output() == b""
 
 
@@ -555,14 +583,14 @@ def test_drained_pipeline_answers_what_has_begun_and_closes():
     assert b"connection: close" not in driver.output()
     written = driver.exchange(request("/b")[10:])
     assert b"connection: close" in written
-    assert driver.state is State.CLOSING
+    assert driver.state is CLOSING
 
 
 def test_idle_pipeline_closes_when_drained():
     driver = Driver()
     driver.pipeline.drain()
     driver.pipeline.rest()
-    assert driver.state is State.CLOSING
+    assert driver.state is CLOSING
 
 
 def test_client_that_shuts_its_side_gets_its_answers_sooner():
@@ -578,7 +606,7 @@ def test_client_that_shuts_its_side_gets_its_answers_sooner():
     written = driver.output()
     assert bodies(written) == [b"one", b"two"]
     assert written.count(b"connection: close") == 1
-    assert driver.state is State.CLOSING
+    assert driver.state is CLOSING
 
 
 def test_lost_pipeline_cancels_abandons_and_reports_everything():
@@ -591,7 +619,7 @@ def test_lost_pipeline_cancels_abandons_and_reports_everything():
     driver.pipeline.lose()
     assert events == ["cancelled", "sent"]
     assert b"/b" in driver.service.abandoned
-    assert driver.state is State.CLOSED
+    assert driver.state is CLOSED
     assert driver.feed(request("/d")) == []
 
 
@@ -606,10 +634,10 @@ def test_hook_that_fails_aborts_the_connection(caplog):
     driver = Driver()
     driver.feed(request("/broken", "Content-Length: 4", method="POST") + b"bo")
     driver.pipeline.time_out(Wait.END_BODY)
-    assert driver.state is State.ABORTED
+    assert driver.state is ABORTED
     driver.begin()
     driver.pipeline.rest()
-    assert driver.state is State.ABORTED
+    assert driver.state is ABORTED
     assert caplog.records[0].name == "topics.http"
 
 
@@ -621,11 +649,11 @@ def test_input_given_up_is_answered_with_the_error_and_dropped():
     driver.feed(request("/a") + request("/b", method="POST", body=bytes(5000)) + request("/c")[:30])
     driver.pipeline.give_up_input(TopicsError(Code.THROTTLED, "full"))
     assert driver.service.abandoned == [b"/b"]
-    assert driver.state is State.FINISHING
+    assert driver.state is FINISHING
     driver.answer(0, b"one")
     first, second = bodies(driver.output())
     assert (first, b"throttled" in second) == (b"one", True)
-    assert driver.state is State.LINGERING
+    assert driver.state is LINGERING
     assert driver.pipeline.intake_bytes == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.harness import request
 from topics.server.http.messages import Request, Response
-from topics.server.http.request_head import Head, HeadCache
+from topics.server.http.request_head import HeadCache, RequestHead
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: test\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -127,7 +127,7 @@ def test_a_head_is_remembered_only_if_the_parser_saw_the_lines_that_a_search_fin
 
     def knows(fields, **about):
         cache = HeadCache()
-        cache.learn(data, Head(Request("POST", b"/echo", b"", headers, b"12", "", 0), **about), fields=fields)
+        cache.learn(data, RequestHead(Request("POST", b"/echo", b"", headers, b"12", "", 0), **about), fields=fields)
         return cache.compose(data.partition(b"\r\n\r\n")[0]) is not None
 
     assert knows(3, content_length=2)

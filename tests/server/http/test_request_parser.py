@@ -6,7 +6,7 @@ from tests.server.harness import request
 from tests.server.http.test_protocol_hostile import MALFORMED
 from topics.errors import TopicsError
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.request_head import Head
+from topics.server.http.request_head import RequestHead
 from topics.server.http.request_parser import BETWEEN, IN_BODY, IN_HEAD, RequestReader
 
 CHUNKED_HEAD = b"POST /echo?a=1 HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -16,20 +16,20 @@ NEXT = b"GET /smuggled HTTP/1.1\r\nHost: test\r\n\r\n"
 H2C = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
 
 
-class Taker:
+class RequestListener:
     """Records what a reader finds."""
 
     def __init__(self, *, wants: bool = True) -> None:
         self.wants = wants
-        self.heads: list[Head] = []
+        self.heads: list[RequestHead] = []
         self.requests: list[tuple[str, bytes, bytes, dict[bytes, bytes], bytes]] = []
         self.errors: list[str] = []
 
-    def take_head(self, head: Head) -> bool:
+    def take_head(self, head: RequestHead) -> bool:
         self.heads.append(head)
         return self.wants
 
-    def take_request(self, head: Head, body: bytes) -> None:
+    def take_request(self, head: RequestHead, body: bytes) -> None:
         asked = head.request
         self.requests.append((asked.method, asked.path, asked.query, asked.headers, body))
 
@@ -37,13 +37,13 @@ class Taker:
         self.errors.append(error.code.wire)
 
 
-def read(*pieces: bytes, wants: bool = True, **limits: int) -> Taker:
+def read(*pieces: bytes, wants: bool = True, **limits: int) -> RequestListener:
     """Return what a new reader finds in the pieces. Each is fed to its end."""
-    taker = Taker(wants=wants)
-    reader = RequestReader(taker, HttpLimits(**limits), "peer")
+    listener = RequestListener(wants=wants)
+    reader = RequestReader(listener, HttpLimits(**limits), "peer")
     for piece in pieces:
         feed(reader, piece)
-    return taker
+    return listener
 
 
 def feed(reader: RequestReader, data: bytes) -> None:
@@ -61,8 +61,8 @@ def test_request_is_the_same_wherever_it_is_split(data):
     expected = read(data).requests
     assert len(expected) == 1
     for at in range(1, len(data)):
-        taker = read(data[:at], data[at:])
-        assert (taker.requests, taker.errors, len(taker.heads)) == (expected, [], 1), at
+        listener = read(data[:at], data[at:])
+        assert (listener.requests, listener.errors, len(listener.heads)) == (expected, [], 1), at
 
 
 def test_pipelined_requests_are_the_same_wherever_they_are_split():
@@ -107,7 +107,7 @@ def test_head_carries_what_framing_needs():
 
 
 def test_phase_and_held_bytes_follow_the_input():
-    reader = RequestReader(Taker(), HttpLimits(), "peer")
+    reader = RequestReader(RequestListener(), HttpLimits(), "peer")
     assert (reader.phase, reader.held_bytes, reader.body_left_bytes) == (BETWEEN, 0, 0)
     feed(reader, SIZED[:40])
     assert reader.phase == IN_HEAD
@@ -120,8 +120,8 @@ def test_phase_and_held_bytes_follow_the_input():
 
 
 def test_body_that_is_not_wanted_is_read_past():
-    taker = read(SIZED + CHUNKED + SIZED, wants=False)
-    assert (len(taker.heads), taker.requests, taker.errors) == (3, [], [])
+    listener = read(SIZED + CHUNKED + SIZED, wants=False)
+    assert (len(listener.heads), listener.requests, listener.errors) == (3, [], [])
 
 
 # --- errors
@@ -130,22 +130,22 @@ def test_body_that_is_not_wanted_is_read_past():
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
 def test_malformed_input_is_one_error_and_the_end(data):
     for pieces in ([data + NEXT], [*(data[at : at + 1] for at in range(len(data))), NEXT]):
-        taker = read(*pieces)
-        assert (taker.errors, taker.requests) == (["invalid_request"], [])
+        listener = read(*pieces)
+        assert (listener.errors, listener.requests) == (["invalid_request"], [])
 
 
 def test_malformed_input_behind_a_request_leaves_the_request():
-    taker = read(SIZED + b"nonsense\r\n\r\n" + SIZED)
-    assert (len(taker.requests), taker.errors) == (1, ["invalid_request"])
+    listener = read(SIZED + b"nonsense\r\n\r\n" + SIZED)
+    assert (len(listener.requests), listener.errors) == (1, ["invalid_request"])
 
 
 def test_stopped_reader_finds_nothing_more():
-    taker = Taker()
-    reader = RequestReader(taker, HttpLimits(), "peer")
+    listener = RequestListener()
+    reader = RequestReader(listener, HttpLimits(), "peer")
     feed(reader, SIZED[:-3])
     reader.stop()
     feed(reader, SIZED[-3:] + SIZED)
-    assert (taker.requests, taker.errors, reader.held_bytes) == ([], [], 0)
+    assert (listener.requests, listener.errors, reader.held_bytes) == ([], [], 0)
 
 
 # --- limits
@@ -154,16 +154,16 @@ def test_stopped_reader_finds_nothing_more():
 @pytest.mark.parametrize("split", [False, True])
 def test_announced_body_over_the_limit_is_refused_before_it_comes(split):
     data = request("/", "Content-Length: 1001", method="POST") + bytes(1001)
-    taker = read(*([data] if not split else [data[:60], data[60:]]), max_body_bytes=1000)
-    assert (taker.errors, taker.requests, taker.heads) == (["payload_too_large"], [], [])
+    listener = read(*([data] if not split else [data[:60], data[60:]]), max_body_bytes=1000)
+    assert (listener.errors, listener.requests, listener.heads) == (["payload_too_large"], [], [])
     assert read(request("/", method="POST", body=bytes(1000)), max_body_bytes=1000).errors == []
 
 
 def test_chunked_body_is_counted_as_it_comes():
     chunk = b"1f4\r\n" + bytes(500) + b"\r\n"
     assert read(CHUNKED_HEAD + chunk * 2 + b"0\r\n\r\n", max_body_bytes=1000).errors == []
-    taker = read(CHUNKED_HEAD + chunk * 2 + b"1\r\nx\r\n", max_body_bytes=1000)
-    assert (taker.errors, taker.requests) == (["payload_too_large"], [])
+    listener = read(CHUNKED_HEAD + chunk * 2 + b"1\r\nx\r\n", max_body_bytes=1000)
+    assert (listener.errors, listener.requests) == (["payload_too_large"], [])
 
 
 def test_body_that_is_not_wanted_has_the_same_limit():
@@ -194,15 +194,15 @@ def test_head_at_its_limits_is_read():
     ids=["target", "value", "chunk extension", "trailer"],
 )
 def test_input_without_end_is_refused_at_the_limit(endless):
-    taker = Taker()
-    reader = RequestReader(taker, HttpLimits(max_header_bytes=2000), "peer")
+    listener = RequestListener()
+    reader = RequestReader(listener, HttpLimits(max_header_bytes=2000), "peer")
     feed(reader, endless)
     fed = 0
-    while not taker.errors:
+    while not listener.errors:
         assert fed < 4000
         feed(reader, b"y" * 100)
         fed += 100
-    assert taker.errors == ["headers_too_large"]
+    assert listener.errors == ["headers_too_large"]
 
 
 def test_long_chunk_extensions_between_chunks_are_no_way_around_the_limit():
@@ -216,11 +216,11 @@ def test_long_chunk_extensions_between_chunks_are_no_way_around_the_limit():
 
 
 def test_reader_stops_behind_the_head_of_an_upgrade():
-    taker = Taker()
-    reader = RequestReader(taker, HttpLimits(), "peer")
+    listener = RequestListener()
+    reader = RequestReader(listener, HttpLimits(), "peer")
     head = request("/ws", "Connection: Upgrade", "Upgrade: echo")
     assert reader.feed(head + b"other protocol") == len(head)
-    assert (taker.heads[0].upgrade, len(taker.requests)) == (True, 1)
+    assert (listener.heads[0].upgrade, len(listener.requests)) == (True, 1)
 
 
 def test_upgrade_that_is_not_granted_is_followed_by_plain_requests():

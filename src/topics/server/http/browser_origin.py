@@ -1,19 +1,19 @@
-"""Pages in a browser that reach for a server without keys. Pure.
+"""Checks on the requests of browsers, for a server without keys. Pure.
 
-Such a server trusts whoever can connect, and a browser on the same machine connects on behalf of any page it shows. A
-few header fields that a page cannot forge tell its requests apart:
+Such a server trusts every client that can connect, and a browser on the same machine connects for every page it shows.
+Some header fields that a page cannot forge show where a request comes from:
 
-    Host            the name that the page's address had. One that is not ours belongs to a page whose own name was made
-                    to point here (DNS rebinding), for which the browser sees no foreign origin at all.
-    Origin          the page behind a request to another site. The browser keeps the answer from it, but the request has
-                    been carried out by then, and a WebSocket is not even kept from it.
+    Host            the host name in the URL. A name that is not the server's own belongs to a page whose own name was
+                    made to point here (DNS rebinding). The browser does not see a foreign origin in that case.
+    Origin          the page behind a request to another site. The browser hides the answer from the page, but the
+                    request has been carried out by then, and the data of a WebSocket is not hidden at all.
     Sec-Fetch-Site  where a request comes from that has no `Origin`: images, scripts, frames, links. It is checked for
                     GETs with effects (`api/foreign_pages.py`). `same-site` is refused like `cross-site`: it means
-                    another origin on this host, a development server on localhost for instance, and origins are what
-                    is trusted here. Browsers send the field to loopback addresses and over TLS; elsewhere, and from
-                    browsers that are too old, the `Accept` of an image, a script or a medium gives the request away.
+                    another origin on this host, for instance a development server on localhost, and only origins
+                    are trusted. Browsers send the field to loopback addresses and over TLS. Elsewhere, and for old
+                    browsers, the `Accept` of an image, a script or a medium shows what the request is for.
 
-A server with keys needs none of this: a page does not know the key, and nothing sends it by itself.
+A server with keys needs no such checks: a page does not know the key, and browsers do not send it by themselves.
 """
 
 import ipaddress
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EVENT_STREAM = b"text/event-stream"
 PAGE_MEDIA = (b"text/html", b"application/xhtml+xml")
-PART_MEDIA = (  # of pages: what browsers ask for on behalf of an element
+PART_MEDIA = (  # parts of pages, which browsers request for an element
     b"image/", b"video/", b"audio/", b"font/", b"text/css", b"text/javascript", b"application/javascript",
 )  # fmt: skip
 
@@ -35,18 +35,21 @@ _AUTHORITY = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
 
 
 class Pages:
-    """Which requests of browsers are let in."""
+    """Decides which requests of browsers are accepted."""
 
     __slots__ = ("_any_origin", "_hosts", "_origins")
 
     def __init__(self, *, hosts: frozenset[str] | None, origins: tuple[str, ...]) -> None:
-        self._hosts = hosts  # names that are ours besides loopback addresses; None: any name may be
+        self._hosts = hosts  # names of the server besides loopback addresses; None: not known
         self._any_origin = "*" in origins
         self._origins = frozenset(origin.lower() for origin in origins)
 
     @classmethod
     def of(cls, settings: "Settings") -> "Pages | None":
-        """None where every request needs a key. Beyond loopback nobody knows by what names the server is called."""
+        """Return the checks that the settings ask for; None if every request needs a key.
+
+        The names of a server that other machines can reach are not known, so its `Host` is not checked.
+        """
         if settings.key_rules():
             return None
         hosts = frozenset(("localhost", settings.host.lower().strip("[]"))) if settings.is_loopback() else None
@@ -72,9 +75,9 @@ class Pages:
             )
 
     def is_foreign(self, headers: dict[bytes, bytes]) -> bool:
-        """Return whether a page of another origin had the browser send this, without a script that reads the answer.
+        """Return whether an element of a page of another origin made the browser send this.
 
-        A request with an `Origin` is none of these: `check` has allowed it or refused it.
+        A request with an `Origin` is not from an element: `check` has allowed or refused it.
         """
         if self._any_origin or b"origin" in headers:
             return False
@@ -98,14 +101,14 @@ class Pages:
 
 
 def names_any(accept: bytes, media: tuple[bytes, ...]) -> bool:
-    """Return whether an `Accept` field (lower case) names any of these media types, or types that begin like them."""
+    """Return whether an `Accept` field (lower case) names a media type that begins with one of `media`."""
     return any(part.strip().startswith(media) for part in accept.split(b","))
 
 
 def may_call(origin: str, host: bytes | None, allowed: frozenset[str]) -> bool:
     """Return whether pages of `origin` may call the server: its own pages, and those of `allowed` origins (lower case).
 
-    A page that this server gave out itself has the server's own name, the `Host` of its requests, in its origin.
+    A page that this server has served has the `Host` of its requests in its origin.
     """
     origin = origin.lower()
     own = "" if host is None else host.decode("latin-1").lower()

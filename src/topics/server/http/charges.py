@@ -1,17 +1,17 @@
-"""What one connection holds, and its share of the memory budget.
+"""The charges of one connection to the memory budget. Pure.
 
-Nothing here is called for a request that comes whole and small and whose answer the operating system takes at once:
-the flat charge of a connection covers those.
+A request that comes whole and small, and whose answer the operating system takes at once, is covered by the flat charge
+of the connection: nothing here is called for it.
 """
 
 from topics.server.http.exchange import Exchange
 from topics.server.limits.budget import ANSWERS, BODIES, SMALL_BYTES, STREAMS, MemoryBudget, Receiver
 
-EXCHANGE_BYTES = 2048  # of a request beside its body: measured 1.4 to 1.9 KiB with a small head
+EXCHANGE_BYTES = 2048  # a request without its body; measured 1.4 to 1.9 KiB with a small head
 
 
 class Charges:
-    """The charges of one connection. Input is `parked` until its request is begun, then `running` until answered."""
+    """The bytes that one connection holds. Input is parked until its request is begun, then running until answered."""
 
     __slots__ = (
         "_account", "_budget", "_input_bytes", "_parked_bytes", "_running_bytes", "_written_bytes",
@@ -28,29 +28,32 @@ class Charges:
     # --- input
 
     def park(self, exchange: Exchange, body_bytes: int) -> None:
-        """Count a request that waits for its turn; again with another size when its body was unpacked."""
+        """Count a parked request; count it again with its new size when its body is unpacked."""
         self._parked_bytes -= exchange.input_bytes
         exchange.input_bytes = EXCHANGE_BYTES + body_bytes
         self._parked_bytes += exchange.input_bytes
 
     def begin(self, exchange: Exchange) -> None:
+        """Count a parked request as running."""
         self._parked_bytes -= exchange.input_bytes
         self._running_bytes += exchange.input_bytes
 
     def finish(self, exchange: Exchange) -> None:
-        """Let go of the body of a request that was begun: its answer does not need it any more."""
+        """Free the body of a running request: its answer does not need it any more."""
         self._running_bytes -= exchange.input_bytes
         exchange.input_bytes = 0
         exchange.head.request.body = b""
 
     def drop_parked(self) -> None:
+        """Count no request as parked."""
         self._parked_bytes = 0
 
     def drop_all(self) -> None:
+        """Count no request at all."""
         self._parked_bytes = self._running_bytes = 0
 
     def note_input(self, receiver: Receiver, unparsed_bytes: int) -> None:
-        """Charge for input: what is queued here, and bytes of requests that are not whole."""
+        """Charge for input: queued requests, and bytes of requests that are not whole. `receiver` is the connection."""
         unhandled_bytes = self._parked_bytes + unparsed_bytes
         held_bytes = unhandled_bytes + self._running_bytes
         if held_bytes != self._input_bytes:

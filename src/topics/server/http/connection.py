@@ -19,6 +19,7 @@ from topics.server.http.pipeline import Pipeline, Wait
 from topics.server.http.pipeline_state import (
     ABORTED,
     AWAITING,
+    CLOSE,
     CLOSED,
     CLOSING,
     DRAIN,
@@ -27,7 +28,6 @@ from topics.server.http.pipeline_state import (
     LINGERING,
     STREAMING,
     WORK,
-    Event,
 )
 from topics.server.http.stream_sink import StreamSink
 from topics.server.http.unpacking import Unpacking
@@ -341,8 +341,8 @@ class Connection(asyncio.Protocol):
         server, packed = self._server, self.pipeline.queue.packed
         while packed:
             exchange, gunzip = packed.pop(0)
-            unpacking = Unpacking(self, exchange, gunzip, budget=server.budget, turns=server.unpacking)
-            server.unpacking.begin(unpacking.begin)
+            unpacking = Unpacking(self, exchange, gunzip, budget=server.budget, slots=server.unpacking_slots)
+            server.unpacking_slots.begin(unpacking.begin)
 
     def _next_turn(self) -> None:
         self._turn = None
@@ -487,7 +487,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close once everything written has left."""
-        self.pipeline.change(Event.CLOSE)
+        self.pipeline.change(CLOSE)
         self.transport.close()
 
     def abort(self) -> None:

@@ -1,7 +1,7 @@
 """Cross-origin requests: which pages in a browser may call the API.
 
-A wrapper around the application, put there only when origins are configured: a server without them pays nothing.
-Preflights are answered before authentication, because browsers send them without credentials.
+`CorsApp` wraps the application only if origins are configured. It answers preflights before authentication, because
+browsers send them without credentials.
 """
 
 from topics.server.http.messages import Answer, App, Deferred, Header, Request, Response, Stream, Upgrade
@@ -13,7 +13,7 @@ VARY: Header = (b"vary", b"origin")
 
 
 class CorsApp:
-    """The application, with the fields that let pages of the allowed origins read its answers."""
+    """An application whose answers carry the fields that let pages of the allowed origins read them."""
 
     def __init__(self, app: App, origins: tuple[str, ...]) -> None:
         self._app = app
@@ -42,6 +42,7 @@ class CorsApp:
         self._app.abandon(request)
 
     def _preflight(self, request: Request) -> Response:
+        """Return the answer to a preflight."""
         fields = self._fields(request)
         if fields and fields[0] is not VARY:
             wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
@@ -53,12 +54,12 @@ class CorsApp:
         return Response(204, headers=fields)
 
     def _marked(self, response: Response, request: Request) -> Response:
-        """A copy, because applications may keep an answer and give it out again."""
+        """Return a copy with the CORS fields. The application may keep the answer and return it again."""
         headers = (*response.headers, *self._fields(request))
         return Response(response.status, response.body, response.content_type, headers, response.sent)
 
     def _fields(self, request: Request) -> tuple[Header, ...]:
-        """What the origin of a request is told. Without `*` even the others are told that the answer depends on it."""
+        """Return the CORS fields for a request. Without `*`, every answer says that it depends on the origin."""
         if self._any:
             return (b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", EXPOSED)
         origin = request.headers.get(b"origin", b"")

@@ -6,7 +6,7 @@ from topics import logs
 from topics.errors import Code, TopicsError
 from topics.server.http.gzip_body import compressible
 from topics.server.http.messages import Deferred, Request, Response, Stream, error_response
-from topics.server.http.request_head import Head
+from topics.server.http.request_head import RequestHead
 from topics.server.http.response_head import BODILESS
 
 log = logs.Log("http")
@@ -15,7 +15,7 @@ log = logs.Log("http")
 class Exchange(msgspec.Struct, eq=False):
     """A request and its answer, until the answer has gone out."""
 
-    head: Head
+    head: RequestHead
     answer: Response | Stream | None = None
     vary: bytes = b""
     deferred: Deferred | None = None

@@ -1,4 +1,4 @@
-"""gzip in both directions (RFC 9110 section 8.4.1.3), with a bound on what a body may unpack to."""
+"""gzip in both directions (RFC 9110 section 8.4.1.3), with a bound on the unpacked size. Pure."""
 
 import functools
 import zlib
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http.messages import Body
 
-MIN_GZIP_BYTES = 1024  # below it the header and the client's work outweigh what is saved
-INLINE_BYTES = 16 * 1024  # about 0.2 ms of the loop's time; more goes to a thread (zlib releases the interpreter)
+MIN_GZIP_BYTES = 1024  # below it the header and the work of the client cost more than is saved
+INLINE_BYTES = 16 * 1024  # about 0.2 ms of the event loop; longer bodies go to a thread (zlib releases the interpreter)
 
 _GZIP_WINDOW = 31  # zlib's code for a 32 KiB window in a gzip wrapper
 _LEVEL = 1  # JSON shrinks to a fifth at level 1 already; level 6 takes three times as long for a tenth less
@@ -20,7 +20,7 @@ _MAX_MEMBERS = 4096
 
 
 def accepts_gzip(accept_encoding: bytes | None) -> bool:
-    """Whether an Accept-Encoding value allows gzip: named with a weight above 0, or not named and covered by `*`."""
+    """Return whether an Accept-Encoding value allows gzip: by name, or by `*`, with a weight above 0."""
     if not accept_encoding:
         return False
     wildcard = False
@@ -34,7 +34,7 @@ def accepts_gzip(accept_encoding: bytes | None) -> bool:
 
 
 def _weight(parameters: list[bytes]) -> float:
-    """The q value; a malformed one counts as 0, so that nobody is sent what they may have excluded."""
+    """Return the q value. A malformed one counts as 0: the client may have excluded the coding."""
     for parameter in parameters:
         name, _, value = parameter.partition(b"=")
         if name.strip() == b"q":
@@ -47,19 +47,21 @@ def _weight(parameters: list[bytes]) -> float:
 
 @functools.lru_cache(maxsize=64)
 def compressible(content_type: bytes) -> bool:
+    """Return whether bodies of this type shrink."""
     return content_type.startswith(b"text/") or any(
         word in content_type for word in (b"json", b"javascript", b"xml", b"wasm")
     )
 
 
 def gzip(body: Body) -> bytes:
+    """Return the compressed body."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
     parts: Iterable[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
     return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
 
 
 class Gunzip:
-    """Unpacks one body step by step, so that a short one is done at once and a long one can go on in a thread."""
+    """Unpacks one body in steps: one step for a short body, the others in a thread."""
 
     __slots__ = ("_at", "_input", "_limit_bytes", "_members", "_packed", "_parts", "_stream", "size_bytes")
 
@@ -69,13 +71,13 @@ class Gunzip:
         self._at = 0
         self._input = b""
         self._members = 1
-        # Parts that are joined at the end: many bodies that grow side by side in one piece each tear holes in the heap.
+        # Parts are joined at the end: many buffers that grow at the same time fragment the heap.
         self._parts: list[bytes] = []
         self.size_bytes = 0  # unpacked so far
         self._stream = zlib.decompressobj(_GZIP_WINDOW)
 
     def advance(self) -> bytes | None:
-        """Unpack some megabytes more: the body once it is whole, None before. For a thread."""
+        """Unpack some more megabytes in a thread. Return the body once it is whole, None before."""
         stop_bytes = self.size_bytes + _SLICE_BYTES
         while self.size_bytes < stop_bytes:
             body = self.step()
@@ -84,7 +86,7 @@ class Gunzip:
         return None
 
     def step(self) -> bytes | None:
-        """Unpack a little more: the body once it is whole, None before. Raises 400 for damage and 413 for too much."""
+        """Unpack a little more. Return the body once it is whole, else None. Raise `TopicsError` for damage or size."""
         starved = not self._input and not self._refill()
         try:
             got = self._stream.decompress(self._input, min(_STEP_BYTES, self._limit_bytes + 1 - self.size_bytes))
@@ -108,8 +110,11 @@ class Gunzip:
         return bool(self._input)
 
     def _next_member(self) -> bytes | None:
-        """A gzip file may be several in a row (RFC 1952 section 2.2). They are counted: an empty one costs us far more
-        than it costs the sender."""
+        """Begin the next member of a body; return the body if there is none.
+
+        A body may have several members (RFC 1952 section 2.2). They are limited, because an empty member costs the
+        server far more than the client.
+        """
         self._input = self._stream.unused_data
         if not self._input and not self._refill():
             parts, self._parts = self._parts, []
@@ -121,10 +126,10 @@ class Gunzip:
         return None
 
 
-class Turns:
-    """Work that only so many may do at a time, the others in the order in which they came.
+class WorkSlots:
+    """Lets a bounded number of tasks run at a time; the others begin in order.
 
-    Bodies that are unpacked side by side, a slice of each at a time, would all be in memory half done.
+    If many bodies were unpacked at the same time, all of them would be half unpacked in memory.
     """
 
     __slots__ = ("_left", "_waiting")
@@ -134,11 +139,12 @@ class Turns:
         self._waiting: deque[Callable[[], bool]] = deque()
 
     def begin(self, work: Callable[[], bool]) -> None:
-        """Call `work` when its turn has come. It returns False if there is nothing to do; else `end` follows."""
+        """Call `work` when a slot is free. It returns False if it has nothing to do; otherwise `end` must follow."""
         self._waiting.append(work)
         self._next()
 
     def end(self) -> None:
+        """Free a slot."""
         self._left += 1
         self._next()
 

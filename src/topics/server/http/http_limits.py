@@ -16,27 +16,28 @@ _SHORTEST_SWEEP_MS = 5
 
 
 class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client may ask of a connection. Deadlines are kept to within a quarter of themselves, or a second."""
+    """Limits of one server. A deadline is enforced at most a quarter of its length, or a second, late."""
 
     max_header_bytes: int = 32 * 1024
     max_headers: int = 100
     max_body_bytes: int = 64 * 1024 * 1024  # as sent and as unpacked
-    header_timeout_ms: int = 10_000  # first byte of a request to the end of its head
-    body_timeout_ms: int = 60_000  # end of the head to the end of the body
+    header_timeout_ms: int = 10_000  # from the first byte of a request to the end of its head
+    body_timeout_ms: int = 60_000  # from the end of the head to the end of the body
     idle_timeout_ms: int = 75_000  # between two requests
-    write_timeout_ms: int = 60_000  # without the client taking a single byte of its answer
-    linger_timeout_ms: int = 2_000  # for a client that was refused, or was too slow, to read the last it was sent
-    # Answers that wait for the client, above which nothing more is done for it, and above which they are charged to the
-    # memory budget: the transport reports when that mark is passed, so that answers below it cost nothing.
+    write_timeout_ms: int = 60_000  # while the client reads no byte of its answer
+    linger_timeout_ms: int = 2_000  # for a client that was refused, or too slow, to read its last answer
+    # Bytes of unread answers above which no further request of the connection is handled, and above which they are
+    # charged to the memory budget. The transport reports when the mark is passed, so answers below it cost nothing.
     high_water_bytes: int = 64 * 1024
-    max_pipelined: int = 64  # requests of one connection in the works
+    max_pipelined: int = 64  # requests of one connection that are in progress
     max_connections: int = 0  # 0: no limit
-    max_refused: int = 16  # connections that still read their refusal; one more ends the oldest of them
-    pages: Pages | None = None  # which requests of browsers are let in; None: all
-    skip_body_bytes: int = 64 * 1024  # a refused request with a body up to this does not cost the connection
+    max_refused: int = 16  # refused connections that stay open; one more aborts the oldest
+    pages: Pages | None = None  # which requests of browsers are accepted; None: all
+    skip_body_bytes: int = 64 * 1024  # a refused request with a longer body ends the connection
 
     @classmethod
     def of(cls, settings: "Settings") -> "HttpLimits":
+        """Return the limits that the settings, the memory and the descriptors of the process allow."""
         descriptors = machine.descriptors()
         budget = MemoryBudget(budget_bytes_of(settings))
         allowed = (settings.max_connections, descriptors.connections, budget.max_connections())
@@ -54,6 +55,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sweep_ms(self) -> int:
+        """How often deadlines are checked."""
         shortest = min(
             self.header_timeout_ms,
             self.body_timeout_ms,

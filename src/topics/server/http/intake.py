@@ -9,7 +9,7 @@ from topics.server.http.exchange_queue import ExchangeQueue
 from topics.server.http.gzip_body import Gunzip
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Request, Response, error_response
-from topics.server.http.request_head import Head, HeadCache
+from topics.server.http.request_head import HeadCache, RequestHead
 from topics.server.http.request_parser import BETWEEN, IN_BODY, RequestReader
 from topics.server.http.turn_share import TurnShare
 from topics.server.limits.budget import MemoryBudget
@@ -150,7 +150,7 @@ class Intake:
 
     # --- what the reader finds
 
-    def take_head(self, head: Head) -> bool:
+    def take_head(self, head: RequestHead) -> bool:
         self._share.heads += 1
         request = head.request
         length = None if head.chunked else head.content_length
@@ -169,7 +169,7 @@ class Intake:
             self.stop()
         return False
 
-    def take_request(self, head: Head, body: bytes) -> None:
+    def take_request(self, head: RequestHead, body: bytes) -> None:
         head.request.body = body
         exchange = Exchange(head)
         self._queue.park(exchange)
@@ -181,7 +181,7 @@ class Intake:
     def take_error(self, error: TopicsError) -> None:
         self.abandon_body()
         request = Request("", b"", b"", {}, b"", self._peer, 0)
-        self._queue.park(Exchange(Head(request, keep_alive=False), error_response(error)))
+        self._queue.park(Exchange(RequestHead(request, keep_alive=False), error_response(error)))
         self.stop()
 
     # --- gzip bodies

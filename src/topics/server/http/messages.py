@@ -1,8 +1,8 @@
-"""Requests and answers as the application sees them. No transport is named here, so that any transport can carry them.
+"""Requests and answers as the application sees them, whatever transport carries them.
 
-A transport builds a `Request`, shows it to `App.admit` while the body is still outside, and to `App.handle` once the
-body is there. What comes back is one of four things: an answer (`Response`), an answer that comes later (`Deferred`),
-an answer without end (`Stream`), or the connection itself (`Upgrade`). Everything happens on one event loop's thread.
+A transport builds a `Request`, passes it to `App.admit` before it reads the body, and to `App.handle` after. The answer
+is one of four: a `Response`, a response that comes later (`Deferred`), a response without end (`Stream`), or another
+protocol on the same connection (`Upgrade`). Everything happens on the thread of one event loop.
 """
 
 import time
@@ -20,56 +20,56 @@ Body = bytes | list[bytes | memoryview]
 
 
 def body_bytes(body: Body) -> int:
+    """Return the size of a body."""
     return len(body) if isinstance(body, bytes) else sum(map(len, body))
 
 
 class Request(msgspec.Struct, gc=False):
-    """One request. Transports share `headers` between requests whose heads are alike: nobody may change it."""
+    """One request. Requests with equal heads share one `headers`: it must not be changed."""
 
     method: str
     path: bytes  # as sent: before '?', percent-encoded
     query: bytes  # as sent: after '?', b"" if none
     headers: dict[bytes, bytes]  # lowercase names; repeated fields joined with b", "
-    body: bytes  # after chunked and gzip decoding; b"" while `admit` looks at a body that is still to come
+    body: bytes  # after chunked and gzip decoding; b"" in `admit`, before the body is read
     peer: str  # "127.0.0.1:51234"
     started_ns: int  # perf_counter_ns when the head was complete
-    context: Any = (
-        None  # the application's own: what `admit` found out (route, key) and `handle` need not look up again
-    )
+    context: Any = None  # set by the application: what `admit` found (route, key), for `handle`
 
 
 class Response(msgspec.Struct, gc=False):
-    """One answer. A list body is written in order without being joined; its memoryviews must not change until then."""
+    """One answer. The parts of a list body are written in order, not joined; they must not change before that."""
 
     status: int
     body: Body = b""
     content_type: bytes = JSON
     headers: tuple[Header, ...] = ()  # framing fields (content-length, connection, date) belong to the transport
-    sent: Callable[[], None] | None = None  # called once when the system has taken the answer, or nobody will
+    sent: Callable[[], None] | None = None  # called once: the system has taken the answer, or no client will
 
 
 class Deferred(msgspec.Struct, eq=False):
     """An answer that comes later.
 
-    The application calls `resolve` once; the transport attaches `then` and calls `cancel` when nobody waits any more.
-    Whichever of the two comes first wins, and the other does nothing.
+    The application calls `resolve` once. The transport calls `then` once, and `cancel` when no client waits any more.
+    The first of `resolve` and `cancel` counts, and the other does nothing.
     """
 
-    keeps_request: ClassVar[bool] = True  # whether the body of the request is needed until the answer is there
+    keeps_request: ClassVar[bool] = True  # whether the request body is needed until the answer is there
 
     on_cancel: Callable[[], None] | None = None
     _callback: Callable[[Response], None] | None = None
     _response: Response | None = None
     cancelled: bool = False
     _over: Callable[[Response | None], None] | None = None
-    on_hurry: Callable[[], None] | None = None  # of an answer that waits for something: answers with what there is
+    on_hurry: Callable[[], None] | None = None  # answers at once with what there is, if the answer waits for something
 
     def resolve(self, response: Response) -> None:
+        """Pass the answer to the transport."""
         if self.cancelled:
             return
         assert self._response is None, "a Deferred is resolved once"
         self._response = response
-        self.on_cancel = self.on_hurry = None  # who answers holds the answer: they must not keep each other alive
+        self.on_cancel = self.on_hurry = None  # the hooks often refer to this object: break the cycle
         if self._over is not None:
             self._end(response)
         callback = self._callback
@@ -78,7 +78,7 @@ class Deferred(msgspec.Struct, eq=False):
             callback(response)
 
     def then(self, callback: Callable[[Response], None]) -> None:
-        """Call back with the answer: at once if it is there already."""
+        """Call `callback` with the answer: at once if it is there already."""
         assert self._callback is None, "a Deferred has one listener"
         if self._response is not None:
             callback(self._response)
@@ -86,18 +86,18 @@ class Deferred(msgspec.Struct, eq=False):
             self._callback = callback
 
     def then_instead(self, callback: Callable[[Response], None]) -> None:
-        """Call back with an answer that is not there yet; whoever was to be called before is not."""
+        """Call `callback` with an answer that is not there yet, in place of the callback of `then`."""
         if not self.cancelled:
             self._callback = callback
 
     def hurry(self) -> None:
-        """The client has shut its side and may be gone for good: whoever waits on its behalf should wait no longer."""
+        """Ask for an answer at once: the client has shut its side and may have left for good."""
         hook, self.on_hurry = self.on_hurry, None
         if hook is not None and not self.cancelled and self._response is None:
             hook()
 
     def when_over(self, hook: Callable[[Response | None], None]) -> None:
-        """Call `hook` once: with the answer when it is there, or with None when nobody waits for it any more."""
+        """Call `hook` once: with the answer when it is there, or with None when it is cancelled."""
         assert self._over is None, "a Deferred has one hook for its end"
         if self.cancelled or self._response is not None:
             hook(self._response)
@@ -111,6 +111,7 @@ class Deferred(msgspec.Struct, eq=False):
             hook(response)
 
     def cancel(self) -> None:
+        """Drop the answer: no client waits for it any more."""
         if self.cancelled or self._response is not None:
             return
         self.cancelled = True
@@ -122,72 +123,72 @@ class Deferred(msgspec.Struct, eq=False):
 
 
 class Sink(Protocol):
-    """What a transport gives to a `Stream` or an `Upgrade` to write to."""
+    """The end of a connection that a `Stream` or an `Upgrade` writes to."""
 
-    held: bool  # what `hold` was last told
+    held: bool  # the last argument of `hold`
 
     def write(self, data: bytes) -> bool:
-        """Queue bytes. False: above the high-water mark (or closed), write no more until `drained`."""
+        """Write bytes. Return False if the client must read first, or has left: write no more until `drained`."""
 
     def close(self) -> None:
         """End the connection once everything written has left."""
 
     def give_up(self) -> None:
-        """Abort the connection soon after `close` if the client takes nothing more: it was slow for long enough."""
+        """Abort the connection soon after `close` if the client still reads nothing: it was slow for long enough."""
 
     def buffered(self) -> int:
-        """Bytes written that the operating system has not taken yet."""
+        """Return the bytes that were written and that the operating system has not taken."""
 
     def hold(self, held: bool, /) -> None:
-        """Whether to leave the client's bytes where they are; for an `Upgrade` that has enough to do."""
+        """Stop reading from the client, or read again; for an `Upgrade` that has enough to do."""
 
 
 class Stream:
-    """An answer without end. `closed` is called exactly once whatever the reason, `opened` at most once before it."""
+    """An answer without end. `closed` is called exactly once, `opened` at most once and before it."""
 
-    high_water_bytes: int | None = None  # a bound of its own on what waits for the client; None for the transport's
+    high_water_bytes: int | None = None  # high-water mark of unread bytes; None: the transport's own
 
     def __init__(self, head: Response) -> None:
         self.head = head
 
     def opened(self, sink: Sink) -> None:
-        """The head is on its way; from now on the sink takes the body."""
+        """Begin to write to `sink`: the head is written."""
 
     def drained(self) -> None:
-        """The sink was above its high-water mark and takes more now."""
+        """Write again: the client has read what was above the high-water mark."""
 
     def closed(self) -> None:
-        """Nothing can be written any more."""
+        """Stop: nothing can be written any more."""
 
 
 class Upgrade(Stream):
-    """101: after the head the connection carries another protocol, in both directions."""
+    """The answer 101, after which the connection carries another protocol in both directions."""
 
     def received(self, data: bytes) -> None:
-        """Bytes from the client."""
+        """Take bytes of the client."""
 
 
 Answer = Response | Deferred | Stream
 
 
 class App(Protocol):
-    """What a transport serves. `admit` sees every request; `handle` or `abandon` follows unless it refuses."""
+    """An application. `admit` gets every request; `handle` or `abandon` follows for each that it does not refuse."""
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
-        """After the head, before the body (None: its length is not known yet): a Response refuses it."""
+        """Return an answer to refuse a request before its body is read. A `content_length` of None is not known yet."""
 
     def handle(self, request: Request) -> Answer:
-        """Answer a whole request."""
+        """Return the answer to a whole request."""
 
     def abandon(self, request: Request) -> None:
-        """An admitted request will never be handled: its body did not come to its end, or its client is gone."""
+        """Free what `admit` reserved: the request will not be handled. Its body broke off, or its client has left."""
 
 
 def answer_of(app: App) -> Callable[[Request], Answer]:
-    """The application's own short way, or its long one in a single call."""
-    shorter: Callable[[Request], Answer] | None = getattr(app, "answer", None)
-    if shorter is not None:
-        return shorter
+    """Return the fast path of the application; `admit` and `handle` in one function if it has none."""
+    fast: Callable[[Request], Answer] | None = getattr(app, "answer", None)
+    if fast is not None:
+        return fast
     admit, handle = app.admit, app.handle
 
     def answer(request: Request) -> Answer:
@@ -198,13 +199,13 @@ def answer_of(app: App) -> Callable[[Request], Answer]:
 
 
 def error_response(error: TopicsError, *, started_ns: int = 0, headers: tuple[Header, ...] = ()) -> Response:
-    """The canonical error answer. `started_ns` is the request's, 0 where there was none to speak of."""
+    """Return the error answer of the contract. `started_ns` is the start of the request; 0 if there is none."""
     took_ms = (time.perf_counter_ns() - started_ns) / 1e6 if started_ns else 0.0
-    # A message may quote a client's bytes that are no Unicode text; it must still be told as JSON.
+    # A message may quote bytes of the client that are no Unicode text. The answer must be JSON all the same.
     message = error.message.encode("utf-8", "replace").decode()
     described: dict[str, Any] = {"code": error.code.wire, "message": message}
     if error.retry_after_ms is not None:
-        # The header counts whole seconds; rounded up, because a retry that comes too early is refused again.
+        # The header counts whole seconds. They are rounded up, because an early retry is refused again.
         headers = (*headers, (b"retry-after", b"%d" % max(1, -(-error.retry_after_ms // 1000))))
         described["detail"] = {"retry_after_ms": error.retry_after_ms} | (error.detail or {})
     elif error.detail is not None:

@@ -13,34 +13,41 @@ from enum import Enum
 from typing import Any, Protocol
 
 from topics.errors import Code, TopicsError
+from topics.server.http.answer_output import AnswerOutput
 from topics.server.http.exchange import Exchange, failure, log, may_compress
 from topics.server.http.exchange_queue import ExchangeQueue
 from topics.server.http.gzip_body import INLINE_BYTES, MIN_GZIP_BYTES, gzip
 from topics.server.http.intake import Intake, IntakeService
 from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
-from topics.server.http.output import Output
 from topics.server.http.pipeline_state import (
+    ABORT,
     ABORTED,
     ACTIVE,
     AWAITING,
+    CLOSE,
     CLOSED,
     CLOSING,
     DISCARDING,
     DRAIN,
     EOF,
     FINISHING,
+    GRANT,
     IDLE,
+    LAST,
     LINGERING,
+    LOSE,
     NOT_ENDING,
+    OPEN,
     REST,
+    SHUT,
     STREAMING,
     TRANSITIONS,
     UPGRADING,
     WORK,
+    ConnectionEvent,
     Ending,
-    Event,
 )
-from topics.server.http.request_head import Head
+from topics.server.http.request_head import RequestHead
 from topics.server.http.request_parser import BETWEEN, IN_BODY, IN_HEAD
 from topics.server.http.response_head import GZIPPED, VARY, AnswerHeads
 from topics.server.http.turn_share import TurnShare
@@ -88,13 +95,13 @@ class Pipeline:
         self._ending = NOT_ENDING
         self.paused = False  # the transport holds more than the high-water mark
         self.queue = ExchangeQueue(service.budget)
-        self.output = Output(service.answers)
+        self.output = AnswerOutput(service.answers)
         self.stream: Stream | None = None  # the stream that owns the connection
         self._intake: Intake | None = None  # made when the fast path cannot take a read
         self._share = TurnShare(service.limits.max_pipelined, service.clock_ns)
         self._close_timeout_ms = service.limits.write_timeout_ms
 
-    def change(self, event: Event) -> None:
+    def change(self, event: ConnectionEvent) -> None:
         """Change the state as the table says. Raise KeyError for a change that it does not have: that is a bug."""
         self.state = TRANSITIONS[self.state, event]
 
@@ -236,7 +243,7 @@ class Pipeline:
 
     def _stop_reading(self) -> None:
         """Read no request after those in the queue."""
-        self.change(Event.LAST)
+        self.change(LAST)
         if self._intake is not None:
             self._intake.stop()
             self._intake.discard()
@@ -256,7 +263,7 @@ class Pipeline:
     def adopt(self, request: Request, *, may_gzip: bool, deferred: Deferred | None = None) -> Exchange:
         """Take over a request that the fast path has begun."""
         self.change(WORK)
-        exchange = Exchange(Head(request, True, may_gzip), deferred=deferred)
+        exchange = Exchange(RequestHead(request, True, may_gzip), deferred=deferred)
         self.queue.park(exchange)
         self.queue.begin(exchange)
         return exchange
@@ -298,7 +305,7 @@ class Pipeline:
         self.queue.charges.finish(exchange)
         self._abandon(self.queue.drop_parked())
         if isinstance(stream, Upgrade):
-            self.change(Event.GRANT)
+            self.change(GRANT)
         else:
             self._stop_reading()
 
@@ -329,7 +336,7 @@ class Pipeline:
             self.take_rest()  # there is no protocol that wants it
         self.queue.charges.become_stream()
         self.stream = stream
-        self.change(Event.OPEN)
+        self.change(OPEN)
 
     def _is_last(self) -> bool:
         """Whether no answer follows, because the server or the client wants to end."""
@@ -352,12 +359,12 @@ class Pipeline:
         if intake is not None:
             intake.stop()
             intake.discard()
-        self.change(Event.CLOSE if whole or self._ending is EOF else Event.SHUT)
+        self.change(CLOSE if whole or self._ending is EOF else SHUT)
 
     def refuse(self, error: TopicsError) -> None:
         """Answer a new connection that has no room with `error`, before it asks anything, and end it."""
         self.output.add_last(error_response(error))
-        self.change(Event.SHUT)
+        self.change(SHUT)
 
     # --- deadlines
 
@@ -388,11 +395,11 @@ class Pipeline:
         """End the connection, because its client did not do in time what it had to."""
         intake = self._intake
         if wait is Wait.BEGIN:
-            self.change(Event.CLOSE)
+            self.change(CLOSE)
         elif wait in (Wait.READ, Wait.CLOSE) or intake is None or not intake.reader.wanted:
-            self.change(Event.ABORT)
+            self.change(ABORT)
         else:
-            self.change(Event.LAST)
+            self.change(LAST)
             intake.fail(TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time"))
 
     def give_up(self) -> None:
@@ -410,7 +417,7 @@ class Pipeline:
         if between and intake is not None:
             intake.reader.rest()
         if self._ending is EOF or (self._ending is DRAIN and between):
-            self.change(Event.CLOSE)
+            self.change(CLOSE)
         elif between and not self.paused:
             self.change(REST)
 
@@ -428,12 +435,12 @@ class Pipeline:
         self._abandon(self.queue.drop_parked())
         if self.state is UPGRADING:  # the new protocol would miss the input that is dropped here
             self._drop_begun([self.queue.drop_last()])
-        self.change(Event.LAST)
+        self.change(LAST)
         intake.fail(error)
 
     def lose(self) -> None:
         """Drop everything: the transport has ended."""
-        self.change(Event.LOSE)
+        self.change(LOSE)
         self._drop_queue()
         stream, self.stream = self.stream, None
         if stream is not None:
@@ -450,7 +457,7 @@ class Pipeline:
             hook(*arguments)
         except Exception as error:
             log.failure("hook_failed", error, hook=getattr(hook, "__qualname__", ""))
-            self.change(Event.ABORT)
+            self.change(ABORT)
 
     def never_sent(self, response: Response) -> None:
         """Report an answer that no client waits for as delivered: nothing of it is held."""

@@ -1,4 +1,4 @@
-"""Query strings: parameters with a type, and opaque list cursors."""
+"""Query strings: typed parameters and opaque list cursors. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
 def parse(query: bytes) -> dict[str, str]:
-    """Parameters by name; the first of several wins."""
+    """Return the parameters by name; the first of several with one name counts. Raise `invalid_request`."""
     if not query:
         return {}
     found: dict[str, str] = {}
@@ -31,6 +31,7 @@ def parse(query: bytes) -> dict[str, str]:
 
 
 def flag(found: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """Return a boolean parameter. Raise `invalid_request`."""
     value = found.get(name)
     if value is None:
         return default
@@ -42,6 +43,7 @@ def flag(found: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def number(found: dict[str, str], name: str, *, default: int) -> int:
+    """Return a parameter that is a whole number. Raise `invalid_request`."""
     value = found.get(name)
     if value is None:
         return default
@@ -51,6 +53,7 @@ def number(found: dict[str, str], name: str, *, default: int) -> int:
 
 
 def page_size(found: dict[str, str]) -> int:
+    """Return how many entries a page of a list has."""
     return min(number(found, "page_size", default=PAGE_SIZE) or PAGE_SIZE, MAX_PAGE_SIZE)
 
 
@@ -62,7 +65,7 @@ _decode = msgspec.json.Decoder(_Cursor).decode
 
 
 def cursor_after(found: dict[str, str]) -> str:
-    """The name that the page before ended with; "" for the first page."""
+    """Return the last name of the page before; "" for the first page. Raise `invalid_request`."""
     text = found.get("cursor")
     if not text:
         return ""
@@ -72,8 +75,11 @@ def cursor_after(found: dict[str, str]) -> str:
         decode = urlsafe_b64decode if b"-" in raw or b"_" in raw else lambda data: b64decode(data, validate=True)
         return _decode(decode(padded)).after
     except (ValueError, RecursionError, msgspec.MsgspecError):
-        raise invalid("cursor is not one this server gave out", field="cursor") from None
+        raise invalid(
+            "cursor is not one that this server returned; use next_cursor of the page before", field="cursor"
+        ) from None
 
 
 def cursor(after: str) -> str:
+    """Return the cursor of the page that begins after the name `after`."""
     return urlsafe_b64encode(msgspec.json.encode(_Cursor(after))).decode()

@@ -1,14 +1,15 @@
-"""Request heads: what RFC 9112 leaves a server to check, and a memory of heads already checked. Pure.
+"""Request heads: the checks that RFC 9112 leaves to a server, and a cache of checked heads. Pure.
 
-A client sends the same head over and over: the same few request lines and, but for `content-length`, the same header
-fields. So the outcome of parsing is kept by the very bytes it came from, and a head that was seen before costs one
-dictionary lookup instead of a parser run with a Python call a field. That is sound because equal bytes parse equally.
-Header blocks are kept apart from request lines too, so that a known client's first request for a new path is not a
-stranger's: neither means anything to the other as long as the version is 1.1 and the method has no rules of its own,
-and only such heads are kept.
+A client sends the same few request lines and, but for `content-length`, the same header fields again and again. So the
+result of parsing is cached by the bytes it came from: a head that was seen before costs one dictionary lookup instead
+of a parser run with a Python call for each field. Equal bytes parse equally.
 
-What a client proves itself with is never kept: an `Authorization` line is taken out before a block is remembered or
-looked up, and a request line that may carry a token in its query is composed anew each time.
+Header blocks are also cached apart from request lines, so that a known client's first request for a new path is found
+too. The meaning of neither depends on the other if the version is 1.1 and the method has no rules of its own; only such
+heads are cached.
+
+Credentials are never cached: an `Authorization` line is removed before a block is stored or looked up, and a request
+line that may carry a token in its query is composed for each request.
 """
 
 import re
@@ -24,23 +25,23 @@ from topics.server.http.messages import Request
 Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped
 Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool]  # method, path, query, and its block
 
-# Bounds on what strangers can make us remember: 8 MiB of heads, 4 MiB of header blocks. Past them it starts anew.
+# Bounds of the cache: 8 MiB of heads, 4 MiB of header blocks. A full part is emptied.
 MAX_HEADS, MAX_HEAD_BYTES = 16_384, 512
 MAX_BLOCKS, MAX_BLOCK_BYTES = 2048, 2048
 
-# RFC 9112 section 3.2: a request with two of these has two meanings.
+# RFC 9112 section 3.2: a request that repeats one of these fields has two meanings.
 SINGLE = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-encoding", b"authorization"))
-# RFC 3986 section 3.2: what can stand in an authority, with user information left out.
+# RFC 3986 section 3.2: the characters of an authority without user information.
 _HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+;=:\[\]]*")
 _LINE = re.compile(rb"(GET|POST|PUT|DELETE|PATCH) (/[!$-~]*) HTTP/1\.1")
-# The two ways clients write the field; whoever writes it otherwise is read by the parser each time.
+# The two spellings that clients use. Heads with another spelling go through the parser each time.
 _CREDENTIALS = (b"\r\nauthorization: ", b"\r\nAuthorization: ")
 _VISIBLE = bytes(range(0x20, 0x7F))
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 
 
-class Head(msgspec.Struct, eq=False):
-    """A checked request head, and what it says about framing."""
+class RequestHead(msgspec.Struct, eq=False):
+    """A checked request head, with what it means for framing."""
 
     request: Request
     keep_alive: bool = True
@@ -50,19 +51,21 @@ class Head(msgspec.Struct, eq=False):
     chunked: bool = False
     content_length: int = 0
     packed: bool = False  # the body is gzipped
-    expects: bool = False  # waits for 100 Continue before it sends its body
-    upgrade: bool = False  # asks for another protocol
+    expects: bool = False  # the client waits for 100 Continue before it sends the body
+    upgrade: bool = False  # the client asks for another protocol
 
 
-def check(*, method: str, version: str, url: bytes, headers: dict[bytes, bytes], peer: str, keep_alive: bool) -> Head:
-    """The head that the parser's pieces make up. Raises `TopicsError` for what the parser lets pass and we do not.
+def check(
+    *, method: str, version: str, url: bytes, headers: dict[bytes, bytes], peer: str, keep_alive: bool
+) -> RequestHead:
+    """Return the head. Raise `TopicsError` for what the parser accepts and this server does not.
 
     The parser itself (llhttp, strict) refuses repeated lengths, a length beside chunked, folded lines, bare CR or LF,
     control characters and blanks before a colon.
     """
     old = version == "1.0"
     if not old and version != "1.1":
-        raise invalid(f"HTTP version {version} is not spoken here")
+        raise invalid(f"HTTP version {version} is not supported; use HTTP/1.1")
     host = headers.get(b"host")
     if host is None and not old:
         raise invalid("the Host header is missing")
@@ -70,16 +73,16 @@ def check(*, method: str, version: str, url: bytes, headers: dict[bytes, bytes],
         raise invalid("the Host header is malformed")
     path, query = split_target(url)
     head_only = method == "HEAD"
-    # An application knows GET only; that a HEAD's answer loses its body is the transport's business.
+    # The application handles a HEAD as a GET. The transport leaves out the body of the answer.
     request = Request("GET" if head_only else method, path, query, headers, b"", peer, time.perf_counter_ns())
     gzip = accepts_gzip(headers.get(b"accept-encoding"))
-    head = Head(request, keep_alive=keep_alive, gzip=gzip, head_only=head_only, old=old)
+    head = RequestHead(request, keep_alive=keep_alive, gzip=gzip, head_only=head_only, old=old)
     _frame(head, headers)
     return head
 
 
-def _frame(head: Head, headers: dict[bytes, bytes]) -> None:
-    """Where the body ends (RFC 9112 section 6): only what every hop before us must have read the same way."""
+def _frame(head: RequestHead, headers: dict[bytes, bytes]) -> None:
+    """Set where the body ends (RFC 9112 section 6). Raise `TopicsError` for what other hops may read differently."""
     coding = headers.get(b"transfer-encoding")
     if coding is not None:
         if head.old or coding.lower() != b"chunked" or b"content-length" in headers:
@@ -94,7 +97,7 @@ def _frame(head: Head, headers: dict[bytes, bytes]) -> None:
 
 
 def split_target(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request target, in any form a server must take (RFC 9112 section 3.2)."""
+    """Return path and query of a request target in any form that RFC 9112 section 3.2 requires."""
     absolute = _ABSOLUTE.match(url)
     if absolute is not None:
         url = url[absolute.end() :]
@@ -126,7 +129,7 @@ def _part_credential(raw: bytes) -> tuple[bytes, bytes] | None:
 
 
 class HeadCache:
-    """Heads seen before, by their bytes; without the credentials of those who sent them."""
+    """Heads seen before, by their bytes and without credentials."""
 
     __slots__ = ("_blocks", "known")
 
@@ -135,8 +138,10 @@ class HeadCache:
         self._blocks: dict[bytes, Block] = {}
 
     def compose(self, raw: bytes) -> Known | None:
-        """A head (without the empty line) that is new, out of a known block and a plain request line; None if it
-        is of any other make."""
+        """Return a new head, made of a known block and a plain request line; None if it is not of that form.
+
+        `raw` is the head without its empty line.
+        """
         first, _, fields = raw.partition(b"\r\n")
         block = self._blocks.get(fields)
         if block is None:
@@ -153,7 +158,7 @@ class HeadCache:
         return known
 
     def _compose_with_credential(self, raw: bytes) -> Known | None:
-        """The same for a head with an `Authorization` line: what is known of the rest, and the line's value."""
+        """Return the same for a head with an `Authorization` line."""
         parted = _part_credential(raw)
         if parted is None:
             return None
@@ -168,11 +173,11 @@ class HeadCache:
         method, path, query, headers, content_length, may_gzip = known
         return method, path, query, headers | {b"authorization": credential}, content_length, may_gzip
 
-    def learn(self, data: bytes, head: Head, *, fields: int) -> None:
-        """Keep the header block of `data`, which the parser took as exactly one request with `fields` header fields.
+    def learn(self, data: bytes, head: RequestHead, *, fields: int) -> None:
+        """Keep the header block of `data`, in which the parser found one request with `fields` header fields.
 
-        The block is where a search for CRLF puts it. That the parser saw the same lines is not assumed but checked:
-        their number, and the place where the body began.
+        A search for CRLF finds the block here. Its number of lines and the start of the body must be those that the
+        parser found.
         """
         raw, blank, body = data.partition(b"\r\n\r\n")
         first, _, block = raw.partition(b"\r\n")

@@ -1,8 +1,8 @@
-"""Bytes to requests: llhttp's callbacks, bounded. No I/O, no clock of its own; tests can feed it bytes.
+"""Bytes to requests with llhttp, within limits. Pure: tests feed it bytes.
 
-llhttp knows no limits: it hands out every piece as it comes. They are set here: on a head by its bytes and fields, on a
-body by its bytes as they come, and on what lies between a chunked body's pieces (chunk extensions, and trailer fields,
-which are dropped) by its bytes too.
+llhttp has no limits and reports every piece as it comes. The reader limits a head by its bytes and fields, a body by
+its bytes, and what lies between the pieces of a chunked body (chunk extensions and trailer fields, which are dropped)
+by its bytes.
 """
 
 from typing import Protocol
@@ -11,25 +11,27 @@ import httptools
 
 from topics.errors import Code, TopicsError, invalid
 from topics.server.http.browser_origin import Pages
-from topics.server.http.request_head import SINGLE, Head, check
+from topics.server.http.request_head import SINGLE, RequestHead, check
 
 BETWEEN, IN_HEAD, IN_BODY = range(3)
 
 
-class Taker(Protocol):
-    """Who gets what the reader reads."""
+class RequestListener(Protocol):
+    """Takes what a reader finds."""
 
-    def take_head(self, head: Head) -> bool:
-        """A checked head. False: the body, if any, is not wanted and is to be read past."""
+    def take_head(self, head: RequestHead) -> bool:
+        """Take a checked head. Return False if the body is not wanted: then it is skipped."""
 
-    def take_request(self, head: Head, body: bytes) -> None:
-        """The request's body is whole. Not called where the body was not wanted."""
+    def take_request(self, head: RequestHead, body: bytes) -> None:
+        """Take a whole request. Not called if the body is not wanted."""
 
     def take_error(self, error: TopicsError) -> None:
-        """What came is no request: nothing after it can be understood, and the reader reads no more."""
+        """Take an error: the input is no request, or over a limit. The reader has stopped."""
 
 
 class Bounds(Protocol):
+    """Limits on a request, and which browsers may send one."""
+
     @property
     def max_header_bytes(self) -> int: ...
     @property
@@ -41,7 +43,7 @@ class Bounds(Protocol):
 
 
 class RequestReader:
-    """One connection's input."""
+    """Parses the input of one connection."""
 
     __slots__ = (
         "_body",
@@ -50,12 +52,12 @@ class RequestReader:
         "_fields",
         "_head_bytes",
         "_headers",
+        "_listener",
         "_parser",
         "_peer",
         "_quiet_bytes",
         "_repeated",
         "_replay",
-        "_taker",
         "_url",
         "body_bytes",
         "head",
@@ -64,15 +66,15 @@ class RequestReader:
         "wanted",
     )
 
-    def __init__(self, taker: Taker, bounds: Bounds, peer: str) -> None:
-        self._taker = taker
+    def __init__(self, listener: RequestListener, bounds: Bounds, peer: str) -> None:
+        self._listener = listener
         self._bounds = bounds
         self._peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self._broken = False
         self._replay = False
         self.phase = BETWEEN
-        self.pieces = 0  # of bodies, ever: each costs a call, however small
+        self.pieces = 0  # of bodies, since the connection was opened: each costs a call, however small
         self._reset()
 
     def _reset(self) -> None:
@@ -81,7 +83,7 @@ class RequestReader:
         self._fields = 0
         self._head_bytes = 0
         self._repeated = False
-        self.head: Head | None = None
+        self.head: RequestHead | None = None
         self.wanted = True
         self._body: bytes | bytearray = b""
         self.body_bytes = 0
@@ -89,24 +91,27 @@ class RequestReader:
 
     @property
     def body_left_bytes(self) -> int:
-        """How much of what comes next is body for certain."""
+        """Bytes of the body that are still to come, if its length was announced."""
         if self.phase != IN_BODY or self.head is None:
             return 0
         return max(0, self.head.content_length - self.body_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """What has come of a request that is not whole yet."""
+        """Bytes of a request that is not whole yet."""
         return 0 if self.phase == BETWEEN else len(self._body) + max(self._head_bytes, self._quiet_bytes)
 
     @property
     def fields(self) -> int:
-        """Header fields of the last head."""
+        """Number of header fields in the last head."""
         return self._fields
 
     def feed(self, data: bytes | memoryview) -> int:
-        """Parse; how many bytes were used. Fewer than there are: the client asked for an upgrade, and the rest is
-        either the other protocol's or, if it was not granted, to be fed again."""
+        """Parse `data` and return how many bytes were used.
+
+        Fewer than all are used if the client asks for an upgrade. The rest belongs to the new protocol; if the upgrade
+        is not granted, feed it again.
+        """
         if self._broken:
             return len(data)
         self._quiet_bytes += len(data)
@@ -120,35 +125,35 @@ class RequestReader:
         except httptools.HttpParserError as error:
             self._fail(invalid(f"malformed HTTP: {error}"))
             return len(data)
-        # A head in the making, or a chunk extension or trailer without end: bounded though no callback tells of it.
+        # llhttp reports nothing while a head, a chunk extension or a trailer goes on without end.
         if self.phase != BETWEEN and self._quiet_bytes > self._bounds.max_header_bytes:
             self._fail(TopicsError(Code.HEADERS_TOO_LARGE, "the request's head or trailer is too large"))
         return len(data)
 
     def stop(self) -> None:
-        """Nothing that comes is of interest any more."""
+        """Ignore all further input."""
         self._broken = True
         self._body = b""
         self._head_bytes = self._quiet_bytes = 0
 
     def rest(self) -> None:
-        """Let go of the last request, between two of them."""
+        """Free what is left of the last request."""
         self._url, self._headers, self.head = b"", {}, None
 
     def release(self) -> None:
-        """The connection is gone: reader and parser must not keep each other alive."""
+        """Free the parser when the connection has ended: reader and parser refer to each other."""
         self._broken = True
         del self._parser
 
     def _fail(self, error: TopicsError) -> None:
         if not self._broken:
             self._broken = True
-            self._taker.take_error(error)
+            self._listener.take_error(error)
 
     def _read_on_without_upgrade(self) -> None:
-        """An offer that we do not take up (h2c) with a body behind it: the parser would skip that body.
+        """Parse the same head again without its offer of an upgrade (h2c), because the parser would skip the body.
 
-        RFC 9110 section 7.8 lets a server ignore the offer. So the same head is read again without it.
+        RFC 9110 section 7.8 lets a server ignore the offer.
         """
         method = self._parser.get_method()
         fields = [b"%b: %b\r\n" % field for field in self._headers.items() if field[0] != b"upgrade"]
@@ -157,7 +162,7 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(head)
 
-    # --- the parser's callbacks; none may raise, so each ends at once when the input is given up ---
+    # --- callbacks of the parser. None may raise, so each returns at once when the reader has stopped.
 
     def on_message_begin(self) -> None:
         if not self._broken:
@@ -169,7 +174,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.phase != IN_HEAD:
-            return  # a trailer field: it came too late to mean anything
+            return  # a trailer field: it is dropped
         self._fields += 1
         if self._fields > self._bounds.max_headers:
             return
@@ -196,7 +201,7 @@ class RequestReader:
             return
         if self._parser.should_upgrade():
             if head.request.method == "CONNECT":
-                self._fail(invalid("this is no proxy"))
+                self._fail(invalid("CONNECT is not supported: this server is not a proxy"))
                 return
             if head.chunked or head.content_length:
                 self._replay = True
@@ -209,14 +214,15 @@ class RequestReader:
             self.wanted = False
             self._fail(self._too_large())
             return
-        self.wanted = self._taker.take_head(head)
+        self.wanted = self._listener.take_head(head)
 
-    def _checked(self) -> Head:
+    def _checked(self) -> RequestHead:
+        """Return the head. Raise `TopicsError` if it is not valid or a browser may not send it."""
         if self._repeated:
-            raise invalid("a header field that can only come once was repeated")
+            raise invalid("a header field that may occur only once is repeated")
         pages = self._bounds.pages
         if pages is not None:
-            # Here and not in the application: a head that was seen before has passed already, and costs nothing.
+            # Checked here and not in the application: a head that was seen before has passed already.
             pages.check(self._headers)
         parser = self._parser
         return check(
@@ -245,7 +251,7 @@ class RequestReader:
                 self._body = piece
                 return
             if isinstance(self._body, bytes):
-                # One buffer, not a list of pieces: a client that sends a byte at a time would cost 40 for each.
+                # One buffer, not a list of pieces: a client that sends single bytes would cost 40 bytes for each.
                 self._body = bytearray(self._body)
             self._body += piece
 
@@ -257,4 +263,4 @@ class RequestReader:
         self._quiet_bytes = 0
         body, self._body = self._body, b""
         if self.wanted:
-            self._taker.take_request(head, bytes(body))
+            self._listener.take_request(head, bytes(body))

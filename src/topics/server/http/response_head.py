@@ -1,4 +1,4 @@
-"""Answer heads as bytes (RFC 9112 section 4). Pure but for the date, which its owner refreshes once a second."""
+"""Heads of answers as bytes (RFC 9112 section 4). Pure: the server refreshes the date once a second."""
 
 import http
 from collections.abc import Callable
@@ -18,12 +18,12 @@ GZIPPED = b"content-encoding: gzip\r\n"
 NOSNIFF = b"x-content-type-options: nosniff\r\n"
 NO_STORE = b"cache-control: no-store\r\n"
 
-# A field that says how the answer is carried, not what it says; an application's own would contradict ours.
+# Fields that the transport sets. Those of an application are dropped, because they could contradict them.
 _TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-encoding", b"date", b"keep-alive"))
 
 
 class AnswerHeads:
-    """Heads of answers. `prefixes` holds everything before the length's digits, by status and content type."""
+    """Makes heads of answers. `prefixes` holds all before the digits of the length, by status and content type."""
 
     __slots__ = ("_clock", "_date", "prefixes", "usual")
 
@@ -34,18 +34,19 @@ class AnswerHeads:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the time anew; every head made before is stale."""
+        """Read the clock, and drop the heads that hold the old date."""
         self._date = b"date: %b\r\n" % formatdate(self._clock(), usegmt=True).encode()
         self.prefixes.clear()
         self.usual.clear()
 
     def usual_head(self, size: int) -> bytes:
+        """Return the whole head of a JSON answer with status 200 and a body of `size` bytes, and keep it."""
         prefix = self.prefixes.get((200, JSON)) or self.prefix(200, JSON)
         self.usual[size] = head = b"%b%d\r\n\r\n" % (prefix, size)
         return head
 
     def prefix(self, status: int, content_type: bytes) -> bytes:
-        """Up to and with `content-length: `. The caller adds the number, further lines and the empty one."""
+        """Return a head up to `content-length: `. The caller adds the number, further lines and the empty line."""
         prefix = b"%b%bcontent-type: %b\r\n%bcontent-length: " % (
             _status_line(status), self._date, content_type, _safety(content_type),
         )  # fmt: skip
@@ -53,7 +54,7 @@ class AnswerHeads:
         return prefix
 
     def whole(self, response: Response, length: int, extra: bytes) -> bytes:
-        """A head with every field there is to it. `extra` is ready lines, each with its CRLF."""
+        """Return a whole head. `extra` is further lines, each with its CRLF. Raise ValueError for a bad field."""
         status = response.status
         if status in BODILESS:
             return b"%b%b%b%b\r\n" % (_status_line(status), self._date, _fields(response), extra)
@@ -64,20 +65,21 @@ class AnswerHeads:
         return b"%b%d\r\n%b\r\n" % (prefix, length, extra)
 
     def endless(self, response: Response) -> bytes:
-        """The head of a body that ends with the connection."""
+        """Return the head of a body that ends with the connection. Raise ValueError for a bad field."""
         line = _status_line(response.status)
-        # Closing ends the body either way; a proxy passes an answer on sooner if it is not told that it will end.
+        # Closing ends the body either way. A proxy passes an answer on sooner if the head does not announce the close.
         after = KEEP_ALIVE if (b"connection", b"keep-alive") in response.headers else CLOSE
         return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (line, self._date, response.content_type, _fields(response), after)
 
     def switching(self, response: Response) -> bytes:
+        """Return the head of an upgrade. Raise ValueError for a bad field."""
         return b"%b%b%b%b\r\n" % (_status_line(response.status), self._date, _fields(response), UPGRADE)
 
 
 def _safety(content_type: bytes) -> bytes:
-    """No browser may take an answer for a page or a script, and nobody on the way may keep one that says who has what.
+    """Return the fields that keep browsers from running an answer, and caches from storing a JSON one.
 
-    An application that says itself how long an answer of another type may be kept is not contradicted.
+    Answers of other types may be stored: the application sets `cache-control` for them.
     """
     return NOSNIFF + NO_STORE if content_type == JSON else NOSNIFF
 

@@ -1,7 +1,7 @@
 """The HTTP/1.1 server: its connections, the sweep that enforces their deadlines, and the drain at the end.
 
     bytes -> connection.py: a head that was seen before -> App -> bytes                                  (fast path)
-    bytes -> connection.py -> pipeline.py -> intake.py -> request_parser.py -> App -> output.py -> bytes
+    bytes -> connection.py -> pipeline.py -> intake.py -> request_parser.py -> App -> answer_output.py -> bytes
 
 An event loop calls `HttpServer.connection` for each new socket.
 """
@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from topics.server.http.connection import Connection
-from topics.server.http.gzip_body import Turns
+from topics.server.http.gzip_body import WorkSlots
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App, answer_of
 from topics.server.http.request_head import HeadCache
@@ -22,19 +22,19 @@ from topics.server.http.stream_sink import StreamSink
 from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget
 from topics.server.limits.caps import throttled
 
-_SHED_SHARE = 32  # one in so many connections is shed at a time: looking for idle ones means looking at all of them
-_SHED_AFTER_S = 1.0  # a connection is not idle before that: its first request may be on the way
+_SHED_SHARE = 32  # one in 32 connections is shed at a time, because finding idle ones takes a look at all
+_SHED_AFTER_S = 1.0  # a younger connection is not shed: its first request may be on the way
 _GZIP_THREADS = 2
-_UNBLOCK_S = 0.05  # how often streams are looked at that wait for the memory budget
-_LOOK_AGAIN_S = 0.25  # after there was no idle connection to be found
-CUT_OFF_S = 5  # how long a drain waits for the loop to report the loss of connections that it has aborted
+_UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
+_LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
+CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
 
 
 class HttpServer:
     """Serves one `App` on any number of sockets of one event loop."""
 
     def __init__(self, app: App, limits: HttpLimits | None = None, *, budget: MemoryBudget | None = None) -> None:
-        # Bound once and shared: a connection then pays neither for the lookup nor for bound methods of its own.
+        # Bound once and shared: a connection needs neither the lookup nor bound methods of its own.
         self.admit = app.admit
         self.handle = app.handle
         self.answer = answer_of(app)
@@ -46,18 +46,18 @@ class HttpServer:
         self.clock_ns = time.perf_counter_ns
         self.connections: set[Connection] = set()
         self.shed_total = 0  # idle connections that were closed to make room
-        self.refused_total = 0  # connections for which there was no room
-        self._refused: dict[Connection, None] = {}  # those that still read their refusal, the oldest first
-        self._look_at = 0.0  # when idle connections may be looked for again
+        self.refused_total = 0  # connections that were refused because there was no room
+        self._refused: dict[Connection, None] = {}  # refused connections that are still open, oldest first
+        self._look_at = 0.0  # when the next search for idle connections may begin
         self._blocked: dict[StreamSink, None] = {}  # streams that wait for the budget
         self.draining = False
         self._closed_requests = 0
         self._pool: ThreadPoolExecutor | None = None
-        self.unpacking = Turns(_GZIP_THREADS)
+        self.unpacking_slots = WorkSlots(_GZIP_THREADS)
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
-    # --- for metrics ---
+    # --- for metrics
 
     @property
     def open_connections(self) -> int:
@@ -65,15 +65,17 @@ class HttpServer:
 
     @property
     def requests_total(self) -> int:
-        """Requests whose head was understood. Counted by each connection, so that the hot path touches one object."""
+        """Requests whose head was understood. Each connection counts its own: the fast path touches only one object."""
         return self._closed_requests + sum(connection.served for connection in self.connections)
 
-    # --- for the event loop and the connections ---
+    # --- for the event loop and the connections
 
     def connection(self) -> Connection:
+        """Return the protocol of a new socket."""
         return Connection(self)
 
     def opened(self, connection: Connection) -> None:
+        """Count a new connection. Shed idle ones if there are too many, or refuse it if none is idle."""
         self.connections.add(connection)
         self.budget.charge(CONNECTIONS, CONNECTION_BYTES)
         if self._sweeping is None:
@@ -83,7 +85,7 @@ class HttpServer:
             self._refuse(connection)
 
     def _shed_idle(self) -> bool:
-        """Close the connections that have been idle for longest; return whether there were any."""
+        """Close the connections that have been idle longest; return whether there were any."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return False
@@ -107,6 +109,7 @@ class HttpServer:
         connection.refuse(throttled("max_connections", self.limits.max_connections))
 
     def closed(self, connection: Connection) -> None:
+        """Forget a connection that has ended."""
         self.connections.discard(connection)
         self.budget.charge(CONNECTIONS, -CONNECTION_BYTES)
         self._refused.pop(connection, None)
@@ -128,16 +131,13 @@ class HttpServer:
 
     @property
     def pool(self) -> ThreadPoolExecutor:
-        """Threads for gzip. Made when first needed: most servers never compress anything."""
+        """Threads for gzip, started when first needed: most servers never compress anything."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=_GZIP_THREADS, thread_name_prefix="topics-gzip")
         return self._pool
 
     def _sweep(self) -> None:
-        """One timer for all deadlines: a timer a request would cost as much as the request.
-
-        It stops by itself when the last connection is gone.
-        """
+        """Check all deadlines until the last connection has ended. A timer for each would cost as much as a request."""
         self.answers.refresh()
         if not self.connections:
             self._sweeping = None
@@ -148,19 +148,19 @@ class HttpServer:
             connection.sweep(now)
         self._sweeping = loop.call_later(self.limits.sweep_ms / 1000, self._sweep)
 
-    # --- the end ---
+    # --- the end
 
     async def drain(self, timeout_ms: int) -> int:
-        """Let every connection finish what it has begun; how many had not by the deadline and were cut off.
+        """Let every connection finish what it has begun. Return how many had not by the deadline and were aborted.
 
-        The caller has stopped listening, and has had its application answer what would wait for ever.
+        The caller has stopped listening, and its application has answered the requests that would wait for ever.
         """
         self.draining = True
         self._emptied = asyncio.Event()
         for connection in tuple(self.connections):
             connection.drain()
         left = 0
-        await asyncio.sleep(0)  # those with nothing to do report their end in the next turn of the loop
+        await asyncio.sleep(0)  # idle connections report their end in the next turn of the loop
         if self.connections:
             try:
                 await asyncio.wait_for(self._emptied.wait(), timeout_ms / 1000)
@@ -174,6 +174,7 @@ class HttpServer:
         return left
 
     async def _cut_off(self) -> int:
+        """Abort the connections that are left, and return their number."""
         left = len(self.connections)
         for connection in tuple(self.connections):
             connection.abort()

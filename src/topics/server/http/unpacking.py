@@ -4,7 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from topics.server.http.exchange import Exchange
-from topics.server.http.gzip_body import Gunzip, Turns
+from topics.server.http.gzip_body import Gunzip, WorkSlots
 
 if TYPE_CHECKING:
     from topics.server.http.connection import Connection
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 class Unpacking:
     """One body of a parked request. A thread unpacks some megabytes at a time."""
 
-    __slots__ = ("_budget", "_connection", "_exchange", "_gunzip", "_turns")
+    __slots__ = ("_budget", "_connection", "_exchange", "_gunzip", "_slots")
 
     def __init__(
-        self, connection: "Connection", exchange: Exchange, gunzip: Gunzip, *, budget: "MemoryBudget", turns: Turns
+        self, connection: "Connection", exchange: Exchange, gunzip: Gunzip, *, budget: "MemoryBudget", slots: WorkSlots
     ) -> None:
         self._connection = connection
         self._exchange = exchange
         self._gunzip = gunzip
         self._budget = budget
-        self._turns = turns
+        self._slots = slots
 
     def begin(self) -> bool:
         """Begin to unpack; return False if there is nothing to do: the request was dropped, or has to be refused.
@@ -47,18 +47,18 @@ class Unpacking:
         """Take what a thread has unpacked, and continue if that is not all and the budget has room for it."""
         connection, exchange = self._connection, self._exchange
         if done.cancelled() or exchange.dropped:
-            self._turns.end()
+            self._slots.end()
             return
         error = done.exception()
         body = done.result() if error is None else None
         if error is None and body is None:
             connection.note_unpacked(exchange, self._gunzip.size_bytes)
             if exchange.dropped:
-                self._turns.end()
+                self._slots.end()
             else:
                 self._continue()
             return
-        self._turns.end()
+        self._slots.end()
         if body is not None:
             connection.pipeline.unpacked(exchange, body)
         elif error is not None:

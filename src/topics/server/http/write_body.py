@@ -1,8 +1,7 @@
-"""Bodies of writes, decoded: small ones at once, large ones in steps.
+"""Decoding of write bodies: small ones at once, large ones in steps. Pure.
 
-The decoder cannot be interrupted. A large body that it is quick with is decoded in one step: 64 MiB take 30 to 60 ms.
-One that it would be slow with, or does not take as it is, is decoded a part of its records at a time
-(`model/outline.py`).
+The decoder cannot be interrupted. A large body is decoded in one step if that is fast: 64 MiB take 30 to 60 ms. A body
+that would take long, or that the decoder rejects, is decoded a part of its records at a time (`model/outline.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from topics.model.outline import is_slow, outline
 from topics.model.records import Limits, NewRecord, PlainWriteRequest, WriteRequest
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, check_text, decode_body, decode_error
 
-BATCH_BYTES = 1 << 10  # of a request that probably has many records
-LARGE_BYTES = 256 << 10  # of a body that is decoded in steps
+BATCH_BYTES = 1 << 10  # a larger request probably has many records
+LARGE_BYTES = 256 << 10  # a larger body is decoded in steps
 
 
 class Batch(Struct, gc=False):
-    """A part of a write's records."""
+    """A part of the records of a write."""
 
     records: list[NewRecord]
 
@@ -41,9 +40,9 @@ _INDEX = re.compile(r"\brecords\[(\d+)\]")
 
 
 def decode_write(body: bytes) -> WriteRequest:
-    """Return the write in a body of at most `LARGE_BYTES`. Raises `invalid_request`.
+    """Return the write in a body of at most `LARGE_BYTES`. Raise `invalid_request`.
 
-    A batch is tried as one of plain records first: what cannot be there need not be looked for in each of them.
+    A batch is first decoded as plain records, which is faster because optional fields are not looked for.
     """
     write: WriteRequest
     if len(body) > BATCH_BYTES:
@@ -55,7 +54,7 @@ def decode_write(body: bytes) -> WriteRequest:
 
 
 def decode_write_steps(body: bytes, limits: Limits) -> Generator[None, None, WriteRequest]:
-    """The same for a body of any size, in steps. Also raises `batch_too_large` and `record_too_large`."""
+    """Return the write in a body of any size, in steps. Raise also `batch_too_large` and `record_too_large`."""
     write: WriteRequest = yield from decode_steps((_decode_plain, _decode_write), body, limits)
     return write
 
@@ -63,7 +62,7 @@ def decode_write_steps(body: bytes, limits: Limits) -> Generator[None, None, Wri
 def decode_steps(
     decoders: Sequence[msgspec.json.Decoder[Any]], body: bytes, limits: Limits
 ) -> Generator[None, None, Any]:
-    """Return what the first decoder that takes the body makes of it; the last one says what is wrong with it."""
+    """Return the result of the first decoder that accepts the body, in steps. Raise the error of the last one."""
     check_text(body)
     if is_slow(body):
         return (yield from _decode_parts(decoders[-1], body, limits))
@@ -82,9 +81,9 @@ def decode_steps(
 
 
 def _decode_parts(decoder: msgspec.json.Decoder[Any], body: bytes, limits: Limits) -> Generator[None, None, Any]:
-    """Decode the records a part at a time, and what is around them with `decoder`.
+    """Decode the records a part at a time, and the rest of the body with `decoder`.
 
-    The parts are cut where records begin. If a cut were anywhere else, the part before it would be no JSON.
+    The parts are cut where records begin. A cut at another position would leave a part that is not JSON.
     """
     found = yield from outline(body, limits)
     around = body[: found.low] + body[found.high :]
@@ -111,7 +110,7 @@ def _decode_parts(decoder: msgspec.json.Decoder[Any], body: bytes, limits: Limit
 
 
 def _decode_or_rescue(decoder: msgspec.json.Decoder[Any], text: bytes) -> Generator[None, None, Any]:
-    """Return what the text is, even with escapes that the decoder does not take. Raises `invalid_request`."""
+    """Return the decoded text, even with escapes that the decoder rejects. Raise `invalid_request`."""
     try:
         try:
             return decoder.decode(text)
@@ -127,7 +126,7 @@ def _decode_or_rescue(decoder: msgspec.json.Decoder[Any], text: bytes) -> Genera
 
 
 def _moved(error: TopicsError, by: int) -> TopicsError:
-    """The error of a part, with the place that its record has in the whole."""
+    """Return the error of a part, with the index of its record in the whole body."""
 
     def moved(text: str) -> str:
         return _INDEX.sub(lambda found: f"records[{int(found[1]) + by}]", text)
@@ -139,7 +138,7 @@ def _moved(error: TopicsError, by: int) -> TopicsError:
 
 
 def _checked(decoded: Any, limits: Limits) -> Any:
-    """What was decoded, unless a record is too large: to render it first would take long."""
+    """Return what was decoded. Raise `record_too_large` now, because rendering the record first takes long."""
     if len(decoded.records) <= limits.max_batch_records:
         check_sizes(decoded.records, limits)
     return decoded

@@ -1,11 +1,11 @@
-"""The memory budget: bytes that clients make the server hold, by account, against one limit.
+"""The memory budget: one limit on the bytes that clients make the server hold, by account. Pure.
 
-Records are not counted: `max_total_bytes` and the caps of topics bound those. What is counted is what clients can make
-the server hold beside them, and only while it is held:
+Records are not counted: `max_total_bytes` and the caps of topics bound those. Everything else that clients can make the
+server hold is counted while it is held:
 
     account      charged for
     connections  open connections, a flat amount each
-    bodies       requests that are being received, unpacked, or wait for their turn
+    bodies       requests that are received, unpacked, or wait to be handled
     answers      answers until the operating system has taken them
     streams      the same for event streams, WebSockets and scans
     messages     WebSocket messages in assembly
@@ -13,13 +13,13 @@ the server hold beside them, and only while it is held:
     sessions     watch sessions and subscriptions of WebSockets: node names, filters
     idempotency  keys within their windows
 
-New requests may use seven eighths of the limit: `check` refuses one that would pass that, with `throttled`. `charge`
-never refuses, so that what has begun may finish. While more than seven eighths are held, `full` is set. Then only small
-requests with small answers are served, so that clients who hold the server's memory do not keep the others from writing
-and acknowledging.
+New requests may use seven eighths of the limit: `check` refuses a request that needs more, with `throttled`. `charge`
+never refuses, so that requests that have begun can finish. While more than seven eighths are held, `full` is set. Then
+only small requests with small answers are served, so that clients that hold much memory do not keep other clients from
+writing and acknowledging.
 
-Input is different: a body or a message may grow long after its request was let in. Past the limit itself, requests that
-are still being received are refused, the newest first.
+Input is different: a body or a message may grow long after its request was admitted. Above the whole limit, requests
+that are still being received are refused, the newest first.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,13 @@ from topics.errors import Code, TopicsError
 from topics.server.limits.machine import memory_bytes
 
 RETRY_AFTER_MS = 1000
-DEFAULT_SHARE = 4  # the default budget is a quarter of the memory; records and their indexes need the rest
-RESERVE_SHARE = 8  # an eighth of the budget is kept for requests that have begun
+DEFAULT_SHARE = 4  # the default budget is a quarter of the memory: records and their indexes need the rest
+RESERVE_SHARE = 8  # an eighth of the budget is reserved for requests that have begun
 CONNECTIONS_SHARE = 4  # connections may take a quarter of the budget
 
-# A body or an answer up to this size is served even while the budget is full, and need not be looked at otherwise.
+# A body or an answer up to this size is served even while the budget is full, and is not charged.
 SMALL_BYTES = 16 << 10
-# A flat charge. Measured: 4 KiB for an idle connection; the rest is for a head or a small answer on its way.
+# The flat charge. An idle connection takes 4 KiB; the rest is for a head or a small answer.
 CONNECTION_BYTES = 16 << 10
 
 CONNECTIONS, BODIES, ANSWERS, STREAMS = "connections", "bodies", "answers", "streams"
@@ -45,20 +45,20 @@ _CHARGED = (CONNECTIONS, BODIES, ANSWERS, STREAMS, MESSAGES, SESSIONS)
 
 
 def budget_bytes_of(settings: Settings) -> int:
-    """Return the limit: as configured, or a share of the memory that this process may use."""
+    """Return the configured limit, or by default a share of the memory that this process may use."""
     given = settings.memory_budget_bytes
     return memory_bytes() // DEFAULT_SHARE if given is None else given
 
 
 class Receiver(Protocol):
-    """A connection that holds input which was not handled yet."""
+    """A connection that holds input that is not handled yet."""
 
     def give_up_input(self, error: TopicsError) -> None:
-        """Drop the input, answer `error` in its place, and charge nothing for it any more."""
+        """Drop the input, answer it with `error`, and charge nothing more for it."""
 
 
 class MemoryBudget:
-    """Charges by account, and their sum. A limit of 0 is none."""
+    """Charges by account, and their sum. A limit of 0 means unlimited."""
 
     __slots__ = (
         "_by_account", "_charged_bytes", "_gauges", "_receivers", "_refusing", "full", "limit_bytes", "listeners",
@@ -69,21 +69,21 @@ class MemoryBudget:
         self.limit_bytes = limit_bytes
         self.full = False
         self.listeners: list[Callable[[], None]] = []  # called when `full` changes
-        self.reclaimers: list[Callable[[], None]] = []  # called before a refusal: each frees what has expired
+        self.reclaimers: list[Callable[[], None]] = []  # called before a refusal; each frees what has expired
         self.soft_bytes = limit_bytes - limit_bytes // RESERVE_SHARE
-        self._receivers: dict[Receiver, None] = {}  # in the order in which they began to hold much
+        self._receivers: dict[Receiver, None] = {}  # in the order in which they passed `SMALL_BYTES`
         self._refusing = False
-        self.peak_bytes = 0  # most that was charged since `Upkeep` last looked
+        self.peak_bytes = 0  # the most that was charged since `Upkeep` last reset it
         self._charged_bytes = 0
         self._by_account = dict.fromkeys(_CHARGED, 0)
         self._gauges: dict[str, Callable[[], int]] = {}
 
     def count(self, account: str, gauge: Callable[[], int]) -> None:
-        """Add an account that is not charged but kept elsewhere: `gauge` returns its bytes."""
+        """Add an account whose bytes another module counts: `gauge` returns them."""
         self._gauges[account] = gauge
 
     def charge(self, account: str, delta_bytes: int) -> None:
-        """Add to an account, or take from it."""
+        """Add `delta_bytes`, which may be negative, to an account."""
         self._by_account[account] += delta_bytes
         self._charged_bytes += delta_bytes
         if self._charged_bytes > self.peak_bytes:
@@ -91,21 +91,21 @@ class MemoryBudget:
         self.refresh()
 
     def refresh(self) -> None:
-        """Compare what is held with the limit again: gauges change without a charge."""
+        """Compare the held bytes with the limit again: gauges change without a charge."""
         full = not self._has_room(0, self.soft_bytes)
         if full is not self.full:
             self.full = full
-            for tell in self.listeners:
-                tell()
+            for notify in self.listeners:
+                notify()
 
     def receive(self, receiver: Receiver, held_bytes: int) -> None:
-        """Note how much unhandled input a connection holds, and refuse the newest input if that is too much in all."""
+        """Note how much unhandled input a connection holds. Refuse the newest input if the whole limit is passed."""
         if held_bytes <= SMALL_BYTES:
             self._receivers.pop(receiver, None)
         elif receiver not in self._receivers:
             self._receivers[receiver] = None
         if self.full and not self._refusing:
-            self._refusing = True  # a receiver that gives up reports that here
+            self._refusing = True  # a receiver that drops its input calls this function
             try:
                 while len(self._receivers) > 0 and not self._has_room(0, self.limit_bytes):
                     newest, _ = self._receivers.popitem()
@@ -114,7 +114,7 @@ class MemoryBudget:
                 self._refusing = False
 
     def check(self, size_bytes: int) -> None:
-        """Raise `throttled` if a new request would hold more than the budget has left."""
+        """Raise `throttled` if a new request needs more than new requests may still use."""
         if not self._has_room(size_bytes, self.soft_bytes):
             for reclaim in self.reclaimers:
                 reclaim()
@@ -122,7 +122,7 @@ class MemoryBudget:
                 raise self.error()
 
     def check_answer(self, size_bytes: int) -> None:
-        """Raise `throttled` if an answer is too large to be given while the budget is full."""
+        """Raise `throttled` if an answer is too large while the budget is full."""
         if self.full and size_bytes > SMALL_BYTES:
             raise self.error()
 
@@ -139,9 +139,10 @@ class MemoryBudget:
         return self.limit_bytes // (CONNECTIONS_SHARE * CONNECTION_BYTES)
 
     def error(self) -> TopicsError:
+        """Return the error of a request that the budget has no room for."""
         return TopicsError(
             Code.THROTTLED,
-            f"the server holds as many bytes for its clients as memory_budget_bytes allows ({self.limit_bytes}); "
+            f"memory_budget_bytes ({self.limit_bytes}) is reached: requests and answers of clients fill the memory; "
             "try again when other requests have finished",
             detail={"limit": "memory_budget_bytes", "max": self.limit_bytes},
             retry_after_ms=RETRY_AFTER_MS,

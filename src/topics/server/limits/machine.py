@@ -1,10 +1,10 @@
-"""What the operating system gives this process: memory and descriptors.
+"""Limits of the operating system on this process: memory and descriptors.
 
-A container limits memory by cgroup and not by the size of the machine, so both are read. Both versions of cgroups keep
-a limit per folder, and the limits of all enclosing folders hold too.
+A container limits memory by cgroup and not by the size of the machine, so both are read. Both versions of cgroups have
+a limit for each folder, and the limits of all enclosing folders apply too.
 
-Sockets and files share one limit of descriptors. A part of it is kept for files, so that clients who open connections
-cannot keep the server from writing its log or reading a segment.
+Sockets and files share one limit of descriptors. A part of it is reserved for files, so that clients that open
+connections cannot keep the server from writing its log or reading a segment.
 """
 
 import contextlib
@@ -16,26 +16,25 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-# Where each version is mounted, and the file that holds the limit. The value is "max" (v2) or a number larger than any
-# machine (v1) where there is no limit.
+# Mount point and file of each version. Without a limit the value is "max" (v2) or larger than any machine (v1).
 _V2 = "sys/fs/cgroup", "memory.max"
 _V1 = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
 
 _M_ARENA_MAX = -8  # in <malloc.h>
 
-MOST_DESCRIPTORS = 1 << 20  # stands for no limit; the kernel's own default for one process
-BASE_DESCRIPTORS = 64  # standard streams, event loop, listening sockets, log, and what is being written or synced
+MOST_DESCRIPTORS = 1 << 20  # in place of no limit; the default of the kernel for one process
+BASE_DESCRIPTORS = 64  # standard streams, event loop, listening sockets, log, and files that are written or synced
 MOST_SEGMENT_FILES = 512
 FEWEST_SEGMENT_FILES = 8
 FEWEST_CONNECTIONS = 8
 
 
 class Descriptors(msgspec.Struct, frozen=True, kw_only=True):
-    """How a limit of descriptors is divided."""
+    """The parts of a limit of descriptors."""
 
     limit: int
     segment_files: int  # files of sealed segments that stay open
-    refused: int  # connections that are being told that there is no room for them
+    refused: int  # connections that are refused and stay open until the client has read why
     connections: int  # all others
 
 
@@ -48,15 +47,15 @@ def divide(limit: int) -> Descriptors:
 
 
 def descriptors() -> Descriptors:
-    """Return how the limit in force is divided."""
+    """Return the parts of the limit in force."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return divide(MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft)
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of descriptors to the hard one: the usual 1024 are few for a server."""
+    """Raise the soft limit of descriptors to the hard one: the usual 1024 are too few for a server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems report no hard limit and refuse to set that: then a number is tried.
+    # Some systems report no hard limit and refuse to set none: then a number is tried.
     for target in (hard, MOST_DESCRIPTORS):
         if soft == hard or (soft != resource.RLIM_INFINITY and 0 <= target <= soft):
             return
@@ -66,7 +65,7 @@ def raise_descriptor_limit() -> None:
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Return the memory this process may use: the least of machine, cgroup (v1 and v2) and address space limit."""
+    """Return the memory this process may use: the smallest limit of machine, cgroup (v1 and v2) and address space."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_cgroup_limits(root)]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
@@ -75,10 +74,10 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """Yield every limit on the way from this process's cgroup to the top of its hierarchy.
+    """Yield every limit from the cgroup of this process up to the top of its hierarchy.
 
     In a container `/proc/self/cgroup` may name a folder of the host that is not visible. The mount point is then the
-    container's own folder, and it is the last one on the way.
+    folder of the container, and the last one that is read.
     """
     for controllers, path in _cgroups(root):
         if controllers == "":
@@ -114,10 +113,10 @@ def _read_limit(file: Path) -> int | None:
 
 
 def use_one_heap() -> None:
-    """Have all threads allocate from one heap; call it before there are any. Does nothing without the GNU C library.
+    """Make all threads allocate from one heap. Call it before the first thread starts; it needs the GNU C library.
 
-    By default each thread gets a heap, and what one frees no other can use: after a thousand scans by four threads the
-    server kept 500 MiB. With one heap it kept 3 MiB. Threads that run Python take turns anyway.
+    By default each thread has a heap, and memory that one thread frees cannot be used by another: after a thousand
+    scans by four threads the server kept 500 MiB, with one heap 3 MiB. Threads that run Python take turns anyway.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)

@@ -11,7 +11,7 @@ from topics.server.http.messages import Body, Response, Stream, Upgrade, body_by
 from topics.server.http.response_head import AnswerHeads
 
 
-class Output:
+class AnswerOutput:
     """Bytes that are to be written, and the hooks of the answers among them."""
 
     __slots__ = ("_heads", "parts", "sent_hooks", "size_bytes")
