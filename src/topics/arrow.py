@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from topics.storage.segments.columns import GrowingNames, SortedNames, encode_json
+from topics.model.record_bytes import DATA, END_BYTES, META, NODE, SEQ_AND_TS_BYTES, encode_json
+from topics.storage.segments.columns import GrowingNames, SortedNames
 from topics.storage.segments.run import Run
 
 RECORD, GAP = "record", "gap"
@@ -36,12 +37,6 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),
     ]
 )
-
-_SEQ_AND_TS = len('{"$seq":,"$ts":')
-_NODE = len(',"$node":')
-_DATA = len(',"data":')
-_META = len(',"meta":')
-_END = len("},")
 
 Positions = npt.NDArray[np.int64]
 
@@ -64,13 +59,13 @@ def cells(run: Run, *, meta: bool = True) -> Cells:
     seq = np.arange(columns.first, columns.first + n, dtype=np.int64)
     ts = np.frombuffer(columns.ts, np.uint64).astype(np.int64)
     offsets = np.frombuffer(columns.offsets, np.uint32).astype(np.int64)
-    data_at = offsets[:-1] + (_SEQ_AND_TS + _DATA + _digits(seq) + _digits(ts) + _node_sizes(run))
-    data_end: Positions = offsets[1:] - _END
+    data_at = offsets[:-1] + (SEQ_AND_TS_BYTES + len(DATA) + _digits(seq) + _digits(ts) + _node_sizes(run))
+    data_end: Positions = offsets[1:] - END_BYTES
     meta_text = pa.nulls(n if at is None else len(at), pa.string())
     if columns.metas is not None:
         sizes = np.frombuffer(columns.metas, np.uint32).astype(np.int64)
         if meta:
-            meta_text = _slices(run.data, data_end - sizes + _META, data_end, at, absent=sizes == 0)
+            meta_text = _slices(run.data, data_end - sizes + len(META), data_end, at, absent=sizes == 0)
         data_end = data_end - sizes
     if at is not None:
         seq, ts = seq[at], ts[at]
@@ -140,10 +135,10 @@ def _node_sizes(run: Run) -> Positions | int:
     raw = np.frombuffer(blob, np.uint8)
     if np.any((raw < 0x20) | (raw == ord('"')) | (raw == ord("\\"))):  # some names have escapes: measure each one
         sizes = np.array(
-            [0, *(_NODE + len(encode_json(names.name_of(at + 1))) for at in range(len(ends) - 1))], np.int64
+            [0, *(len(NODE) + len(encode_json(names.name_of(at + 1))) for at in range(len(ends) - 1))], np.int64
         )
     else:
-        sizes = np.concatenate((np.zeros(1, np.int64), np.diff(ends) + (_NODE + len('""'))))
+        sizes = np.concatenate((np.zeros(1, np.int64), np.diff(ends) + (len(NODE) + len('""'))))
     return sizes[np.frombuffer(ids, np.uint32)]
 
 

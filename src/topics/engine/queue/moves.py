@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import msgspec
 from msgspec import Struct
 
 from topics.engine.state.leases import Terms, pack_terms
@@ -16,10 +15,10 @@ from topics.engine.write.commit import Ticket
 from topics.engine.write.removal import Removal
 from topics.engine.write.staging import Staging
 from topics.errors import topic_not_found
+from topics.model import record_bytes
+from topics.model.record_bytes import meta_part, node_part
 from topics.model.topic import ConfigPatch, configure
 from topics.storage.log import entry as log
-
-_encode_json = msgspec.json.encode
 
 
 @log.known
@@ -166,9 +165,8 @@ def _render(copies: list[Copy], topic_id: int, first: int, ts: int) -> log.Appen
     rows, metas = [], []
     extras = {at: pack_terms(Terms(copy.priority)) for at, copy in enumerate(copies) if copy.priority}
     for seq, copy in enumerate(copies, first):
-        node = b"" if copy.node is None else b',"$node":%b' % _encode_json(copy.node)
-        meta = b"" if copy.meta is None else b',"meta":%b' % copy.meta
-        rows.append(b'{"$seq":%d,"$ts":%d%b,"data":%b%b},' % (seq, ts, node, copy.data, meta))
+        meta = meta_part(copy.meta)
+        rows.append(record_bytes.write(seq, ts, node_part(copy.node), copy.data, meta))
         metas.append(len(meta))
     return log.Append(
         topic_id, first, ts, [len(row) for row in rows], b"".join(rows),

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from topics.engine.state.leases import PRIORITIES, Job, leases_of, terms_of
 from topics.engine.state.topic import Topic
+from topics.model import record_bytes
 from topics.storage.segments.cold import Cold, Needs
-from topics.storage.segments.columns import Columns, encode_json
+from topics.storage.segments.columns import Columns
 from topics.storage.segments.segment import Segment
 
 TURNS = 8
@@ -238,11 +239,11 @@ class Stored(NamedTuple):
 
     def whole(self) -> bytes:
         """The record as a JSON object."""
-        return b"{%b%b" % (self.tag, self.row[1:-1])
+        return record_bytes.as_object(self.row, self.tag)
 
     def with_fields(self, seq: int, fields: bytes) -> bytes:
         """The record as a JSON object with more fields behind its seq."""
-        return b'{"$seq":%d,%b%b%b' % (seq, fields, self.tag, self.row[9 + len(str(seq)) : -1])
+        return record_bytes.with_fields(self.row, seq, fields + self.tag)
 
 
 class TooMuch(Exception):
@@ -289,7 +290,7 @@ def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
     for tag_id in tag_ids:
         field = known.get(tag_id)
         if field is None:
-            field = known[tag_id] = b'"$tag":%b,' % encode_json(columns.tag_names.name_of(tag_id))
+            field = known[tag_id] = record_bytes.tag_field(columns.tag_names.name_of(tag_id))
         yield field
 
 

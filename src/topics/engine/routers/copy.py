@@ -45,12 +45,20 @@ from topics.engine.routers.graph import Feed, Links, Router, Table
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
 from topics.model.nesting import decode_again
+from topics.model.record_bytes import (
+    SEQ_AND_TS_BYTES,
+    encode_json,
+    meta_of,
+    node_part,
+    renumbered,
+    with_meta,
+)
 from topics.model.records import TagMatch
 from topics.model.router import MAX_HOPS, STAMP
 from topics.storage.log.entry import Append
 from topics.storage.log.router_entry import Mark
 from topics.storage.segments.cold import Cold, Needs
-from topics.storage.segments.columns import Columns, encode_json, runs
+from topics.storage.segments.columns import Columns, runs
 from topics.storage.segments.segment import Damaged, Rendered, Segment
 
 BATCH_RECORDS = 256
@@ -363,32 +371,31 @@ class Copier:
     def _render(self, piece: Piece, first: int, ts: int) -> tuple[list[bytes], list[int] | None]:
         """The stored form with other numbers in front; node left out and stamp put in where the router says so."""
         rows, metas = [], []
-        was_ts = 15 + len(str(piece.ts))  # {"$seq":…,"$ts":T
+        numbers = SEQ_AND_TS_BYTES + len(str(piece.ts))  # `head_bytes`, as far as all records have it in common
         drops_node = not self._router.config.preserve_node
         stamped = self._router.config.guarantee == "exactly_once"
         for at, row in enumerate(piece.rows):
-            head = was_ts + len(str(piece.seqs[at]))
-            if drops_node and piece.nodes is not None and (node := piece.nodes[at]) is not None:
-                head += 9 + len(encode_json(node))  # ,"$node":"…"
+            head = numbers + len(str(piece.seqs[at]))
+            if drops_node and piece.nodes is not None:
+                head += len(node_part(piece.nodes[at]))
             meta_size = 0 if piece.metas is None else piece.metas[at]
             rest = row[head:]
             if stamped:
                 rest, meta_size = self._stamp(rest, meta_size, piece.seqs[at])
-            rows.append(b'{"$seq":%d,"$ts":%d%b' % (first + at, ts, rest))
+            rows.append(renumbered(first + at, ts, rest))
             metas.append(meta_size)
         return rows, metas if any(metas) else None
 
     def _stamp(self, rest: bytes, meta_size: int, seq: int) -> tuple[bytes, int]:
-        end = len(rest) - 2  # the closing brace and the comma
-        meta = rest[end - meta_size + 8 : end] if meta_size else b"{}"  # 8: `,"meta":`
+        meta = meta_of(rest, meta_size) if meta_size else b"{}"
         if b"_topics_router" in meta:
             members = {name: value for name, value in surrogates.members(meta).items() if name != STAMP}
             meta = surrogates.object_of(members)
         source = self._feed.source
         stamp = encode_json(Stamp(self._router.name, source.name, self._epoch, seq, self._key(seq)))
         others = meta[1:].lstrip()
-        added = b',"meta":{"%b":%b%b%b' % (STAMP.encode(), stamp, b"" if others == b"}" else b",", others)
-        return b"%b%b}," % (rest[: end - meta_size], added), len(added)
+        stamped = b'{"%b":%b%b%b' % (STAMP.encode(), stamp, b"" if others == b"}" else b",", others)
+        return with_meta(rest, meta_size, stamped)
 
     def _extras(self, piece: Piece) -> dict[int, bytes]:
         """The path of every record that may come back here."""
@@ -458,7 +465,7 @@ class Stamps:
             block = _read_ahead(segment, ats[0], ats[-1] + 1)
             for at in ats:
                 row = bytes(block[columns.offsets[at] - base : columns.offsets[at + 1] - base])
-                meta = row[len(row) - 2 - metas[at] + 8 : -2]
+                meta = meta_of(row, metas[at])
                 if b"_topics_router" in meta:
                     for key in _key_in(meta):
                         self._found[key] = (*self._found.get(key, ()), segment.first + at)

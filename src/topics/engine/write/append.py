@@ -38,6 +38,11 @@ class Appends:
 
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
+        # Without a detour through `staging`: `append` is the hottest path.
+        self._state = staging.state
+        self._commits = staging.commits
+        self._clock = staging.clock
+        self._limits = staging.limits
 
     def append(self, name: str, request: WriteRequest) -> Ticket:
         """Stage a write, and the creation of its topic if need be. Ends with `Appended`."""
@@ -45,8 +50,8 @@ class Appends:
         topic = staging.topics.get(name)
         if topic is None or topic.changing:
             topic = staging.resolve(name)
-        commits = staging.commits
-        now = commits.turn_ms or staging.clock.now_ms()
+        commits = self._commits
+        now = commits.turn_ms or self._clock.now_ms()
         key = request.idempotency_key
         if key is not None:
             if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_CHARS:
@@ -61,7 +66,7 @@ class Appends:
         if now > ts:
             ts = now
         first = topic.next_seq
-        limits = staging.limits
+        limits = self._limits
         entry = render(request, topic.topic_id, first, ts, limits)
         config = topic.config
         if entry.extras is not None:
@@ -123,21 +128,21 @@ class Appends:
         )
 
     def _take_effect(self, ticket: Ticket) -> Appended:
-        topic, staging = ticket.topic, self._staging
+        topic = ticket.topic
         assert topic is not None
         if not ticket.plain:
             entry = ticket.entry
-            staging.land(topic, entry)
+            self._staging.land(topic, entry)
             return Appended(topic, entry.first, entry.last, topic.head)
         seq = ticket.first
         if ticket.followers is not None:
-            staging.land(topic, ticket.entry)
+            self._staging.land(topic, ticket.entry)
             for follower in ticket.followers:
                 follower.result = Appended(topic, follower.first, follower.first, follower.first)
             return Appended(topic, seq, seq, seq)
-        apply.append_plain(staging.state, topic, ticket.entry)
+        apply.append_plain(self._state, topic, ticket.entry)
         if topic.waiters or topic.listeners:
-            staging.growth.add(topic)
+            self._staging.growth.add(topic)
         return Appended(topic, seq, seq, seq)
 
 

@@ -1,11 +1,8 @@
-"""What is known of a run of records beside their rendered bytes: parallel columns, no object a record.
+"""The columns of a run of records beside their rendered bytes: parallel arrays, and no object per record.
 
-A record's rendered form is what a reader gets, with a comma behind it:
-
-    {"$seq":7,"$ts":1748450001000,"$node":"a","data":1,"meta":{}},
-
-`offsets` cuts the rendered bytes into records; `ts` never decreases; `tags`, `nodes` and `metas` exist only once a
-record of the run has such a thing. Ids index a dictionary of the run's own, 0 meaning "none".
+The rendered bytes have the form of `model.record_bytes`. `offsets` cuts them into records; `ts` never decreases;
+`tags`, `nodes` and `metas` exist only once a record of the run has one. Ids index a dictionary of the run's own, and 0
+means "none".
 """
 
 from __future__ import annotations
@@ -16,16 +13,15 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
 from typing import Protocol, TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from topics.model import record_bytes
 from topics.model.records import TagMatch
 
 # A growing run has `array`s; a sealed one has memoryviews cast to the same item, which hand out plain ints as well.
 Column: TypeAlias = "array[int] | memoryview"
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.intp]"
-encode_json = msgspec.json.encode
 
 
 class Names(Protocol):
@@ -313,22 +309,8 @@ def _grown(column: Column | None, at: int) -> array[int]:
 def render_without(
     rendered: bytes | memoryview, columns: Columns, at: int, *, tags: bool, meta: bool, data: bool
 ) -> bytes:
-    """One stored record with its tag put in, or its meta or data left out. `rendered` is that record, comma and all.
-
-    Where the parts begin follows from the columns: nothing is parsed.
-    """
-    node = columns.node_at(at)
-    head = 15 + len(str(columns.first + at)) + len(str(columns.ts[at]))  # {"$seq":N,"$ts":T
-    if node is not None:
-        head += 9 + len(encode_json(node))  # ,"$node":"…"
-    meta_size = 0 if columns.metas is None else columns.metas[at]
-    end = len(rendered) - 2  # the closing brace and the comma
-    parts = [rendered[:head]]
-    if tags and (tag := columns.tag_at(at)) is not None:
-        parts.append(b',"$tag":%b' % encode_json(tag))
-    if data:
-        parts.append(rendered[head : end - meta_size])
-    if meta and meta_size:
-        parts.append(rendered[end - meta_size : end])
-    parts.append(b"},")
-    return b"".join(parts)
+    """Return one stored record with its tag put in, or its meta or data left out. `rendered` is that record."""
+    head = record_bytes.head_bytes(columns.first + at, columns.ts[at], columns.node_at(at))
+    meta_bytes = 0 if columns.metas is None else columns.metas[at]
+    tag = record_bytes.tag_part(columns.tag_at(at)) if tags else b""
+    return record_bytes.without(rendered, head, meta_bytes, tag=tag, data=data, meta=meta)

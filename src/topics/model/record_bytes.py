@@ -1,0 +1,128 @@
+"""The stored form of a record: the bytes that readers get. This module alone writes it and cuts it apart.
+
+    {"$seq":7,"$ts":1748450001000,"$node":"a","data":1,"meta":{}},
+
+    part    text                      given by
+    head    {"$seq":N,"$ts":T         the columns of a segment
+            ,"$node":S                only if the record has a node
+    data    ,"data":D
+    meta    ,"meta":M                 only if the record has a meta; its size is in a column
+    end     },                        the comma joins the record to the next one
+
+The tag is in a column, and in the bytes only where a reader asks for it. Nothing is parsed to cut a record: where its
+parts begin follows from its seq, its commit time, its node and the size of its meta part.
+"""
+
+from __future__ import annotations
+
+from operator import add
+
+import msgspec
+from msgspec import Raw
+
+encode_json = msgspec.json.encode
+
+SEQ, TS, NODE, TAG = b'{"$seq":', b',"$ts":', b',"$node":', b',"$tag":'
+DATA, META, END = b',"data":', b',"meta":', b"},"
+SEQ_AND_TS_BYTES = len(SEQ) + len(TS)  # without the numbers
+END_BYTES = len(END)
+
+_SEQ_AND_TS = SEQ + b"%d" + TS + b"%d"
+PLAIN_START = _SEQ_AND_TS + DATA  # a template for `%`: of a record without node and meta, for the hottest path
+_RECORD = _SEQ_AND_TS + b"%b" + DATA + b"%b%b" + END
+
+
+# --- writing
+
+
+def node_part(node: str | None) -> bytes:
+    """Return the part of the head that names the node."""
+    return b"" if node is None else NODE + encode_json(node)
+
+
+def tag_part(tag: str | None) -> bytes:
+    """Return the part that names the tag, for a reader that asks for it."""
+    return b"" if tag is None else TAG + encode_json(tag)
+
+
+def tag_field(tag: str) -> bytes:
+    """Return the tag as a field for `as_object` and `with_fields`."""
+    return tag_part(tag)[1:] + b","
+
+
+def meta_part(meta: bytes | None) -> bytes:
+    """Return the part that has the meta, which is JSON text."""
+    return b"" if meta is None else META + meta
+
+
+def write(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: bytes) -> bytes:
+    """Return a record. `node` and `meta` are the results of `node_part` and `meta_part`; `data` is JSON text."""
+    return _RECORD % (seq, ts, node, data, meta)
+
+
+def write_alike(datas: list[Raw], node: str | None, first: int, ts: int) -> tuple[bytes, list[int], bytes]:
+    """Return records that differ in seq and data alone as one blob, with their sizes, and their seqs as text.
+
+    The bytes between two data parts are the same but for the seq, so one operation makes all of them: in two thirds of
+    the time that `write` takes for each record.
+    """
+    middle = TS + b"%d" % ts + node_part(node) + DATA
+    seqs = encode_json(list(range(first, first + len(datas))))[1:-1]
+    heads = b"".join((SEQ, seqs.replace(b",", b"%b\n%b%b" % (middle, END, SEQ)), middle)).split(b"\n")
+    rows = list(map(add, heads, datas))  # each begins with the end of the record before it
+    sizes = list(map(len, rows))
+    sizes[0] += END_BYTES
+    rows.append(END)
+    return b"".join(rows), sizes, seqs
+
+
+def renumbered(seq: int, ts: int, rest: bytes) -> bytes:
+    """Return a record with another seq and commit time. `rest` is the record from `head_bytes` on."""
+    return _SEQ_AND_TS % (seq, ts) + rest
+
+
+# --- cutting
+
+
+def head_bytes(seq: int, ts: int, node: str | None = None) -> int:
+    """Return the size of the head: the data part begins after it."""
+    size = SEQ_AND_TS_BYTES + len(str(seq)) + len(str(ts))
+    return size if node is None else size + len(NODE) + len(encode_json(node))
+
+
+def meta_of(row: bytes, part_bytes: int) -> bytes:
+    """Return the meta as JSON text out of a record, or out of its end. `part_bytes` is the size of its meta part."""
+    return row[len(row) - END_BYTES - part_bytes + len(META) : -END_BYTES]
+
+
+def with_meta(row: bytes, part_bytes: int, meta: bytes) -> tuple[bytes, int]:
+    """Return the record, or its end, with another meta, and the size of the new meta part."""
+    part = META + meta
+    return b"%b%b%b" % (row[: len(row) - END_BYTES - part_bytes], part, END), len(part)
+
+
+def without(
+    row: bytes | memoryview, head: int, part_bytes: int, *, tag: bytes = b"", data: bool = True, meta: bool = True
+) -> bytes:
+    """Return the record with its tag part put in, or its data or its meta left out.
+
+    `head` is the result of `head_bytes`, `part_bytes` the size of the meta part.
+    """
+    end = len(row) - END_BYTES
+    parts = [row[:head], tag]
+    if data:
+        parts.append(row[head : end - part_bytes])
+    if meta and part_bytes:
+        parts.append(row[end - part_bytes : end])
+    parts.append(END)
+    return b"".join(parts)
+
+
+def as_object(row: bytes, fields: bytes) -> bytes:
+    """Return the record as a JSON object with more fields before its own. Each of these ends with a comma."""
+    return b"{%b%b" % (fields, row[1:-1])
+
+
+def with_fields(row: bytes, seq: int, fields: bytes) -> bytes:
+    """Return the record as a JSON object with more fields behind its seq. Each of these ends with a comma."""
+    return b"%b%d,%b%b" % (SEQ, seq, fields, row[len(SEQ) + len(str(seq)) + 1 : -1])
