@@ -35,6 +35,16 @@ def test_topics_page_lists_every_field_with_its_default() -> None:
         assert defaults.get(value, value.strip('"')) in (default, str(default)), name
 
 
+def test_architecture_page_names_existing_modules() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = set(re.findall(r"`((?:cli|client|engine|lake|model|server|spark|storage|testing)/[\w/]*)`", text))
+    package = ROOT / "src" / "topics"
+    assert len(named) > 30
+    assert [
+        name for name in sorted(named) if not ((package / name).is_dir() or (package / f"{name}.py").is_file())
+    ] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_has_a_target(page: Path) -> None:
     links = [link for link in _LINK.findall(_CODE.sub("``", page.read_text())) if "://" not in link]
