@@ -54,7 +54,7 @@ def test_dry_run_of_trim_reports_archived_trimmed_and_lost_ranges(
         "    would delete seqs 1 to 3 from the topic once the lake has them, 2 records",
         "  shop:jobs: seqs 1 to 1, 1 record to write",
         "  would record as lost: shop:a seqs 1 to 4 (cap)",
-        "  warning: topic shop:jobs is a queue: its jobs are left to its workers, not trimmed",
+        "  warning: topic shop:jobs is a queue and is not trimmed: its jobs are left to its workers",
     ]
     assert said[-1].startswith("archive: would write 8 records of 3 topics, ")
     assert said[-1].endswith(": a dry run, nothing was changed")

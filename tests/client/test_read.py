@@ -14,7 +14,7 @@ ODD = [b'"\\ud800x"', b'{"\\udc00":[1.50,"\\ud83d\\ude00"]}', b'"\\\\ud800"']
 
 
 @pytest.mark.parametrize("healed", [False, True])
-def test_half_a_surrogate_pair_is_read_as_it_was_written(start_server: StartServer, tmp_path: Path, healed: bool):
+def test_half_surrogate_pair_is_read_as_written(start_server: StartServer, tmp_path: Path, healed: bool):
     """JavaScript writes one for a string that was cut in the middle of an emoji."""
     records = [Raw(b'{"data":%b,"tag":"t","meta":{"k":%b}}' % (text, text)) for text in ODD]
     with Client(start_server().url) as client:
@@ -34,7 +34,7 @@ def test_half_a_surrogate_pair_is_read_as_it_was_written(start_server: StartServ
 
 
 @pytest.mark.parametrize("healed", [False, True])
-def test_a_read_ends_at_the_seq_that_was_asked_for(start_server: StartServer, tmp_path: Path, healed: bool):
+def test_read_ends_at_upto_seq(start_server: StartServer, tmp_path: Path, healed: bool):
     with Client(start_server().url) as client:
         client.append("t", [{"data": n, "tag": "odd" if n % 2 else "even"} for n in range(1, 41)])
         options: dict[str, Any] = {"limit": 7}
@@ -56,7 +56,7 @@ def test_a_read_ends_at_the_seq_that_was_asked_for(start_server: StartServer, tm
         assert list(client.read("t", from_seq=20, upto_seq=30, **options)) == [gap]  # it ends at 35
 
 
-def test_a_field_that_there_is_not_is_an_error_and_is_not_passed_over():
+def test_unknown_field_is_an_error():
     client = Client("http://127.0.0.1:9")  # nothing is asked
     for call in (
         lambda: client.read("t", upto=3),

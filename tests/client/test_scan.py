@@ -61,7 +61,7 @@ def _request(near: socket.socket) -> bytes:
     return data
 
 
-def test_a_scan_gives_runs_and_losses_and_ends(start_server: StartServer):
+def test_scan_yields_runs_and_gaps_and_an_end(start_server: StartServer):
     server = start_server()
     with Client(server.url) as client:
         client.put_topic("t", cap_records=1500)
@@ -75,7 +75,7 @@ def test_a_scan_gives_runs_and_losses_and_ends(start_server: StartServer):
         assert client.topic("t").count == 1500  # the same client is free for other calls
 
 
-def test_a_broken_connection_goes_on_behind_the_last_whole_piece(start_server: StartServer):
+def test_broken_scan_continues_after_last_complete_piece(start_server: StartServer):
     server = start_server()
     with Client(server.url) as client:
         for _ in range(6):
@@ -86,7 +86,7 @@ def test_a_broken_connection_goes_on_behind_the_last_whole_piece(start_server: S
         assert isinstance(end, End)
 
 
-def test_a_connection_that_always_breaks_is_given_up(start_server: StartServer):
+def test_scan_gives_up_when_every_connection_breaks(start_server: StartServer):
     server = start_server()
     with Client(server.url) as client:
         client.append("t", [RECORD])
@@ -95,7 +95,7 @@ def test_a_connection_that_always_breaks_is_given_up(start_server: StartServer):
             list(client.scan("t"))
 
 
-def test_an_answer_without_its_end_is_never_taken_for_the_whole(start_server: StartServer):
+def test_answer_without_end_is_incomplete(start_server: StartServer):
     server = start_server()
     with Client(server.url) as client:
         client.append("t", [RECORD] * 10)
@@ -128,7 +128,7 @@ def _taker(data: bytes) -> Any:
     return take
 
 
-def test_a_server_that_says_it_stops_is_asked_again_and_a_missing_topic_is_not(start_server: StartServer):
+def test_stopping_server_is_retried_and_missing_topic_is_not(start_server: StartServer):
     server = start_server()
     with Client(server.url, retries=1) as client:
         with pytest.raises(TopicsError) as caught:
@@ -136,7 +136,7 @@ def test_a_server_that_says_it_stops_is_asked_again_and_a_missing_topic_is_not(s
         assert caught.value.code is Code.TOPIC_NOT_FOUND
 
 
-def test_a_piece_of_a_later_server_is_passed_over():
+def test_unknown_piece_kind_is_ignored():
     end = json.dumps({"end": {"next_from_seq": 1, "head_seq": 1, "earliest_seq": 1, "epoch": 5}}).encode()
     known = len(end).to_bytes(4, "little") + (2).to_bytes(4, "little") + end
     unknown = (3).to_bytes(4, "little") + (99).to_bytes(4, "little") + b"abc"

@@ -56,7 +56,7 @@ def folded(lake: Lake) -> Path:
 
 
 @pytest.mark.parametrize("version", range(1, ROUNDS))
-def test_a_version_that_is_missing_below_others_is_damage_and_nothing_is_archived(filled: Lake, version: int):
+def test_missing_version_is_damage_and_stops_archiving(filled: Lake, version: int):
     commit_path(filled, version).unlink()
     with pytest.raises(Damaged, match=rf"{commit_name(version)} is missing.*up to {ROUNDS}"):
         filled.snapshot()
@@ -64,13 +64,13 @@ def test_a_version_that_is_missing_below_others_is_damage_and_nothing_is_archive
         filled.stage()
 
 
-def test_a_lake_whose_checkpoint_is_missing_is_damaged_and_not_empty(lake: Lake):
+def test_missing_checkpoint_is_damage_not_an_empty_lake(lake: Lake):
     folded(lake).unlink()
     with pytest.raises(Damaged, match="and so is the checkpoint"):
         Lake(lake.path).snapshot()
 
 
-def test_a_checkpoint_without_the_versions_beside_it_is_damage(lake: Lake):
+def test_checkpoint_without_its_commits_is_damage(lake: Lake):
     folded(lake)
     shutil.rmtree(commit_path(lake, 1).parent)
     commit_path(lake, 1).parent.mkdir()
@@ -78,14 +78,14 @@ def test_a_checkpoint_without_the_versions_beside_it_is_damage(lake: Lake):
         Lake(lake.path).snapshot()
 
 
-def test_whoever_has_seen_a_later_version_notices_that_the_lake_was_set_back(filled: Lake):
+def test_lake_set_back_is_noticed_by_a_reader_of_a_later_version(filled: Lake):
     assert filled.snapshot().version == ROUNDS
     commit_path(filled, ROUNDS).unlink()
     with pytest.raises(Damaged, match=f"has versions up to {ROUNDS - 1}, but version {ROUNDS} existed before"):
         filled.snapshot()
 
 
-def test_a_last_version_that_was_lost_made_anew_and_brought_back_is_noticed(filled: Lake, tmp_path: Path):
+def test_replaced_last_version_is_noticed(filled: Lake, tmp_path: Path):
     saved = shutil.move(commit_path(filled, ROUNDS), tmp_path / "saved")
     with filled.stage() as staging:
         archive(filled, staging, "b", 1, 10)
@@ -95,7 +95,7 @@ def test_a_last_version_that_was_lost_made_anew_and_brought_back_is_noticed(fill
         Lake(filled.path).snapshot()
 
 
-def test_a_writer_notices_that_the_version_he_goes_on_from_is_another_one(filled: Lake):
+def test_writer_notices_a_replaced_parent_version(filled: Lake):
     with filled.stage() as staging:
         commit_path(filled, ROUNDS).unlink()
         other = Lake(filled.path)
@@ -105,7 +105,7 @@ def test_a_writer_notices_that_the_version_he_goes_on_from_is_another_one(filled
             archive(filled, staging, "a", 51, 60)
 
 
-def test_a_version_under_the_name_of_another_is_damage(filled: Lake):
+def test_version_under_a_wrong_name_is_damage(filled: Lake):
     shutil.copy(commit_path(filled, 2), commit_path(filled, 3))
     with pytest.raises(Damaged, match="holds version 2"):
         filled.snapshot()
@@ -118,13 +118,13 @@ def change(first: int, last: int, **more: object) -> Change:
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 10), (5, 15), (10, 20)])
-def test_seqs_that_are_archived_twice_are_damage(first: int, last: int):
+def test_seqs_archived_twice_are_damage(first: int, last: int):
     snapshot = Snapshot().after(Commit(version=1, made_at=0, run="r", changes=[change(1, 10)]))
     with pytest.raises(Damaged, match="archived twice"):
         snapshot.after(Commit(version=2, made_at=0, run="r", changes=[change(first, last)]))
 
 
-def test_a_merge_of_files_that_no_version_has_is_damage():
+def test_merge_of_unknown_files_is_damage():
     from tests.lake.test_manifest import file
 
     merge = Change(op="merge", topic="a", epoch=EPOCH, adds=[Staged(file(1, 20))], removes=[file(1, 10), file(11, 20)])
@@ -152,7 +152,7 @@ SPOILING = [drop_rows, change_data, cut, Path.unlink]
 
 
 @pytest.mark.parametrize("spoil", SPOILING)
-def test_a_damaged_file_is_not_merged_but_named(filled: Lake, spoil: Callable[[Path], None]):
+def test_damaged_file_is_not_merged_but_named(filled: Lake, spoil: Callable[[Path], None]):
     file = life_of(filled).files[2]
     spoil(Path(filled.path) / file.path)
     before = filled.snapshot()
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_not_merged_but_named(filled: Lake, spoil: Callable[[P
 
 
 @pytest.mark.parametrize("spoil", SPOILING)
-def test_a_damaged_file_is_not_rewritten_by_an_erase_but_named(filled: Lake, spoil: Callable[[Path], None]):
+def test_damaged_file_is_not_rewritten_by_an_erase(filled: Lake, spoil: Callable[[Path], None]):
     file = life_of(filled).files[2]
     spoil(Path(filled.path) / file.path)
     before = filled.snapshot()
@@ -175,7 +175,7 @@ def test_a_damaged_file_is_not_rewritten_by_an_erase_but_named(filled: Lake, spo
         filled.verify(file)
 
 
-def test_an_erase_of_all_records_of_a_damaged_file_does_not_hide_the_damage(filled: Lake):
+def test_erase_of_a_damaged_file_does_not_hide_the_damage(filled: Lake):
     change_data(Path(filled.path) / life_of(filled).files[2].path)
     with pytest.raises(Damaged, match="does not hold"):
         filled.erase(["a"], lambda topic, epoch, batch: pc.is_null(batch.column("tag")))
@@ -184,7 +184,7 @@ def test_an_erase_of_all_records_of_a_damaged_file_does_not_hide_the_damage(fill
 # --- files that are not ours
 
 
-def test_names_that_are_not_of_the_lake_are_left_alone(filled: Lake):
+def test_foreign_files_are_left_alone(filled: Lake):
     root = Path(filled.path)
     names = ["_gaps/copy.parquet", "_gaps/1.parquet", "_lake/checkpoint-x.json.bak", "_lake/checkpoint-9.json"]
     names += ["_lake/commits/notes.json", "_lake/commits/00000000000000000009.json.bak", "_lake/commits/7.json"]
@@ -198,7 +198,7 @@ def test_names_that_are_not_of_the_lake_are_left_alone(filled: Lake):
     assert all((root / name).exists() for name in names)
 
 
-def test_a_ledger_beside_which_something_else_lies_is_made_all_the_same(tmp_path: Path):
+def test_ledger_is_created_beside_foreign_files(tmp_path: Path):
     (tmp_path / "lake" / "_gaps").mkdir(parents=True)
     (tmp_path / "lake" / "_gaps" / "readme.txt").write_text("ours?")
     lake = Lake(str(tmp_path / "lake"))
@@ -206,16 +206,14 @@ def test_a_ledger_beside_which_something_else_lies_is_made_all_the_same(tmp_path
     assert ds.dataset(str(tmp_path / "lake" / "_gaps" / f"{0:020d}.parquet")).count_rows() == 0
 
 
-def test_a_file_among_the_records_that_no_version_has_is_a_stray(filled: Lake):
+def test_uncommitted_record_file_is_a_stray(filled: Lake):
     assert filled.strays() == []
     path = Path(filled.path) / life_of(filled).files[0].path
     shutil.copy(path, path.with_name("copy.parquet"))
     assert filled.strays() == [str(Path(life_of(filled).files[0].path).with_name("copy.parquet"))]
 
 
-def test_files_that_a_killed_writer_has_replaced_and_not_removed_are_no_strays(
-    filled: Lake, monkeypatch: pytest.MonkeyPatch
-):
+def test_replaced_files_of_a_killed_writer_are_not_strays(filled: Lake, monkeypatch: pytest.MonkeyPatch):
     with filled.stage() as staging:
         monkeypatch.setattr(disk, "remove", lambda path: None)
         filled.merge(staging, "a", EPOCH, min_files=2)
@@ -230,9 +228,7 @@ def test_files_that_a_killed_writer_has_replaced_and_not_removed_are_no_strays(
 
 
 @pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "free space"), (errno.EROFS, "check how it is mounted")])
-def test_a_disk_that_refuses_is_named_with_what_to_do_next(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, number: int, told: str
-):
+def test_disk_error_names_the_path_and_the_remedy(lake: Lake, monkeypatch: pytest.MonkeyPatch, number: int, told: str):
     def refuse(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -245,7 +241,7 @@ def test_a_disk_that_refuses_is_named_with_what_to_do_next(
     assert len(listed(lake)) == 10
 
 
-def test_a_place_where_no_lake_can_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_path_where_no_lake_can_be_created_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(path: str, *rest: object, **more: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("step", [17, pytest.param(amount(3, 1), marks=pytest.mark.torture)])
-def test_whatever_a_killed_writer_leaves_is_the_state_before_or_after_and_is_put_in_order(tmp_path: Path, step: int):
+def test_killed_writer_leaves_the_state_before_or_after(tmp_path: Path, step: int):
     command = [sys.executable, "-m", "tests.lake.killing", str(tmp_path), str(step)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr[-4000:]

@@ -24,7 +24,7 @@ def archived(first: int, last: int, *, topic: str = "a", gaps: list[Gap] | None 
     )
 
 
-def test_a_life_says_how_far_it_is_archived_and_what_lies_in_a_range():
+def test_epoch_knows_its_archived_seq_and_ranges():
     gap = Gap(11, 15, "cap", 1)
     archived_epoch = after(after(Snapshot(), archived(1, 10)), archived(11, 30, gaps=[gap])).archived("a", 7)
     assert archived_epoch is not None
@@ -36,13 +36,13 @@ def test_a_life_says_how_far_it_is_archived_and_what_lies_in_a_range():
     assert archived_epoch.uncovered(1, 30) == []
 
 
-def test_what_is_not_covered_lies_between_and_around_what_is():
+def test_uncovered_ranges_lie_between_and_around_covered_ones():
     archived_epoch = ArchivedEpoch(topic="a", epoch=7, covered=((5, 9), (20, 29)))
     assert archived_epoch.uncovered(1, 40) == [(1, 4), (10, 19), (30, 40)]
     assert archived_epoch.archived_to == 0
 
 
-def test_lives_of_a_topic_are_apart_and_come_oldest_first():
+def test_epochs_of_a_topic_are_separate_and_sorted():
     snapshot = after(Snapshot(), archived(1, 10))
     other = Change(op="archive", topic="a", epoch=3, adds=[Staged(file(1, 5))], covered=(1, 5))
     snapshot = after(snapshot, other)
@@ -54,7 +54,7 @@ def test_lives_of_a_topic_are_apart_and_come_oldest_first():
     assert snapshot.epochs("b") == []
 
 
-def test_an_earlier_version_does_not_change_when_a_later_one_is_made():
+def test_later_version_does_not_change_an_earlier_one():
     first = after(Snapshot(), archived(1, 10))
     after(first, archived(11, 20))
     archived_epoch = first.archived("a", 7)
@@ -62,7 +62,7 @@ def test_an_earlier_version_does_not_change_when_a_later_one_is_made():
     assert archived_epoch.archived_to == 10
 
 
-def test_two_who_archive_the_same_seqs_clash():
+def test_concurrent_archives_of_the_same_seqs_conflict():
     base = Snapshot()
     newest = after(base, archived(1, 10))
     with pytest.raises(Conflict, match="up to 10 by another run"):
@@ -70,12 +70,12 @@ def test_two_who_archive_the_same_seqs_clash():
     newest.check(base, [archived(1, 5, topic="b")])
 
 
-def test_an_archive_that_leaves_out_seqs_clashes():
+def test_archive_that_skips_seqs_conflicts():
     with pytest.raises(Conflict):
         Snapshot().check(Snapshot(), [archived(2, 5)])
 
 
-def test_an_archive_that_has_read_before_an_erase_clashes_with_it():
+def test_archive_read_before_an_erase_conflicts():
     base = after(Snapshot(), archived(1, 10))
     newest = after(base, Change(op="erase", topic="a", epoch=0))
     with pytest.raises(Conflict, match="erased"):
@@ -83,14 +83,14 @@ def test_an_archive_that_has_read_before_an_erase_clashes_with_it():
     newest.check(newest, [archived(11, 20)])
 
 
-def test_an_erase_is_remembered_even_for_topics_that_are_not_in_the_lake():
+def test_erase_is_recorded_for_topics_not_in_the_lake():
     newest = after(Snapshot(), Change(op="erase", topic="a", epoch=0))
     assert newest.topics() == []
     with pytest.raises(Conflict):
         newest.check(Snapshot(), [archived(1, 10)])
 
 
-def test_a_merge_of_files_that_were_replaced_meanwhile_clashes():
+def test_merge_of_replaced_files_conflicts():
     base = after(after(Snapshot(), archived(1, 10)), archived(11, 20))
     merge = Change(op="merge", topic="a", epoch=7, adds=[Staged(file(1, 20))], removes=[file(1, 10), file(11, 20)])
     newest = after(base, merge)
@@ -101,7 +101,7 @@ def test_a_merge_of_files_that_were_replaced_meanwhile_clashes():
         newest.check(base, [merge])
 
 
-def test_a_trim_never_goes_back():
+def test_trim_never_goes_back():
     snapshot = after(Snapshot(), archived(1, 10))
     for upto in (8, 5):
         snapshot = after(snapshot, Change(op="trim", topic="a", epoch=7, trimmed_to=upto))
@@ -110,7 +110,7 @@ def test_a_trim_never_goes_back():
     assert archived_epoch.trimmed_to == 8
 
 
-def test_a_gap_that_was_cut_between_tasks_is_one_gap():
+def test_gap_cut_between_tasks_is_one_gap():
     pieces = [Gap(1001, 1500, "cap", 2), Gap(1, 1000, "cap", 1), Gap(1501, 1600, "ttl", 3), Gap(1700, 1800, "ttl", 3)]
     assert joined(pieces) == [Gap(1, 1500, "cap", 1), Gap(1501, 1600, "ttl", 3), Gap(1700, 1800, "ttl", 3)]
 
@@ -126,7 +126,7 @@ def merges(archived_epoch: ArchivedEpoch) -> list[list[int]]:
     return [[found.first for found in group] for group in plan_merges(archived_epoch, min_files=3, target_bytes=100)]
 
 
-def test_small_neighbours_are_merged_once_there_are_enough():
+def test_enough_small_neighbours_are_merged():
     assert merges(archived_epoch_of(*(file(at, at, size=10) for at in range(1, 3)))) == []
     assert merges(archived_epoch_of(*(file(at, at, size=10) for at in range(1, 5)))) == [[1, 2, 3, 4]]
 
@@ -136,22 +136,22 @@ def test_files_of_two_dates_are_not_merged():
     assert merges(archived_epoch_of(*(file(at, at, size=1, date=date) for at, date in enumerate(dates, 1)))) == []
 
 
-def test_a_file_that_is_large_enough_stays():
+def test_large_file_is_not_merged():
     small = [file(at, at, size=10) for at in range(2, 6)]
     assert merges(archived_epoch_of(file(1, 1, size=60), *small)) == [[2, 3, 4, 5]]
 
 
-def test_a_file_waits_until_the_others_are_as_much_as_itself():
+def test_file_waits_until_the_others_are_as_large():
     small = [file(at, at, size=10) for at in range(2, 6)]
     assert merges(archived_epoch_of(file(1, 1, size=45), *small)) == [[2, 3, 4, 5]]
     assert merges(archived_epoch_of(file(1, 1, size=35), *small)) == [[1, 2, 3, 4, 5]]
 
 
-def test_a_merged_file_is_not_larger_than_it_should_be():
+def test_merged_file_stays_within_the_target_size():
     assert merges(archived_epoch_of(*(file(at, at, size=30) for at in range(1, 8)))) == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_what_one_small_file_costs_grows_slowly_with_their_number():
+def test_cost_of_a_small_file_grows_slowly():
     """Files of one byte come in one by one and are merged as planned: bytes written again stay within a logarithm."""
     files: list[File] = []
     rewritten = 0

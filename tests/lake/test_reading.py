@@ -27,7 +27,7 @@ def fill(lake: Lake, topic: str, first: int, last: int, *, step_us: int = 1_000_
         staging.commit(lake.snapshot(), [change])
 
 
-def test_records_come_in_the_order_of_their_seqs_and_only_those_asked_for(lake: Lake):
+def test_records_are_sorted_and_limited_to_the_range(lake: Lake):
     with lake.stage() as staging:
         for at in range(5):
             archive(lake, staging, "a", 1 + 100 * at, 100 + 100 * at)
@@ -39,7 +39,7 @@ def test_records_come_in_the_order_of_their_seqs_and_only_those_asked_for(lake: 
     assert batch.to_pylist() == records(7, 8).select(["tag", "data"]).to_pylist()
 
 
-def test_gaps_stand_where_records_are_missing(lake: Lake):
+def test_gaps_stand_between_records(lake: Lake):
     with lake.stage() as staging:
         archive(lake, staging, "a", 1, 20, lost=5)
         archive(lake, staging, "a", 21, 40, lost=5)
@@ -60,7 +60,7 @@ def test_gaps_stand_where_records_are_missing(lake: Lake):
     assert told(first=30, last=40) == [(30, 40)]
 
 
-def test_a_file_holds_one_date_whatever_the_batches_hold(lake: Lake):
+def test_file_holds_one_date(lake: Lake):
     fill(lake, "a", 1, 10, step_us=DAY_US // 4)
     archived = lake.snapshot().archived("a", EPOCH)
     assert archived is not None
@@ -79,7 +79,7 @@ def check_content_with(lake: Lake, step_us: int) -> None:
             assert row == {"epoch": EPOCH, **written}
 
 
-def test_files_have_the_columns_in_order_are_sorted_and_compressed(lake: Lake):
+def test_files_have_ordered_columns_sorted_and_compressed(lake: Lake):
     fill(lake, "a", 1, 1000)
     [path] = Path(lake.path).glob("topic=a/date=2024-02-29/*.parquet")
     assert path.name == "0000000000000007-00000000000000000001-00000000000000001000.parquet"
@@ -90,7 +90,7 @@ def test_files_have_the_columns_in_order_are_sorted_and_compressed(lake: Lake):
     assert group.sorting_columns[0].column_index == SCHEMA.get_field_index("seq")
 
 
-def test_a_large_range_is_written_in_row_groups_and_files_of_bounded_size(lake: Lake):
+def test_large_range_is_written_in_bounded_files(lake: Lake):
     with lake.stage() as staging:
         batches = [records(1 + 1000 * at, 1000 + 1000 * at) for at in range(20)]
         files = write_files(lake.path, staging.token, "a", EPOCH, batches, file_bytes=1000)
@@ -102,7 +102,7 @@ def test_a_large_range_is_written_in_row_groups_and_files_of_bounded_size(lake: 
 
 
 @pytest.mark.parametrize("topic", ODD)
-def test_any_name_of_a_topic_comes_back_from_pyarrow_and_duckdb(lake: Lake, topic: str):
+def test_every_topic_name_is_read_by_pyarrow_and_duckdb(lake: Lake, topic: str):
     fill(lake, topic, 1, 3)
     schema = pa.schema([("topic", pa.string()), ("date", pa.date32())])
     table = ds.dataset(lake.path, partitioning=ds.partitioning(schema, flavor="hive")).to_table()
@@ -115,7 +115,7 @@ def test_any_name_of_a_topic_comes_back_from_pyarrow_and_duckdb(lake: Lake, topi
     assert found.fetchall() == [(topic, date(2024, 2, 29), seq) for seq in (1, 2, 3)]
 
 
-def test_two_odd_names_beside_each_other_stay_two_topics(lake: Lake):
+def test_similar_odd_names_stay_two_topics(lake: Lake):
     for number, topic in enumerate(ODD, 1):
         fill(lake, topic, 1, number)
     table = lake.dataset().to_table(["topic"])
@@ -126,12 +126,12 @@ def test_two_odd_names_beside_each_other_stay_two_topics(lake: Lake):
     assert lake.dataset("a:b").count_rows() == 1
 
 
-def test_a_name_that_is_too_long_for_a_folder_is_refused(lake: Lake):
+def test_name_too_long_for_a_folder_is_refused(lake: Lake):
     with pytest.raises(LakeError, match="too long"):
         fill(lake, "a:" * 60 + "b" * 100, 1, 1)
 
 
-def test_the_ledger_is_a_table_for_anybody_even_before_anything_was_lost(lake: Lake):
+def test_ledger_is_a_readable_table_before_the_first_gap(lake: Lake):
     assert ds.dataset(f"{lake.path}/_gaps").to_table().schema.equals(GAP_SCHEMA)
     assert duckdb.sql(f"SELECT count(*) FROM '{lake.path}/_gaps/*.parquet'").fetchall() == [(0,)]
     with lake.stage() as staging:
@@ -145,14 +145,14 @@ def test_the_ledger_is_a_table_for_anybody_even_before_anything_was_lost(lake: L
     assert table.sort_by("topic").to_pylist() == lake.ledger().to_pylist()
 
 
-def test_lives_of_a_topic_are_told_apart_by_a_column(lake: Lake):
+def test_epochs_are_distinguished_by_a_column(lake: Lake):
     fill(lake, "a", 1, 5, epoch=100)
     fill(lake, "a", 1, 3, epoch=200)
     rows = duckdb.sql(f"SELECT epoch, max(seq) FROM '{lake.path}/topic=*/*/*.parquet' GROUP BY epoch ORDER BY epoch")
     assert rows.fetchall() == [(100, 5), (200, 3)]
 
 
-def test_bytes_that_changed_on_the_disk_are_noticed(lake: Lake):
+def test_changed_bytes_are_noticed(lake: Lake):
     fill(lake, "a", 1, 100)
     archived = lake.snapshot().archived("a", EPOCH)
     assert archived is not None
@@ -169,7 +169,7 @@ def test_bytes_that_changed_on_the_disk_are_noticed(lake: Lake):
         list(lake.read("a", EPOCH))
 
 
-def test_a_lake_travels_to_executors(lake: Lake):
+def test_lake_can_be_pickled_for_executors(lake: Lake):
     fill(lake, "a", 1, 100)
     there = pickle.loads(pickle.dumps(lake))
     assert seqs_of(there.read("a", EPOCH, snapshot=pickle.loads(pickle.dumps(lake.snapshot())))) == list(range(1, 101))

@@ -31,21 +31,21 @@ def without_publishing(lake: Lake, first: int, last: int, *, lost: int = 0) -> N
     os.close(staging._lock)
 
 
-def test_nothing_is_seen_of_files_that_were_not_committed(lake: Lake):
+def test_uncommitted_files_are_invisible(lake: Lake):
     with lake.stage() as staging:
         staged(lake, staging, "a", 1, 100)
         assert listed(lake) == known(lake) == []
     assert folders(lake) == []
 
 
-def test_a_commit_is_seen_by_those_who_list_and_by_those_who_ask_the_manifest(lake: Lake):
+def test_commit_is_visible_to_listings_and_the_manifest(lake: Lake):
     with lake.stage() as staging:
         archive(lake, staging, "a", 1, 100)
     assert listed(lake) == known(lake) == [("a", seq) for seq in range(1, 101)]
     check_content(lake, "a")
 
 
-def test_what_a_writer_committed_and_did_not_put_in_place_is_readable_and_is_put_in_place_by_the_next(lake: Lake):
+def test_next_writer_publishes_a_commit_of_a_killed_writer(lake: Lake):
     without_publishing(lake, 1, 100, lost=10)
     assert listed(lake) == []
     assert known(lake) == [("a", seq) for seq in range(11, 101)]
@@ -55,9 +55,7 @@ def test_what_a_writer_committed_and_did_not_put_in_place_is_readable_and_is_put
     assert folders(lake) == []
 
 
-def test_files_that_are_committed_and_cannot_be_put_in_place_are_kept_for_the_next_writer(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-):
+def test_committed_files_that_cannot_be_renamed_are_kept(lake: Lake, monkeypatch: pytest.MonkeyPatch):
     def no_space(old: str, new: str) -> None:
         raise OSError(28, "No space left on device")
 
@@ -73,7 +71,7 @@ def test_files_that_are_committed_and_cannot_be_put_in_place_are_kept_for_the_ne
     assert folders(lake) == []
 
 
-def test_several_archivers_at_once_leave_one_history(lake: Lake):
+def test_concurrent_archivers_leave_one_history(lake: Lake):
     """Each takes what it believes to come next, and where it was wrong looks again."""
     clashes: list[Conflict] = []
 
@@ -100,7 +98,7 @@ def test_several_archivers_at_once_leave_one_history(lake: Lake):
     check_content(lake, "a")
 
 
-def test_the_folder_of_a_writer_who_lives_is_left_alone(lake: Lake):
+def test_folder_of_a_live_writer_is_left_alone(lake: Lake):
     with lake.stage() as one:
         files = staged(lake, one, "a", 1, 10)
         with lake.stage():
@@ -109,7 +107,7 @@ def test_the_folder_of_a_writer_who_lives_is_left_alone(lake: Lake):
     assert len(listed(lake)) == 10
 
 
-def test_the_folder_of_a_writer_who_died_is_removed_by_the_next(lake: Lake):
+def test_folder_of_a_dead_writer_is_removed(lake: Lake):
     dead = lake.stage()
     dead.__enter__()
     staged(lake, dead, "a", 1, 10)
@@ -118,7 +116,7 @@ def test_the_folder_of_a_writer_who_died_is_removed_by_the_next(lake: Lake):
         assert dead.token not in folders(lake)
 
 
-def test_of_two_who_archive_the_same_seqs_one_succeeds_and_the_other_is_told(lake: Lake):
+def test_one_of_two_archives_of_the_same_seqs_succeeds(lake: Lake):
     with lake.stage() as one, lake.stage() as other:
         base = lake.snapshot()
         archive(lake, one, "a", 1, 10, base=base)
@@ -128,7 +126,7 @@ def test_of_two_who_archive_the_same_seqs_one_succeeds_and_the_other_is_told(lak
     assert known(lake) == listed(lake) == [("a", seq) for seq in (*range(1, 11), 12)]
 
 
-def test_changes_of_different_topics_do_not_clash(lake: Lake):
+def test_changes_of_different_topics_do_not_conflict(lake: Lake):
     with lake.stage() as one, lake.stage() as other:
         base = lake.snapshot()
         archive(lake, one, "a", 1, 10, base=base)
@@ -136,7 +134,7 @@ def test_changes_of_different_topics_do_not_clash(lake: Lake):
     assert lake.snapshot().topics() == ["a", "b"]
 
 
-def test_a_commit_of_a_file_that_is_not_there_is_refused(lake: Lake):
+def test_commit_of_a_missing_file_is_refused(lake: Lake):
     with lake.stage() as staging:
         [file] = staged(lake, staging, "a", 1, 10)
         os.unlink(Path(lake.path) / file.staged)
@@ -144,7 +142,7 @@ def test_a_commit_of_a_file_that_is_not_there_is_refused(lake: Lake):
             staging.commit(Snapshot(), [Change(op="archive", topic="a", epoch=7, adds=[file], covered=(1, 10))])
 
 
-def test_a_commit_of_a_file_that_is_not_whole_is_refused(lake: Lake):
+def test_commit_of_a_truncated_file_is_refused(lake: Lake):
     with lake.stage() as staging:
         [file] = staged(lake, staging, "a", 1, 10)
         os.truncate(Path(lake.path) / file.staged, 10)
@@ -152,7 +150,7 @@ def test_a_commit_of_a_file_that_is_not_whole_is_refused(lake: Lake):
             staging.commit(Snapshot(), [Change(op="archive", topic="a", epoch=7, adds=[file], covered=(1, 10))])
 
 
-def test_versions_are_folded_now_and_then_and_old_ones_removed(lake: Lake):
+def test_versions_are_folded_and_old_ones_removed(lake: Lake):
     rounds = KEPT + 2 * CHECKPOINT_EVERY + 3
     with lake.stage() as staging:
         for at in range(rounds):
@@ -167,7 +165,7 @@ def test_versions_are_folded_now_and_then_and_old_ones_removed(lake: Lake):
     assert fresh.ledger().num_rows == rounds
 
 
-def test_somebody_who_looked_long_ago_sees_the_newest_version(lake: Lake):
+def test_reader_with_an_old_version_sees_the_newest(lake: Lake):
     other = Lake(lake.path)
     assert other.snapshot().version == 0
     with lake.stage() as staging:
@@ -176,7 +174,7 @@ def test_somebody_who_looked_long_ago_sees_the_newest_version(lake: Lake):
     assert other.snapshot().published() == lake.snapshot().published()
 
 
-def test_a_version_whose_file_was_removed_long_ago_cannot_be_made_again(lake: Lake, tmp_path: Path):
+def test_removed_version_cannot_be_written_again(lake: Lake, tmp_path: Path):
     with lake.stage() as staging:
         for at in range(KEPT + 2 * CHECKPOINT_EVERY):
             archive(lake, staging, "a", 1 + at, 1 + at)
@@ -188,7 +186,7 @@ def test_a_version_whose_file_was_removed_long_ago_cannot_be_made_again(lake: La
     assert Lake(lake.path).snapshot().published() == before.published()
 
 
-def test_merged_files_take_the_place_of_the_small_ones(lake: Lake):
+def test_merged_files_replace_the_small_ones(lake: Lake):
     with lake.stage() as staging:
         for at in range(10):
             archive(lake, staging, "a", 1 + 10 * at, 10 + 10 * at, lost=1)
@@ -202,7 +200,7 @@ def test_merged_files_take_the_place_of_the_small_ones(lake: Lake):
     check_content(lake, "a")
 
 
-def test_a_merge_gives_way_to_an_erase(lake: Lake):
+def test_merge_gives_way_to_an_erase(lake: Lake):
     with lake.stage() as staging:
         for at in range(4):
             archive(lake, staging, "a", 1 + 10 * at, 10 + 10 * at)
@@ -224,7 +222,7 @@ def erase(lake: Lake, tag: str, **options: bool) -> int:
     return sum(one.removed for one in done)
 
 
-def test_an_erase_takes_records_out_of_every_file_and_out_of_the_disk(lake: Lake):
+def test_erase_removes_records_from_every_file_and_the_disk(lake: Lake):
     with lake.stage() as staging:
         archive(lake, staging, "a", 1, 30)
         archive(lake, staging, "b", 1, 3)
@@ -240,7 +238,7 @@ def test_an_erase_takes_records_out_of_every_file_and_out_of_the_disk(lake: Lake
     assert archived.uncovered(1, 30) == []  # that they are gone is known, and why
 
 
-def test_an_erase_that_leaves_nothing_of_a_file_removes_it(lake: Lake):
+def test_erase_of_all_records_removes_the_file(lake: Lake):
     with lake.stage() as staging:
         archive(lake, staging, "b", 1, 1)
     assert erase(lake, "t1") == 1
@@ -248,7 +246,7 @@ def test_an_erase_that_leaves_nothing_of_a_file_removes_it(lake: Lake):
     assert not list(Path(lake.path).glob("topic=b/*/*.parquet"))
 
 
-def test_a_dry_run_of_an_erase_counts_and_changes_nothing(lake: Lake):
+def test_dry_run_of_an_erase_counts_and_changes_nothing(lake: Lake):
     with lake.stage() as staging:
         archive(lake, staging, "a", 1, 30)
     before = lake.snapshot()
@@ -257,7 +255,7 @@ def test_a_dry_run_of_an_erase_counts_and_changes_nothing(lake: Lake):
     assert len(listed(lake)) == 30
 
 
-def test_an_archive_on_its_way_during_an_erase_reads_again_even_if_the_erase_found_nothing(lake: Lake):
+def test_archive_during_an_erase_reads_again(lake: Lake):
     with lake.stage() as staging:
         base = lake.snapshot()
         erase(lake, "t1")
@@ -265,7 +263,7 @@ def test_an_archive_on_its_way_during_an_erase_reads_again_even_if_the_erase_fou
             archive(lake, staging, "a", 1, 10, base=base)
 
 
-def test_a_directory_that_is_no_lake_says_so(tmp_path: Path):
+def test_directory_without_a_lake_is_an_error(tmp_path: Path):
     lake = Lake(str(tmp_path / "nothing"))
     assert not lake.exists()
     with pytest.raises(NoLake, match="is not a lake"):
@@ -273,12 +271,12 @@ def test_a_directory_that_is_no_lake_says_so(tmp_path: Path):
 
 
 @pytest.mark.parametrize("place", ["s3://bucket/lake", "hdfs:///lake"])
-def test_a_place_that_is_no_directory_is_refused(place: str):
+def test_path_that_is_not_a_directory_is_refused(place: str):
     with pytest.raises(LakeError, match="is a directory"):
         Lake(place)
 
 
-def test_a_reader_goes_on_when_files_are_merged_under_his_hands(lake: Lake):
+def test_reader_continues_when_files_are_merged(lake: Lake):
     with lake.stage() as staging:
         for at in range(10):
             archive(lake, staging, "a", 1 + 10 * at, 10 + 10 * at)
@@ -288,9 +286,7 @@ def test_a_reader_goes_on_when_files_are_merged_under_his_hands(lake: Lake):
     assert seen + seqs_of(reading) == list(range(1, 101))
 
 
-def test_a_file_that_is_put_in_place_or_replaced_while_it_is_opened_is_found_or_told(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-):
+def test_file_renamed_or_replaced_while_opened_is_found_or_reported(lake: Lake, monkeypatch: pytest.MonkeyPatch):
     without_publishing(lake, 1, 10)
     archived = lake.snapshot().archived("a", 7)
     assert archived is not None

@@ -27,7 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.torture
-def test_a_cluster_reads_writes_and_streams_exactly_once_though_an_executor_is_killed(
+def test_cluster_is_exactly_once_though_an_executor_is_killed(
     cluster: Cluster, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     numbers(client, topic, range(RECORDS))
@@ -63,7 +63,7 @@ LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "127.0.0.1"}
 
 
 @pytest.mark.torture
-def test_pipelines_run_on_a_cluster_by_master_and_by_spark_submit_as_the_page_says(
+def test_pipelines_run_on_a_cluster_by_master_and_by_spark_submit(
     cluster: Cluster, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     [script] = re.findall(r"^```python\n(# file: submit.py\n.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -25,7 +25,7 @@ def block(language: str) -> str:
 
 
 @pytest.mark.torture
-def test_a_connect_session_reads_writes_and_streams(server: ServerProcess, client: Client, topic: str, tmp_path: Path):
+def test_connect_session_reads_writes_and_streams(server: ServerProcess, client: Client, topic: str, tmp_path: Path):
     numbers(client, topic, range(1500))
     driver = application(
         tmp_path / "driver.log", "connect:local[2]", "report", server.url, topic, f"{topic}.batch",
@@ -42,7 +42,7 @@ def test_a_connect_session_reads_writes_and_streams(server: ServerProcess, clien
 
 
 @pytest.mark.torture
-def test_the_declarative_pipeline_of_the_page_for_users_flows_from_topic_to_topic(
+def test_declarative_pipeline_of_the_page_flows_between_topics(
     server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     """The source is found by its module's name: nothing registers it."""

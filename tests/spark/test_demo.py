@@ -13,7 +13,7 @@ from tests.conftest import StartServer
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_demo_archives_evicts_heals_and_audits_and_draws_it(
+def test_demo_archives_evicts_heals_audits_and_draws(
     spark: SparkSession,
     start_server: StartServer,
     tmp_path: Path,

@@ -39,7 +39,7 @@ def run(spark: SparkSession, server: ServerProcess, lake: Lake, topic: str) -> A
     return archived
 
 
-def test_a_topic_is_archived_once_and_then_only_what_is_new(run: Any, client: Client, lake: Lake, topic: str):
+def test_topic_is_archived_once_and_then_only_new_records(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(2500)
     assert run().records == 2500
@@ -52,9 +52,7 @@ def test_a_topic_is_archived_once_and_then_only_what_is_new(run: Any, client: Cl
     assert check_exact(lake, written) == 2510
 
 
-def test_the_lag_is_that_of_the_moment_of_the_report(
-    run: Any, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_lag_is_taken_when_the_report_is_made(run: Any, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch):
     """What is written after the round has looked at the heads is behind, too."""
     written = Written(client, topic)
     written.numbers(5)
@@ -81,7 +79,7 @@ def test_times_are_those_of_the_topic(run: Any, client: Client, lake: Lake, topi
     assert {row["seq"]: round(row["ts"].timestamp() * 1000) for row in rows} == seen
 
 
-def test_what_was_deleted_before_is_not_in_the_lake_and_no_gap(run: Any, client: Client, lake: Lake, topic: str):
+def test_deleted_records_are_neither_archived_nor_a_gap(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(100)
     gone = {seq for seq, record in written.records.items() if record[1] == "user-3"} | set(range(1, 11))
@@ -92,9 +90,7 @@ def test_what_was_deleted_before_is_not_in_the_lake_and_no_gap(run: Any, client:
     assert archived_epoch_of(lake, written).gaps == ()
 
 
-def test_what_the_cap_took_is_a_row_of_the_ledger_with_the_exact_range(
-    run: Any, client: Client, lake: Lake, topic: str
-):
+def test_evicted_range_is_in_the_ledger_exactly(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic, cap_records=40)
     written.numbers(1000)
     tombstone = next(iter(client.read(topic)))
@@ -111,7 +107,7 @@ def test_what_the_cap_took_is_a_row_of_the_ledger_with_the_exact_range(
     assert rows == [(gap.first, gap.last) for gap in archived_epoch_of(lake, written).gaps]
 
 
-def test_what_expired_is_a_gap_of_its_own_reason(run: Any, client: Client, lake: Lake, topic: str):
+def test_expired_range_has_its_own_reason(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic, ttl_ms=1)
     written.numbers(50)
     wait_for(lambda: client.topic(topic).earliest_seq == 51, "the records to expire")
@@ -122,7 +118,7 @@ def test_what_expired_is_a_gap_of_its_own_reason(run: Any, client: Client, lake:
     assert list(Path(lake.path).glob("topic=*")) == []
 
 
-def test_records_that_are_evicted_while_they_are_archived_are_in_the_lake_or_in_a_gap(
+def test_records_evicted_during_archiving_are_archived_or_a_gap(
     run: Any, client: Client, server: ServerProcess, lake: Lake, topic: str
 ):
     stop = threading.Event()
@@ -148,7 +144,7 @@ def test_records_that_are_evicted_while_they_are_archived_are_in_the_lake_or_in_
     assert 0 < rows < len(written.records)
 
 
-def test_a_topic_that_was_made_again_has_two_lives_in_the_lake(run: Any, client: Client, lake: Lake, topic: str):
+def test_recreated_topic_has_two_epochs_in_the_lake(run: Any, client: Client, lake: Lake, topic: str):
     first = Written(client, topic)
     first.numbers(30)
     run()
@@ -163,7 +159,7 @@ def test_a_topic_that_was_made_again_has_two_lives_in_the_lake(run: Any, client:
     assert run().records == 0  # gone, and nothing is wrong with that: the lake has it
 
 
-def test_names_of_all_kinds_are_archived_beside_each_other_and_read_by_spark(
+def test_all_kinds_of_names_are_archived_and_read_by_spark(
     run: Any, client: Client, lake: Lake, topic: str, spark: SparkSession
 ):
     names = [f"{topic}:a:b", f"{topic}.x_y-z", "007", "20240229"]
@@ -185,7 +181,7 @@ def test_names_of_all_kinds_are_archived_beside_each_other_and_read_by_spark(
     assert spark.read.parquet(f"{lake.path}/_gaps").count() == 0
 
 
-def test_a_prefix_takes_what_begins_so_and_a_pattern_what_matches(run: Any, client: Client, lake: Lake, topic: str):
+def test_prefix_and_pattern_select_topics(run: Any, client: Client, lake: Lake, topic: str):
     for name in ("a:1", "a:2", "b:1"):
         Written(client, f"{topic}-{name}").numbers(2)
     run(prefix=f"{topic}-a")
@@ -194,9 +190,7 @@ def test_a_prefix_takes_what_begins_so_and_a_pattern_what_matches(run: Any, clie
     assert lake.snapshot().topics() == [f"{topic}-a:1", f"{topic}-a:2", f"{topic}-b:1"]
 
 
-def test_the_reports_of_pipelines_are_archived_only_when_they_are_asked_for(
-    run: Any, client: Client, lake: Lake, topic: str
-):
+def test_system_topics_are_archived_only_on_request(run: Any, client: Client, lake: Lake, topic: str):
     Written(client, topic).numbers(1)
     run()
     assert client.topic("sys:pipelines").head_seq > 0
@@ -216,7 +210,7 @@ def test_small_files_are_merged(run: Any, client: Client, lake: Lake, topic: str
     assert check_exact(lake, written) == 120
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(run: Any, client: Client, lake: Lake, topic: str):
+def test_dry_run_reports_and_changes_nothing(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(20)
     report = run(dry_run=True)
@@ -227,14 +221,14 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(run: Any, client: Cl
     assert run(dry_run=True).records == 0
 
 
-def test_the_server_is_told_how_far_a_topic_is_archived(run: Any, client: Client, lake: Lake, topic: str):
+def test_last_archived_seq_is_reported_to_the_server(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(20)
     run()
     assert client.topic(topic).archived_seq == 20
 
 
-def test_trimming_deletes_what_the_lake_has_and_nothing_else(run: Any, client: Client, lake: Lake, topic: str):
+def test_trim_deletes_only_archived_records(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(100)
     report = run(trim=True)
@@ -249,7 +243,7 @@ def test_trimming_deletes_what_the_lake_has_and_nothing_else(run: Any, client: C
     assert archived_epoch_of(lake, written).gaps == ()
 
 
-def test_trimming_catches_up_with_what_was_archived_without_it(run: Any, client: Client, lake: Lake, topic: str):
+def test_trim_catches_up_with_earlier_archives(run: Any, client: Client, lake: Lake, topic: str):
     Written(client, topic).numbers(30)
     run()
     assert client.topic(topic).count == 30
@@ -257,9 +251,7 @@ def test_trimming_catches_up_with_what_was_archived_without_it(run: Any, client:
     assert client.topic(topic).count == 0
 
 
-def test_trimming_leaves_everything_where_it_is_when_a_file_cannot_be_read_back(
-    run: Any, client: Client, lake: Lake, topic: str
-):
+def test_trim_keeps_everything_if_a_file_cannot_be_read_back(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(30)
     run()
@@ -289,7 +281,7 @@ def test_records_written_during_a_trim_stay(run: Any, client: Client, lake: Lake
     assert (state.earliest_seq, state.count) == (31, len(written.records) - 30)
 
 
-def test_a_topic_made_again_during_a_trim_loses_nothing(
+def test_topic_recreated_during_a_trim_loses_nothing(
     run: Any, client: Client, lake: Lake, topic: str, monkeypatch: Any
 ):
     first = Written(client, topic)
@@ -312,7 +304,7 @@ def test_a_topic_made_again_during_a_trim_loses_nothing(
     assert check_exact(lake, again[0]) == 10
 
 
-def test_jobs_of_a_queue_are_archived_and_not_trimmed(run: Any, client: Client, lake: Lake, topic: str):
+def test_queue_is_archived_but_not_trimmed(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic, type="queue")
     written.numbers(10)
     report = run(trim=True)
@@ -321,7 +313,7 @@ def test_jobs_of_a_queue_are_archived_and_not_trimmed(run: Any, client: Client, 
     assert check_exact(lake, written) == 10
 
 
-def test_several_archivers_of_one_topic_do_not_disturb_each_other(
+def test_concurrent_archivers_of_a_topic_do_not_interfere(
     run: Any, client: Client, server: ServerProcess, lake: Lake, topic: str
 ):
     written = Written(client, topic)
@@ -339,7 +331,7 @@ def test_several_archivers_of_one_topic_do_not_disturb_each_other(
     assert check_exact(lake, written) == 3000
 
 
-def test_following_goes_on_until_it_is_told_to_stop(run: Any, client: Client, lake: Lake, topic: str):
+def test_follow_runs_until_it_is_stopped(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     stop = threading.Event()
     reports: list[RunReport] = []
@@ -363,7 +355,7 @@ def archived_to(lake: Lake, written: Written) -> int:
     return 0 if archived_epoch is None else archived_epoch.archived_to
 
 
-def test_progress_counts_topics_and_not_what_is_left_of_them(run: Any, client: Client, lake: Lake, topic: str):
+def test_progress_counts_topics_once(run: Any, client: Client, lake: Lake, topic: str):
     """A topic that has lost its beginning is archived in two parts."""
     Written(client, topic).numbers(3)
     client.put_topic(f"{topic}.b", cap_records=2)
@@ -373,7 +365,7 @@ def test_progress_counts_topics_and_not_what_is_left_of_them(run: Any, client: C
     assert "topics: archiving 6 seqs of 2 topics\n" in out.getvalue()
 
 
-def test_one_that_follows_waits_for_the_first_topic_and_says_so(run: Any, client: Client, lake: Lake, topic: str):
+def test_follow_waits_for_the_first_topic_with_a_warning(run: Any, client: Client, lake: Lake, topic: str):
     stop, out = threading.Event(), io.StringIO()
 
     def write() -> None:
@@ -390,21 +382,19 @@ def test_one_that_follows_waits_for_the_first_topic_and_says_so(run: Any, client
     assert f"no topic on {client.url} begins with '{topic}.': waiting for one" in report.warnings
 
 
-def test_a_topic_that_does_not_exist_is_an_error_that_names_it(run: Any, lake: Lake, topic: str):
+def test_missing_topic_is_an_error_with_its_name(run: Any, lake: Lake, topic: str):
     with pytest.raises(Failed, match=f"topic {topic} does not exist"):
         run()
 
 
-def test_which_topics_must_be_said(run: Any):
+def test_selection_of_topics_is_required(run: Any):
     with pytest.raises(BadUsage, match="use --topic, --prefix or --pattern"):
         run(topics=[])
     with pytest.raises(BadUsage, match="not a regular expression"):
         run(pattern="(")
 
 
-def test_a_read_that_fails_leaves_the_lake_as_it_was(
-    run: Any, client: Client, lake: Lake, topic: str, monkeypatch: Any
-):
+def test_failed_read_leaves_the_lake_unchanged(run: Any, client: Client, lake: Lake, topic: str, monkeypatch: Any):
     written = Written(client, topic)
     written.numbers(10)
     run()

@@ -65,7 +65,7 @@ def reach(lake: Lake, process: Process, commits: int) -> None:
     wait_for(look, f"{commits} commits", every_s=0.002)
 
 
-def test_a_lake_is_exact_after_its_archiver_was_killed_in_the_middle(own_server: Server, tmp_path: Path, spark: object):
+def test_lake_is_exact_after_the_archiver_is_killed(own_server: Server, tmp_path: Path, spark: object):
     lake = Lake(str(tmp_path / "lake"))
     with Writing(own_server.url, "in") as writing:
         process = archiver(tmp_path, own_server.url, lake, "in", "trim")
@@ -85,9 +85,7 @@ def test_a_lake_is_exact_after_its_archiver_was_killed_in_the_middle(own_server:
 
 @pytest.mark.torture
 @pytest.mark.parametrize("seed", range(3))
-def test_a_lake_is_exact_however_often_its_archiver_is_killed(
-    own_server: Server, tmp_path: Path, spark: object, seed: int
-):
+def test_lake_is_exact_after_many_kills_of_the_archiver(own_server: Server, tmp_path: Path, spark: object, seed: int):
     chance = random.Random(seed)
     lake = Lake(str(tmp_path / "lake"))
     trim = ["trim"] if seed % 2 else []

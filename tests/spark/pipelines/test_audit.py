@@ -32,7 +32,7 @@ def counts(row: Any) -> dict[str, int]:
     return {name: row.figures[name] for name in ("live", "archived", "deleted", "in_gaps", "lost")}
 
 
-def test_every_seq_of_a_topic_with_a_past_is_found(spark: SparkSession, client: Client, topic: str, lake: Path):
+def test_every_seq_of_a_topic_with_history_is_explained(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(50), tag="a")
     client.put_topic(topic, cap_records=40)  # 1 to 10 are lost before anybody archives
     archive(client, lake, topic, upto=30)
@@ -47,9 +47,7 @@ def test_every_seq_of_a_topic_with_a_past_is_found(spark: SparkSession, client: 
     assert describe(report).splitlines()[-1].endswith(": 0 unexplained")
 
 
-def test_a_file_that_is_gone_leaves_what_is_not_live_unexplained(
-    spark: SparkSession, client: Client, topic: str, lake: Path
-):
+def test_missing_file_leaves_trimmed_seqs_unexplained(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     archive(client, lake, topic, upto=8)
     archived_epoch = archive(client, lake, topic, upto=20)
@@ -65,9 +63,7 @@ def test_a_file_that_is_gone_leaves_what_is_not_live_unexplained(
     assert text.endswith("7 unexplained, 1 files missing or damaged")
 
 
-def test_a_damaged_file_is_found_though_all_its_records_are_live(
-    spark: SparkSession, client: Client, topic: str, lake: Path
-):
+def test_damaged_file_is_found_though_its_records_are_live(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     [file] = archive(client, lake, topic).files
     content = bytearray((lake / file.path).read_bytes())
@@ -77,7 +73,7 @@ def test_a_damaged_file_is_found_though_all_its_records_are_live(
     assert (report.ok, report.figures["unexplained"], report.figures["damaged_files"]) == (False, 0, 1)
 
 
-def test_records_that_differ_or_lack_in_the_lake_are_named(spark: SparkSession, client: Client, topic: str, lake: Path):
+def test_differing_and_missing_records_are_listed(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20), tag="x")
 
     def spoil(records: list[Record]) -> list[Record]:
@@ -93,9 +89,7 @@ def test_records_that_differ_or_lack_in_the_lake_are_named(spark: SparkSession, 
     assert "  seq 9 is live but missing in the lake" in text
 
 
-def test_what_was_trimmed_without_being_archived_is_unexplained(
-    spark: SparkSession, client: Client, topic: str, lake: Path
-):
+def test_seqs_trimmed_without_archive_are_unexplained(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     archived_epoch = archive(client, lake, topic, upto=10)
     place = Lake(str(lake))
@@ -106,9 +100,7 @@ def test_what_was_trimmed_without_being_archived_is_unexplained(
     assert report.topics[0].figures["unexplained"] == [(11, 12)]
 
 
-def test_an_earlier_life_is_looked_at_too_and_what_the_lake_has_not_reached_is_told(
-    spark: SparkSession, client: Client, topic: str, lake: Path
-):
+def test_earlier_epoch_and_unarchived_seqs_are_audited(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(10))
     archive(client, lake, topic)
     client.drop_topic(topic)
@@ -121,7 +113,7 @@ def test_an_earlier_life_is_looked_at_too_and_what_the_lake_has_not_reached_is_t
     assert report.ok
 
 
-def test_the_command_prints_what_was_found_and_its_status_tells(
+def test_command_prints_findings_and_sets_the_status(
     spark: SparkSession, client: Client, topic: str, lake: Path, capsys: pytest.CaptureFixture[str]
 ):
     numbers(client, topic, range(10))
@@ -136,7 +128,7 @@ def test_the_command_prints_what_was_found_and_its_status_tells(
     assert "neither on" in capsys.readouterr().err
 
 
-def test_a_dry_run_says_where_it_would_look_and_never_that_all_is_well(
+def test_dry_run_lists_checks_and_proves_nothing(
     server: ServerProcess, client: Client, topic: str, lake: Path, capsys: pytest.CaptureFixture[str]
 ):
     client.append(topic, [{"data": number} for number in range(5)])
@@ -153,7 +145,7 @@ def test_a_dry_run_says_where_it_would_look_and_never_that_all_is_well(
     assert figures == {"checked": False, "seqs": 5, "files": 1}
 
 
-def test_a_topic_that_is_nowhere_is_an_error(spark: SparkSession, client: Client, lake: Path):
+def test_unknown_topic_is_an_error(spark: SparkSession, client: Client, lake: Path):
     Lake(str(lake)).create()
     with pytest.raises(BadUsage, match="neither on"):
         audit(url=client.url, lake=str(lake), topics=["nothing"], spark=spark)

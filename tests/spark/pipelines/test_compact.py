@@ -46,7 +46,7 @@ def in_topic(client: Client, topic: str) -> dict[str, Any]:
     return found
 
 
-def test_a_file_holds_the_latest_of_every_tag_and_takes_in_what_is_new(
+def test_file_holds_latest_record_per_tag_and_adds_new_ones(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path
 ):
     def run() -> RunReport:
@@ -68,7 +68,7 @@ def test_a_file_holds_the_latest_of_every_tag_and_takes_in_what_is_new(
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_run_that_dies_before_its_file_is_in_place_changes_nothing_and_is_done_again(
+def test_run_killed_before_the_rename_changes_nothing(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = tmp_path / "latest.parquet"
@@ -90,7 +90,7 @@ def _die(*arguments: object) -> None:
     raise MemoryError
 
 
-def test_a_topic_holds_one_record_a_key_whatever_dies(
+def test_topic_holds_one_record_per_key_after_a_kill(
     spark: SparkSession, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     into = f"{topic}.latest"
@@ -117,7 +117,7 @@ def test_a_topic_holds_one_record_a_key_whatever_dies(
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_key_that_may_not_delete_is_found_out_before_anything_is_written(
+def test_missing_right_to_delete_is_found_before_a_write(
     spark: SparkSession, start_server: StartServer, topic: str, is_there: bool
 ):
     server = start_server(api_keys="all,writer:read+write")
@@ -134,7 +134,7 @@ def test_a_key_that_may_not_delete_is_found_out_before_anything_is_written(
         assert there == ({f"{topic}.latest": 1} if is_there else {})
 
 
-def test_a_record_in_the_topic_says_where_it_was_and_keeps_what_it_had(spark: SparkSession, client: Client, topic: str):
+def test_record_keeps_its_fields_and_names_its_origin(spark: SparkSession, client: Client, topic: str):
     client.append(topic, [{"data": {"id": 7, "x": 1.50}, "tag": "web", "node": "till", "meta": {"trace": 1}}])
 
     compact(url=client.url, topic=topic, into=f"{topic}.latest", by="value:id::string", spark=spark)
@@ -149,9 +149,7 @@ def test_a_record_in_the_topic_says_where_it_was_and_keeps_what_it_had(spark: Sp
 
 
 @pytest.mark.parametrize("kind", ["file", "topic"])
-def test_a_null_removes_its_key_where_that_is_asked_for(
-    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
-):
+def test_null_removes_its_key_on_request(spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str):
     where = {"parquet": str(tmp_path)} if kind == "file" else {"into": f"{topic}.latest"}
     options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
     write(client, topic, ("a", 1), ("b", 1))
@@ -164,7 +162,7 @@ def test_a_null_removes_its_key_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize("kind", ["file", "topic"])
-def test_beginning_anew_honours_what_was_deleted_in_the_topic(
+def test_full_run_drops_records_deleted_in_the_topic(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
 ):
     where = {"parquet": str(tmp_path)} if kind == "file" else {"into": f"{topic}.latest"}
@@ -179,7 +177,7 @@ def test_beginning_anew_honours_what_was_deleted_in_the_topic(
 
 
 @pytest.mark.parametrize("by", ["somebody", "nobody"])
-def test_a_topic_that_was_deleted_is_filled_again_though_nothing_is_new(
+def test_deleted_output_topic_is_filled_again_without_new_records(
     spark: SparkSession, client: Client, topic: str, by: str
 ):
     into = f"{topic}.latest"
@@ -207,7 +205,7 @@ def rows(*given: tuple[str, str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(found, schema=pa.schema([*task.COLUMNS, *losses]))
 
 
-def test_a_record_that_is_refused_with_its_origin_is_told_of_and_holds_up_nothing(client: Client, topic: str):
+def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic: str):
     into = f"{topic}.latest"
     large = '"' + "x" * (1024 * 1024 - 30) + '"'
     position = task.CompactPosition(topic=topic, by="tag", epoch=7)
@@ -224,9 +222,7 @@ def test_a_record_that_is_refused_with_its_origin_is_told_of_and_holds_up_nothin
         assert (found["a"], found["c"], found["b"]["reason"]) == (1, "\ud800", gap.reason)
 
 
-def test_what_was_lost_is_in_the_report_and_in_the_file(
-    spark: SparkSession, client: Client, topic: str, tmp_path: Path
-):
+def test_gaps_are_in_the_report_and_the_file(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     client.put_topic(topic, cap_records=2)
     write(client, topic, ("a", 1), ("a", 2), ("b", 1), ("c", 1))
 
@@ -237,7 +233,7 @@ def test_what_was_lost_is_in_the_report_and_in_the_file(
     assert ([gap["to_seq"] for gap in noted["gaps"]], noted["generation"]) == ([2], 0)
 
 
-def test_outputs_that_do_not_fit_are_refused(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+def test_unsuitable_outputs_are_refused(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     write(client, topic, ("a", 1))
     options: dict[str, Any] = {"url": client.url, "topic": topic, "spark": spark}
     compact(parquet=str(tmp_path), **options)
@@ -252,9 +248,7 @@ def test_outputs_that_do_not_fit_are_refused(spark: SparkSession, client: Client
 
 
 @pytest.mark.parametrize("kind", ["file", "topic"])
-def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
-    spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
-):
+def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str):
     name = str(tmp_path / f"{topic}.parquet") if kind == "file" else f"{topic}.latest"
     where = {"parquet": name} if kind == "file" else {"into": name}
     options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
@@ -276,7 +270,7 @@ def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
     assert (done.records, done.figures) == (said.records, said.figures)
 
 
-def test_a_key_of_another_type_is_none_and_one_that_is_no_tag_is_a_mistake_of_usage(
+def test_key_of_another_type_is_null_and_invalid_tag_is_a_usage_error(
     spark: SparkSession, client: Client, topic: str
 ) -> None:
     write(client, topic, (None, {"id": 7}), (None, {"id": "seven"}))

@@ -98,7 +98,7 @@ def places(report: Any) -> dict[str, int]:
     return {("lake " if row.into else "") + row.topic: row.records for row in report.topics if row.records}
 
 
-def test_a_tag_goes_from_topics_copies_and_lake_and_the_receipt_says_so(world: World):
+def test_tag_is_erased_from_topics_copies_and_lake(world: World):
     world.route("orders", "audit")
     world.route("audit", "audit2", preserve_node=False)
     world.write("orders", ("user-42:a", 1), ("user-7", 2), ("user-42:b", 3), (None, 4), ("user-420", 5))
@@ -122,7 +122,7 @@ def test_a_tag_goes_from_topics_copies_and_lake_and_the_receipt_says_so(world: W
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
-def test_copies_without_tags_are_found_by_where_they_come_from(world: World, guarantee: str):
+def test_copies_without_tags_are_found_by_origin(world: World, guarantee: str):
     world.route("a", "b", preserve_tag=False, guarantee=guarantee)
     world.route("b", "c")
     world.write("a", ("user-42:x", {"n": 1}), ("user-7:x", {"n": 2}), meta={"k": 1})
@@ -138,7 +138,7 @@ def test_copies_without_tags_are_found_by_where_they_come_from(world: World, gua
     assert {row.topic: row.figures["copies"] for row in report.topics if not row.into} == {"a": 0, "b": 2, "c": 2}
 
 
-def test_a_record_with_the_same_content_and_another_tag_stays(world: World):
+def test_same_content_with_another_tag_stays(world: World):
     world.route("a", "b", preserve_tag=False)
     world.write("a", ("user-7", "same"))
     next_ms()  # commit times are what tells them apart
@@ -150,7 +150,7 @@ def test_a_record_with_the_same_content_and_another_tag_stays(world: World):
     assert left.seq == 1
 
 
-def test_what_cannot_be_told_apart_is_left_and_reported(world: World, capsys: pytest.CaptureFixture[str]):
+def test_ambiguous_records_are_kept_and_reported(world: World, capsys: pytest.CaptureFixture[str]):
     world.write("a", ("user-42:x", "same"), ("user-7", "same"), ("user-42:y", "own"))
     next_ms()
     world.route("a", "b", preserve_tag=False, from_seq=0)  # copies made later have a commit time of their own
@@ -163,7 +163,7 @@ def test_what_cannot_be_told_apart_is_left_and_reported(world: World, capsys: py
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
-def test_records_of_others_that_look_like_a_copy_stay(world: World, guarantee: str):
+def test_unrelated_records_that_look_like_a_copy_stay(world: World, guarantee: str):
     """One copy for one original; a router that may write a copy twice leaves a doubt about the others."""
     world.route("a", "b", preserve_tag=False, guarantee=guarantee)
     world.write("a", ("user-42:x", "ping"))
@@ -180,7 +180,7 @@ def test_records_of_others_that_look_like_a_copy_stay(world: World, guarantee: s
     assert len(world.archived("b")) == 5
 
 
-def test_more_candidates_than_originals_of_which_no_time_tells_are_all_left(world: World):
+def test_surplus_candidates_without_matching_times_are_kept(world: World):
     world.write("a", ("user-42:x", "ping"))
     next_ms()
     world.write("b", (None, "pong"))
@@ -191,9 +191,7 @@ def test_more_candidates_than_originals_of_which_no_time_tells_are_all_left(worl
     assert (world.live("b"), report.figures["ambiguous"], report.ok) == (["pong", "ping", "ping"], 2, False)
 
 
-def test_a_run_behind_one_that_was_cut_off_takes_no_other_record_for_the_copy_that_is_gone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-):
+def test_run_after_a_kill_takes_no_other_record_for_an_erased_copy(world: World, monkeypatch: pytest.MonkeyPatch):
     world.route("a", "b", preserve_tag=False, guarantee="at_least_once")
     world.write("a", ("user-42:x", "ping"))
     world.forwarded()
@@ -218,7 +216,7 @@ def test_a_run_behind_one_that_was_cut_off_takes_no_other_record_for_the_copy_th
 
 
 @pytest.mark.parametrize("routed", [False, True])
-def test_jobs_that_died_are_followed_to_where_they_went(world: World, routed: bool):
+def test_dead_jobs_are_traced_to_their_dead_letter_topic(world: World, routed: bool):
     world.client.put_topic("jobs", type="queue", max_deliveries=1, lease_ms=100, dead_letter="jobs.dead")
     if routed:
         world.route("orders", "jobs", preserve_tag=False)
@@ -239,7 +237,7 @@ def test_jobs_that_died_are_followed_to_where_they_went(world: World, routed: bo
     assert (places(report)["jobs.dead"], report.ok) == (1, True)
 
 
-def test_originals_that_only_the_lake_has_tell_which_copies_go(world: World):
+def test_originals_only_in_the_lake_identify_copies(world: World):
     world.client.put_topic("a", cap_records=2)
     world.route("a", "b", preserve_tag=False)
     for n in range(6):
@@ -252,7 +250,7 @@ def test_originals_that_only_the_lake_has_tell_which_copies_go(world: World):
     assert report.warnings == []
 
 
-def test_copies_that_nothing_tells_of_any_more_are_warned_of(world: World):
+def test_untraceable_copies_are_warned_about(world: World):
     world.client.put_topic("a", cap_records=2)
     world.route("a", "b", preserve_tag=False)
     for n in range(6):
@@ -264,7 +262,7 @@ def test_copies_that_nothing_tells_of_any_more_are_warned_of(world: World):
     assert "4 records that a no longer has" in report.warnings[0]
 
 
-def test_what_is_written_after_the_run_began_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_records_written_after_the_start_stay(world: World, monkeypatch: pytest.MonkeyPatch):
     world.write("a", ("user-42:x", 1))
     archive(world.client, world.lake, "a")
     real = Client.delete
@@ -281,7 +279,7 @@ def test_what_is_written_after_the_run_began_stays(world: World, monkeypatch: py
     assert (world.live("a"), world.archived("a")) == ([2], [2])
 
 
-def test_only_the_topics_that_are_named_and_their_copies_are_touched(world: World):
+def test_only_selected_topics_and_their_copies_are_erased(world: World):
     world.route("a", "b")
     for topic in ("a", "c"):
         world.write(topic, ("user-42:x", 1))
@@ -292,7 +290,7 @@ def test_only_the_topics_that_are_named_and_their_copies_are_touched(world: Worl
         world.erase(topics=["nobody"])
 
 
-def test_a_router_that_cannot_forward_is_a_reason_to_stop_before_anything_goes(world: World):
+def test_stuck_router_stops_the_run_before_any_delete(world: World):
     world.client.put_topic("b", cap_records=1, discard="reject")
     world.route("a", "b", preserve_tag=False)
     world.write("a", ("user-42:x", 1), ("user-42:x", 2))
@@ -303,7 +301,7 @@ def test_a_router_that_cannot_forward_is_a_reason_to_stop_before_anything_goes(w
 
 
 @pytest.mark.parametrize("match", ["*", "", "a*b", "a**"])
-def test_a_match_that_cannot_be_meant_is_refused(match: str):
+def test_invalid_match_is_refused(match: str):
     with pytest.raises(BadUsage):
         parse(match)
 
@@ -328,7 +326,7 @@ def family(world: World) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", range(13))
-def test_a_run_that_is_cut_off_anywhere_is_ended_by_the_next_whose_receipt_is_of_both(
+def test_run_killed_anywhere_is_finished_and_reported_by_the_next(
     world: World, step: int, after: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """Cut off before a delete or a rewriting, or between that and its note."""
@@ -363,9 +361,7 @@ def test_a_run_that_is_cut_off_anywhere_is_ended_by_the_next_whose_receipt_is_of
     assert not list((world.lake / "_erase").glob("*"))
 
 
-def test_without_a_lake_a_run_that_is_cut_off_has_left_a_receipt_of_what_it_did(
-    world: World, monkeypatch: pytest.MonkeyPatch
-):
+def test_killed_run_without_a_lake_leaves_a_report(world: World, monkeypatch: pytest.MonkeyPatch):
     for topic in "ab":
         world.write(topic, ("user-42:x", 1))
     real = Client.delete
@@ -387,9 +383,7 @@ def test_without_a_lake_a_run_that_is_cut_off_has_left_a_receipt_of_what_it_did(
     assert not [item for item in world.client.read("sys:positions") if isinstance(item, Record)]
 
 
-def test_without_a_lake_too_no_other_record_is_taken_for_a_copy_that_is_gone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_a_lake_no_other_record_is_taken_for_an_erased_copy(world: World, monkeypatch: pytest.MonkeyPatch):
     world.route("a", "b", preserve_tag=False)
     world.write("a", ("user-42:x", "same"))
     world.forwarded()
@@ -414,9 +408,7 @@ def test_without_a_lake_too_no_other_record_is_taken_for_a_copy_that_is_gone(
     assert (places(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
 
 
-def test_a_dry_run_needs_no_key_that_may_delete_and_a_run_finds_out_before_anything_goes(
-    start_server: StartServer, capsys: pytest.CaptureFixture[str]
-):
+def test_dry_run_needs_no_right_to_delete(start_server: StartServer, capsys: pytest.CaptureFixture[str]):
     server = start_server(api_keys="all,reader:read+write,some:read+write+delete:a")
     with Client(server.url, token="all") as client:
         for topic in ("a", "b"):
@@ -440,7 +432,7 @@ def test_a_dry_run_needs_no_key_that_may_delete_and_a_run_finds_out_before_anyth
         assert client.topic("a").count == 1
 
 
-def test_a_damaged_file_of_the_lake_is_told_as_what_it_is(world: World, capsys: pytest.CaptureFixture[str]):
+def test_damaged_file_of_the_lake_is_reported_as_such(world: World, capsys: pytest.CaptureFixture[str]):
     world.write("a", ("user-42:x", 1), (None, 2))
     archive(world.client, world.lake, "a")
     [file] = world.lake.glob("topic=a/*/*.parquet")
@@ -454,7 +446,7 @@ def test_a_damaged_file_of_the_lake_is_told_as_what_it_is(world: World, capsys: 
         world.erase()
 
 
-def test_the_receipt_tells_what_went_in_a_run_that_was_cut_off(
+def test_report_includes_records_of_a_killed_run(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     left = family(world)
@@ -473,7 +465,7 @@ def _cut(*arguments: object, **options: object) -> None:
     raise Cut
 
 
-def test_killed_at_random_and_run_again_it_ends_the_same(world: World, tmp_path: Path):
+def test_random_kills_end_in_the_same_state(world: World, tmp_path: Path):
     left = family(world)
     command = [sys.executable, "-m", "topics", "pipeline", "erase", "--url", world.url, "--lake", str(world.lake)]
     rng = random.Random(7)

@@ -55,7 +55,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Seen]:
         yield Seen(row["seq"], ms, *(row[name] for name in ("node", "tag", "meta", "data", "gap_to", "reason")))
 
 
-def test_what_was_evicted_but_archived_comes_back(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+def test_evicted_but_archived_records_are_read(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 60)
     archive(client, tmp_path, topic, upto=50)
     client.put_topic(topic, cap_records=20)
@@ -67,7 +67,7 @@ def test_what_was_evicted_but_archived_comes_back(spark: SparkSession, client: C
     assert read(client, tmp_path, subscribe=topic) == written  # and in this order
 
 
-def test_only_what_neither_has_is_a_gap(client: Client, topic: str, tmp_path: Path):
+def test_only_ranges_that_neither_has_are_gaps(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 30)
     archive(client, tmp_path, topic, upto=10)
     client.put_topic(topic, cap_records=12)
@@ -84,7 +84,7 @@ def test_only_what_neither_has_is_a_gap(client: Client, topic: str, tmp_path: Pa
     assert by_diff(client, topic, lake=tmp_path) == expected
 
 
-def test_what_was_trimmed_is_read_from_the_lake_and_what_was_deleted_is_not(client: Client, topic: str, tmp_path: Path):
+def test_trimmed_records_are_read_and_deleted_ones_are_not(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 40)
     archive(client, tmp_path, topic, upto=20, trim=True)
     archive(client, tmp_path, topic)
@@ -98,9 +98,7 @@ def test_what_was_trimmed_is_read_from_the_lake_and_what_was_deleted_is_not(clie
 
 
 @pytest.mark.parametrize(("first", "end"), [(1, 10), (1, 41), (5, 20), (1, 40), (39, 41)])
-def test_a_range_within_what_was_trimmed_is_read_to_its_end_and_no_further(
-    client: Client, topic: str, tmp_path: Path, first: int, end: int
-):
+def test_range_within_a_trim_is_read_exactly(client: Client, topic: str, tmp_path: Path, first: int, end: int):
     written = write(client, topic, 40)
     archive(client, tmp_path, topic, trim=True)
     write(client, topic, 5)
@@ -108,7 +106,7 @@ def test_a_range_within_what_was_trimmed_is_read_to_its_end_and_no_further(
     assert read(client, tmp_path, subscribe=topic, **bounds) == written[first - 1 : end - 1]
 
 
-def test_a_trim_between_planning_and_reading_loses_nothing(client: Client, topic: str, tmp_path: Path):
+def test_trim_between_planning_and_reading_loses_nothing(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 30)
     archive(client, tmp_path, topic, upto=5)
     reader = TopicsReader(read_options({"url": client.url, "subscribe": topic, "lake": str(tmp_path)}))
@@ -128,7 +126,7 @@ def test_a_trim_between_planning_and_reading_loses_nothing(client: Client, topic
     ],
 )
 @pytest.mark.parametrize("dedupe_node", [True, False])
-def test_filters_leave_the_same_out_of_the_lake_as_of_the_topic(
+def test_filters_apply_to_lake_and_topic_alike(
     client: Client, topic: str, tmp_path: Path, options: Any, fields: Any, dedupe_node: bool
 ):
     write(client, topic, 60, dedupe_node=dedupe_node)
@@ -142,9 +140,7 @@ def test_filters_leave_the_same_out_of_the_lake_as_of_the_topic(
     assert by_diff(client, topic, lake=tmp_path, **fields) == expected
 
 
-def test_a_topic_that_was_dropped_is_read_from_the_lake_and_one_made_again_is_another(
-    client: Client, topic: str, tmp_path: Path
-):
+def test_dropped_topic_is_read_from_the_lake_until_recreated(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 12)
     archive(client, tmp_path, topic)
     client.drop_topic(topic)
@@ -156,7 +152,7 @@ def test_a_topic_that_was_dropped_is_read_from_the_lake_and_one_made_again_is_an
     assert by_diff(client, topic, lake=tmp_path) == again
 
 
-def test_a_topic_that_is_made_again_while_it_is_read_goes_on_in_the_lake(client: Client, topic: str, tmp_path: Path):
+def test_topic_recreated_during_a_read_continues_in_the_lake(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 12)
     archive(client, tmp_path, topic, upto=10)
     reader = TopicsReader(
@@ -169,7 +165,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_goes_on_in_the_lake(client:
     assert list(seen(reader)) == [*written[:10], Seen(11, gap_to=12, reason="recreated")]
 
 
-def test_a_time_to_begin_at_may_lie_in_the_lake(client: Client, topic: str, tmp_path: Path):
+def test_starting_time_may_lie_in_the_lake(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 10)
     while written[-1].ts_ms == written[0].ts_ms:  # until the clock has moved on
         written += write(client, topic, 10)
@@ -186,7 +182,7 @@ def test_a_time_to_begin_at_may_lie_in_the_lake(client: Client, topic: str, tmp_
     assert by_diff(client, topic, lake=tmp_path, from_ts=since + 100_000) == []
 
 
-def test_a_stream_begins_in_the_lake_and_goes_on_live(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
+def test_stream_begins_in_the_lake_and_continues_live(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 50)
     archive(client, tmp_path / "lake", topic, upto=30)
     client.put_topic(topic, cap_records=20)
@@ -225,7 +221,7 @@ def stream_of(client: Client) -> Iterator[StreamOf]:
         reader.stop()
 
 
-def test_a_stream_by_prefix_has_the_topics_of_a_batch_those_that_only_the_lake_has_among_them(
+def test_stream_by_prefix_includes_archived_only_topics(
     client: Client, stream_of: StreamOf, topic: str, tmp_path: Path
 ):
     live, gone = write(client, f"{topic}.live", 10), write(client, f"{topic}.gone", 6)
@@ -246,7 +242,7 @@ def test_a_stream_by_prefix_has_the_topics_of_a_batch_those_that_only_the_lake_h
     assert batch_of(latest, latest.initialOffset())[1] == []
 
 
-def test_a_stream_goes_on_with_a_topic_that_was_dropped_as_far_as_the_lake_has_it(
+def test_stream_continues_a_dropped_topic_from_the_lake(
     client: Client, stream_of: StreamOf, topic: str, tmp_path: Path
 ):
     written = write(client, topic, 20)
@@ -266,7 +262,7 @@ def test_a_stream_goes_on_with_a_topic_that_was_dropped_as_far_as_the_lake_has_i
 
 
 @pytest.mark.parametrize("archived_to", [None, 0, 3, 12])
-def test_what_a_stream_has_seen_of_a_dropped_topic_and_nobody_has_is_an_error_or_a_gap(
+def test_unread_end_of_a_dropped_topic_is_an_error_or_a_gap(
     client: Client, stream_of: StreamOf, topic: str, tmp_path: Path, archived_to: int | None
 ):
     """None: there is no lake. It has read five, knows of twenty, and the lake has less, or more, than it has read."""
@@ -296,7 +292,7 @@ def test_what_a_stream_has_seen_of_a_dropped_topic_and_nobody_has_is_an_error_or
         batch_of(stream_of(lake, subscribe=topic), end)
 
 
-def test_an_earlier_life_in_the_lake_is_not_read_in_place_of_a_later_one_that_was_dropped(
+def test_earlier_archived_epoch_does_not_replace_a_dropped_one(
     client: Client, stream_of: StreamOf, topic: str, tmp_path: Path
 ):
     write(client, topic, 5)
@@ -313,7 +309,7 @@ def test_an_earlier_life_in_the_lake_is_not_read_in_place_of_a_later_one_that_wa
     assert batch_of(lenient, at) == (at, [])
 
 
-def test_a_lake_is_read_without_a_server_too(client: Client, topic: str, tmp_path: Path):
+def test_lake_is_read_without_a_server(client: Client, topic: str, tmp_path: Path):
     written = write(client, topic, 20)
     archive(client, tmp_path, topic, upto=15)
     options = {"subscribe": topic, "lake": str(tmp_path), "lakeOnly": "true"}
@@ -332,12 +328,12 @@ def test_a_lake_is_read_without_a_server_too(client: Client, topic: str, tmp_pat
         ({"lake": "s3://x"}, "is not a directory"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(options: dict[str, str], message: str):
+def test_invalid_options_are_refused(options: dict[str, str], message: str):
     with pytest.raises(BadOption, match=message):
         read_options({"subscribe": "t", **options})
 
 
-def test_a_directory_that_is_no_lake_is_an_error_before_anything_is_read(client: Client, topic: str, tmp_path: Path):
+def test_directory_without_a_lake_fails_before_the_read(client: Client, topic: str, tmp_path: Path):
     write(client, topic, 3)
     with pytest.raises(NoLake):
         read(client, tmp_path / "nothing", subscribe=topic)
@@ -345,7 +341,7 @@ def test_a_directory_that_is_no_lake_is_an_error_before_anything_is_read(client:
         next(client.read(topic, lake=tmp_path / "nothing"))
 
 
-def test_without_pyarrow_the_client_says_what_is_missing():
+def test_client_without_pyarrow_names_the_missing_package():
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from topics.client import Client\n"
@@ -356,7 +352,7 @@ def test_without_pyarrow_the_client_says_what_is_missing():
     assert done.stdout == "reading from a lake needs pyarrow, which is not installed: pip install pyarrow\n"
 
 
-def test_archived_records_have_the_form_that_was_asked_for(client: Client, topic: str, tmp_path: Path):
+def test_archived_records_have_the_requested_form(client: Client, topic: str, tmp_path: Path):
     write(client, topic, 8)
     plain, bare = list(client.read(topic)), list(client.read(topic, include_meta=False))
     archive(client, tmp_path, topic, trim=True)
@@ -365,7 +361,7 @@ def test_archived_records_have_the_form_that_was_asked_for(client: Client, topic
     assert all(isinstance(record, Record) and record.tag is None for record in plain)
 
 
-def test_schemas_of_a_lake_and_of_the_source_agree():
+def test_schemas_of_lake_and_source_agree():
     from topics.lake import SCHEMA
     from topics.spark.source.schema import Shape
 

@@ -18,5 +18,5 @@ from topics.spark.pipelines.run.lenient_sql import lenient
         ("value:price", "value:price"),
     ],
 )
-def test_only_casts_of_value_are_changed(given: str, made: str) -> None:
+def test_only_casts_of_value_are_rewritten(given: str, made: str) -> None:
     assert lenient(given) == made

@@ -105,9 +105,7 @@ def some(count: int, seed: int, word: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_both_ways_both_servers_come_to_hold_the_same_records_and_none_comes_back(
-    spark: SparkSession, pair: Pair, topic: str
-):
+def test_both_ways_servers_hold_the_same_records_without_echoes(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.append(topic, some(2300, 1, "one"))
     pair.other.client.append(topic, some(1700, 2, "other"))
 
@@ -125,9 +123,7 @@ def test_both_ways_both_servers_come_to_hold_the_same_records_and_none_comes_bac
     assert pair.one.client.topic(topic).head_seq == 4000
 
 
-def test_the_lag_is_that_of_the_moment_of_the_report(
-    here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_lag_is_taken_when_the_report_is_made(here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch):
     pair.one.client.append(topic, some(20, 1, "one"))
     save_results = module.Link.save_results
 
@@ -140,7 +136,7 @@ def test_the_lag_is_that_of_the_moment_of_the_report(
     assert (report.topics[0].to_seq, report.topics[0].lag, report.figures["lag"]) == (20, 4, 4)
 
 
-def test_a_prefix_and_names_are_both_copied(here: Any, pair: Pair, topic: str):
+def test_prefix_and_names_are_both_copied(here: Any, pair: Pair, topic: str):
     for name in (f"{topic}.a", f"{topic}.b", f"other.{topic}"):
         pair.one.client.append(name, [{"data": 1}])
     report = mirror(
@@ -149,7 +145,7 @@ def test_a_prefix_and_names_are_both_copied(here: Any, pair: Pair, topic: str):
     assert report.names == {f"{topic}.a", f"{topic}.b", f"other.{topic}"}
 
 
-def test_a_copy_keeps_order_node_tag_meta_and_data_and_says_where_it_was(spark: SparkSession, pair: Pair, topic: str):
+def test_copy_keeps_order_and_fields_and_names_its_origin(spark: SparkSession, pair: Pair, topic: str):
     sent = {"data": {"n": 1.50}, "node": "till-1", "tag": "web", "meta": {"trace": "abc"}}
     pair.one.client.append(topic, [sent, *({"data": n} for n in range(1500))])
 
@@ -167,9 +163,7 @@ def test_a_copy_keeps_order_node_tag_meta_and_data_and_says_where_it_was(spark: 
     assert [copy.value for copy in copies[1:]] == list(range(1500))
 
 
-def test_what_was_lost_at_the_source_is_in_the_report_and_a_record_at_the_target_tells_it(
-    spark: SparkSession, pair: Pair, topic: str
-):
+def test_gap_of_the_source_is_reported_and_recorded_at_the_target(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.put_topic(topic, cap_records=10)
     pair.one.client.append(topic, [{"data": n} for n in range(25)])
     pair.other.client.put_topic(topic)
@@ -184,9 +178,7 @@ def test_what_was_lost_at_the_source_is_in_the_report_and_a_record_at_the_target
     assert [copy.value for copy in copies] == list(range(15, 25))
 
 
-def test_a_loss_is_still_told_where_the_cap_of_the_target_takes_the_record_that_stands_for_it(
-    here: Any, pair: Pair, topic: str
-):
+def test_gap_survives_eviction_of_its_record_at_the_target(here: Any, pair: Pair, topic: str):
     """The copy has the cap of its source, and one record more to hold: that record is the first to go."""
     pair.one.client.put_topic(topic, cap_records=10)
     pair.one.client.append(topic, [{"data": n} for n in range(25)])
@@ -212,7 +204,7 @@ def trim(client: Client, lake: Path, topic: str, upto: int) -> None:
     client.archived(topic, seq=upto, epoch=archived_epoch.epoch)
 
 
-def test_a_topic_that_was_trimmed_before_it_was_copied_waits_for_its_lake(
+def test_topic_trimmed_before_the_copy_waits_for_its_lake(
     here: Any, pair: Pair, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     pair.one.client.append(topic, [{"data": n} for n in range(20)])
@@ -240,9 +232,7 @@ def test_a_topic_that_was_trimmed_before_it_was_copied_waits_for_its_lake(
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == list(range(50))
 
 
-def test_without_its_lake_a_trimmed_topic_is_copied_from_behind_what_is_gone_if_that_is_said(
-    here: Any, pair: Pair, topic: str, tmp_path: Path
-):
+def test_skip_trimmed_copies_the_rest_without_the_lake(here: Any, pair: Pair, topic: str, tmp_path: Path):
     pair.one.client.append(topic, [{"data": n} for n in range(9)])
     trim(pair.one.client, tmp_path / "lake", topic, upto=4)
     pair.one.client.delete(topic, before_seq=6)
@@ -259,7 +249,7 @@ def test_without_its_lake_a_trimmed_topic_is_copied_from_behind_what_is_gone_if_
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_what_somebody_deleted_at_the_front_is_said_and_holds_up_nothing(
+def test_records_deleted_at_the_front_are_reported_and_block_nothing(
     here: Any, pair: Pair, topic: str, tmp_path: Path, archived: bool
 ):
     """A lake that never trimmed the topic has nothing to do with it."""
@@ -275,7 +265,7 @@ def test_what_somebody_deleted_at_the_front_is_said_and_holds_up_nothing(
     assert run(here, pair, topic).warnings == []
 
 
-def test_a_trim_in_the_middle_of_a_step_leaves_out_nothing(
+def test_trim_during_a_step_leaves_out_nothing(
     here: Any, pair: Pair, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Planned when the source had everything; the executor comes to it when the front is gone."""
@@ -299,7 +289,7 @@ def test_a_trim_in_the_middle_of_a_step_leaves_out_nothing(
 
 
 @pytest.mark.parametrize("cut_at", [5, 10])
-def test_what_is_read_behind_a_trim_is_left_for_the_lake(pair: Pair, topic: str, tmp_path: Path, cut_at: int):
+def test_records_after_a_trim_wait_for_the_lake(pair: Pair, topic: str, tmp_path: Path, cut_at: int):
     """Seqs 1 to 10 were read, then 11 to 20 were trimmed; 25 was deleted long before, and stops nobody."""
     client = pair.one.client
     client.append(topic, [{"data": n, "tag": f"t{n}"} for n in range(1, 31)])
@@ -319,7 +309,7 @@ def test_what_is_read_behind_a_trim_is_left_for_the_lake(pair: Pair, topic: str,
     assert looked_at(live) == (live, 0)
 
 
-def test_a_topic_made_by_a_mirror_has_the_settings_of_its_source(spark: SparkSession, pair: Pair, topic: str):
+def test_created_topic_has_the_settings_of_its_source(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.put_topic(topic, cap_records=10, ttl_ms=3_600_000, discard="reject", durability="fsync")
     pair.one.client.append(topic, [{"data": 1}])
 
@@ -330,7 +320,7 @@ def test_a_topic_made_by_a_mirror_has_the_settings_of_its_source(spark: SparkSes
     assert config.idempotency_window_ms == 7 * 24 * 3_600_000
 
 
-def test_a_topic_that_was_made_again_is_copied_from_its_beginning(
+def test_recreated_topic_is_copied_from_its_first_seq(
     spark: SparkSession, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Even where the run that noticed it dies before it has done anything."""
@@ -356,7 +346,7 @@ def _die(*arguments: object, **options: object) -> None:
     raise MemoryError
 
 
-def test_a_topic_that_was_made_again_and_is_empty_is_told_of_once(spark: SparkSession, pair: Pair, topic: str):
+def test_empty_recreated_topic_is_reported_once(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": 1}])
     run(spark, pair, topic)
     pair.one.client.drop_topic(topic)
@@ -366,7 +356,7 @@ def test_a_topic_that_was_made_again_and_is_empty_is_told_of_once(spark: SparkSe
     assert pair.other.client.topic(topic).head_seq == 2
 
 
-def test_a_target_that_was_emptied_is_filled_again(spark: SparkSession, pair: Pair, topic: str):
+def test_emptied_target_is_filled_again(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": n} for n in range(5)])
     run(spark, pair, topic)
     pair.one.client.append(topic, [{"data": 5}])
@@ -380,7 +370,7 @@ def test_a_target_that_was_emptied_is_filled_again(spark: SparkSession, pair: Pa
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_target_that_was_deleted_is_filled_again_though_nothing_is_new(here: Any, pair: Pair, topic: str, steps: int):
+def test_deleted_target_is_filled_again_without_new_records(here: Any, pair: Pair, topic: str, steps: int):
     pair.one.client.append(topic, [{"data": n} for n in range(5)])
     run(here, pair, topic, step_seqs=5 // steps)
     pair.other.client.drop_topic(topic)
@@ -392,7 +382,7 @@ def test_a_target_that_was_deleted_is_filled_again_though_nothing_is_new(here: A
     assert run(here, pair, topic).records == 0
 
 
-def test_a_target_that_was_deleted_and_made_again_by_somebody_is_filled_again(here: Any, pair: Pair, topic: str):
+def test_target_recreated_by_another_writer_is_filled_again(here: Any, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": n} for n in range(5)])
     run(here, pair, topic)
     pair.other.client.drop_topic(topic)
@@ -406,7 +396,7 @@ def test_a_target_that_was_deleted_and_made_again_by_somebody_is_filled_again(he
     assert found == ["own"] * 30 + list(range(6))
 
 
-def test_a_target_that_shows_its_copies_under_another_epoch_is_not_copied_twice(here: Any, pair: Pair, topic: str):
+def test_target_with_copies_under_another_epoch_is_not_copied_twice(here: Any, pair: Pair, topic: str):
     """As one that came back from a backup does."""
     pair.one.client.append(topic, [{"data": n} for n in range(5)])
     run(here, pair, topic)
@@ -421,7 +411,7 @@ def test_a_target_that_shows_its_copies_under_another_epoch_is_not_copied_twice(
     assert (report.records, report.warnings) == (1, [])
 
 
-def test_records_that_were_deleted_at_the_target_do_not_come_back(here: Any, pair: Pair, topic: str):
+def test_records_deleted_at_the_target_stay_deleted(here: Any, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": n} for n in range(5)])
     run(here, pair, topic)
     pair.other.client.delete(topic, before_seq=6)
@@ -432,7 +422,7 @@ def test_records_that_were_deleted_at_the_target_do_not_come_back(here: Any, pai
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == [5]
 
 
-def test_half_a_surrogate_pair_is_mirrored_and_holds_up_no_restart(
+def test_half_surrogate_pair_is_mirrored_across_a_restart(
     here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     odd = b'"\\ud800x"'
@@ -451,7 +441,7 @@ def test_half_a_surrogate_pair_is_mirrored_and_holds_up_no_restart(
         assert bytes(found[0].meta).startswith(b'{"k":%b' % odd)
 
 
-def test_a_record_goes_through_a_chain_but_never_back_to_where_it_was(
+def test_record_passes_a_chain_but_never_returns(
     spark: SparkSession, pair: Pair, server: ServerProcess, client: Client, topic: str
 ):
     """Three servers in a circle: it ends where it began."""
@@ -468,7 +458,7 @@ def test_a_record_goes_through_a_chain_but_never_back_to_where_it_was(
     assert [hop["seq"] for hop in msgspec.json.decode(last.meta)[KEY]] == [1, 1]
 
 
-def test_only_local_leaves_out_what_a_third_server_wrote(
+def test_only_local_leaves_out_records_of_a_third_server(
     spark: SparkSession, pair: Pair, server: ServerProcess, client: Client, topic: str
 ):
     client.append(topic, [{"data": "third"}])
@@ -497,7 +487,7 @@ def by_compact(spark: SparkSession, url: str, source: str, into: str) -> None:
 
 
 @pytest.mark.parametrize("derive", [with_router, by_replay, by_compact])
-def test_a_record_made_of_a_copy_is_no_echo_where_its_original_came_from(
+def test_derived_record_is_not_an_echo(
     here: Any, spark: SparkSession, pair: Pair, topic: str, derive: Callable[[SparkSession, str, str, str], None]
 ):
     """What a router, a replay or a compaction made on one side is new in its topic, though its meta names the other."""
@@ -519,7 +509,7 @@ def test_a_record_made_of_a_copy_is_no_echo_where_its_original_came_from(
     assert (there.records, there.figures, back.records, back.figures) == (2, {}, 0, {"echoes": 2})
 
 
-def test_records_that_go_in_a_circle_of_mirrors_and_replays_stop_and_it_is_said(here: Any, pair: Pair, topic: str):
+def test_circling_records_stop_with_a_warning(here: Any, pair: Pair, topic: str):
     """As if a router on the other server and one on this made a circle: what comes back is written here by hand."""
     pair.one.client.append(topic, [{"data": "round"}])
     for at in range(MAX_ROUNDS + 1):
@@ -534,7 +524,7 @@ def test_records_that_go_in_a_circle_of_mirrors_and_replays_stop_and_it_is_said(
     assert "came back 8 times" in report.warnings[0]
 
 
-def test_a_copy_that_does_not_say_its_topic_counts_as_of_the_topic_it_is_in(here: Any, pair: Pair, topic: str):
+def test_copy_without_a_topic_belongs_to_its_own_topic(here: Any, pair: Pair, topic: str):
     """As earlier versions wrote them."""
     pair.one.client.append(topic, [{"data": 1}])
     run(here, pair, topic)
@@ -543,7 +533,7 @@ def test_a_copy_that_does_not_say_its_topic_counts_as_of_the_topic_it_is_in(here
     assert run(here, pair, topic).topics[0].figures == {"echoes": 1}
 
 
-def test_a_record_that_a_router_of_the_target_made_does_not_count_as_arrived(
+def test_record_of_a_target_router_does_not_count_as_arrived(
     here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     """A run that was killed asks the target how far it came; a record made of a copy has a list like a copy's."""
@@ -560,7 +550,7 @@ def test_a_record_that_a_router_of_the_target_made_does_not_count_as_arrived(
     assert [item.value for item in pair.other.client.read(topic) if isinstance(item, Record)] == ["made there", 0, 1, 2]
 
 
-def test_nodes_that_write_on_one_side_only_are_left_out_by_the_server(spark: SparkSession, pair: Pair, topic: str):
+def test_nodes_of_one_side_are_filtered_by_the_server(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": n, "node": "till-1"} for n in range(4)])
     run(spark, pair, topic)
 
@@ -570,7 +560,7 @@ def test_nodes_that_write_on_one_side_only_are_left_out_by_the_server(spark: Spa
     assert report.topics[-1].figures == {}, "the echoes were not even read"
 
 
-def test_a_record_that_the_target_refuses_is_told_of_and_holds_up_nothing(
+def test_rejected_record_becomes_a_gap_and_blocks_nothing(
     spark: SparkSession, pair: Pair, topic: str, start_server: StartServer
 ):
     strict = start_server(max_meta_bytes=256)
@@ -588,7 +578,7 @@ def test_a_record_that_the_target_refuses_is_told_of_and_holds_up_nothing(
     assert [gap.from_seq for gap in report.topics[0].gaps] == [5]
 
 
-def test_a_dry_run_says_what_a_run_would_do_and_does_nothing(here: Any, pair: Pair, topic: str):
+def test_dry_run_reports_and_changes_nothing(here: Any, pair: Pair, topic: str):
     """Records that were deleted are none; a loss is one that tells of it; what came from there is an echo."""
     pair.one.client.put_topic(topic, cap_records=20)
     pair.one.client.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(25)])
@@ -611,7 +601,7 @@ def test_a_dry_run_says_what_a_run_would_do_and_does_nothing(here: Any, pair: Pa
     assert (there.records, back.records, back.figures, back.would) == (0, 1, {"echoes": 11}, [])
 
 
-def test_queues_and_our_own_topics_are_no_part_of_a_mirror(spark: SparkSession, pair: Pair, topic: str):
+def test_queues_and_system_topics_are_not_mirrored(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.put_topic(f"{topic}.jobs", type="queue")
     pair.one.client.append(f"{topic}.jobs", [{"data": 1}])
     pair.one.client.append(f"{topic}.log", [{"data": 1}])
@@ -624,7 +614,7 @@ def test_queues_and_our_own_topics_are_no_part_of_a_mirror(spark: SparkSession, 
     assert not [row for row in everything.topics if row.topic.startswith("sys:")]
 
 
-def test_a_log_is_not_copied_into_a_queue(here: Any, pair: Pair, topic: str):
+def test_log_is_not_copied_into_a_queue(here: Any, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": 1}])
     pair.other.client.put_topic(topic, type="queue")
     with pytest.raises(BadUsage, match=f"{topic} is a log in {pair.one.url} and a queue in {pair.other.url}"):
@@ -632,9 +622,7 @@ def test_a_log_is_not_copied_into_a_queue(here: Any, pair: Pair, topic: str):
     assert pair.other.client.topic(topic).head_seq == 0
 
 
-def test_a_target_that_has_no_room_is_named_with_what_to_do(
-    here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_full_target_is_named_with_the_remedy(here: Any, pair: Pair, topic: str, monkeypatch: pytest.MonkeyPatch):
     minutes = SimpleNamespace(monotonic=count(start=0, step=61).__next__, sleep=lambda pause_s: None)
     monkeypatch.setattr("topics.spark.sink.writers.time", minutes)
     pair.one.client.append(topic, [{"data": n} for n in range(9)])
@@ -643,14 +631,14 @@ def test_a_target_that_has_no_room_is_named_with_what_to_do(
         run(here, pair, topic)
 
 
-def test_a_server_is_not_mirrored_to_itself(pair: Pair, topic: str):
+def test_server_is_not_mirrored_to_itself(pair: Pair, topic: str):
     elsewhere = pair.one.url.replace("127.0.0.1", "localhost")
     pair.one.client.append(topic, [{"data": 1}])
     with pytest.raises(BadUsage, match="both called"):
         mirror(source=pair.one.url, target=elsewhere, topics=[topic])
 
 
-def test_a_second_run_of_the_same_mirror_is_noticed(spark: SparkSession, pair: Pair, topic: str):
+def test_concurrent_run_of_the_same_mirror_is_detected(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": 0}])
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -679,9 +667,7 @@ def test_a_second_run_of_the_same_mirror_is_noticed(spark: SparkSession, pair: P
     assert "another run" in str(failures[0])
 
 
-def test_a_mirror_that_follows_carries_what_is_written_while_it_runs_and_ends_in_order(
-    spark: SparkSession, pair: Pair, topic: str
-):
+def test_follow_copies_new_records_and_stops_cleanly(spark: SparkSession, pair: Pair, topic: str):
     stop = threading.Event()
     reports: list[RunReport] = []
     pair.one.client.append(topic, [{"data": -1}])
@@ -711,9 +697,7 @@ def _count(client: Client, topic: str) -> int:
     return next((row.count for row in client.topics(topic) if row.topic == topic), 0)
 
 
-def test_names_of_servers_that_differ_from_what_they_are_called_are_refused(
-    spark: SparkSession, pair: Pair, topic: str
-):
+def test_wrong_server_names_are_refused(spark: SparkSession, pair: Pair, topic: str):
     pair.one.client.append(topic, [{"data": 1}])
     run(spark, pair, topic)
     with pytest.raises(BadUsage, match="is called"):

@@ -36,7 +36,7 @@ def runs(client: Client) -> list[Any]:
     return [item.value for item in client.read("sys:pipelines") if isinstance(item, Record)]
 
 
-def test_a_command_prints_its_report_and_leaves_a_record_of_it(
+def test_command_prints_its_report_and_records_it(
     spark: SparkSession,
     server: ServerProcess,
     client: Client,
@@ -64,7 +64,7 @@ def test_a_command_prints_its_report_and_leaves_a_record_of_it(
     assert f"  {topic} → {tmp_path}/{topic}.parquet: nothing new, lag 1, " in said.replace("lag 1\n", "lag 1, ")
 
 
-def test_a_dry_run_leaves_no_record(server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any):
+def test_dry_run_records_nothing(server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any):
     client.append(topic, [{"data": 1, "tag": "a"}])
     before = len(runs(client)) if [*client.topics("sys:pipelines")] else 0
     command = ["pipeline", "compact", "--url", server.url, "--topic", topic, "--parquet", str(tmp_path), "--dry-run"]
@@ -75,7 +75,7 @@ def test_a_dry_run_leaves_no_record(server: ServerProcess, client: Client, topic
     assert (len(runs(client)) if [*client.topics("sys:pipelines")] else 0) == before
 
 
-def test_a_failure_says_what_to_do_next_and_is_on_record(
+def test_failure_names_the_next_step_and_is_recorded(
     server: ServerProcess, client: Client, topic: str, capsys: Any, tmp_path: Path
 ):
     where = ["--url", server.url, "--topic", topic, "--parquet", str(tmp_path)]
@@ -89,7 +89,7 @@ def test_a_failure_says_what_to_do_next_and_is_on_record(
     assert topic in last["error"]["message"]
 
 
-def test_a_server_that_is_not_there_is_noticed_at_once(tmp_path: Path, capsys: Any):
+def test_unreachable_server_is_noticed_at_once(tmp_path: Path, capsys: Any):
     where = ["--url", "http://127.0.0.1:9", "--topic", "t", "--parquet", str(tmp_path)]
     assert main(["pipeline", "compact", *where]) == 1
     said = capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_a_server_that_is_not_there_is_noticed_at_once(tmp_path: Path, capsys: A
     assert "check that the server runs" in said
 
 
-def test_a_key_that_may_not_write_the_report_costs_a_warning_and_nothing_else(
+def test_key_that_may_not_write_the_report_causes_a_warning(
     spark: SparkSession, start_server: StartServer, tmp_path: Path, capsys: Any
 ):
     server = start_server(api_keys="all,few:read+write:mine.")
@@ -114,7 +114,7 @@ def test_a_key_that_may_not_write_the_report_costs_a_warning_and_nothing_else(
     assert "--token-file" in capsys.readouterr().err
 
 
-def test_a_report_that_found_something_wrong_is_an_exit_status_of_one():
+def test_report_with_findings_has_exit_status_one():
     class Args:
         json = False
 
@@ -124,7 +124,7 @@ def test_a_report_that_found_something_wrong_is_an_exit_status_of_one():
     assert pipeline.run("audit", lambda args: found, Args(), pipeline.describe) == 1  # type: ignore[arg-type]
 
 
-def test_the_first_signal_ends_a_job_that_follows_in_order_and_the_second_at_once():
+def test_first_signal_stops_cleanly_and_second_at_once():
     with pipeline._stoppable(follows=True) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.is_set()
@@ -135,7 +135,7 @@ def test_the_first_signal_ends_a_job_that_follows_in_order_and_the_second_at_onc
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_report_for_people_names_topics_losses_and_warnings():
+def test_text_report_lists_topics_gaps_and_warnings():
     report = RunReport(pipeline="mirror", run_id="1", started_ms=0, ended_ms=1500, figures={"lag": 3})
     row = report.topic("orders", into="elsewhere")
     row.from_seq, row.to_seq, row.records, row.lag = 1, 9, 8, 3
@@ -149,7 +149,7 @@ def test_a_report_for_people_names_topics_losses_and_warnings():
     ]
 
 
-def test_a_report_tells_nothing_new_from_nothing_written_and_a_dry_run_from_both():
+def test_text_report_distinguishes_nothing_new_nothing_written_and_dry_run():
     report = RunReport(pipeline="compact", run_id="1", looked_at=3)
     row = report.topic("orders")
     assert pipeline.describe(report).splitlines() == [
@@ -169,7 +169,7 @@ def test_a_report_tells_nothing_new_from_nothing_written_and_a_dry_run_from_both
     ]
 
 
-def test_progress_is_a_line_a_step_unless_somebody_looks_at_a_terminal():
+def test_progress_is_one_line_per_step_without_a_terminal():
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -188,7 +188,7 @@ def test_progress_is_a_line_a_step_unless_somebody_looks_at_a_terminal():
     assert screen.getvalue().endswith("topics: warning: careful\n")
 
 
-def test_the_error_of_a_task_is_told_and_not_those_above_it():
+def test_innermost_error_of_a_task_is_reported():
     class FromSpark(Exception):
         pass
 
@@ -202,7 +202,7 @@ def test_the_error_of_a_task_is_told_and_not_those_above_it():
     assert explain(FromSpark("[PARSE_SYNTAX_ERROR] near 'x'\nmore")) == "[PARSE_SYNTAX_ERROR] near 'x'"
 
 
-def test_what_to_do_next_depends_on_what_went_wrong():
+def test_next_step_depends_on_the_failure():
     assert "run the same command again" in next_step(KeyboardInterrupt())
     assert "--token-file" in next_step(TopicsError(Code.FORBIDDEN, "no"))
     assert next_step(Failed("x", next="y")) == "y"
@@ -218,13 +218,13 @@ def test_what_to_do_next_depends_on_what_went_wrong():
         ("audit", False, "run the same command again"),
     ],
 )
-def test_only_a_run_that_has_left_something_is_said_to_go_on(name: str, dry_run: bool, step: str):
+def test_only_a_run_with_saved_progress_promises_to_continue(name: str, dry_run: bool, step: str):
     with pytest.raises(RuntimeError), PipelineJob(name, dry_run=dry_run) as job:
         raise RuntimeError
     assert job.report.next == step
 
 
-def test_the_time_of_a_run_is_that_from_the_command_on(capsys: Any):
+def test_duration_is_measured_from_the_command(capsys: Any):
     def execute(args: argparse.Namespace) -> RunReport:
         time.sleep(0.2)  # modules are loaded
         with PipelineJob("x", **pipeline.shared(args)) as job:
@@ -236,24 +236,22 @@ def test_the_time_of_a_run_is_that_from_the_command_on(capsys: Any):
     assert int(capsys.readouterr().out) >= 200
 
 
-def test_topics_of_pipelines_are_not_among_what_could_have_been_meant():
+def test_system_topics_are_not_suggested():
     assert missing_in("/lake", "oders", ["sys:x", "orders"]).next == "check the name; there is orders"
     assert missing_in("/lake", "oders", ["sys:x"]).next == "check the name; there is sys:x"
 
 
-def test_a_job_that_follows_waits_for_its_topic_and_one_that_does_not_fails(
-    server: ServerProcess, client: Client, topic: str
-):
+def test_job_that_follows_waits_for_its_topic(server: ServerProcess, client: Client, topic: str):
     stop = threading.Event()
     with PipelineJob("x", servers=[server.url], stop=stop) as job, job.client(server.url) as asking:
         source = SourceTopic(job, asking, topic)
         with pytest.raises(BadUsage, match=f"topic {topic} does not exist on {server.url}"):
-            source.appears(follow=False)
+            source.wait_until_exists(follow=False)
         threading.Timer(0.2, client.append, (topic, [{"data": 1}])).start()
-        assert source.appears(follow=True)
+        assert source.wait_until_exists(follow=True)
         assert job.report.warnings == [f"topic {topic} does not exist on {server.url} yet: waiting for it"]
         threading.Timer(0.2, stop.set).start()
-        assert not SourceTopic(job, asking, f"{topic}.never").appears(follow=True)
+        assert not SourceTopic(job, asking, f"{topic}.never").wait_until_exists(follow=True)
 
 
 def test_two_keys_at_once_are_refused(tmp_path: Path):
@@ -261,13 +259,13 @@ def test_two_keys_at_once_are_refused(tmp_path: Path):
         PipelineJob("x", token="a", token_file="b")
 
 
-def test_a_session_that_the_job_was_given_is_not_stopped(spark: SparkSession):
+def test_given_session_is_not_stopped(spark: SparkSession):
     with PipelineJob("x", spark=spark) as job:
         assert job.spark is spark
     assert spark.range(1).count() == 1
 
 
-def test_a_long_round_is_told_and_shown_with_the_lag_of_that_moment(
+def test_long_round_publishes_its_lag(
     server: ServerProcess, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(job_module, "REPORT_EVERY_S", 0.1)
@@ -304,7 +302,7 @@ def _running(client: Client, job: PipelineJob) -> list[Any]:
     return [one for one in runs(client) if (one["run_id"], one["state"]) == (job.report.run_id, "running")]
 
 
-def test_a_lag_that_nobody_can_tell_any_more_is_not_zero(start_server: StartServer):
+def test_unknown_lag_is_not_zero(start_server: StartServer):
     server = start_server()
     with PipelineJob("archive", servers=[server.url]) as job:
         row = job.report.topic("t")

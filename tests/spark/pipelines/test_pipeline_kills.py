@@ -87,9 +87,7 @@ def head(server: Server, topic: str) -> int:
 
 
 @pytest.mark.torture
-def test_a_mirror_whose_driver_is_killed_in_the_middle_copies_every_record_once(
-    two_servers: list[Server], tmp_path: Path
-):
+def test_killed_mirror_copies_every_record_once(two_servers: list[Server], tmp_path: Path):
     one, other = two_servers
     count = 48_000  # one step: it takes a while
     for server in two_servers:
@@ -157,7 +155,7 @@ def _let_work(running: Process, server: Server, *, steps: int) -> None:
 
 
 @pytest.mark.torture
-def test_two_servers_under_load_converge_whatever_is_killed(two_servers: list[Server], tmp_path: Path):
+def test_two_servers_under_load_converge_after_kills(two_servers: list[Server], tmp_path: Path):
     chance = random.Random(SEED)
     one, other = two_servers
     clients = [Client(server.url, retries=30) for server in two_servers]
@@ -190,7 +188,7 @@ def test_two_servers_under_load_converge_whatever_is_killed(two_servers: list[Se
 
 
 @pytest.mark.torture
-def test_a_rollup_that_is_killed_writes_every_window_once(two_servers: list[Server], tmp_path: Path):
+def test_killed_rollup_writes_every_window_once(two_servers: list[Server], tmp_path: Path):
     chance = random.Random(SEED)
     server = two_servers[0]
     client = Client(server.url, retries=30)
@@ -226,7 +224,7 @@ def test_a_rollup_that_is_killed_writes_every_window_once(two_servers: list[Serv
 
 
 @pytest.mark.torture
-def test_a_compaction_that_is_killed_holds_the_latest_of_every_key(two_servers: list[Server], tmp_path: Path):
+def test_killed_compaction_holds_the_latest_of_every_key(two_servers: list[Server], tmp_path: Path):
     chance = random.Random(SEED)
     server = two_servers[0]
     client = Client(server.url, retries=30)

@@ -39,7 +39,7 @@ def options_of(name: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_every_option_is_an_argument_of_the_same_name_or_of_the_one_that_the_page_lists(name: str):
+def test_every_option_is_an_argument_of_the_same_or_a_listed_name(name: str):
     function = getattr(importlib.import_module(f"topics.spark.pipelines.{name}"), name)
     arguments = inspect.signature(function).parameters.keys() | JobOptions.__annotations__.keys()
     declared = set(Declaration.__struct_fields__) if name == "rollup" else set()
@@ -48,6 +48,6 @@ def test_every_option_is_an_argument_of_the_same_name_or_of_the_one_that_the_pag
         assert same in arguments | declared or listed().get(option) in arguments, f"--{option}"
 
 
-def test_every_option_that_the_page_lists_exists():
+def test_every_option_listed_on_the_page_exists():
     options = {option for name in PIPELINES for option in options_of(name)}
     assert listed().keys() <= options

@@ -52,7 +52,7 @@ def seqs(client: Client, topic: str) -> list[int]:
     return [origin.seq for origin in origins if origin is not None]
 
 
-def test_records_of_a_lake_come_back_as_they_were_with_their_origin(play: Play, client: Client, topic: str, lake: Path):
+def test_archived_records_are_replayed_unchanged_with_their_origin(play: Play, client: Client, topic: str, lake: Path):
     client.append(
         topic,
         [
@@ -78,7 +78,7 @@ def test_records_of_a_lake_come_back_as_they_were_with_their_origin(play: Play, 
     assert bytes(again[0].meta).startswith(b'{"trace":"z","n":1.0,"_topics_replay":')
 
 
-def test_seqs_times_tags_and_conditions_choose(play: Play, client: Client, topic: str, lake: Path):
+def test_seqs_times_tags_and_conditions_select_records(play: Play, client: Client, topic: str, lake: Path):
     for n in range(30):
         client.append(topic, [{"data": {"n": n, "by": {"name": f"p{n % 3}"}}, "tag": f"t{n % 2}"}])
     archive(client, lake, topic)
@@ -100,7 +100,7 @@ def test_seqs_times_tags_and_conditions_choose(play: Play, client: Client, topic
     assert seqs(client, f"{topic}.time") == expected
 
 
-def test_a_replay_that_is_called_again_goes_on_and_repeats_nothing(play: Play, client: Client, topic: str, lake: Path):
+def test_second_call_continues_and_repeats_nothing(play: Play, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(2500))
     archive(client, lake, topic)
     assert play(lake=str(lake), step_seqs=1000).records == 2500
@@ -118,7 +118,7 @@ def test_a_replay_that_is_called_again_goes_on_and_repeats_nothing(play: Play, c
     assert play(lake=str(lake)).records == 2600
 
 
-def test_an_interrupted_plan_is_finished_exactly_though_its_keys_are_forgotten(
+def test_interrupted_plan_is_finished_exactly_without_idempotency_keys(
     play: Play, client: Client, topic: str, lake: Path
 ):
     """The plan is written down and half done; the topic remembers no write, so only what it holds can tell."""
@@ -145,7 +145,7 @@ def test_an_interrupted_plan_is_finished_exactly_though_its_keys_are_forgotten(
     assert [n for n in read_numbers(client, into) if n >= 0] == list(range(3000))
 
 
-def test_a_record_that_is_refused_is_told_of_and_holds_up_nothing(client: Client, topic: str):
+def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic: str):
     """One that fits as it was, and does not with its origin in its meta."""
     into = f"{topic}.again"
     origin = {"id": "x", "topic": topic, "epoch": 7}
@@ -166,7 +166,7 @@ def test_a_record_that_is_refused_is_told_of_and_holds_up_nothing(client: Client
     assert sender.send(rows).repeated == 9
 
 
-def test_a_directory_and_a_server_can_be_replayed_too(play: Play, client: Client, topic: str, tmp_path: Path):
+def test_directory_and_server_can_be_replayed(play: Play, client: Client, topic: str, tmp_path: Path):
     server = Server(tmp_path)
     try:
         with Client(server.url) as other:
@@ -180,7 +180,7 @@ def test_a_directory_and_a_server_can_be_replayed_too(play: Play, client: Client
     assert read_numbers(client, f"{topic}.b") == list(range(3, 10))
 
 
-def test_a_loss_fails_a_replay_unless_it_may_be_told(play: Play, client: Client, topic: str, lake: Path):
+def test_gap_fails_a_replay_unless_allowed(play: Play, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(10))
     client.put_topic(topic, cap_records=6)
     archive(client, lake, topic)
@@ -197,14 +197,14 @@ def test_a_loss_fails_a_replay_unless_it_may_be_told(play: Play, client: Client,
     assert [one.value["n"] for one in rest] == list(range(4, 10))
 
 
-def test_a_pace_lets_records_go_no_faster_than_its_rate_even_after_a_pause():
+def test_pace_keeps_its_rate_even_after_a_pause():
     pace = Pace(10)
     assert [pace.pause_s(2, now_s=100.0) for _ in range(3)] == pytest.approx([0.0, 0.2, 0.4])
     assert [pace.pause_s(2, now_s=200.0) for _ in range(2)] == pytest.approx([0.0, 0.2])
     assert Pace(None).pause_s(1000, now_s=0.0) == 0
 
 
-def test_a_rate_is_kept(play: Play, client: Client, topic: str, lake: Path):
+def test_rate_is_kept(play: Play, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(40))
     archive(client, lake, topic)
     began = time.monotonic()
@@ -213,7 +213,7 @@ def test_a_rate_is_kept(play: Play, client: Client, topic: str, lake: Path):
     assert read_numbers(client, f"{topic}.slow") == list(range(40))
 
 
-def test_a_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: str, lake: Path):
+def test_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     archive(client, lake, topic)
     report = play(lake=str(lake), where="data.n >= 15 AND data.m IS NULL", dry_run=True)
@@ -235,15 +235,13 @@ def test_a_dry_run_counts_and_writes_nothing(play: Play, client: Client, topic: 
         ({"lake": "/l", "rate": 0}, "rate"),
     ],
 )
-def test_arguments_that_cannot_be_meant_are_refused(
-    play: Play, client: Client, topic: str, arguments: dict[str, Any], message: str
-):
+def test_invalid_arguments_are_refused(play: Play, client: Client, topic: str, arguments: dict[str, Any], message: str):
     meant = {"URL": client.url, "TOPIC": topic}
     with pytest.raises(BadUsage, match=message):
         play(**{name: meant.get(value, value) for name, value in arguments.items()})
 
 
-def test_the_command_says_what_it_did_and_what_is_wrong_with_a_condition(
+def test_command_reports_results_and_errors_in_conditions(
     spark: SparkSession, client: Client, topic: str, lake: Path, capsys: pytest.CaptureFixture[str]
 ):
     numbers(client, topic, range(5))
@@ -258,7 +256,7 @@ def test_the_command_says_what_it_did_and_what_is_wrong_with_a_condition(
 
 
 @pytest.mark.torture
-def test_a_replay_that_is_killed_at_random_points_is_exact_in_the_end(tmp_path: Path, lake: Path):
+def test_replay_killed_at_random_points_is_exact(tmp_path: Path, lake: Path):
     server = Server(tmp_path)
     try:
         with Client(server.url, retries=10) as client:
@@ -297,7 +295,7 @@ def _run(client: Client, command: list[str], tmp_path: Path, stop_at: int | None
         running.kill()
 
 
-def test_a_record_of_another_type_does_not_meet_a_condition(play: Play, client: Client, topic: str) -> None:
+def test_record_of_another_type_does_not_match_a_condition(play: Play, client: Client, topic: str) -> None:
     client.append(topic, [{"data": {"price": 5}}, {"data": {"price": "cheap"}}, {"data": {"price": 9}}])
     play(source_url=client.url, where="value:price::int > 3")
     assert seqs(client, f"{topic}.again") == [1, 3]

@@ -49,7 +49,7 @@ def in_topic(client: Client, topic: str) -> list[tuple[int, str, int, int]]:
     return [(minute(row["window"]["start"]), row["tag"], row["n"], row["total"]) for row in found]
 
 
-def test_a_window_is_written_once_the_watermark_has_passed_it(spark: SparkSession, client: Client, topic: str):
+def test_window_is_written_once_after_the_watermark(spark: SparkSession, client: Client, topic: str):
     declared = declare(topic, into=f"{topic}.sums")
 
     def run() -> RunReport:
@@ -83,7 +83,7 @@ def dying_after_writing(save: Any) -> Any:
     return dying
 
 
-def test_what_a_dead_run_was_writing_is_written_once(
+def test_windows_of_a_killed_run_are_written_once(
     spark: SparkSession, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     """It dies when the windows are in the topic and before that is noted; new records come before the next run."""
@@ -102,9 +102,7 @@ def test_what_a_dead_run_was_writing_is_written_once(
 
 
 @pytest.mark.parametrize("by", ["nobody", "somebody", "a backup"])
-def test_a_topic_that_was_deleted_is_filled_again_unless_it_came_back_as_it_was(
-    spark: SparkSession, client: Client, topic: str, by: str
-):
+def test_deleted_output_topic_is_filled_again_unless_restored(spark: SparkSession, client: Client, topic: str, by: str):
     into = f"{topic}.sums"
     declared = declare(topic, into=into)
     sell(client, topic, (0.1, "web", 5), (2, "web", 1))
@@ -123,7 +121,7 @@ def test_a_topic_that_was_deleted_is_filled_again_unless_it_came_back_as_it_was(
     assert len(report.warnings) == (by != "a backup")
 
 
-def test_parquet_files_are_written_again_under_the_same_name(
+def test_parquet_files_are_rewritten_under_the_same_name(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     declared = declare(topic, parquet=str(tmp_path / "sums"))
@@ -150,14 +148,14 @@ def test_two_runs_into_one_directory_are_refused(client: Client, topic: str, tmp
     other.close()
 
 
-def test_windows_that_overlap_count_a_record_in_each(spark: SparkSession, client: Client, topic: str):
+def test_overlapping_windows_count_a_record_in_each(spark: SparkSession, client: Client, topic: str):
     declared = declare(topic, into=f"{topic}.sums", window="2 minutes", slide="1 minute", watermark="0 seconds")
     sell(client, topic, (1.5, "web", 1), (10, "web", 1))
     rollup(url=client.url, declaration=declared, spark=spark)
     assert in_topic(client, f"{topic}.sums") == [(0, "web", 1, 1), (1, "web", 1, 1)]
 
 
-def test_a_statement_of_ones_own_and_a_tag(spark: SparkSession, client: Client, topic: str):
+def test_own_statement_and_tag_are_used(spark: SparkSession, client: Client, topic: str):
     sql = "SELECT tag, max_by(value:total::int, time) AS last FROM records WHERE tag <> 'no' GROUP BY window, tag"
     declared = declare(topic, into=f"{topic}.last", by=[], select=["count(*) AS count"], sql=sql, tag="tag")
     sell(client, topic, (0.5, "web", 1), (0.6, "web", 2), (0.1, "no", 3), (5, "web", 9))
@@ -169,7 +167,7 @@ def test_a_statement_of_ones_own_and_a_tag(spark: SparkSession, client: Client, 
     assert report.figures["without_time"] == 1
 
 
-def test_windows_of_the_time_of_commit_need_no_declaration_of_time(spark: SparkSession, client: Client, topic: str):
+def test_windows_of_commit_time_need_no_time_expression(spark: SparkSession, client: Client, topic: str):
     declared = Declaration(topic=topic, window="10 ms", into=f"{topic}.counts")
     client.append(topic, [{"data": 1}, {"data": 2}])
     first = client.topic(topic).last_write_ts or 0
@@ -181,16 +179,14 @@ def test_windows_of_the_time_of_commit_need_no_declaration_of_time(spark: SparkS
     assert rows[0]["count"] >= 2
 
 
-def test_what_was_lost_is_reported(spark: SparkSession, client: Client, topic: str):
+def test_gaps_are_reported(spark: SparkSession, client: Client, topic: str):
     client.put_topic(topic, cap_records=2)
     sell(client, topic, *((n, "web", 1) for n in range(4)))
     report = rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
     assert [(gap.from_seq, gap.to_seq) for gap in report.topics[0].gaps] == [(1, 2)]
 
 
-def test_another_declaration_for_the_same_output_is_refused_unless_it_begins_anew(
-    spark: SparkSession, client: Client, topic: str
-):
+def test_another_declaration_needs_another_output_or_full(spark: SparkSession, client: Client, topic: str):
     sell(client, topic, (0, "web", 1), (5, "web", 1))
     rollup(url=client.url, declaration=declare(topic, into=f"{topic}.sums"), spark=spark)
     other = declare(topic, into=f"{topic}.sums", watermark="1 minute")
@@ -200,9 +196,7 @@ def test_another_declaration_for_the_same_output_is_refused_unless_it_begins_ane
     assert len(in_topic(client, f"{topic}.sums")) == 2
 
 
-def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
-    spark: SparkSession, client: Client, topic: str, tmp_path: Path
-):
+def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client, topic: str, tmp_path: Path):
     client.put_topic(topic, cap_records=4)
     sell(client, topic, *((n, tag, 1) for n in (0, 1, 5) for tag in ("web", "shop")))
     sums, folder = f"{topic}.sums", tmp_path / "sums"
@@ -222,7 +216,7 @@ def test_a_dry_run_says_what_a_run_would_write_and_writes_nothing(
         assert (done.records, done.gaps, done.figures) == (said.records, said.gaps, said.figures)
 
 
-def test_a_topic_that_was_trimmed_is_said_to_be_unless_its_lake_is_given(
+def test_trimmed_topic_is_warned_about_without_its_lake(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path
 ):
     sell(client, topic, *((n, "web", 1) for n in range(4)))
@@ -235,7 +229,7 @@ def test_a_topic_that_was_trimmed_is_said_to_be_unless_its_lake_is_given(
     assert (healed.warnings, [row[0] for row in in_topic(client, f"{topic}.sums")]) == ([], [0, 1])
 
 
-def test_a_record_of_another_type_counts_as_null(spark: SparkSession, client: Client, topic: str) -> None:
+def test_record_of_another_type_counts_as_null(spark: SparkSession, client: Client, topic: str) -> None:
     sell(client, topic, (0.1, "web", 5))
     client.append(topic, [{"data": {"at": BASE + 1, "total": "cheap"}, "tag": "web"}])
     client.append(topic, [{"data": {"at": "soon", "total": 1}, "tag": "web"}])
@@ -246,7 +240,7 @@ def test_a_record_of_another_type_counts_as_null(spark: SparkSession, client: Cl
 
 
 @pytest.mark.parametrize("kind", ["into", "parquet"])
-def test_a_declaration_that_failed_before_it_wrote_can_be_corrected(
+def test_declaration_without_output_can_be_corrected(
     spark: SparkSession, client: Client, topic: str, tmp_path: Path, kind: str
 ) -> None:
     output = {"into": f"{topic}.sums"} if kind == "into" else {"parquet": str(tmp_path / "sums")}

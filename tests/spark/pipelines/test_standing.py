@@ -64,7 +64,7 @@ def unexplained(report: RunReport) -> list[tuple[int, int]]:
 # --- a lake that is not the one
 
 
-def test_a_lake_that_is_not_mounted_is_not_made_anew(run: Run, client: Client, lake: Lake, topic: str):
+def test_unmounted_lake_is_not_created_again(run: Run, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(10)
     run(trim=True)
@@ -80,7 +80,7 @@ def test_a_lake_that_is_not_mounted_is_not_made_anew(run: Run, client: Client, l
     assert check_exact(lake, written) == 11
 
 
-def test_a_copy_of_the_lake_from_before_a_trim_is_refused_and_the_audit_misses_what_it_lacks(
+def test_lake_copy_from_before_a_trim_is_refused_and_audited(
     run: Run, look_for: Run, client: Client, lake: Lake, topic: str
 ):
     written = Written(client, topic)
@@ -100,7 +100,7 @@ def test_a_copy_of_the_lake_from_before_a_trim_is_refused_and_the_audit_misses_w
     assert unexplained(look_for()) == [(11, 20)]
 
 
-def test_what_the_server_evicted_because_another_lake_has_it_is_unexplained(
+def test_seqs_evicted_for_another_lake_are_unexplained(
     run: Run, look_for: Run, client: Client, lake: Lake, topic: str, tmp_path: Path
 ):
     Written(client, topic).numbers(20)
@@ -110,7 +110,7 @@ def test_what_the_server_evicted_because_another_lake_has_it_is_unexplained(
     assert unexplained(look_for()) == [(1, 15)]
 
 
-def test_a_new_lake_begins_with_a_gap_where_only_the_old_one_had_the_records(
+def test_new_lake_begins_with_a_gap_for_missing_records(
     run: Run, look_for: Run, client: Client, lake: Lake, topic: str, tmp_path: Path
 ):
     written = Written(client, topic)
@@ -165,7 +165,7 @@ def rows_of(client: Client, lake: str, topic: str, **options: str) -> list[tuple
     return [(row["seq"], row["gap_to"], row["reason"]) for batch in batches for row in batch.to_pylist()]
 
 
-def test_what_an_older_copy_of_the_lake_lacks_is_a_gap_and_what_was_deleted_is_none(
+def test_records_missing_in_an_older_copy_are_a_gap(
     copied_back: Written, look_for: Run, client: Client, lake: Lake, topic: str, tmp_path: Path
 ):
     found = list(client.read(topic, lake=lake.path))
@@ -189,7 +189,7 @@ def test_what_an_older_copy_of_the_lake_lacks_is_a_gap_and_what_was_deleted_is_n
     assert (first.gap_from, first.gap_to) == (1, 40)
 
 
-def test_a_lake_that_has_lost_the_note_of_its_last_trim_is_read_all_the_same_and_that_is_noticed(
+def test_lake_without_its_last_trim_is_readable_and_reported(
     run: Run, look_for: Run, client: Client, lake: Lake, topic: str
 ):
     written = Written(client, topic)
@@ -213,7 +213,7 @@ def test_a_lake_that_has_lost_the_note_of_its_last_trim_is_read_all_the_same_and
     assert "was told of a trim" not in describe(look_for())
 
 
-def test_several_archivers_of_one_lake_do_not_take_each_other_for_another_lake(
+def test_concurrent_archivers_accept_the_same_lake(
     run: Run, client: Client, lake: Lake, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
     """One commits and tells the server between the other's look at the lake and its question to the server."""
@@ -236,7 +236,7 @@ def test_several_archivers_of_one_lake_do_not_take_each_other_for_another_lake(
     assert check_exact(lake, written) == 20
 
 
-def test_the_command_has_the_option(server: ServerProcess, here: Any, client: Client, lake: Lake, topic: str):
+def test_command_has_the_option(server: ServerProcess, here: Any, client: Client, lake: Lake, topic: str):
     Written(client, topic).numbers(3)
     client.archived(topic, seq=2, epoch=client.topic(topic).epoch)
     command = ["pipeline", "archive", "--url", server.url, "--topic", topic, "--lake", lake.path, "--dry-run"]
@@ -244,7 +244,7 @@ def test_the_command_has_the_option(server: ServerProcess, here: Any, client: Cl
     assert main([*command, "--new-lake"]) == 0
 
 
-def test_a_copy_of_a_lake_that_lacks_its_empty_folders_is_a_lake(run: Run, client: Client, lake: Lake, topic: str):
+def test_lake_copy_without_empty_folders_is_a_lake(run: Run, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(3)
     run()
@@ -270,9 +270,7 @@ def set_back(lake: Lake, written: Written, seqs: int) -> None:
         staging.commit(lake.snapshot(), [change])
 
 
-def test_a_topic_that_ends_before_its_archive_is_an_error_that_says_what_it_means(
-    run: Run, client: Client, lake: Lake, topic: str
-):
+def test_topic_that_ends_before_its_archive_is_an_error(run: Run, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(10)
     run()
@@ -283,9 +281,7 @@ def test_a_topic_that_ends_before_its_archive_is_an_error_that_says_what_it_mean
     assert client.topic(topic).count == 10
 
 
-def test_seqs_that_were_given_out_twice_are_neither_archived_on_nor_trimmed(
-    run: Run, client: Client, lake: Lake, topic: str
-):
+def test_seqs_assigned_twice_are_neither_archived_nor_trimmed(run: Run, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(10)
     run()
@@ -312,9 +308,7 @@ def spoiled(lake: Lake, written: Written, number: int) -> str:
     return path.name
 
 
-def test_a_damaged_file_is_left_and_named_what_is_new_is_archived_and_nothing_trimmed(
-    run: Run, look_for: Run, client: Client, lake: Lake, topic: str
-):
+def test_damaged_file_stops_trims_but_not_archiving(run: Run, look_for: Run, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     for _ in range(5):
         written.numbers(10)
@@ -330,7 +324,7 @@ def test_a_damaged_file_is_left_and_named_what_is_new_is_archived_and_nothing_tr
     assert (report.ok, report.figures["damaged_files"], report.figures["unexplained"]) == (False, 1, 0)
 
 
-def test_a_file_beside_the_records_that_no_version_has_is_a_finding(
+def test_uncommitted_file_beside_the_records_is_a_finding(
     run: Run, look_for: Run, client: Client, lake: Lake, topic: str
 ):
     written = Written(client, topic)
@@ -349,9 +343,7 @@ def test_a_file_beside_the_records_that_no_version_has_is_a_finding(
     assert text.endswith("1 files that no version of the lake has")
 
 
-def test_a_lake_that_lacks_a_version_fails_the_audit_with_what_to_do(
-    run: Run, look_for: Run, client: Client, lake: Lake, topic: str
-):
+def test_missing_version_fails_the_audit_with_a_remedy(run: Run, look_for: Run, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     for _ in range(3):
         written.numbers(5)
@@ -362,7 +354,7 @@ def test_a_lake_that_lacks_a_version_fails_the_audit_with_what_to_do(
             command()
 
 
-def test_seqs_that_are_in_two_files_are_told_and_compared_all_the_same(
+def test_seqs_in_two_files_are_reported_and_compared(
     run: Run, client: Client, lake: Lake, topic: str, server: ServerProcess
 ):
     from topics.spark.options import ConnectionOptions
@@ -385,7 +377,7 @@ def test_seqs_that_are_in_two_files_are_told_and_compared_all_the_same(
     assert (found.both, found.differing, found.counts["live"]) == (10, 0, 10)
 
 
-def test_the_gap_ledger_has_the_reason_of_a_new_lake(run: Run, client: Client, lake: Lake, topic: str):
+def test_gap_ledger_has_the_reason_of_a_new_lake(run: Run, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(4)
     client.archived(topic, seq=4, epoch=written.epoch)
@@ -396,9 +388,7 @@ def test_the_gap_ledger_has_the_reason_of_a_new_lake(run: Run, client: Client, l
     assert lake.ledger().to_pylist()[0]["reason"] == "other_lake"
 
 
-def test_a_record_that_was_taken_out_of_the_lake_alone_stops_the_trim_and_not_the_archive(
-    run: Run, client: Client, lake: Lake, topic: str
-):
+def test_record_erased_from_the_lake_stops_only_the_trim(run: Run, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(10)
     run()
@@ -411,7 +401,7 @@ def test_a_record_that_was_taken_out_of_the_lake_alone_stops_the_trim_and_not_th
     assert client.topic(topic).count == 15
 
 
-def test_a_server_whose_directory_was_set_back_is_noticed_before_and_after_it_has_grown_again(
+def test_server_set_back_is_noticed_before_and_after_it_grows(
     run: Run, start_server: StartServer, lake: Lake, topic: str, tmp_path: Path
 ):
     def write(server: ServerProcess, count: int) -> Written:

@@ -11,17 +11,17 @@ from topics.spark.pipelines.rollup.windows import NEVER, Open, Seen, duration_ms
     ("text", "ms"),
     [("10 minutes", 600_000), ("1 hour", 3_600_000), ("1h 30m", 5_400_000), ("500 ms", 500), ("0 seconds", 0)],
 )
-def test_durations_are_written_as_people_write_them(text: str, ms: int):
+def test_durations_are_parsed_in_common_forms(text: str, ms: int):
     assert duration_ms(text) == ms
 
 
 @pytest.mark.parametrize("text", ["", "soon", "10", "1 month", "1 hour later"])
-def test_what_is_no_duration_is_refused(text: str):
+def test_invalid_durations_are_refused(text: str):
     with pytest.raises(ValueError, match="not a duration"):
         duration_ms(text)
 
 
-def test_a_window_closes_when_the_watermark_reaches_its_end():
+def test_window_closes_when_the_watermark_reaches_its_end():
     seen = [Seen(0, 10, 1, 3), Seen(10, 20, 4, 1)]
     before = turn([], NEVER, seen, latest_ms=14, delay_ms=5)
     assert (before.watermark_ms, before.closing) == (9, [])
@@ -31,12 +31,12 @@ def test_a_window_closes_when_the_watermark_reaches_its_end():
     assert (after.watermark_ms, after.closing, after.open) == (10, [Open(0, 10, 1)], [Open(10, 20, 4)])
 
 
-def test_a_record_of_a_closed_window_is_late_and_opens_nothing():
+def test_record_of_a_closed_window_is_late():
     found = turn([], 10, [Seen(0, 10, 5, 2)], latest_ms=8, delay_ms=0)
     assert (found.late, found.closing, found.open, found.watermark_ms) == (2, [], [], 10)
 
 
-def test_a_range_without_times_moves_nothing():
+def test_range_without_times_changes_nothing():
     found = turn([Open(0, 10, 1)], 5, [], latest_ms=None, delay_ms=0)
     assert (found.watermark_ms, found.open, found.closing) == (5, [Open(0, 10, 1)], [])
 
@@ -45,7 +45,7 @@ def declare(**fields: object) -> Declaration:
     return msgspec.convert({"topic": "orders", "into": "hourly", "window": "1 hour"} | fields, Declaration)
 
 
-def test_a_declaration_becomes_one_statement():
+def test_declaration_becomes_one_statement():
     declared = declare(by=["tag"], select=["count(*) AS n"], where="tag IS NOT NULL")
     assert declared.statement == (
         "SELECT window, tag, count(*) AS n FROM records WHERE tag IS NOT NULL GROUP BY ALL"
@@ -66,6 +66,6 @@ def test_a_declaration_becomes_one_statement():
         ({"into": "no topic"}, "not a topic name"),
     ],
 )
-def test_a_declaration_that_cannot_be_meant_says_why(fields: dict[str, object], message: str):
+def test_invalid_declarations_are_refused_with_a_reason(fields: dict[str, object], message: str):
     with pytest.raises(msgspec.ValidationError, match=message):
         declare(**fields)

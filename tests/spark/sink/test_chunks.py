@@ -32,7 +32,7 @@ def keys(found: Iterable[Chunk]) -> set[str]:
 
 
 @given(st.lists(st.integers(900, 5100), max_size=6), st.integers(1, 4))
-def test_wherever_partitions_are_cut_on_the_grid_the_requests_are_the_same(cuts: list[int], size: int):
+def test_requests_do_not_depend_on_partitions_on_the_grid(cuts: list[int], size: int):
     """The batch is 901 to 5100; partitions end at multiples of 1000, Arrow batches anywhere."""
     whole = grid(rows(*range(901, 5101)))
     edges = sorted({901, 5101, *(cut // 1000 * 1000 for cut in cuts if cut > 1000)})
@@ -45,41 +45,41 @@ def test_wherever_partitions_are_cut_on_the_grid_the_requests_are_the_same(cuts:
     assert [len(chunk.records) for chunk in whole] == [99, 1000, 1000, 1000, 1000, 101]
 
 
-def test_rows_that_a_shuffle_mixed_come_out_as_if_it_had_not():
+def test_shuffled_rows_give_the_same_requests():
     seqs = list(range(1, 3000))
     random.Random(7).shuffle(seqs)
     assert grid(rows(*seqs[:1000]), rows(*seqs[1000:])) == grid(rows(*range(1, 3000)))
 
 
-def test_memory_is_bounded_and_rows_in_order_are_cut_the_same_under_any_bound():
+def test_memory_is_bounded_and_cuts_do_not_depend_on_the_bound():
     batches = [rows(*range(at, at + 500)) for at in range(0, 20_000, 500)]
     assert grid(*batches, held_bytes=30_000) == grid(*batches)
 
 
-def test_two_branches_that_write_the_same_source_are_two_writes():
+def test_two_branches_of_one_source_are_two_writes():
     assert not keys(grid(rows(1, 2, 3, text="a"))) & keys(grid(rows(1, 2, 3, text="b")))
 
 
-def test_by_source_a_column_with_random_parts_changes_no_key():
+def test_by_source_random_columns_change_no_key():
     assert keys(grid(rows(1, 2, text="a"), key_by="source")) == keys(grid(rows(1, 2, text="b"), key_by="source"))
 
 
-def test_by_source_other_rows_of_the_same_range_are_another_write():
+def test_by_source_other_rows_of_a_range_are_another_write():
     assert not keys(grid(rows(1, 2, 5), key_by="source")) & keys(grid(rows(1, 3, 5), key_by="source"))
 
 
-def test_the_same_seqs_in_another_batch_or_of_another_topic_are_another_write():
+def test_same_seqs_of_another_batch_or_topic_are_another_write():
     found = [grid(rows(1)), grid(rows(1), run="q/1"), grid(rows(1, source="other"))]
     assert len(set.union(*map(keys, found))) == 3
 
 
-def test_many_rows_made_of_one_record_are_cut_and_every_piece_has_its_own_key():
+def test_many_rows_of_one_record_are_cut_with_distinct_keys():
     found = grid(rows(*[7] * 25_000), key_by="source")
     assert [len(chunk.records) for chunk in found] == [10_000, 10_000, 5000]
     assert len(keys(found)) == 3
 
 
-def test_a_cell_that_had_to_be_let_go_early_never_takes_the_key_of_its_first_part():
+def test_cell_released_early_never_reuses_a_key():
     found = grid(*[rows(7) for _ in range(50)], held_bytes=40, key_by="source")
     assert sum(len(chunk.records) for chunk in found) == 50
     assert len(keys(found)) == len(found)
@@ -92,13 +92,13 @@ def test_requests_are_bounded_in_bytes():
     assert max(sum(map(len, chunk.records)) for chunk in found) <= chunks.MAX_BYTES
 
 
-def test_rows_without_a_source_keep_their_order_and_their_key_does_not_depend_on_it():
+def test_rows_without_a_source_have_a_key_independent_of_order():
     one, other = ordered([b"1", b"3", b"2"]), ordered([b"2", b"1", b"3"])
     assert one[0].records == [b"1", b"3", b"2"]
     assert keys(one) == keys(other)
 
 
-def test_equal_rows_without_a_source_in_two_partitions_are_two_writes():
+def test_equal_rows_in_two_partitions_are_two_writes():
     assert not keys(ordered([b"1"], partition=0)) & keys(ordered([b"1"], partition=1))
 
 
@@ -108,20 +108,20 @@ def test_equal_requests_of_one_partition_are_two_writes():
     assert len(keys(found)) == 2
 
 
-def test_sorted_rows_are_cut_the_same_in_whatever_order_they_come():
+def test_sorted_rows_are_cut_independently_of_their_order():
     records = [b"%d" % number for number in range(25_000)]
     mixed = random.Random(7).sample(records, len(records))
     assert ordered(mixed, sort=True) == ordered(records, sort=True)
     assert sum(len(chunk.records) for chunk in ordered(mixed, sort=True)) == 25_000
 
 
-def test_halves_have_keys_of_their_own_and_every_record():
+def test_halves_have_distinct_keys_and_every_record():
     [chunk] = grid(rows(1, 2, 3))
     first, second = chunk.halves()
     assert first.records + second.records == chunk.records
     assert len({chunk.key, first.key, second.key}) == 3
 
 
-def test_a_key_is_short_enough_for_a_server():
+def test_key_is_short_enough_for_a_server():
     [chunk] = grid(rows(2**63 - 1, source="s" * 255), run=f"spark/{'f' * 36}/{2**63}/{'w' * 64}")
     assert len(chunk.key) <= 200

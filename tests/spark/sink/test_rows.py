@@ -36,16 +36,16 @@ def records(schema: str, arrow: dict[str, Any], **options: Any) -> list[str]:
     return [row.record.decode() for row in (*sourced, *plain)]
 
 
-def test_a_string_is_written_as_the_json_it_holds_token_for_token():
+def test_json_string_is_written_token_for_token():
     texts = ['{"b": 1e2, "a":"\\u00e9", "a":2}', "17", '"text"', "null", " [1,\n2] ", '"\\ud83d"']
     assert records("data STRING", {"data": texts}) == [f'{{"data":{text}}}' for text in texts]
 
 
-def test_bytes_that_hold_json_are_written_as_that_json():
+def test_json_bytes_are_written_as_json():
     assert records("data BINARY", {"data": [b'{"a":1}']}) == ['{"data":{"a":1}}']
 
 
-def test_with_data_format_text_a_string_is_written_as_a_string():
+def test_data_format_text_writes_a_string():
     assert records("data STRING", {"data": ['say "hi"', None]}, data_format="text") == [
         '{"data":"say \\"hi\\""}', '{"data":null}',
     ]  # fmt: skip
@@ -54,18 +54,18 @@ def test_with_data_format_text_a_string_is_written_as_a_string():
 @pytest.mark.parametrize(
     "text", ["", "hello", "{", '{"a":1}}', '1},{"data":2', "NaN", "'a'", '{"a":1} {"b":2}', "[" * 100_000, "01"]
 )
-def test_a_string_that_is_no_json_is_refused_and_spoils_nothing(text: str):
+def test_string_that_is_not_json_is_refused(text: str):
     with pytest.raises(BadValue, match=r"is not JSON text.*dataFormat"):
         records("data STRING", {"data": ['{"fine":1}', text]})
 
 
-def test_tag_node_and_meta_come_along_where_they_are_there():
+def test_tag_node_and_meta_are_written_if_present():
     schema = "data BIGINT, tag STRING, node STRING, meta STRING"
     arrow = {"data": [1, 2], "tag": ['a"b', None], "node": [None, "n"], "meta": [None, '{"k":[1]}']}
     assert records(schema, arrow) == ['{"data":1,"tag":"a\\"b"}', '{"data":2,"node":"n","meta":{"k":[1]}}']
 
 
-def test_kafkas_names_stand_for_ours():
+def test_kafka_names_are_accepted():
     headers = [[{"key": "n", "value": b"5"}, {"key": "s", "value": b"plain"}, {"key": "none", "value": None}]]
     schema = "key BINARY, value BINARY, offset BIGINT, topic STRING, headers HEADERS"
     sourced, _ = render(
@@ -74,14 +74,14 @@ def test_kafkas_names_stand_for_ours():
     assert sourced == [Sourced("out", "in", 7, b'{"data":{},"tag":"k","meta":{"n":5,"s":"plain","none":null}}')]
 
 
-def test_rows_go_where_their_topic_column_says_and_come_from_their_source_topic():
+def test_rows_follow_their_topic_column_and_keep_their_source():
     schema = "data BIGINT, topic STRING, source_topic STRING, seq BIGINT"
     sourced, plain = render(schema, {"data": [1, 2], "topic": ["a", "b"], "source_topic": ["x", None], "seq": [5, 6]})
     assert sourced == [Sourced("a", "x", 5, b'{"data":1}')]
     assert plain == [Plain("b", b'{"data":2}')]
 
 
-def test_a_row_that_tells_of_a_loss_becomes_a_record_that_tells_of_it():
+def test_gap_row_becomes_a_gap_record():
     schema = "kind STRING, topic STRING, seq BIGINT, data STRING, gap_to BIGINT, reason STRING"
     arrow = {
         "kind": ["record", "gap"], "topic": ["in", "in"], "seq": [1, 2], "data": ["1", None],
@@ -103,17 +103,17 @@ def test_a_row_that_tells_of_a_loss_becomes_a_record_that_tells_of_it():
         ("data INTERVALS", r"data.a is of type interval day to second"),
     ],
 )
-def test_columns_that_cannot_be_written_are_refused(schema: str, message: str):
+def test_invalid_columns_are_refused(schema: str, message: str):
     with pytest.raises(BadColumns, match=message):
         Renderer(columns(schema), topic="out")
 
 
-def test_without_a_topic_anywhere_nothing_is_written():
+def test_missing_topic_is_refused():
     with pytest.raises(BadColumns, match="the destination is missing"):
         Renderer(columns("data STRING"))
 
 
 @pytest.mark.parametrize("name", [None, "a/b", ""])
-def test_a_topic_that_is_none_is_refused(name: str | None):
+def test_invalid_topic_name_is_refused(name: str | None):
     with pytest.raises(BadValue, match="topic"):
         render("data STRING, topic STRING", {"data": ["1"], "topic": pa.array([name], pa.string())})

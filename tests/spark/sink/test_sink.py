@@ -50,9 +50,7 @@ def forget_commits(checkpoint: Path) -> None:
         file.unlink()
 
 
-def test_any_type_is_written_as_the_json_that_spark_makes_of_it(
-    spark: SparkSession, server: ServerProcess, client: Client, topic: str
-):
+def test_every_type_is_written_as_in_to_json(spark: SparkSession, server: ServerProcess, client: Client, topic: str):
     frame = spark.sql(TYPES)
     save(frame, server.url, topic=topic)
     [expected] = frame.select(F.to_json("data")).first()  # type: ignore[misc]
@@ -62,9 +60,7 @@ def test_any_type_is_written_as_the_json_that_spark_makes_of_it(
     assert "12345678901234567890.12" in written
 
 
-def test_a_variant_is_written_as_the_json_it_holds(
-    spark: SparkSession, server: ServerProcess, client: Client, topic: str
-):
+def test_variant_is_written_as_its_json(spark: SparkSession, server: ServerProcess, client: Client, topic: str):
     rows = """SELECT parse_json('{"a":[1,2.50,null]}') AS data, named_struct('v', parse_json('"x"')) AS meta"""
     save(spark.sql(rows), server.url, topic=topic)
     [record] = client.read(topic)
@@ -72,7 +68,7 @@ def test_a_variant_is_written_as_the_json_it_holds(
     assert (record.value, json.loads(bytes(record.meta))) == ({"a": [1, 2.5, None]}, {"v": "x"})  # type: ignore[arg-type]
 
 
-def test_rows_go_to_the_topic_of_their_column_with_tag_node_and_meta(
+def test_rows_go_to_their_topic_with_tag_node_and_meta(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str
 ):
     frame = spark.range(4).selectExpr(
@@ -89,7 +85,7 @@ def test_rows_go_to_the_topic_of_their_column_with_tag_node_and_meta(
         assert (config.ttl_ms, config.idempotency_window_ms) == (3_600_000, 7 * 24 * 3_600_000)
 
 
-def test_what_a_topic_cannot_take_is_refused_with_a_reason(
+def test_invalid_writes_are_refused_with_a_reason(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str
 ):
     one = spark.range(1).selectExpr("id AS data")
@@ -108,9 +104,7 @@ def test_what_a_topic_cannot_take_is_refused_with_a_reason(
     )
 
 
-def test_a_write_with_an_id_can_be_repeated_and_one_without_is_another_write(
-    spark: SparkSession, server: ServerProcess, client: Client, topic: str
-):
+def test_write_with_an_id_can_be_repeated(spark: SparkSession, server: ServerProcess, client: Client, topic: str):
     frame = spark.range(10).selectExpr("named_struct('n', id) AS data")
     save(frame, server.url, topic=topic, writeId="daily-2024-02-29")
     save(frame, server.url, topic=topic, writeId="daily-2024-02-29")
@@ -119,7 +113,7 @@ def test_a_write_with_an_id_can_be_repeated_and_one_without_is_another_write(
     assert len(read_numbers(client, topic)) == 20
 
 
-def test_a_stream_repeated_after_a_crash_with_other_partitions_and_another_rate_writes_nothing_twice(
+def test_stream_repeated_after_a_crash_writes_nothing_twice(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     numbers(client, topic, range(5500))
@@ -151,7 +145,7 @@ def test_aggregates_repeated_after_a_crash_are_written_once(
     assert sorted(json.loads(text)["k"] for text in texts(client, f"{topic}.out")) == list(range(7))
 
 
-def test_inside_foreach_batch_a_repeated_write_changes_nothing_either(
+def test_repeated_write_in_foreach_batch_changes_nothing(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     numbers(client, topic, range(10))
@@ -164,7 +158,7 @@ def test_inside_foreach_batch_a_repeated_write_changes_nothing_either(
     assert read_numbers(client, f"{topic}.out") == list(range(10))
 
 
-def test_two_branches_of_one_source_are_both_written_and_complete_mode_is_refused(
+def test_two_branches_are_both_written_and_complete_mode_is_refused(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     numbers(client, topic, range(10))
@@ -179,7 +173,7 @@ def test_two_branches_of_one_source_are_both_written_and_complete_mode_is_refuse
     assert "output mode complete replaces" in fails(lambda: finish(query.start()))
 
 
-def test_a_copied_loss_shows_in_the_copy(
+def test_copied_gap_shows_in_the_copy(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     client.put_topic(topic, cap_records=2)
@@ -205,7 +199,7 @@ def batches(numbers: range, size: int) -> list[pa.RecordBatch]:
 SCHEMA = t.StructType().add("data", t.StringType()).add("topic", t.StringType()).add("seq", t.LongType())
 
 
-def test_a_task_that_is_tried_again_finds_its_records_written(server: ServerProcess, client: Client, topic: str):
+def test_repeated_task_finds_its_records_written(server: ServerProcess, client: Client, topic: str):
     options = write_options({"url": server.url, "topic": topic})
     renderer = Renderer(SCHEMA, topic=topic)
     half = write_rows(batches(range(1, 3000), 700), options, renderer, "spark/q/0")
@@ -215,7 +209,7 @@ def test_a_task_that_is_tried_again_finds_its_records_written(server: ServerProc
     assert read_numbers(client, topic) == list(range(1, 5000))
 
 
-def test_a_server_that_takes_little_at_a_time_gets_little_at_a_time(start_server: StartServer):
+def test_server_with_a_low_limit_gets_small_requests(start_server: StartServer):
     small = start_server(max_batch_records=100, max_meta_bytes=512, max_record_bytes=1024, max_body_bytes=4096)
     options = write_options({"url": small.url, "topic": "t"})
     with Client(small.url) as client:
@@ -225,7 +219,7 @@ def test_a_server_that_takes_little_at_a_time_gets_little_at_a_time(start_server
         assert read_numbers(client, "t") == list(range(1500))
 
 
-def test_a_full_topic_is_waited_for_no_longer_than_the_timeout(server: ServerProcess, client: Client, topic: str):
+def test_full_topic_is_retried_until_the_timeout(server: ServerProcess, client: Client, topic: str):
     client.put_topic(topic, cap_records=1, discard="reject")
     numbers(client, topic, range(1))
     options = write_options({"url": server.url, "topic": topic, "timeoutMs": "1"})
@@ -240,7 +234,7 @@ ODD = [
 ]  # half a surrogate pair, which is JSON and no Unicode text; and what only looks like it
 
 
-def test_half_a_surrogate_pair_comes_through_reads_streams_the_lake_and_the_sink(
+def test_half_surrogate_pair_passes_reads_streams_lake_and_sink(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     for field in (b'"tag"', b'"node"'):

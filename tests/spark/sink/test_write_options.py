@@ -6,18 +6,18 @@ from topics.spark.options import BadOption
 from topics.spark.sink.write_options import DEFAULT_WINDOW_MS, PATIENT_RETRIES, write_options
 
 
-def test_topics_are_created_with_a_long_window_unless_told_otherwise():
+def test_created_topics_have_a_long_idempotency_window():
     assert write_options({}).creation == {"idempotency_window_ms": DEFAULT_WINDOW_MS}
     options = write_options({"idempotencywindowms": "5", "topicConfig": '{"ttl_ms": 9}', "TOPIC": "t"})
     assert (options.topic, options.creation) == ("t", {"idempotency_window_ms": 5, "ttl_ms": 9})
 
 
-def test_a_sink_is_patient_unless_told_otherwise():
+def test_sink_retries_patiently_by_default():
     assert write_options({}).connection.retries == PATIENT_RETRIES
     assert write_options({"retries": "0"}).connection.retries == 0
 
 
-def test_sparks_own_options_for_streams_are_left_to_spark():
+def test_spark_stream_options_are_left_to_spark():
     assert write_options({"checkpointLocation": "/tmp/x", "queryname": "q", "topic": "t"}).topic == "t"
 
 
@@ -38,6 +38,6 @@ def test_sparks_own_options_for_streams_are_left_to_spark():
         ("writeId", "", "1 to 64"),
     ],
 )
-def test_a_wrong_option_is_named(name: str, value: str, message: str):
+def test_invalid_option_is_named(name: str, value: str, message: str):
     with pytest.raises(BadOption, match=message.replace("?", r"\?")):
         write_options({name: value})

@@ -36,13 +36,15 @@ def orders(client: Client) -> Iterator[str]:
     client.drop_topic("orders")
 
 
-def test_a_batch_read_has_what_diff_has(spark: SparkSession, server: ServerProcess, client: Client, orders: str):
+def test_batch_read_returns_the_records_of_diff(
+    spark: SparkSession, server: ServerProcess, client: Client, orders: str
+):
     found = by_spark(load(spark, url=server.url, subscribe=orders))
     assert found == {orders: by_diff(client, orders)}
     assert len(found[orders]) == 35
 
 
-def test_the_source_is_found_without_registering(spark: SparkSession, server: ServerProcess, orders: str):
+def test_source_is_found_without_registration(spark: SparkSession, server: ServerProcess, orders: str):
     fresh = spark.newSession()
     assert load(fresh, url=server.url, subscribe=orders).count() == 35
 
@@ -80,7 +82,7 @@ def test_times_narrow_a_read(spark: SparkSession, server: ServerProcess, client:
     assert found.get(orders, []) == [seen for seen in everything if low <= (seen.ts_ms or 0) < high]
 
 
-def test_a_large_topic_is_read_in_parts(spark: SparkSession, server: ServerProcess, client: Client):
+def test_large_topic_is_read_in_parts(spark: SparkSession, server: ServerProcess, client: Client):
     client.put_topic("large")
     for _ in range(9):
         client.append("large", [{"data": 1}] * 500)
@@ -102,13 +104,13 @@ def capped(client: Client) -> Iterator[str]:
     client.drop_topic("capped")
 
 
-def test_a_lost_range_fails_the_query_and_is_named(spark: SparkSession, server: ServerProcess, capped: str):
+def test_lost_range_fails_the_query_with_its_range(spark: SparkSession, server: ServerProcess, capped: str):
     frame = load(spark, url=server.url, subscribe=capped, startingOffsets='{"capped": 1}')
     with pytest.raises(PySparkException, match=r"seqs 1 to 1500 of topic capped .* are lost \(cap\)"):
         frame.count()
 
 
-def test_or_it_is_a_row_clipped_to_its_partition(spark: SparkSession, server: ServerProcess, capped: str):
+def test_gap_row_is_clipped_to_its_partition(spark: SparkSession, server: ServerProcess, capped: str):
     options = {"startingOffsets": '{"capped": 1}', "failOnDataLoss": "false"}
     [gap, *records] = by_spark(load(spark, url=server.url, subscribe=capped, **options))[capped]
     assert gap == Seen(1, gap_to=1500, reason="cap")
@@ -118,11 +120,11 @@ def test_or_it_is_a_row_clipped_to_its_partition(spark: SparkSession, server: Se
     assert [(gap.seq, gap.gap_to) for gap in gaps] == [(1, 999), (1000, 1500)]
 
 
-def test_earliest_is_where_the_retained_records_begin(spark: SparkSession, server: ServerProcess, capped: str):
+def test_earliest_is_the_first_retained_record(spark: SparkSession, server: ServerProcess, capped: str):
     assert load(spark, url=server.url, subscribe=capped).count() == 2000
 
 
-def test_a_topic_made_again_after_planning_is_not_mixed_in(spark: SparkSession, server: ServerProcess, client: Client):
+def test_topic_recreated_after_planning_is_not_mixed_in(spark: SparkSession, server: ServerProcess, client: Client):
     client.append("reborn", [{"data": "old"}] * 10)
     frames = [load(spark, url=server.url, subscribe="reborn", failOnDataLoss=fails) for fails in ("true", "false")]
     for frame in frames:
@@ -136,7 +138,7 @@ def test_a_topic_made_again_after_planning_is_not_mixed_in(spark: SparkSession, 
     assert by_spark(frames[1]) == {"reborn": [Seen(1, gap_to=10, reason="recreated")]}
 
 
-def test_a_start_past_the_head_is_told_as_diff_tells_it(spark: SparkSession, server: ServerProcess, client: Client):
+def test_start_past_the_head_is_reported_as_in_diff(spark: SparkSession, server: ServerProcess, client: Client):
     client.append("short", [{"data": 1}] * 3)
     options = {"startingOffsets": '{"short": 50}', "failOnDataLoss": "false"}
     found = by_spark(load(spark, url=server.url, subscribe="short", **options))
@@ -149,7 +151,7 @@ def test_a_start_past_the_head_is_told_as_diff_tells_it(spark: SparkSession, ser
 # --- shapes
 
 
-def test_kafka_columns_carry_kafkas_names(spark: SparkSession, server: ServerProcess, client: Client):
+def test_kafka_columns_have_kafka_names(spark: SparkSession, server: ServerProcess, client: Client):
     client.put_topic("kafka", cap_records=2)
     client.append("kafka", [{"data": 0}, {"data": {"a": 1}, "tag": "k", "meta": {"h": "v", "n": 5}}, {"data": 2}])
     frame = load(
@@ -163,7 +165,7 @@ def test_kafka_columns_carry_kafkas_names(spark: SparkSession, server: ServerPro
     assert (two.key, two.headers, two.timestampType, two.kind) == (None, None, 1, "record")
 
 
-def test_rows_of_several_servers_say_where_they_are_from(
+def test_rows_of_several_servers_name_their_server(
     spark: SparkSession, server: ServerProcess, client: Client, start_server: StartServer
 ):
     other = start_server()
@@ -180,7 +182,7 @@ def test_rows_of_several_servers_say_where_they_are_from(
     ])  # fmt: skip
 
 
-def test_topics_by_prefix_and_pattern(spark: SparkSession, server: ServerProcess, client: Client):
+def test_topics_are_selected_by_prefix_and_pattern(spark: SparkSession, server: ServerProcess, client: Client):
     for name in ("eu.a", "eu.b", "us.a"):
         client.append(name, [{"data": name}])
     assert set(by_spark(load(spark, url=server.url, subscribePrefix="eu."))) == {"eu.a", "eu.b"}
@@ -188,7 +190,7 @@ def test_topics_by_prefix_and_pattern(spark: SparkSession, server: ServerProcess
     assert load(spark, url=server.url, subscribePrefix="nobody").count() == 0
 
 
-def test_a_key_is_sent_from_its_file(spark: SparkSession, start_server: StartServer, tmp_path: Path):
+def test_key_is_read_from_its_file(spark: SparkSession, start_server: StartServer, tmp_path: Path):
     locked = start_server(api_keys="long-enough-secret-key")
     with Client(locked.url, token="long-enough-secret-key") as far:
         far.append("safe", [{"data": 1}])
@@ -199,7 +201,7 @@ def test_a_key_is_sent_from_its_file(spark: SparkSession, start_server: StartSer
         load(spark, url=locked.url, subscribe="safe").count()
 
 
-def test_what_cannot_be_read_says_why(spark: SparkSession, server: ServerProcess, client: Client):
+def test_unreadable_sources_are_refused_with_a_reason(spark: SparkSession, server: ServerProcess, client: Client):
     with pytest.raises(AnalysisException, match="topic 'nobody' does not exist"):
         load(spark, url=server.url, subscribe="nobody").count()
     with pytest.raises(AnalysisException, match="did you mean 'subscribe'"):

@@ -22,9 +22,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.mark.torture
-def test_nothing_is_lost_and_nothing_doubled_when_driver_workers_and_server_are_killed(
-    own_server: Server, tmp_path: Path
-):
+def test_kills_of_driver_workers_and_server_lose_and_repeat_nothing(own_server: Server, tmp_path: Path):
     """After its restart the query has other partitions and another rate: keys must not depend on them."""
     log, where = tmp_path / "driver.log", ("copy", own_server.url, "in", "out", tmp_path / "checkpoint")
     with Client(own_server.url, retries=10) as client:

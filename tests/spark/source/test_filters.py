@@ -49,7 +49,7 @@ def pushing(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str
     spark.conf.unset(PUSHDOWN)
 
 
-def test_a_condition_selects_the_same_rows_pushed_down_or_not(spark: SparkSession, filled: str, pushing: str):
+def test_pushed_condition_selects_the_same_rows(spark: SparkSession, filled: str, pushing: str):
     whole = load(spark, url=filled, subscribePrefix="f.")
     kept = spark.createDataFrame(whole.collect(), whole.schema)
     expected = selected(kept.where(condition) for condition in CONDITIONS)
@@ -66,14 +66,14 @@ def selected(frames: Iterable[DataFrame]) -> dict[str, set[tuple[str, int]]]:
     return found
 
 
-def test_by_default_one_query_of_a_dataframe_does_not_narrow_the_next(spark: SparkSession, filled: str, pushing: str):
+def test_by_default_one_query_does_not_narrow_the_next(spark: SparkSession, filled: str, pushing: str):
     frame = load(spark, url=filled, subscribePrefix="f.")
     assert frame.where("seq < 3").count() == 6
     assert frame.count() == 36
     assert frame.where("seq < 3").union(frame.where("seq > 11")).count() == 9
 
 
-def test_why_that_is_the_default(spark: SparkSession, filled: str):
+def test_spark_reuses_pushed_filters_for_later_queries(spark: SparkSession, filled: str):
     """Spark plans a DataFrame once, with the filters of its first query. When this fails, the default can change."""
     spark.conf.set(PUSHDOWN, "true")
     try:
@@ -91,14 +91,14 @@ def planned(url: str, *filters: object) -> list[tuple[str, int, int]]:
     return [(span.topic, span.start, span.stop) for part in parts for span, _ in part.spans]
 
 
-def test_filters_narrow_what_is_planned(filled: str):
+def test_filters_narrow_the_plan(filled: str):
     assert planned(filled, EqualTo(("topic",), "f.one")) == [("f.one", 1, 13)]
     assert planned(filled, In(("topic",), ("f.one", "x")), GreaterThan(("seq",), 4)) == [("f.one", 5, 13)]
     narrow = planned(filled, StringStartsWith(("topic",), "f.t"), LessThanOrEqual(("seq",), 3))
     assert narrow == [("f.three", 1, 4), ("f.two", 1, 4)]
 
 
-def test_a_tag_is_pushed_to_the_server(filled: str):
+def test_tag_is_pushed_to_the_server(filled: str):
     reader = TopicsReader(read_options({"url": filled, "subscribe": "f.one", "pushFilters": "true"}))
     reader.pushFilters([EqualTo(("tag",), "x")])
     read = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]

@@ -274,9 +274,7 @@ def play(client: Client, session: Any, seed: int, directory: Path) -> None:
         raise
 
 
-def test_whatever_happened_to_topic_and_lake_nothing_comes_twice_and_nothing_is_passed_over_in_silence(
-    client: Client, here: Any, tmp_path: Path
-):
+def test_any_history_of_topic_and_lake_is_read_once_without_silent_gaps(client: Client, here: Any, tmp_path: Path):
     for seed in range(SEEDS):
         play(client, here, seed, tmp_path / str(seed))
 

@@ -98,16 +98,14 @@ def everything(heads: dict[str, int]) -> dict[str, str]:
     }
 
 
-def test_spark_reads_any_history_from_the_server_as_diff_does(spark: SparkSession, world: World):
+def test_spark_reads_any_history_as_diff_does(spark: SparkSession, world: World):
     expected = world.by_diff()
     assert sum(map(len, expected.values())) > 100
     assert any(seen.reason for found in expected.values() for seen in found)
     assert by_spark(load(spark, url=world.server.url, **everything(world.heads()))) == expected
 
 
-def test_spark_streams_any_history_in_whatever_batches_as_diff_reads_it(
-    spark: SparkSession, world: World, tmp_path: Path
-):
+def test_spark_streams_any_history_in_any_batches_as_diff_does(spark: SparkSession, world: World, tmp_path: Path):
     reader = spark.readStream.format("topics").option("url", world.server.url).option("maxOffsetsPerTrigger", 150)
     for name, value in everything(world.heads()).items():
         reader = reader if name == "endingOffsets" else reader.option(name, value)
@@ -118,7 +116,7 @@ def test_spark_streams_any_history_in_whatever_batches_as_diff_reads_it(
     assert by_spark(spark.table("histories")) == world.by_diff()
 
 
-def test_spark_reads_a_copy_of_the_directory_as_a_server_on_it_would(spark: SparkSession, world: World, tmp_path: Path):
+def test_spark_reads_a_copied_directory_as_a_server_would(spark: SparkSession, world: World, tmp_path: Path):
     copy = tmp_path / "backup"
     backup.copy(RealFs(), str(world.data), str(copy))
     held = by_spark(load(spark, path=str(copy), subscribePrefix="h"))
@@ -139,7 +137,7 @@ def upto(rows: list[Seen], head: int) -> list[Seen]:
     return [seen for seen in cut if seen.seq <= head]
 
 
-def test_spark_reads_the_directory_of_a_killed_server_as_the_next_start_would(spark: SparkSession, world: World):
+def test_spark_reads_the_directory_of_a_killed_server_as_the_next_start(spark: SparkSession, world: World):
     heads = world.heads()
     world.client.close()
     world.server.kill()

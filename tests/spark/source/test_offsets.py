@@ -35,86 +35,86 @@ def step(
     return end, shown
 
 
-def test_a_batch_goes_from_where_the_last_one_ended_to_the_head():
+def test_batch_goes_from_the_last_end_to_the_head():
     assert step(at(t=(1, 5)), extent(head=9)) == (at(t=(1, 10)), ["t@1:5-9"])
 
 
-def test_nothing_new_is_an_end_equal_to_the_beginning():
+def test_without_new_records_end_equals_start():
     known = at(t=(1, 10))
     begin, end = advance(known, [extent(head=9)], first_seq=lambda _: 1, budget=None)
     assert begin == end == known
 
 
-def test_a_topic_that_comes_up_later_is_read_from_its_first_seq():
+def test_new_topic_is_read_from_its_first_seq():
     assert step(at(t=(1, 10)), extent(head=9), extent("u", epoch=2, head=3))[1] == ["u@2:1-3"]
 
 
-def test_a_topic_made_again_is_told_as_recreated_and_read_from_its_first_seq():
+def test_recreated_topic_is_reported_and_read_from_its_first_seq():
     assert step(at(t=(1, 5)), extent(epoch=2, head=3)) == (at(t=(2, 4)), ["t@2:1-3 recreated", "t@2:1-3"])
 
 
-def test_a_topic_that_moved_backwards_is_told_as_recreated():
+def test_topic_that_moved_backwards_is_reported_as_recreated():
     assert step(at(t=(1, 50)), extent(head=9)) == (at(t=(1, 10)), ["t@1:1-9 recreated", "t@1:1-9"])
 
 
-def test_a_topic_made_again_and_still_empty_is_waited_for_so_that_its_loss_can_be_told():
+def test_empty_recreated_topic_is_waited_for():
     assert step(at(t=(1, 5)), extent(epoch=2)) == (at(t=(1, 5)), [])
 
 
-def test_a_topic_that_is_gone_keeps_its_position():
+def test_deleted_topic_keeps_its_position():
     assert step(at(t=(1, 5)), extent("u", head=2))[0] == at(t=(1, 5), u=(1, 3))
 
 
-def test_a_lost_range_is_jumped_and_costs_nothing_of_the_budget():
+def test_lost_range_costs_nothing_of_the_budget():
     assert step(at(t=(1, 1)), extent(earliest=5000, head=6000), budget=100) == (at(t=(1, 5100)), ["t@1:1-5099"])
 
 
-def test_a_topic_that_lost_everything_still_tells_of_it():
+def test_topic_that_lost_everything_reports_it():
     assert step(at(t=(1, 5)), extent(earliest=10, head=9), budget=1) == (at(t=(1, 10)), ["t@1:5-9"])
 
 
-def test_what_a_small_topic_does_not_need_of_its_share_goes_to_the_others():
+def test_unused_share_goes_to_the_other_topics():
     rooms = {("a", "small"): 10, ("a", "big"): 1000, ("a", "bigger"): 5000}
     assert share(rooms, 210, turn=0) == {("a", "small"): 10, ("a", "big"): 100, ("a", "bigger"): 100}
 
 
-def test_with_less_than_one_for_each_topics_take_turns():
+def test_topics_take_turns_with_a_small_budget():
     known = at(a=(1, 1), b=(1, 1), c=(1, 1))
     for _ in range(3):
         known, _ = step(known, *[extent(name, head=100) for name in "abc"], budget=1)
     assert known == at(a=(1, 2), b=(1, 2), c=(1, 2))
 
 
-def test_a_large_batch_ends_on_the_grid_unless_it_ends_at_the_head():
+def test_large_batch_ends_on_the_grid_or_at_the_head():
     assert step(at(t=(1, 1)), extent(head=100_000), budget=20_500)[0] == at(t=(1, 20_000))
     assert step(at(t=(1, 1)), extent(head=20_400), budget=20_500)[0] == at(t=(1, 20_401))
 
 
 @pytest.mark.parametrize("names", [ONE, TWO], ids=["one server", "several"])
-def test_offsets_survive_json_and_have_their_names_sorted(names: OffsetCodec):
+def test_offsets_survive_json_with_sorted_names(names: OffsetCodec):
     positions = at(b=(1, 2), a=(3, 4), c=(5, 6))
     text = json.dumps(names.dump(positions, positions))
     assert names.load(json.loads(text)) == (positions, positions)
     assert text.index('"a"') < text.index('"b"') < text.index('"c"')
 
 
-def test_one_server_may_move_without_spoiling_a_checkpoint():
+def test_single_server_may_change_its_url():
     offset = ONE.dump(at(t=(1, 1)), at(t=(1, 2)))
     assert OffsetCodec(("http://elsewhere",)).load(offset)[1] == {("http://elsewhere", "t"): StreamPosition(1, 2)}
 
 
 @pytest.mark.parametrize("offset", [{}, {"to": {}}, {"from": {"t": 5}, "to": {"t": 6}}, {"from": 1, "to": 2}])
-def test_a_checkpoint_of_something_else_is_refused(offset: dict[str, object]):
+def test_foreign_checkpoint_is_refused(offset: dict[str, object]):
     with pytest.raises(ForeignOffset, match="not an offset of topics"):
         ONE.load(offset)
 
 
-def test_a_checkpoint_of_one_server_is_refused_where_there_are_several():
+def test_checkpoint_of_one_server_is_refused_with_several():
     with pytest.raises(ForeignOffset, match="several"):
         TWO.load(ONE.dump(at(t=(1, 1)), at(t=(1, 2))))
 
 
-def test_a_topic_that_only_a_lake_has_goes_on_for_readers_of_that_life_on_whatever_server_it_was():
+def test_archived_only_topic_continues_for_readers_of_its_epoch():
     only_archived = structs.replace(extent(epoch=3, head=9), only_archived=True)
     known = {("http://b", "t"): StreamPosition(3, 5)}
     assert offsets.with_known_server(known, only_archived).server == "http://b"
@@ -127,5 +127,5 @@ def test_a_topic_that_only_a_lake_has_goes_on_for_readers_of_that_life_on_whatev
     [({}, True), (at(t=(3, 5)), True), (at(t=(3, 10)), True), (at(t=(3, 11)), False), (at(t=(2, 99)), True),
      (at(t=(4, 1)), False)],
 )  # fmt: skip
-def test_a_lake_is_read_on_from_unless_it_knows_less_than_the_reader(known: offsets.StreamPositions, readable: bool):
+def test_lake_is_used_unless_it_ends_before_the_position(known: offsets.StreamPositions, readable: bool):
     assert offsets.is_readable(known, structs.replace(extent(epoch=3, head=9), only_archived=True)) == readable

@@ -12,7 +12,7 @@ def options(**given: str) -> Any:
     return read_options({"subscribe": "orders"} | given)
 
 
-def test_what_is_not_said_has_a_default():
+def test_options_have_defaults():
     found = options()
     assert found.topics == ("orders",)
     assert found.connection == ConnectionOptions(servers=("http://127.0.0.1:4000",))
@@ -32,12 +32,12 @@ def test_case_does_not_matter():
         ("startingOffset", "startingOffsets"),
     ],
 )
-def test_an_unknown_option_is_an_error_that_names_the_nearest(name: str, near: str):
+def test_unknown_option_is_an_error_with_the_nearest_name(name: str, near: str):
     with pytest.raises(BadOption, match=f"did you mean '{near}'"):
         options(**{name: "true"})
 
 
-def test_topics_come_as_a_list_a_prefix_or_a_pattern():
+def test_topics_are_a_list_a_prefix_or_a_pattern():
     assert options(subscribe="a, b,a").topics == ("a", "b")
     by_prefix = read_options({"subscribePrefix": "eu."})
     assert [by_prefix.wants(name) for name in ("eu.orders", "us.orders")] == [True, False]
@@ -64,7 +64,7 @@ def test_times_are_milliseconds_or_iso():
     assert options(endingTimestamp="2025-05-28T18:33:21.0001+02:00").ending_ts == 1748450001001
 
 
-def test_a_tag_may_end_with_a_star():
+def test_tag_may_end_with_a_star():
     assert options(tag="x").tag == TagMatch("Eq", "x")
     assert options(tag="x:*").tag == TagMatch("Glob", "x:")
 
@@ -75,14 +75,14 @@ def test_several_servers_are_a_list(tmp_path: Any):
     assert found.several_servers
 
 
-def test_a_directory_is_a_path_or_a_file_url():
+def test_directory_is_a_path_or_a_file_url():
     assert options(path="file:///var/data").path == options(path="file:/var/data/").path == "/var/data"
     assert options(path="/a/x:y").path == "/a/x:y"
     with pytest.raises(BadOption, match="not a directory that executors can open"):
         options(path="s3://bucket/data")
 
 
-def test_a_key_in_a_file_is_read_where_it_is_used(tmp_path: Any):
+def test_key_in_a_file_is_read_at_its_use(tmp_path: Any):
     key = tmp_path / "key"
     found = options(tokenFile=str(key)).connection
     with pytest.raises(BadOption, match="cannot be read"):
@@ -119,11 +119,11 @@ def test_a_key_in_a_file_is_read_where_it_is_used(tmp_path: Any):
         ({"coldPath": "/cold"}, "only a data directory"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error(given: dict[str, str], said: str):
+def test_invalid_options_are_refused(given: dict[str, str], said: str):
     with pytest.raises(BadOption, match=said):
         options(**given)
 
 
-def test_topics_must_be_named_in_one_way():
+def test_exactly_one_selection_of_topics_is_required():
     with pytest.raises(BadOption, match="given: nothing"):
         read_options({})

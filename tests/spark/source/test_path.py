@@ -21,7 +21,7 @@ def fingerprint(directory: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_stopped_directory_is_read_in_parts_and_left_as_it_was(
+def test_stopped_directory_is_read_in_parts_and_left_unchanged(
     spark: SparkSession, start_server: StartServer, tmp_path: Path
 ):
     data = tmp_path / "data"
@@ -42,7 +42,7 @@ def test_a_stopped_directory_is_read_in_parts_and_left_as_it_was(
     assert fingerprint(data) == before
 
 
-def test_load_takes_the_directory(spark: SparkSession, start_server: StartServer, tmp_path: Path):
+def test_load_accepts_the_directory(spark: SparkSession, start_server: StartServer, tmp_path: Path):
     server = start_server(data_dir=tmp_path / "data")
     with Client(server.url) as client:
         client.append("t", [{"data": "log only"}] * 3)
@@ -64,7 +64,7 @@ def test_times_are_looked_up_in_the_files(spark: SparkSession, start_server: Sta
     assert [seen.seq for seen in found] == [record.seq for record in records if low <= record.ts < high]
 
 
-def test_a_directory_that_a_server_has_open_is_refused(spark: SparkSession, start_server: StartServer, tmp_path: Path):
+def test_directory_of_a_running_server_is_refused(spark: SparkSession, start_server: StartServer, tmp_path: Path):
     start_server(data_dir=tmp_path / "data")
     with pytest.raises(AnalysisException, match="is held by"):
         load(spark, path=str(tmp_path / "data"), subscribe="t").count()
@@ -72,7 +72,7 @@ def test_a_directory_that_a_server_has_open_is_refused(spark: SparkSession, star
         load(spark, path=str(tmp_path), subscribe="t").count()
 
 
-def test_damage_is_a_loss_that_is_told(spark: SparkSession, start_server: StartServer, tmp_path: Path):
+def test_damage_is_reported_as_a_gap(spark: SparkSession, start_server: StartServer, tmp_path: Path):
     data = tmp_path / "data"
     server = start_server(data_dir=data, **SMALL_PARTS)
     with Client(server.url) as client:

@@ -22,11 +22,11 @@ def planned(there: TopicExtent, **given_options: str) -> list[tuple[int, int, st
     return [(span.start, span.stop, span.lost) for span in found]
 
 
-def test_a_batch_reads_all_there_is():
+def test_batch_reads_everything_by_default():
     assert planned(extent()) == [(11, 91, None)]
 
 
-def test_a_start_is_inclusive_and_an_end_exclusive():
+def test_start_is_inclusive_and_end_exclusive():
     assert planned(extent(), startingOffsets='{"t": 20}', endingOffsets='{"t": 30}') == [(20, 30, None)]
     assert planned(extent(), startingOffsets="latest") == []
 
@@ -35,24 +35,24 @@ def test_times_are_looked_up():
     assert planned(extent(), startingTimestamp="40", endingTimestamp="60") == [(40, 60, None)]
 
 
-def test_a_start_below_what_is_retained_is_kept_so_that_the_loss_is_told():
+def test_start_below_the_retained_seqs_is_kept_for_the_gap():
     assert planned(extent(), startingOffsets='{"t": 1}') == [(1, 91, None)]
 
 
-def test_a_start_past_the_head_comes_from_an_earlier_life():
+def test_start_past_the_head_is_of_an_earlier_epoch():
     assert planned(extent(), startingOffsets='{"t": 200}') == [(1, 91, "recreated"), (11, 91, None)]
 
 
-def test_an_end_past_the_head_is_an_error():
+def test_end_past_the_head_is_an_error():
     with pytest.raises(Impossible, match="no seq 99 yet; its head is 90"):
         planned(extent(), endingOffsets='{"t": 100}')
 
 
-def test_an_empty_topic_has_nothing_to_read():
+def test_empty_topic_has_nothing_to_read():
     assert planned(extent(earliest=1, head=0)) == []
 
 
-def test_latest_of_a_backup_is_what_it_holds():
+def test_latest_of_a_backup_is_its_last_record():
     assert planned(extent(latest=80)) == [(11, 80, None)]
 
 
@@ -63,7 +63,7 @@ def span(start: int, stop: int, topic: str = "t") -> Span:
 @given(
     start=st.integers(1, 50_000), length=st.integers(1, 200_000), parts=st.integers(1, 40), size=st.floats(0.0, 1000.0)
 )
-def test_a_cut_loses_nothing_and_lies_on_the_grid(start: int, length: int, parts: int, size: float):
+def test_cut_is_complete_and_on_the_grid(start: int, length: int, parts: int, size: float):
     cut = plan.cut([span(start, start + length)], lambda _: size, min_partitions=parts, partition_bytes=1 << 20)
     spans = [piece for part in cut for piece in part]
     assert (spans[0].start, spans[-1].stop) == (start, start + length)
@@ -72,14 +72,14 @@ def test_a_cut_loses_nothing_and_lies_on_the_grid(start: int, length: int, parts
         assert before.stop % GRID == 0
 
 
-def test_min_partitions_are_made_where_the_grid_allows_it():
+def test_min_partitions_are_met_if_the_grid_allows():
     cut = plan.cut([span(1, 1_000_001)], lambda _: 100.0, min_partitions=8, partition_bytes=1 << 40)
     assert len(cut) == 8
     cut = plan.cut([span(1, 1_501)], lambda _: 100.0, min_partitions=8, partition_bytes=1 << 40)
     assert len(cut) == 2
 
 
-def test_a_partition_is_not_larger_than_asked_for():
+def test_partition_stays_within_the_size_limit():
     cut = plan.cut([span(1, 1_000_001)], lambda _: 100.0, min_partitions=1, partition_bytes=10_000_000)
     assert len(cut) == 10
 
@@ -90,6 +90,6 @@ def test_small_topics_share_a_partition():
     assert 4 <= len(plan.cut(spans, lambda _: 100.0, min_partitions=4, partition_bytes=1 << 20)) <= 5
 
 
-def test_narrowing_keeps_what_lies_within():
+def test_narrowing_keeps_the_range():
     narrowed = plan.narrow([span(10, 20), span(30, 40)], low=15, high=35)
     assert [(one.start, one.stop) for one in narrowed] == [(15, 20), (30, 35)]

@@ -14,7 +14,7 @@ def seqs(batches: list[list[object]]) -> list[list[int]]:
     return [sorted(row.seq for row in batch) for batch in batches]  # type: ignore[attr-defined]
 
 
-def test_a_stream_goes_on_where_its_checkpoint_ends(
+def test_stream_continues_at_its_checkpoint(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     numbers(client, topic, range(5), tag="a", node="n")
@@ -27,7 +27,7 @@ def test_a_stream_goes_on_where_its_checkpoint_ends(
     assert seqs(drain(source(spark, server.url, subscribe=topic), tmp_path)) == [[6, 7]]
 
 
-def test_a_start_of_latest_survives_a_crash_in_the_first_batch(
+def test_start_at_latest_survives_a_crash_in_the_first_batch(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     """Spark keeps where a batch ends, not where it began, and asks anew where the first one begins."""
@@ -46,7 +46,7 @@ def test_a_start_of_latest_survives_a_crash_in_the_first_batch(
     assert seqs(drain(stream, tmp_path)) == [[4, 5], [6, 7]]
 
 
-def test_the_rate_is_shared_fairly_among_topics_and_new_ones_are_picked_up(
+def test_rate_is_shared_fairly_with_new_topics(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     numbers(client, f"{topic}.small", range(5))
@@ -66,7 +66,7 @@ def test_the_rate_is_shared_fairly_among_topics_and_new_ones_are_picked_up(
     assert run() == [{"big": 1, "new": 3}]
 
 
-def test_a_topic_made_again_fails_the_query_or_comes_as_a_gap_row(
+def test_recreated_topic_fails_the_query_or_is_a_gap_row(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     numbers(client, topic, range(10))
@@ -88,7 +88,7 @@ def test_a_topic_made_again_fails_the_query_or_comes_as_a_gap_row(
     assert [row.seq for row in batch if row.kind == "record"] == list(range(1, 21))
 
 
-def test_a_range_that_was_evicted_is_jumped_told_and_not_counted_against_the_rate(
+def test_evicted_range_is_a_gap_and_costs_nothing_of_the_rate(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     client.put_topic(topic, cap_records=10)
@@ -122,7 +122,7 @@ def test_several_servers_are_one_stream(
     assert "written with one server" in fails(lambda: drain(source(spark, server.url, subscribe=topic), tmp_path))
 
 
-def test_a_stream_that_never_ends_sees_records_soon_after_they_are_written(
+def test_continuous_stream_sees_new_records_soon(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     """The topic is not even there when the query begins."""
@@ -142,7 +142,7 @@ def test_a_stream_that_never_ends_sees_records_soon_after_they_are_written(
         query.stop()
 
 
-def test_what_makes_no_sense_for_a_stream_is_refused(spark: SparkSession, server: ServerProcess, tmp_path: Path):
+def test_options_invalid_for_a_stream_are_refused(spark: SparkSession, server: ServerProcess, tmp_path: Path):
     for options, message in (
         ({"endingOffsets": "latest"}, "a stream has no end"),
         ({"failOnDataLos": "false"}, "did you mean 'failOnDataLoss'?"),

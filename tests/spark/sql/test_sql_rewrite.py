@@ -26,7 +26,7 @@ TOPICS = {"orders", "orders.eu", "app:log-2", "Mixed", "a.b.c"}
         ("select tag, seq from orders where tag in ('a', 'b'), orders", ["orders"], None),
     ],
 )
-def test_topics_are_found_where_tables_stand(typed: str, tables: list[str], run: str | None):
+def test_topics_are_found_in_table_positions(typed: str, tables: list[str], run: str | None):
     statement = read(typed, TOPICS)
     assert statement.tables == tables
     assert run is None or statement.text == run
@@ -48,7 +48,7 @@ def test_topics_are_found_where_tables_stand(typed: str, tables: list[str], run:
         ("select x.y.data.z from orders", "select x.y.data.z from `orders`", {}),
     ],
 )
-def test_fields_are_asked_of_the_typed_twin(typed: str, run: str | None, paths: object):
+def test_fields_are_read_from_the_typed_column(typed: str, run: str | None, paths: object):
     statement = read(typed, TOPICS)
     assert statement.paths == paths
     assert run is None or statement.text == run
@@ -63,33 +63,33 @@ def test_fields_are_asked_of_the_typed_twin(typed: str, run: str | None, paths: 
         ("from orders x, (select 1 from orders.eu x) y", {"x": ["orders", "orders.eu"]}),
     ],
 )
-def test_tables_are_known_by_what_they_are_called(typed: str, aliases: object):
+def test_tables_are_known_by_name_or_alias(typed: str, aliases: object):
     assert read(f"select 1 {typed}", TOPICS).aliases == aliases
 
 
-def test_a_field_is_of_the_table_it_is_asked_of():
+def test_field_belongs_to_its_table():
     statement = read("select o.data.x, meta.y, orders.eu.data.z from orders.eu o", TOPICS)
     assert [tuple(field) for field in statement.fields] == [
         ("data", ("x",), "o"), ("meta", ("y",), None), ("data", ("z",), "orders.eu"),
     ]  # fmt: skip
 
 
-def test_a_name_that_is_no_topic_is_left_to_spark():
+def test_unknown_name_is_left_to_spark():
     statement = read("select * from ordres", TOPICS)
     assert (statement.tables, statement.unknown, statement.text) == ([], ["ordres"], "select * from ordres")
 
 
 @pytest.mark.parametrize("typed", ["drop table orders", "insert into orders values (1)", "", "-- nothing", "set a=b"])
-def test_only_queries_are_taken(typed: str):
+def test_only_queries_are_accepted(typed: str):
     with pytest.raises(NoQuery):
         read(typed, TOPICS)
 
 
-def test_statements_part_at_semicolons_outside_of_texts():
+def test_statements_are_split_at_semicolons_outside_strings():
     assert split("select ';' ; select 2;; -- ;\n") == ["select ';'", "select 2"]
 
 
-def test_a_condition_alone_is_read_the_same_way():
+def test_condition_is_rewritten_like_a_statement():
     statement = read_condition("data.total > 100 and tag like 'a%' and value:x::int = 1")
     assert statement.text == "_data.total > 100 and tag like 'a%' and value:x::int = 1"
     assert statement.variant
