@@ -457,7 +457,7 @@ def test_report_includes_records_of_a_killed_run(
     assert main(["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES]) == 0
     said = capsys.readouterr().out
     assert "24 records erased" in said
-    assert "16 of these went in runs that were killed." in said
+    assert "16 of these were erased by earlier, killed runs." in said
     assert world.everything() == left
 
 
