@@ -1,6 +1,7 @@
 """A hundred thousand requests and streams that come to a bad end, and then every count is back where it was."""
 
 import asyncio
+import gc
 import gzip
 import json
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.security.fairness import TEXT
+from tests.security.fairness import frame as fairness_frame
 from tests.security.test_matrix import SOCKET, STREAM
 from topics.clock import SystemClock
 from topics.config import Settings
@@ -254,3 +257,45 @@ SLOW = ("more in a row than are handled at once", "a watch", "a handler that fai
 def resident_kib() -> int:
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * 4
+
+
+COMMANDS = (
+    b'{"op":"subscribe","topics":{"t":{}}}',
+    b'{"op":"publish","topic":"t","records":[{"data":1}]}',
+    b'{"op":"unsubscribe","topics":["t"]}',
+)
+
+
+def test_connections_leave_nothing_for_the_garbage_collector():
+    """Survivors of a long collection are frozen: a connection in a cycle of references would then stay for ever."""
+
+    async def end(world: World, data: bytes, *frames: bytes) -> None:
+        connection, _ = world.open()
+        connection.data_received(data)
+        for frame in frames:
+            connection.data_received(frame)
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        assert not any((await settled(world)).values()), world.counts()
+
+    async def scenario(world: World) -> None:
+        url = (await world.ask(post("/v0/watch", b'{"topics":{"t":{}}}')))["stream_url"]
+        ways = {name: [data] for name, data in BAD_ENDS.items() if name not in SLOW}
+        ways |= {"a watch": [get(url, *STREAM)]}
+        ways |= {f"{n} commands": [BAD_ENDS["a WebSocket"], *map(text_frame, COMMANDS[:n])] for n in range(1, 4)}
+        gc.disable()
+        try:
+            for name, (data, *frames) in ways.items():
+                await end(world, data, *frames)
+                gc.collect()
+                for _ in range(10):
+                    await end(world, data, *frames)
+                assert gc.collect() < 10, name
+        finally:
+            gc.enable()
+
+    run(scenario)
+
+
+def text_frame(text: bytes) -> bytes:
+    return fairness_frame(TEXT, text)

@@ -15,6 +15,7 @@ from topics.engine.durable.store import Store
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.server.limits import machine
+from topics.server.loop.garbage import no_collection
 from topics.server.loop.slices import Slices
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
@@ -129,7 +130,8 @@ class Storage:
 
         began = clock.monotonic_ns()
         try:
-            found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
+            with no_collection():
+                found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
         except asyncio.CancelledError:
             cancelled = True  # ends the thread: the process cannot exit before it, and a replay may take long
             raise

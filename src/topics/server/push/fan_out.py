@@ -78,6 +78,7 @@ class FanOut:
         if not self.subscriptions:
             self._unlisten()
             self._owner.remove(self)
+            self._renderer.end()
 
     def _leave_group(self, subscription: Subscription) -> None:
         group = subscription.group

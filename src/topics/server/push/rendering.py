@@ -105,6 +105,11 @@ class FrameRenderer:
         """Drop the frames: the turn has ended."""
         self._frames.clear()
 
+    def end(self) -> None:
+        """Drop the reference to the owner, so that both are freed without a garbage collection. Render no more."""
+        self.clear()
+        del self._visible
+
     def render(self, view: View, from_seq: int, epoch: int | None, now_ms: int) -> RenderedFrame:
         """Return the frame of the records after `from_seq`. Raise `Cold` if they must be loaded first."""
         key = (view, from_seq, epoch)

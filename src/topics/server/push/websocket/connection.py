@@ -91,6 +91,13 @@ class WebSocket(LiveConnection, Upgrade):
         self.input.drop()
         self.commands.end()
 
+    def closed(self) -> None:
+        super().closed()
+        # Break the reference cycles, so that the connection is freed now and not by a full garbage collection. The
+        # frame protocol of wsproto has a generator that refers to it, and the library offers no way to close it.
+        self._ws._proto._parse_more.close()
+        del self.input, self.commands
+
     def fail(self, code: int, message: str) -> None:
         going = code == Code.SHUTTING_DOWN.status
         error = Code.SHUTTING_DOWN if going else Code.REQUEST_TIMEOUT
@@ -115,8 +122,9 @@ class WebSocket(LiveConnection, Upgrade):
         return self.full or self.commands.is_blocked() or self.input.is_decoding()
 
     def unblock(self) -> None:
-        """Read on if nothing else blocks the connection."""
-        self.input.unblock()
+        """Read on if nothing else blocks the connection. Do nothing after its end."""
+        if self.open:
+            self.input.unblock()
 
     def hold(self, *, held: bool) -> None:
         """Stop or continue reading from the client."""

@@ -1,0 +1,42 @@
+"""Garbage collection: pauses stay short however many objects live long."""
+
+import gc
+
+from topics.server.loop.garbage import FULL, MAX_PAUSE_NS, Garbage, no_collection
+from topics.testing.clock import SimClock
+
+
+def collect(garbage: Garbage, clock: SimClock, *, took_ns: int, generation: int = FULL) -> None:
+    garbage.watch("start", {"generation": generation})
+    clock.advance(ms=took_ns // 1_000_000)
+    garbage.watch("stop", {"generation": generation})
+
+
+def test_survivors_of_a_long_full_collection_are_frozen():
+    clock, frozen = SimClock(), []
+    garbage = Garbage(clock.monotonic_ns, freeze=lambda: frozen.append(clock.now_ms()))
+    collect(garbage, clock, took_ns=MAX_PAUSE_NS)
+    collect(garbage, clock, took_ns=10 * MAX_PAUSE_NS, generation=1)
+    assert frozen == []
+    collect(garbage, clock, took_ns=MAX_PAUSE_NS + 1_000_000)
+    assert len(frozen) == 1
+
+
+def test_frozen_objects_are_not_looked_at_again_until_the_end():
+    garbage = Garbage(SimClock().monotonic_ns)
+    kept = [[at] for at in range(10_000)]
+    garbage.begin()
+    try:
+        assert gc.get_freeze_count() >= len(kept)
+        assert len(gc.get_objects()) < len(kept)
+    finally:
+        garbage.end()
+    assert gc.get_freeze_count() == 0
+    assert garbage.watch not in gc.callbacks
+
+
+def test_recovery_runs_without_collections():
+    assert gc.isenabled()
+    with no_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
