@@ -251,7 +251,8 @@ def test_a_key_has_a_request_under_way_until_its_answer_is_delivered(call: Start
 def test_idempotency_keys_are_charged_refused_and_forgotten(
     inside: Callable[..., Inside], api_of: Callable[[Inside], Api]
 ):
-    server = inside(memory_budget_bytes=MIB)
+    budget_bytes = MIB // 4  # about 400 keys, which a slow machine writes before the first ones expire, too
+    server = inside(memory_budget_bytes=budget_bytes)
     api = api_of(server)
     api.put("t", idempotency_window_ms=3000, cap_records=10)
     made = 0
@@ -259,7 +260,7 @@ def test_idempotency_keys_are_charged_refused_and_forgotten(
         made += 1
         assert made < 2000
     assert answer.json()["error"]["detail"]["limit"] == "memory_budget_bytes"
-    assert charged(server)["idempotency"] > MIB // 2
+    assert charged(server)["idempotency"] > budget_bytes // 2
     assert api.call("POST", "/v0/topics/t", key_write(made - 1)).json()["deduped"], "a retry is not a new key"
     assert api.write("t", 1), "a write without a key needs no room"
     eventually(lambda: charged(server)["idempotency"], lambda size: size == 0)
