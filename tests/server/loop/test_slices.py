@@ -12,7 +12,8 @@ from topics.engine.durable.deferred_replay import PER_STEP
 from topics.errors import TopicsError, invalid
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.server.access.caller import ANYONE
-from topics.server.api import health, metrics, topics
+from topics.server.api import metrics
+from topics.server.api.handlers import health, topics
 from topics.server.api.route import Call
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.limits.budget import MemoryBudget

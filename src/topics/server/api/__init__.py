@@ -1,4 +1,4 @@
-"""The API: the route table, the request handler that dispatches by it, and one handler per route.
+"""The API: the route table, the request handler that dispatches by it, access checks, metrics and OpenAPI.
 
-A handler decodes, makes one engine call, and encodes. Only `app` imports this folder.
+Only `app` imports this folder. The handlers of the routes are in `handlers`.
 """

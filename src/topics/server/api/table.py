@@ -6,7 +6,7 @@ from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteR
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
-from topics.server.api import archives, assets, health, queues, records, routers, scan, topics, watch
+from topics.server.api.handlers import archives, assets, health, queues, records, routers, scan, topics, watch
 from topics.server.api.route import Parameter, Route
 from topics.server.http import write_body
 

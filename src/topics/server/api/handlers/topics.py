@@ -9,7 +9,7 @@ import msgspec
 from topics.engine.engine import Configured, Dropped
 from topics.model.topic import ConfigPatch
 from topics.model.wire import QueueCounts, TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
-from topics.server.api import archives
+from topics.server.api.handlers import archives
 from topics.server.http import query_string
 from topics.server.http.messages import Answer
 from topics.server.loop.answer import json_answer, performance, when_done

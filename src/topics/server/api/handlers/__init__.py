@@ -1,0 +1,4 @@
+"""One handler per route: decode the request, make one engine call, encode the answer.
+
+Only the route table imports it.
+"""
