@@ -91,8 +91,9 @@ class Api:
 def check_conventions(answer: httpx.Response) -> None:
     """Check the content type, that an error has an error status and vice versa, and the performance block."""
     if answer.headers["content-type"].startswith("text/plain"):
-        assert answer.request.url.path == "/v0/metrics"
+        assert answer.request.url.path in ("/v0/metrics", "/metrics")
         return
+    assert answer.content.endswith(b"}\n"), "a terminal shows the next prompt on the same line"
     assert answer.headers["content-type"].split(";")[0] == "application/json"
     body = json.loads(answer.content.decode())
     assert isinstance(body, dict)

@@ -22,7 +22,7 @@ from topics.server.api.table import ROUTES
 
 HELD_START = str(Path(__file__).with_name("held_start.py"))
 # Everything that is answered before the end of recovery.
-EARLY = {"/v0/health", "/healthz", "/v0/metrics", "/v0/openapi.json", "/client.js"}
+EARLY = {"/v0/health", "/healthz", "/v0/metrics", "/metrics", "/v0/openapi.json", "/client.js"}
 PARTS = {"{topic}": "t", "{router}": "r", "{wid}": "wid_AAAAAAAAAAAAAAAAAAAAAA"}
 SOCKET = {
     "connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13",

@@ -71,6 +71,7 @@ RULES: dict[str, Rule] = {
     "GET /v0/ready": Rule(anyone=True),
     "GET /readyz": Rule(anyone=True),
     "GET /v0/metrics": Rule("read"),
+    "GET /metrics": Rule("read"),
     "GET /v0/openapi.json": Rule(anyone=True),
     "GET /client.js": Rule(anyone=True),
 }

@@ -270,4 +270,4 @@ def as_json(rows: Iterable[Metric], request: Request) -> bytes:
         else:
             answer[row.name] = {text: value for _, _, text, value in row.samples}
     answer["performance"] = {"server_total_ms": elapsed_ms(request)}
-    return msgspec.json.encode(answer)
+    return msgspec.json.encode(answer) + b"\n"

@@ -21,6 +21,17 @@ _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
 _WHILE_STARTING = (Code.NOT_READY, Code.SHUTTING_DOWN)
 _PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN}
+# Names of operations where the name of the handler alone says too little.
+_NAMES = {
+    "create": "create_watch", "stream": "open_watch", "socket": "open_socket", "delete": "delete_records",
+    "report": "report_archived", "jobs": "list_jobs", "preview": "preview_router", "health": "get_health",
+    "ready": "get_ready", "work": "open_work_stream", "client_js": "get_client_js",
+}  # fmt: skip
+_TAGS = {
+    "/routers": "routers", "/watch": "watch", "/ws": "watch", "/claim": "queues", "/ack": "queues", "/nack": "queues",
+    "/extend": "queues", "/work": "queues", "/jobs": "queues", "/redrive": "queues", "/diff": "records",
+    "/scan": "records", "/delete": "records", "/archived": "records", "/topics": "topics",
+}  # fmt: skip
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
 
 
@@ -43,28 +54,33 @@ def _document(routes: tuple[Route, ...]) -> bytes:
         paths.setdefault(route.path, {})[route.method.lower()] = operation
         if route.method == "GET" and not route.stream:
             paths[route.path]["head"] = _head_of(operation)
-    return msgspec.json.encode(
-        {
-            "openapi": "3.1.0",
-            "info": {
-                "title": "topics",
-                "version": __version__,
-                "description": "A persistent event engine for one machine: JSON over HTTP.",
-                "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            },
-            "paths": paths,
-            "components": {
-                "schemas": components,
-                "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-            },
-            "security": [{"bearer": []}, {}],
-        }
+    return (
+        msgspec.json.encode(
+            {
+                "openapi": "3.1.0",
+                "info": {
+                    "title": "topics",
+                    "version": __version__,
+                    "description": "A persistent event engine for one machine: JSON over HTTP.",
+                    "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+                },
+                "servers": [{"url": "http://127.0.0.1:4000", "description": "The default address."}],
+                "paths": paths,
+                "components": {
+                    "schemas": components,
+                    "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+                },
+                "security": [{"bearer": []}, {}],
+            }
+        )
+        + b"\n"
     )
 
 
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
+        "tags": [_tag(route)],
         "summary": route.summary,
         "parameters": [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
         + [_query_parameter(row) for row in route.query],
@@ -123,8 +139,15 @@ def _needs_body(kind: Any) -> bool:
 
 
 def _operation_id(route: Route) -> str:
-    words = re.findall(r"[a-z]+", route.path.replace("/v0", "")) or ["root"]
-    return "_".join([route.method.lower(), *words])
+    """Return the name that a generated client gives the operation."""
+    name = route.handler.__name__
+    alias = "" if route.path.startswith("/v0") or name == "client_js" else "_at_root"
+    return _NAMES.get(name, name) + alias
+
+
+def _tag(route: Route) -> str:
+    """Return the group of the operation."""
+    return next((tag for part, tag in _TAGS.items() if part in route.path), "server")
 
 
 def _path_parameter(name: str) -> dict[str, Any]:

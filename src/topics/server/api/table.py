@@ -196,11 +196,14 @@ ROUTES = [
         )
         for path in ("/v0/ready", "/readyz")
     ),
-    Route(
-        method="GET", path="/v0/metrics", handler=health.get_metrics, operation=operations.READ_METRICS,
-        while_recovering=health.get_metrics_while_recovering,
-        summary="Get the metrics: Prometheus text, or JSON if `Accept` asks for it",
-        answers={200: "text/plain"},
+    *(
+        Route(
+            method="GET", path=path, handler=health.get_metrics, operation=operations.READ_METRICS,
+            while_recovering=health.get_metrics_while_recovering,
+            summary="Get the metrics: Prometheus text, or JSON if `Accept` asks for it",
+            answers={200: "text/plain"},
+        )
+        for path in ("/v0/metrics", "/metrics")
     ),
     Route(
         method="GET", path="/v0/openapi.json", handler=health.get_openapi, operation=operations.READ_DOCUMENT,

@@ -210,5 +210,5 @@ def error_response(error: TopicsError, *, started_ns: int = 0, headers: tuple[He
         described["detail"] = {"retry_after_ms": error.retry_after_ms} | (error.detail or {})
     elif error.detail is not None:
         described["detail"] = error.detail
-    body = msgspec.json.encode({"error": described, "performance": {"server_total_ms": round(took_ms, 3)}})
+    body = msgspec.json.encode({"error": described, "performance": {"server_total_ms": round(took_ms, 3)}}) + b"\n"
     return Response(error.code.status, body, JSON, headers)

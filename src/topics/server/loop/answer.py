@@ -18,7 +18,7 @@ _encode = msgspec.json.encode
 
 def json_answer(status: int, answer: Any) -> Response:
     """Return the response with `answer` as its JSON body."""
-    return Response(status, _encode(answer))
+    return Response(status, _encode(answer) + b"\n")
 
 
 def elapsed_ms(request: Request) -> float:

@@ -91,7 +91,7 @@ def _appended_one(ticket: Ticket, request: Request) -> Response:
         f'{{"topic":"{topic.name}","first_seq":{seq},"last_seq":{seq},"seqs":[{seq}],"head_seq":{seq},"count":1,'
         f'"created":false,"deduped":false,"performance":{{"server_total_ms":{_ms(_now_ns() - request.started_ns)},'
         f'"wal_append_ms":{_ms(ticket.wal_ns)},"fsync_ms":{_ms(sync_ns) if sync_ns else "0.000"},'
-        f'"throttle_wait_ms":0.0}}}}'
+        f'"throttle_wait_ms":0.0}}}}\n'
     )
     return Response(200, body.encode())
 
@@ -109,7 +109,7 @@ def _appended(ticket: Ticket, request: Request, seqs: str) -> Response:
         f'"count":{last - first + 1},"created":{"true" if done.created else "false"},'
         f'"deduped":{"true" if done.deduped else "false"},"performance":{{'
         f'"server_total_ms":{_ms(_now_ns() - request.started_ns)},"wal_append_ms":{_ms(ticket.wal_ns)},'
-        f'"fsync_ms":{_ms(ticket.sync_ns)},"throttle_wait_ms":0.0}}}}'
+        f'"fsync_ms":{_ms(ticket.sync_ns)},"throttle_wait_ms":0.0}}}}\n'
     )
     return Response(201 if done.created else 200, body.encode())
 
@@ -192,7 +192,7 @@ def _diff_answer(topic: Topic, reading: Reading) -> tuple[list[bytes | memoryvie
         f'"caught_up":{"true" if next_from == head else "false"},"tombstone":{tombstone},"lag":{head - next_from},'
         '"performance":{"server_total_ms":'
     ).encode()
-    after = f',"records_scanned":{reading.scanned}}}}}'.encode()
+    after = f',"records_scanned":{reading.scanned}}}}}\n'.encode()
     start, parts = topic.diff_start, reading.parts
     if not parts:
         return [start + end], after
