@@ -264,7 +264,7 @@ def test_healing_log_repeats_no_write_that_is_refused_meanwhile() -> None:
     assert outcome(second) == "unknown"
     heal(server, sync)
     third = server.engine.append("f", request("4"))
-    server.engine.commits.settle()
+    server.engine.commits.sync()
     assert third.value().first == 2
     assert server.crash("keep").data("f") == ["1", "4"]
 
@@ -282,12 +282,12 @@ def test_write_made_durable_by_another_sync_survives_its_own_failing() -> None:
     sync.run()
     server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
     third = server.engine.append("f", request("3"))
-    server.engine.commits.settle()
+    server.engine.commits.sync()
     assert second.value().first == 2
     assert outcome(third) == "unknown"
     heal(server, sync)
     fourth = server.engine.append("f", request("4"))
-    server.engine.commits.settle()
+    server.engine.commits.sync()
     assert fourth.value().first == 3
     assert server.crash("lose").data("f") == ["1", "2", "4"]
 
@@ -300,7 +300,7 @@ def test_power_loss_after_failed_sync_leaves_no_gap_in_the_log() -> None:
     server.tick()  # hands a sync of both files to the thread
     server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
     server.engine.put_topic("d", ConfigPatch(cap_records=9))
-    server.engine.commits.settle()  # the loop's own sync is faster and fails
+    server.engine.commits.sync()  # the loop's own sync is faster and fails
     sync.run_all()
     after = server.crash("lose")
     assert after.recovered is not None
@@ -315,7 +315,7 @@ def test_failed_sync_that_was_not_reported_yet_acknowledges_nothing() -> None:
     server.disk.fail(at=len(server.disk.calls), op="datasync", error=errno.EIO)
     sync.work()
     write = server.engine.append("f", request("2"))
-    server.engine.commits.settle()
+    server.engine.commits.sync()
     assert write.error is not None, "the disk reported the failure to the other thread, and reports it once"
     sync.run_all()
     heal(server, sync)
@@ -347,7 +347,7 @@ def test_log_file_that_ends_with_refused_writes_is_not_cut_short() -> None:
     server.disk.fail(at=len(server.disk.calls), op="pwrite", error=errno.ENOSPC)
     server.engine.append("d", request("2"))
     server.engine.flush()
-    server.engine.commits.settle()
+    server.engine.commits.sync()
     assert outcome(refused) == "unknown"
     sync.run_all()
     after = server.crash("keep")
@@ -374,7 +374,7 @@ def test_record_that_expires_before_its_delete_is_lost_until_restart() -> None:
     server, sync = slow()
     server.engine.put_topic("f", ConfigPatch(ttl_ms=40))
     write = server.engine.append("f", request("1", "2"))
-    server.engine.commits.settle()
+    server.engine.commits.sync()
     assert write.value().last == 2
     delete = run_all(server.engine.delete_records("f", before_seq=3, match=None))
     server.engine.flush()

@@ -10,7 +10,7 @@ from msgspec import UNSET, Raw
 
 from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
-from topics.engine.queue.verbs import Settled, Want
+from topics.engine.queue.verbs import Outcome, Want
 from topics.engine.state.leases import Holder, Leases, leases_of
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
@@ -87,20 +87,20 @@ class Workshop:
             ticket.value()
         return [[msgspec.json.decode(row) for row in claimed.rows] for claimed in found]
 
-    def ack(self, node: str, *seqs: int, lease_ids: list[str] | None = None) -> Settled:
-        done: Settled = self.done(
+    def ack(self, node: str, *seqs: int, lease_ids: list[str] | None = None) -> Outcome:
+        done: Outcome = self.done(
             waiting(lambda: self.server.engine.queues.ack(self._queue(), node, list(seqs), lease_ids))
         )
         return done
 
-    def nack(self, node: str, *seqs: int, delay_ms: int = 0, lease_ids: list[str] | None = None) -> Settled:
-        done: Settled = self.done(
+    def nack(self, node: str, *seqs: int, delay_ms: int = 0, lease_ids: list[str] | None = None) -> Outcome:
+        done: Outcome = self.done(
             self.server.engine.queues.nack(self._queue(), node, list(seqs), lease_ids, delay_ms=delay_ms)
         )
         return done
 
-    def extend(self, node: str, *seqs: int, lease_ms: int, lease_ids: list[str] | None = None) -> Settled:
-        done: Settled = self.done(
+    def extend(self, node: str, *seqs: int, lease_ms: int, lease_ids: list[str] | None = None) -> Outcome:
+        done: Outcome = self.done(
             self.server.engine.queues.extend(self._queue(), node, list(seqs), lease_ids, lease_ms=lease_ms)
         )
         return done

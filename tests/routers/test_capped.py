@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.queues.harness import waiting
-from tests.routers.test_crashes import Film, check_unchanged, looks, restarted, settle
+from tests.routers.test_crashes import Film, check_unchanged, drain, looks, restarted
 from topics.engine.queue.verbs import Want
 from topics.engine.state.leases import leases_of
 from topics.errors import TopicsError
@@ -47,7 +47,7 @@ def ack(server: SimServer) -> None:
 
 
 def forward(server: SimServer) -> None:
-    settle(server)
+    drain(server)
 
 
 STEPS: list[Callable[[SimServer], object]] = [
@@ -113,7 +113,7 @@ def test_what_was_read_in_a_small_topic_has_its_seq_after_a_crash_at_any_file_ca
         try:
             after = SimServer(moment, clock=SimClock(server.clock.now_ms())).crash(mode)
             check_unchanged({**looks(after), **before}, after)
-            settle(after)
+            drain(after)
             check_unchanged({**looks(after), **before}, after)
             found = looks(after)
             assert looks(restarted(after)) == found
@@ -136,7 +136,7 @@ def fails(at: int, error: int, times: int, *, short: bool) -> None:
     server.tick()
     assert not server.wal.broken
     play(server)
-    settle(server)
+    drain(server)
     assert looks(restarted(server)) == looks(server)
     assert {run[2] for view in looks(server).values() for run in view.losses} <= {"evicted", "source_trim"}
 

@@ -122,7 +122,7 @@ class World:
         patch = ConfigPatch(durability=rng.choice(self.classes), **bounds)
         topic = self.topic()
         if patch.ttl_ms:
-            self.server.engine.commits.settle()
+            self.server.engine.commits.sync()
         self.done(waiting(lambda: self.server.engine.put_topic(topic, patch)))
 
     def archive(self) -> None:
@@ -168,7 +168,7 @@ class World:
 
     def mend(self) -> None:
         self.server.disk.heal()
-        self.server.engine.commits.settle()
+        self.server.engine.commits.sync()
         for _ in range(3):
             if self.sync is not None:
                 self.sync.run_all()
@@ -191,7 +191,7 @@ class World:
         """
         topic = self.server.engine.find(name)
         if topic is not None and topic.config.ttl_ms:
-            self.server.engine.commits.settle()
+            self.server.engine.commits.sync()
 
     def route(self) -> None:
         rng = self.rng
@@ -222,7 +222,7 @@ def restarted(server: SimServer) -> SimServer:
     return after
 
 
-def settle(server: SimServer) -> None:
+def drain(server: SimServer) -> None:
     """Forwards what can be. A restart tries a full destination at once, so no backoff is waited for here."""
     table = server.engine.routers.table
     before: list[int] | None = None
@@ -288,7 +288,7 @@ def play(seed: int, steps: int, *, ring: bool = False, faults: bool = False) -> 
             if world.server.wal.fenced:
                 check_unchanged(before, restarted(world.server))
             world.mend()
-            settle(world.server)
+            drain(world.server)
             before = looks(world.server)
             after = restarted(world.server)
             assert looks(after) == before
@@ -393,7 +393,7 @@ def play_ephemeral(seed: int, steps: int, *, ring: bool = False) -> None:
             found = looks(killed)
             for name, view in found.items():
                 assert view.head >= before[name].head
-            settle(world.server)
+            drain(world.server)
             before = reader.look(world.server)
             after = restarted(world.server)
             check_kept(before, looks(after))

@@ -337,7 +337,7 @@ def test_copies_of_an_ephemeral_source_that_are_too_large_stay_lost_after_a_rest
     route(server, "b", "c")
     server.append("a", "1", LARGE, "2")
     assert rests(server)
-    server.engine.commits.settle()
+    server.engine.commits.sync()
     assert rests(server)
     assert (server.by_seq("b"), lost(server, "b")) == ({1: "1", 3: "2"}, [(2, 2, "cap")])
     after = server.crash("keep")

@@ -321,7 +321,7 @@ def test_names_are_those_of_the_state_that_the_handler_will_find():
     engine = open_engine(log=FakeLog())
     limited = caller.Caller("k", caller.ALL, ("in.",))
     made = engine.put_topic("in.q", ConfigPatch(type="queue", dead_letter="in.dead"))
-    engine.commits.settle()
+    engine.commits.sync()
     made.value()
     caller.authorise(engine, limited, operations.REDRIVE, "in.q", wanted=RedriveRequest())
 

@@ -335,7 +335,7 @@ def _begin_new_lives(state: State, restored_ms: int) -> None:
     """A backup brought back is another history from here on: readers of the old one must be able to tell."""
     for topic in state.by_name.values():
         state.last_epoch = max(restored_ms, state.last_epoch + 1)
-        topic.begin_life(state.last_epoch)
+        topic.begin_epoch(state.last_epoch)
 
 
 def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, restored: bool) -> None:

@@ -145,7 +145,7 @@ class Store:
         assert self.commits is not None
         if self._snapshotting or self.wal.broken or self._backlog:  # what waits is in the old log alone
             return False
-        self.commits.settle()
+        self.commits.sync()
         try:
             self.wal.rotate()
             notes = self.wal.begin_ledger()

@@ -46,7 +46,7 @@ class Claimed(Struct):
     ready: int
 
 
-class Settled(Struct):
+class Outcome(Struct):
     """What became of the seqs that a worker named."""
 
     topic: Topic
@@ -106,31 +106,31 @@ class Queues:
         return claims, self._staging.stage(topic, entries, lambda _: None, undo=lambda: _free(queue, granted))
 
     def ack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None) -> Ticket:
-        """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Settled`."""
+        """Delete jobs that are done, as durably as the topic keeps anything. Ends with `Outcome`."""
         now = self._staging.clock.now_ms()
         queue = expire(topic, now)
         jobs, skipped = _held(queue, node, seqs, lease_ids)
         if not jobs:
-            return Ticket.of(_settled(topic, 0, skipped))
+            return Ticket.of(_outcome(topic, 0, skipped))
         done = sorted(job.seq for job in jobs)
         found = removal.by_seq(topic, done)
         queue.take_out(jobs)
         entry = log.Delete(topic.topic_id, 0, None, "", now, done)
 
-        def take_effect(_: Ticket) -> Settled:
+        def take_effect(_: Ticket) -> Outcome:
             apply.delete(topic, entry, found.chosen)
-            return _settled(topic, len(done), skipped)
+            return _outcome(topic, len(done), skipped)
 
         return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))
 
     def nack(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, delay_ms: int) -> Ticket:
-        """Return jobs to the queue after `delay_ms`. Ends with `Settled`."""
+        """Return jobs to the queue after `delay_ms`. Ends with `Outcome`."""
         now = self._staging.clock.now_ms()
         jobs, skipped = _held(expire(topic, now), node, seqs, lease_ids)
         return self._release(topic, jobs, skipped, due_ms=now + delay_ms, now_ms=now)
 
     def extend(self, topic: Topic, node: str, seqs: list[int], lease_ids: list[str] | None, *, lease_ms: int) -> Ticket:
-        """Let the leases run for `lease_ms` from now. Ends with `Settled`.
+        """Let the leases run for `lease_ms` from now. Ends with `Outcome`.
 
         The new deadline counts at once, while its entry is on its way: an ack in between must find the lease.
         """
@@ -140,7 +140,7 @@ class Queues:
         deadline = now + lease_ms
         before = [job.deadline_ms for job in jobs]
         queue.extend(jobs, deadline)
-        result = _settled(topic, len(jobs), skipped)
+        result = _outcome(topic, len(jobs), skipped)
         result.deadlines = {str(job.seq): deadline for job in jobs}
         if not jobs or not self._writes_leases(topic):
             return Ticket.of(result)
@@ -168,10 +168,10 @@ class Queues:
     def _release(self, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int) -> Ticket:
         queue = leases_of(topic)
 
-        def take_effect(_: Ticket) -> Settled:
+        def take_effect(_: Ticket) -> Outcome:
             queue.release(jobs, due_ms=due_ms, now_ms=now_ms)
-            _tell(queue)
-            return _settled(topic, len(jobs), skipped)
+            _notify(queue)
+            return _outcome(topic, len(jobs), skipped)
 
         if not jobs or not self._writes_leases(topic):
             return Ticket.of(take_effect(Ticket()))
@@ -275,7 +275,7 @@ def _row(job: Job, stored: pick.Stored) -> bytes:
 
 def _free(queue: Leases, jobs: list[Job]) -> None:
     queue.take_back(jobs)
-    _tell(queue)
+    _notify(queue)
 
 
 # --- ack, nack, extend
@@ -294,11 +294,11 @@ def _held(queue: Leases, node: str, seqs: list[int], lease_ids: list[str] | None
     return list(jobs.values()), skipped
 
 
-def _settled(topic: Topic, done: int, skipped: list[int]) -> Settled:
+def _outcome(topic: Topic, done: int, skipped: list[int]) -> Outcome:
     queue = leases_of(topic)
-    return Settled(topic, done, skipped, queue.ready, queue.in_flight)
+    return Outcome(topic, done, skipped, queue.ready, queue.in_flight)
 
 
-def _tell(queue: Leases) -> None:
+def _notify(queue: Leases) -> None:
     if queue.freed is not None:
         queue.freed()

@@ -87,7 +87,7 @@ class Forwarder:
         # Bound: each round forwards what is due until nothing is, or loads a piece that a step needs.
         while True:
             waiting(lambda: self.run(0, waits=True))
-            self._staging.commits.settle()
+            self._staging.commits.sync()
             if not self._due and not self._due.has_grown:
                 return
 
@@ -129,7 +129,7 @@ class Forwarder:
     def _quiet(self, feed: Feed, *, waits: bool) -> bool:
         """Whether nothing that waits for the log stands between the feed and its topics."""
         commits = self._staging.commits
-        for attempt in (None, commits.flush, commits.settle):
+        for attempt in (None, commits.flush, commits.sync):
             if attempt is not None:
                 attempt()
             dest = feed.dest

@@ -87,7 +87,7 @@ class Routers:
         """Creates or changes a router, and the topics it needs. Ends with `PutRouter`."""
         config = check_request(name, request)
         staging, table = self._staging, self.table
-        staging.commits.settle()
+        staging.commits.sync()
         router = table.by_name.get(name)
         limit = staging.limits.max_routers
         if router is None and limit and len(table.by_name) >= limit:
@@ -121,13 +121,13 @@ class Routers:
         ticket = staging.stage_synced(
             [*creates, *self._marks(touched), entry], lambda _: self._put_applied(creates, entry, router is None)
         )
-        staging.commits.settle()
+        staging.commits.sync()
         return ticket
 
     def drop(self, name: str) -> Ticket:
         """Ends with `DroppedRouter`; a router that is not there is no error."""
         check_router(name)
-        self._staging.commits.settle()
+        self._staging.commits.sync()
         router = self.table.by_name.get(name)
         if router is None:
             return Ticket.of(DroppedRouter(name, False))
@@ -139,7 +139,7 @@ class Routers:
 
         touched = {router.feed.dest, *upstream(router.feed.source)}
         ticket = self._staging.stage_synced([*self._marks(touched), entry], take_effect)
-        self._staging.commits.settle()
+        self._staging.commits.sync()
         return ticket
 
     def get(self, name: str) -> Router:

@@ -102,7 +102,7 @@ class Topic:
         self.name = name
         self.wire_name = name.encode()  # the charset needs no escaping in JSON
         self.topic_id = topic_id
-        self.begin_life(epoch)
+        self.begin_epoch(epoch)
         self.config = config
         self.totals = totals
         self.segments: list[Segment] = []  # in seq order; the last one is open
@@ -141,7 +141,7 @@ class Topic:
         self.links: Any = None  # the routers around the topic, see `router_state`
         self.queue = Leases(self) if config.type == "queue" else None
 
-    def begin_life(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """A new topic, or one that was restored, which is another history from here on."""
         self.epoch = epoch
         self.diff_start = f'{{"topic":"{self.name}","epoch":{epoch},"records":['.encode()  # of every answer to a diff

@@ -186,11 +186,11 @@ def _seen(topic: Topic, key: str, now_ms: int) -> Ticket | None:
 
     def follow(done: Ticket) -> None:
         if done.error is not None:
-            twin.settle(None, done.error)
+            twin.resolve(None, done.error)
         else:
             landed: Appended = done.result
             twin.wal_ns, twin.sync_ns = done.wal_ns, done.sync_ns
-            twin.settle(Appended(topic, landed.first, landed.last, topic.head, deduped=True))
+            twin.resolve(Appended(topic, landed.first, landed.last, topic.head, deduped=True))
 
     leader.on_done(follow)
     return twin

@@ -23,12 +23,12 @@ def when_saved(saver: Saver | None, topic: Topic, changed: Ticket) -> Ticket:
     ticket = Ticket()
 
     def end(failure: Exception | None) -> None:
-        ticket.settle(changed.result, None if failure is None else _not_saved(failure))
+        ticket.resolve(changed.result, None if failure is None else _not_saved(failure))
 
     def landed(_: Ticket) -> None:
         ticket.wal_ns, ticket.sync_ns = changed.wal_ns, changed.sync_ns
         if changed.error is not None or not topic.needs_snapshot:
-            ticket.settle(changed.result, changed.error)
+            ticket.resolve(changed.result, changed.error)
         else:
             saver(topic, end)
 

@@ -123,7 +123,7 @@ class Ticket(Struct, eq=False):
 
             self.then = tell_both
 
-    def settle(self, result: Any, error: TopicsError | None = None) -> None:
+    def resolve(self, result: Any, error: TopicsError | None = None) -> None:
         self.result = result
         self.error = error
         self.done = True
@@ -235,7 +235,7 @@ class Commits:
         if not self._gathering:
             self._gather()
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """All that is staged or waiting takes effect or is refused before this returns. May wait for the disk."""
         self._land()
         self.flush()
@@ -267,9 +267,9 @@ class Commits:
             if ticket.undo is not None:
                 ticket.undo()
         for ticket, error in refused:
-            ticket.settle(None, error)
+            ticket.resolve(None, error)
             for follower in ticket.followers or ():
-                follower.settle(None, error)
+                follower.resolve(None, error)
 
     def _gather(self) -> None:
         """Begins the next sync if there is need of one, once there are no more turns to wait."""
@@ -294,7 +294,7 @@ class Commits:
 
     def _sync_ended(self, generation: int, failure: LogFailed | None) -> None:
         if generation != self._generation:
-            return  # `settle` was quicker
+            return  # `sync` was quicker
         waiting, self._syncing = self._syncing, []
         if failure is None:
             self._synced(waiting, self.tick_ns() - self._sync_began_ns)

@@ -64,7 +64,7 @@ class Staging:
         """Return the topic once everything that is under way with it has taken effect. May wait for the disk."""
         topic = self.topics.get(name)
         if name in self.commits.creating or (topic is not None and topic.pending):
-            self.commits.settle()
+            self.commits.sync()
             topic = self.topics.get(name)
         return topic
 

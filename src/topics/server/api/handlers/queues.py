@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
-from topics.engine.queue.verbs import Claimed, Settled, Want
+from topics.engine.queue.verbs import Claimed, Outcome, Want
 from topics.engine.state.leases import leases_of
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
@@ -201,7 +201,7 @@ def _nacked(ticket: Ticket, request: Request) -> Response:
 
 
 def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
-    done: Settled = ticket.result
+    done: Outcome = ticket.result
     body = (
         b'{"topic":"%b","%b":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}\n'
         % (
@@ -221,7 +221,7 @@ def extend(services: Services, call: Call) -> Answer:
     ticket = services.engine.queues.extend(topic, wanted.node, wanted.seqs, wanted.lease_ids, lease_ms=lease_ms)
 
     def encode(ticket: Ticket, request: Request) -> Response:
-        done: Settled = ticket.result
+        done: Outcome = ticket.result
         answer = ExtendAnswer(topic.name, done.done, done.skipped, done.deadlines, performance(request, ticket))
         return json_answer(200, answer)
 

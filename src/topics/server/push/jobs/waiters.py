@@ -134,7 +134,7 @@ class QueueWaiters:
     def _serve(self) -> None:
         """Assign available jobs, an even share to each client. Raise `Cold` before anything has happened."""
         if self._topic.changing:
-            self._runtime.engine.commits.settle()
+            self._runtime.engine.commits.sync()
         if self._topic.gone or not self.waiting:
             return  # `_topic_changed` handles a deleted queue
         verbs.expire(self._topic, self._runtime.clock.now_ms())  # expired leases make room with their workers
