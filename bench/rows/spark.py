@@ -27,7 +27,7 @@ JSON_SCHEMA = "`$seq` BIGINT, `$ts` BIGINT, `$node` STRING, `$tag` STRING, meta 
 
 def measure(plan: Plan) -> Outcome:
     if not (find_spec("pyspark") and find_spec("pyarrow")):
-        note = "pip install 'topics[spark]'"
+        note = "pip install 'topics-engine[spark]'"
         return Outcome([Reading(key=key, value=None, missing=True, note=note) for key in ("server", "directory")])
     records = plan.scale.records
     lines = plan.fresh_dir("lines") / "t.jsonl"

@@ -212,7 +212,7 @@ def test_missing_spark_has_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert (report["pipeline"], report["ok"], report["error"]["kind"]) == ("audit", False, "no_spark")
-    assert "next: pip install" in said.err
+    assert "-m pip install" in said.err
 
 
 def test_interruption_is_reported_with_its_own_status(capsys: pytest.CaptureFixture[str]) -> None:

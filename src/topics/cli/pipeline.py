@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from topics.cli import early
 from topics.clock import SystemClock
+from topics.installation import install_command
 
 if TYPE_CHECKING:
     from topics.spark.pipelines.run.job import JobOptions
@@ -159,7 +160,7 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     """Print a failure to standard error, and with `--json` its report to standard output."""
     if isinstance(error, ImportError):
         early.print_failure(
-            name, kind="no_spark", message=f"pipelines need Spark: {error}", next="pip install 'topics[spark]'",
+            name, kind="no_spark", message=f"pipelines need Spark: {error}", next=install_command("spark"),
             as_json=args.json, dry_run=args.dry_run,
         )  # fmt: skip
         return EXIT_FAILED

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from topics.cli.pipeline import DEFAULT_URL, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Subparsers
+from topics.installation import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +109,7 @@ def execute(args: argparse.Namespace) -> int:
                     _interruptible(tables, partial(answer, tables, statement, args))
             return EXIT_DONE
     except ImportError as error:
-        return _fail(f"sql needs Spark: {error}\nnext: pip install 'topics[spark]'", EXIT_FAILED)
+        return _fail(f"sql needs Spark: {error}\nnext: {install_command('spark')}", EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:

