@@ -1,8 +1,6 @@
-"""Loss nobody asked for: caps, TTL, damage. Exact to the record; whole segments are let go once nothing in them is
-live.
+"""Involuntary loss: caps, TTL, damage. Exact to the record; a segment is released once no record in it is live.
 
-Everything that shortens a topic from the front ends in `advance`, and everything lost is written down in
-`topic.losses`.
+Every function that shortens a topic from the front ends in `advance`, and every loss is recorded in `topic.losses`.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ T = TypeVar("T")
 
 
 def ready(topic: Topic, segment: Segment) -> bool:
-    """Makes the segment's columns usable here and now; False if the disk no longer has them (then they are lost)."""
+    """Load the segment's columns, waiting for the disk. Return False if they are damaged: then the records are lost."""
     damage = _load(segment)
     if damage is not None:
         lose_segment(topic, segment, damage)
@@ -44,13 +42,13 @@ def _load(segment: Segment) -> Damaged | None:
 
 
 def expire(topic: Topic, now_ms: int) -> None:
-    """Lets go of every record older than the TTL; strict, so a record lives through its last millisecond."""
+    """Expire every record that is older than the TTL. A record exactly as old as the TTL is kept."""
     cutoff = now_ms - topic.config.ttl_ms
     if topic.front_ts >= cutoff or not topic.count:
         return
     holds = topic.config.archive is not None and topic.holds
     if holds and topic.earliest > topic.archived:
-        return  # whatever its age: the archive does not have it yet
+        return  # the archive does not have the first record yet
     upto = expired_before(topic, cutoff)
     if holds:
         upto = min(upto, topic.archived + 1)
@@ -60,9 +58,9 @@ def expire(topic: Topic, now_ms: int) -> None:
 
 
 def need_for_expiry(topic: Topic, now_ms: int) -> None:
-    """Raises `Cold` for columns that `expire` would have to wait for, so that it need not.
+    """Raise `Cold` for columns that `expire` would have to wait for.
 
-    Where that is more than one load may ask for, what has been loaded so far expires first.
+    If these are more than one load may ask for, expire the records whose columns are loaded so far.
     """
     cutoff = now_ms - topic.config.ttl_ms
     if topic.front_ts >= cutoff or not topic.count or (topic.holds and topic.earliest > topic.archived):
@@ -89,7 +87,7 @@ def need_for_expiry(topic: Topic, now_ms: int) -> None:
 
 
 def expired_before(topic: Topic, cutoff: int) -> int:
-    """The seq below which every record is older than `cutoff`."""
+    """Return the seq below which every record is older than `cutoff`."""
     upto = topic.earliest
     for segment in list(topic.segments):
         if not segment.count or segment.max_ts < cutoff:
@@ -103,7 +101,7 @@ def expired_before(topic: Topic, cutoff: int) -> int:
 
 
 def refresh_front(topic: Topic) -> None:
-    """Remembers how old the first live record is, so that most calls to `expire` end after one comparison."""
+    """Store the age of the first live record, so that most calls to `expire` end after one comparison."""
     if not topic.count:
         topic.front_ts = 0
         return
@@ -113,10 +111,10 @@ def refresh_front(topic: Topic) -> None:
 
 
 def enforce_caps(topic: Topic) -> None:
-    """Evicts the oldest live records until both caps hold.
+    """Evict the oldest live records until both caps hold.
 
-    A topic that rejects never evicts: it takes nothing more. Unless it holds for its archive: then what is archived
-    makes room, see `spare`.
+    A topic that rejects never evicts, unless it holds records for its archive: then it evicts archived records, see
+    `spare`.
     """
     config = topic.config
     take = evict
@@ -131,7 +129,7 @@ def enforce_caps(topic: Topic) -> None:
 
 
 def _evict_archived_first(topic: Topic, upto: int, reason: str) -> None:
-    """A topic that rejects loses nothing that is not archived; any other does, and counts it."""
+    """Evict archived records. A topic that does not reject evicts others, too, and counts these."""
     archived = min(upto, topic.archived + 1)
     if makes_room(topic) or topic.config.discard == "old":
         if archived > topic.earliest:
@@ -143,19 +141,19 @@ def _evict_archived_first(topic: Topic, upto: int, reason: str) -> None:
 
 
 def makes_room(topic: Topic) -> bool:
-    """Whether a full topic lets go of what is archived instead of rejecting. A job is not done by being archived."""
+    """Return whether a full topic evicts archived records instead of rejecting. A queue does not: jobs must be done."""
     return topic.holds and topic.queue is None
 
 
 def spare(topic: Topic) -> tuple[int, int]:
-    """Live records, and their bytes, that a topic which rejects may lose to make room: those that are archived."""
+    """Return how many live records a topic that rejects may evict to make room, and their bytes: the archived ones."""
     if not makes_room(topic):
         return 0, 0
     return live_between(topic, topic.earliest, topic.archived + 1)
 
 
 def gives_way(topic: Topic, *, count: int, used_bytes: int) -> bool:
-    """Whether a topic that rejects could come to hold this much by letting go of what is archived."""
+    """Return whether a topic that rejects could hold this much if it evicted archived records."""
     if not makes_room(topic):
         return False
     config, (records, size_bytes) = topic.config, spare(topic)
@@ -165,7 +163,7 @@ def gives_way(topic: Topic, *, count: int, used_bytes: int) -> bool:
 
 
 def live_between(topic: Topic, low_seq: int, high_seq: int) -> tuple[int, int]:
-    """How many records of seqs [low, high) are live, and their bytes. Whole segments go by their sums."""
+    """Return how many records with seqs [low, high) are live, and their bytes. Whole segments count by their sums."""
     count = size_bytes = 0
     for segment, low, high in list(topic.spans(max(low_seq, topic.earliest), high_seq)):
         first_live = max(topic.earliest - segment.first, 0)  # nothing before the topic's first live record is live
@@ -180,14 +178,14 @@ def live_between(topic: Topic, low_seq: int, high_seq: int) -> tuple[int, int]:
 
 
 def overdue(topic: Topic, now_ms: int) -> int:
-    """How many live records are there only because the topic holds them for its archive: their TTL is over."""
+    """Return how many live records are past their TTL and kept only for the archive."""
     if not (topic.holds and topic.config.ttl_ms):
         return 0
     return live_between(topic, topic.archived + 1, expired_before(topic, now_ms - topic.config.ttl_ms))[0]
 
 
 def would_free(topic: Topic, count: int, used_bytes: int) -> int:
-    """Bytes of what the topic holds now that its caps would evict if it came to hold this much; never too many."""
+    """Return at most how many bytes of its present records the topic would evict if it came to hold this much."""
     config = topic.config
     freed = 0
     if config.cap_bytes and used_bytes > config.cap_bytes:
@@ -199,9 +197,10 @@ def would_free(topic: Topic, count: int, used_bytes: int) -> int:
 
 
 def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_bytes: int = 0) -> int:
-    """The seq below which all is lost once records of these sizes have come at `ts`, some of themselves included.
+    """Return the seq below which all records are evicted once records of these sizes are appended at `ts`.
 
-    Those before them that are still under way have `before_bytes`; they count as the first to go.
+    This may include some of the appended records. Records that are under way before them have `before_bytes`, and
+    are evicted first.
     """
     config, upto = topic.config, topic.earliest
     if config.ttl_ms and topic.front_ts < ts - config.ttl_ms:
@@ -223,7 +222,7 @@ def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_byt
 
 
 def evict(topic: Topic, upto: int, reason: str) -> None:
-    """Every live record below `upto` is lost for `reason`. Put off while the disk cannot say which ones that are."""
+    """Evict every live record below `upto`, for `reason`. Do nothing while the disk cannot be read."""
     if not _all_readable(topic, upto):
         return
     if topic.links is not None:
@@ -249,7 +248,7 @@ def evict(topic: Topic, upto: int, reason: str) -> None:
 
 
 def _all_readable(topic: Topic, upto: int) -> bool:
-    """Whether the columns that an eviction below `upto` needs can be had: before anything is changed."""
+    """Return whether the columns that an eviction below `upto` needs can be read, before anything is changed."""
     try:
         for segment, _, high in list(topic.spans(topic.earliest, upto)):
             if segment.live and (high < segment.count or _needs_marks(segment)):
@@ -261,7 +260,7 @@ def _all_readable(topic: Topic, upto: int) -> bool:
 
 
 def advance(topic: Topic) -> None:
-    """Moves `earliest` to the first live record and lets go of the segments before it."""
+    """Move `earliest` to the first live record and release the segments before it."""
     # Bound: a round that finds its segment unreadable removes the segment, and an empty topic has a first live seq.
     while (earliest := _first_live(topic)) is None:
         pass
@@ -279,7 +278,7 @@ def advance(topic: Topic) -> None:
 
 
 def _first_live(topic: Topic) -> int | None:
-    """The seq of the first live record, head + 1 without one; None if its segment turned out to be lost."""
+    """Return the seq of the first live record, head + 1 if there is none; None if its segment turned out to be lost."""
     segment = next((segment for segment in topic.segments if segment.live), None)
     if segment is None:
         return topic.head + 1
@@ -295,14 +294,14 @@ def _first_live(topic: Topic) -> int | None:
 
 
 def restart_open(topic: Topic) -> None:
-    """An open segment in which nothing is live starts anew behind its end: its memory comes back at once."""
+    """Replace an open segment without live records by an empty one behind its end, to free its memory."""
     was = topic.open
     if was.count:
         topic.segments[-1] = MemorySegment(was.end, opened_ms=was.opened_ms)
 
 
 def lose_segment(topic: Topic, segment: Segment, damage: Exception) -> None:
-    """The whole segment cannot be read: what was live in it is lost, and said to be."""
+    """Remove a segment that cannot be read, and record its live records as lost."""
     if _remove_damaged(topic, segment, damage):
         advance(topic)
 
@@ -344,7 +343,7 @@ def read_past(topic: Topic, damage: Damaged, look: Callable[[], T]) -> T:
 
 
 def lose_range(topic: Topic, damage: Damaged) -> bool:
-    """Turn the live records of a damaged range into a hole with reason `corrupt`. Return whether there were any."""
+    """Record the live records of a damaged range as lost (`corrupt`). Return whether there were any."""
     segment = damage.segment
     if damage.whole:
         lose_segment(topic, segment, damage)
@@ -369,14 +368,12 @@ def lose_range(topic: Topic, damage: Damaged) -> bool:
 
 
 def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
-    """The seqs from the head up to `next_seq` (exclusive) were handed out, or may have been, and their records are
-    gone.
-    """
+    """Record the seqs between the head and `next_seq` as lost: they may have been given out."""
     if next_seq <= topic.head + 1:
         return
     topic.losses.add(topic.head + 1, next_seq - 1, reason)
     topic.head = next_seq - 1
-    topic.next_seq = max(topic.next_seq, next_seq)  # writes that come behind may have their seqs already
+    topic.next_seq = max(topic.next_seq, next_seq)  # later writes may have their seqs already
     was = topic.open
     if was.count:
         topic.segments.append(MemorySegment(next_seq, opened_ms=was.opened_ms))
@@ -388,7 +385,7 @@ def skip_to(topic: Topic, next_seq: int, reason: str) -> None:
 
 
 def lose_all(topic: Topic, reason: str) -> None:
-    """Every record is lost, also where nothing but its seq is known, or the disk cannot be read now."""
+    """Record every record as lost, even if only its seq is known, or the disk cannot be read now."""
     if topic.count:
         evict(topic, topic.head + 1, reason)
     if topic.earliest > topic.head:
@@ -406,14 +403,14 @@ def lose_all(topic: Topic, reason: str) -> None:
 
 
 def lose_next(topic: Topic, n: int) -> None:
-    """The next `n` records are larger than everything the topic may hold: they get their seqs, and are lost."""
+    """Give seqs to `n` records that are larger than the topic may ever hold, and record them as lost."""
     skip_to(topic, topic.head + 1 + n, "cap")
     if topic.holds:
         topic.evicted_unarchived += n
 
 
 def _raise_floor(topic: Topic) -> None:
-    """Losses that `earliest` has passed now count as lost at the front."""
+    """Count losses that `earliest` has passed as lost at the front."""
     for _, last, _ in reversed(topic.losses.runs):
         if last < topic.earliest:
             topic.evict_floor = max(topic.evict_floor, last + 1)
@@ -428,19 +425,19 @@ def _lose(topic: Topic, segment: Segment, n: int, size_bytes: int) -> None:
 
 
 def _needs_marks(segment: Segment) -> bool:
-    """Whether some of its records were deleted one by one, so that which ones are lost takes a look."""
+    """Return whether some records were deleted, so that the marks say which others are lost."""
     return segment.live != segment.count
 
 
 def _live_runs(segment: Segment, low: int, high: int) -> list[tuple[int, int]]:
-    """Unbroken runs of live positions within [low, high), both ends inclusive."""
+    """Return the contiguous runs of live positions in [low, high), both ends inclusive."""
     if segment.marks is None:
         return [(low, high - 1)] if low < high else []
     return runs(segment.live_positions(low, high))
 
 
 def _after_oldest(topic: Topic, n: int) -> int:
-    """The seq after the n-th oldest live record."""
+    """Return the seq after the n-th oldest live record."""
     for segment in list(topic.segments):
         if n >= segment.live:
             n -= segment.live
@@ -457,7 +454,7 @@ def _after_oldest(topic: Topic, n: int) -> int:
 
 
 def _after_bytes(topic: Topic, excess: int) -> int:
-    """The seq after the shortest run of oldest live records that is at least `excess` bytes long."""
+    """Return the seq after the shortest run of oldest live records that has at least `excess` bytes."""
     for segment in list(topic.segments):
         if excess >= segment.live_bytes:
             excess -= segment.live_bytes

@@ -1,7 +1,7 @@
-"""Idempotency windows: the keys that each topic remembers, until when, and the memory that takes.
+"""Idempotency windows: the keys that each topic remembers, for how long, and in how much memory.
 
-A write that carries a key brings a few expired ones to an end, `sweep` the rest, so that no single step has many to
-forget. A key that is past its window and still here means nothing: the engine compares times itself.
+A write that carries a key forgets a few expired keys, and `sweep` forgets the rest, so that no single step has many to
+forget. A key that is past its window and still stored has no effect: `append` compares the times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def remember(state: State, topic: Topic, key: str, write: Remembered) -> None:
 
 
 def forget_before(topic: Topic, ms: int, *, most: int) -> int:
-    """Forget keys of writes before `ms`, at most so many; return how many that were."""
+    """Forget keys of writes before `ms`, at most `most`; return how many these were."""
     keys, forgotten = topic.keys, 0
     while keys and forgotten < most and keys[next(iter(keys))].at_ms < ms:
         _forget_oldest(topic)
@@ -54,7 +54,7 @@ def forget_all(state: State, topic: Topic) -> None:
 
 
 def restore(state: State, topic: Topic, rows: Iterable[tuple[str, int, int, int]]) -> None:
-    """Remember what a snapshot knew: rows of key, first seq, last seq and time, oldest first."""
+    """Restore the keys of a snapshot: rows of key, first seq, last seq and time, oldest first."""
     topic.keys = OrderedDict((key, Remembered(first, last, at_ms)) for key, first, last, at_ms in rows)
     if topic.keys:
         _add_bytes(topic, sum(map(size_bytes, topic.keys)))
@@ -62,7 +62,7 @@ def restore(state: State, topic: Topic, rows: Iterable[tuple[str, int, int, int]
 
 
 def sweep(state: State, now_ms: int, *, topics: int, keys: int) -> None:
-    """Forget expired keys, looking at so many topics at most and forgetting so many keys. The next call goes on."""
+    """Forget expired keys of a limited number of topics. The next call continues with the others."""
     for _ in range(min(topics, len(state.keyed))):
         topic = next(iter(state.keyed))
         del state.keyed[topic]

@@ -1,4 +1,4 @@
-"""What a producer may ask for a job: priority, and not before a certain time."""
+"""Terms of a job: the priority and the earliest time that its producer asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topics.model.records import NewRecord
 
 
 def job_terms(records: Sequence[NewRecord], ts: int) -> dict[int, bytes] | None:
-    """What has to be remembered of each job, by position. Empty where nothing has, None where nobody asked."""
+    """Return the extras of the jobs that have terms, by position. None if no producer asked for terms."""
     asked = [
         at
         for at, record in enumerate(records)

@@ -1,18 +1,18 @@
-"""Which jobs of a queue are out, and which may go out next: everything about jobs but the jobs themselves.
+"""The state of jobs: which are leased, and which may be delivered next.
 
-The jobs are the topic's records. A job that nobody has claimed yet costs nothing here: a cursor walks over the log. An
-object exists only for a job that was handed out (`Job`), and a number or two for one that waits for its time or has a
-priority. In which of these places a live job is, is its state:
+The jobs are the topic's records. A job that was never claimed costs nothing here: a cursor walks over the log. An
+object (`Job`) exists only for a job that was delivered, and a number or two for one that is delayed or has a priority.
+The place that has a live job is its state:
 
     leases     held by a worker until its deadline
     leaving    taken out by an ack or a nack whose entry is on its way to the log
-    reclaim    was out, may go out again: served first, the one that waited longest before the others
-    resting    was out and may go out again, but not before its time
-    later      never went out, not before its time
-    lanes      never went out; has a priority, or had to wait for its time (a seq may stay that is elsewhere or gone)
+    reclaim    was delivered, may be delivered again: served first, the longest waiting job before the others
+    resting    was delivered and may be delivered again, but not before its time
+    later      was never delivered, and may not be before its time
+    lanes      was never delivered; has a priority, or had a delay (a seq may stay that is elsewhere or deleted)
     the log    all others, from `cursor` on
 
-Nothing here reads a clock or a file. Expiry is lazy: `expire` is told the time before anything is decided or counted.
+Nothing here reads a clock or a file. Expiry is lazy: callers call `expire` with the time before they decide or count.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from topics.engine.state.topic import Topic
 
 PRIORITIES = 10
-STALE_MAX = 4096  # outdated marks that a heap may hold beyond its use before it is built anew
+STALE_MAX = 4096  # outdated marks that a heap may hold beyond its use before it is rebuilt
 
 
 class Terms(Struct, array_like=True, frozen=True, gc=False):
-    """What a producer asked for a job: how urgent it is, and not to hand it out before `due_ms` (0: at once)."""
+    """The terms of a job: its priority, and the time before which it is not delivered (0: at once)."""
 
     priority: int = 0
     due_ms: int = 0
 
 
 class Extra(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What the engine keeps of a record and no reader sees; other parts of the engine have keys of their own in it."""
+    """What the engine keeps of a record and no reader sees. Other modules have keys of their own in it."""
 
     q: Terms | None = None
 
@@ -57,7 +57,7 @@ def pack_terms(terms: Terms) -> bytes:
 
 
 def terms_of(extra: bytes) -> Terms | None:
-    """The queue's part of what is kept of a record, if it has one."""
+    """Return the terms of a job out of its extra, if it has terms."""
     try:
         return _decode_extra(extra).q
     except msgspec.MsgspecError:
@@ -65,7 +65,7 @@ def terms_of(extra: bytes) -> Terms | None:
 
 
 class Holder:
-    """A connection that jobs are pushed to: which ones it holds, and whom to tell when that changes."""
+    """A connection that jobs are pushed to: the jobs it holds, and a callback for changes of these."""
 
     __slots__ = ("changed", "held")
 
@@ -75,13 +75,13 @@ class Holder:
 
 
 class Job:
-    """A job that was handed out at least once. The lease fields count only while it is in `leases` or `leaving`."""
+    """A job that was delivered at least once. The lease fields count only while it is in `leases` or `leaving`."""
 
     __slots__ = ("deadline_ms", "deliveries", "due_ms", "holder", "lease", "node", "priority", "seq")
 
     def __init__(self, seq: int, priority: int | None = None, deliveries: int = 0) -> None:
         self.seq = seq
-        self.priority = priority  # None for a job that came from the log itself
+        self.priority = priority  # None for a job without terms
         self.deliveries = deliveries
         self.lease = 0
         self.node = ""
@@ -95,7 +95,7 @@ class Job:
 
 
 class Lane:
-    """Seqs in the order in which they may go out; taken from the front."""
+    """Seqs in the order in which they may be delivered; taken from the front."""
 
     __slots__ = ("at", "seqs")
 
@@ -107,7 +107,7 @@ class Lane:
         return len(self.seqs) - self.at
 
     def trim(self) -> None:
-        """Lets go of what was taken, seldom enough to cost nothing."""
+        """Free the memory of seqs that were taken, seldom enough to cost nothing."""
         if self.at == len(self.seqs) or (self.at > 1024 and self.at * 2 > len(self.seqs)):
             del self.seqs[: self.at]
             self.at = 0
@@ -129,14 +129,14 @@ class Leases:
         self.resting: dict[int, Job] = {}
         self.later: dict[int, int] = {}  # seq → due_ms * 16 + priority
         self.lanes = [Lane() for _ in range(PRIORITIES)]
-        self.cursor = 0  # below it, the log itself has no job left to hand out
+        self.cursor = 0  # below it, the log itself has no job left to deliver
         self.check_upto = 0  # up to here, the cursor may meet jobs that are already in one of the places above
-        self.turn = 0  # jobs handed out while more than one lane had some
+        self.turn = 0  # jobs delivered while more than one lane had jobs
         self.served = [0] * PRIORITIES  # the turn at which each lane was served last
         self.last_lease = 0
         self.dead_lettered = 0
-        self.dead_letter_error: str | None = None  # why jobs could not be moved away when that was last tried
-        self.freed: Callable[[], None] | None = None  # told when jobs became claimable other than by being written
+        self.dead_letter_error: str | None = None  # why the last move to the dead-letter topic failed
+        self.freed: Callable[[], None] | None = None  # called when jobs become claimable other than by an append
         self._expiry: list[tuple[int, int, list[Job]]] = []  # heap: deadline, serial, the jobs that got it together
         self._expiry_jobs = 0
         self._due: list[tuple[int, int]] = []  # heap: due_ms, seq
@@ -154,7 +154,7 @@ class Leases:
 
     @property
     def ready(self) -> int:
-        """Claimable now: every live job that is neither out nor waiting for its time."""
+        """The number of claimable jobs: every live job that is neither leased nor delayed."""
         return self.topic.count - self.in_flight - self.delayed
 
     # --- time
@@ -168,7 +168,7 @@ class Leases:
             for job in jobs:
                 if job.deadline_ms == deadline_ms and self.leases.get(job.seq) is job:
                     del self.leases[job.seq]
-                    self._let_go(job)
+                    self._unhold(job)
                     self.reclaim[job.seq] = job
         due = self._due
         while due and due[0][0] <= now_ms:
@@ -181,7 +181,7 @@ class Leases:
                 self.lanes[self.later.pop(seq) & 15].seqs.append(seq)
 
     def next_ms(self) -> int | None:
-        """When `expire` will next have something to do, if ever."""
+        """Return when `expire` will next have something to do; None for never."""
         # Bound: each round removes one entry of the heap.
         while self._expiry and not any(
             job.deadline_ms == self._expiry[0][0] and self.leases.get(job.seq) is job for job in self._expiry[0][2]
@@ -202,7 +202,7 @@ class Leases:
     # --- records come and go
 
     def arrived(self, first: int, ts: int, extras: dict[int, bytes]) -> None:
-        """Records from `first` on were written; `extras` has those about which there is something to remember."""
+        """Take up the terms of appended records, which begin at seq `first`."""
         for at, extra in extras.items():
             terms = terms_of(extra)
             if terms is None:
@@ -213,24 +213,24 @@ class Leases:
                 self.lanes[terms.priority].seqs.append(first + at)
 
     def wait_until(self, seq: int, terms: Terms) -> None:
-        """A job that nobody had yet becomes claimable at its time."""
+        """Make a job that was never delivered claimable at its time."""
         self.later[seq] = terms.due_ms << 4 | terms.priority
         heappush(self._due, (terms.due_ms, seq))
 
     def left(self, seqs: Iterable[int]) -> None:
-        """These records are gone for good, whatever became of them."""
+        """Forget jobs whose records were deleted, evicted or lost."""
         for seq in seqs:
             if (job := self.leases.pop(seq, None)) is not None:
-                self._let_go(job)
+                self._unhold(job)
             elif (job := self.leaving.pop(seq, None)) is not None:
-                self._let_go(job)
+                self._unhold(job)
             else:
                 self.reclaim.pop(seq, None)
                 self.resting.pop(seq, None)
                 self.later.pop(seq, None)
 
     def left_range(self, low: int, high: int) -> None:
-        """The same for all of [low, high): in as many steps as there are records or jobs, whichever are fewer."""
+        """Forget all jobs with seqs [low, high). Takes time for the records or for the jobs, whichever are fewer."""
         touched = self._touched()
         if high - low > touched:
             self.left([seq for place in self._places() for seq in place if low <= seq < high])
@@ -238,7 +238,7 @@ class Leases:
             self.left(range(low, high))
 
     def left_taken(self, parts: list[tuple[int, npt.NDArray[np.uint8]]]) -> None:
-        """The same for every seq `first + i` with `taken[i]` of each `(first, taken)` in `parts`, which ascend."""
+        """Forget the jobs with seqs `first + i` for which `taken[i]` is 1, for each `(first, taken)` in `parts`."""
         if not parts or not self._touched():
             return
         touched = np.sort(np.array([seq for place in self._places() for seq in place], np.int64))
@@ -248,7 +248,7 @@ class Leases:
             self.left(mine[taken[mine - first] > 0].tolist())
 
     def _places(self) -> list[Mapping[int, object]]:
-        """Where a job may be of which more is known than its record says."""
+        """Return the places that hold jobs by seq."""
         return [self.leases, self.leaving, self.reclaim, self.resting, self.later]
 
     def _touched(self) -> int:
@@ -259,7 +259,7 @@ class Leases:
     def grant(
         self, jobs: list[Job], node: str, first_lease: int, deadline_ms: int, holder: Holder | None = None
     ) -> None:
-        """Hands the jobs to a worker: one more delivery each."""
+        """Lease the jobs to a worker, and count one more delivery of each."""
         leases = self.leases
         for lease, job in enumerate(jobs, first_lease):
             job.node, job.lease, job.deadline_ms, job.holder = node, lease, deadline_ms, holder
@@ -271,11 +271,11 @@ class Leases:
         self._expire_at(deadline_ms, jobs)
 
     def take_back(self, jobs: Iterable[Job]) -> None:
-        """As if they had never been handed out: what was to be told of it could not be written."""
+        """Undo `grant`: the log did not take the leases."""
         for job in jobs:
             if self.leases.get(job.seq) is job:
                 del self.leases[job.seq]
-                self._let_go(job)
+                self._unhold(job)
                 job.deliveries -= 1
                 self.reclaim[job.seq] = job
 
@@ -287,13 +287,13 @@ class Leases:
         self._expire_at(deadline_ms, extended)
 
     def take_out(self, jobs: Iterable[Job]) -> None:
-        """Held jobs: nobody else can do anything with them until their fate is in the log."""
+        """Keep leased jobs from all other verbs while an entry about them is on its way to the log."""
         for job in jobs:
             del self.leases[job.seq]
             self.leaving[job.seq] = job
 
     def put_back(self, jobs: Iterable[Job]) -> None:
-        """The log refused: the leases are as they were."""
+        """Undo `take_out`: the log refused the entry."""
         again: dict[int, list[Job]] = {}
         for job in jobs:
             if self.leaving.pop(job.seq, None) is not None:
@@ -303,11 +303,11 @@ class Leases:
             self._expire_at(deadline_ms, group)
 
     def release(self, jobs: Iterable[Job], *, due_ms: int, now_ms: int) -> None:
-        """Back to the queue, at once or at `due_ms`."""
+        """Return jobs to the queue, at once or at `due_ms`."""
         for job in jobs:
             if self.leases.pop(job.seq, None) is None and self.leaving.pop(job.seq, None) is None:
-                continue  # gone meanwhile
-            self._let_go(job)
+                continue  # deleted in between
+            self._unhold(job)
             if due_ms > now_ms:
                 job.due_ms = due_ms
                 self.resting[job.seq] = job
@@ -317,25 +317,25 @@ class Leases:
         self._shrink_due()
 
     def touched(self, seq: int) -> bool:
-        """Whether the job is in a place of its own, so that the log and the lanes must not hand it out."""
+        """Return whether a place has the job, so that the cursor and the lanes must not deliver it."""
         return (
             seq in self.leases or seq in self.reclaim or seq in self.resting or seq in self.later or seq in self.leaving
         )
 
     def find(self, seq: int) -> Job | None:
-        """The job, if it was ever handed out."""
+        """Return the job if it was ever delivered."""
         for place in (self.leases, self.leaving, self.reclaim, self.resting):
             if (job := place.get(seq)) is not None:
                 return job
         return None
 
     def next_lease(self, now_ms: int) -> int:
-        """A number no lease of this queue had before, also before a restart that forgot them."""
+        """Return a lease number that no lease of this queue ever had, not even before a restart."""
         return max(self.last_lease + 1, now_ms << 16)
 
     # --- inside
 
-    def _let_go(self, job: Job) -> None:
+    def _unhold(self, job: Job) -> None:
         holder, job.holder = job.holder, None
         if holder is not None:
             holder.held.discard(job.seq)
@@ -364,7 +364,7 @@ class Leases:
     # --- snapshots
 
     def save(self, *, durable: bool, kept: bool) -> Saved:
-        """`durable`: with leases and delivery counts; `kept`: whether the records outlive the process at all."""
+        """Return what a snapshot keeps: with leases if `durable`, nothing of the records unless `kept`."""
         saved = Saved(self.dead_lettered, self.last_lease)
         if not kept:
             return saved
@@ -415,14 +415,14 @@ class Leases:
 
 
 def leases_of(topic: Topic) -> Leases:
-    """For callers that know that the topic is a queue."""
+    """Return the leases of a topic that is a queue."""
     queue = topic.queue
     assert queue is not None
     return queue
 
 
 class SavedJob(Struct, array_like=True):
-    """One job that is out, or was."""
+    """One job that is or was leased."""
 
     seq: int
     priority: int | None

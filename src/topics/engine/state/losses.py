@@ -1,4 +1,4 @@
-"""What a topic lost without being asked: runs of seqs with a reason, so that a tombstone can be exact."""
+"""The involuntary losses of a topic: runs of seqs with a reason, so that a tombstone can be exact."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Losses:
         self.runs: list[Run] = runs or []
 
     def add(self, low: int, high: int, reason: str) -> None:
-        """[low, high] was lost; it lies behind everything known so far, or in a hole between."""
+        """Add the lost range [low, high]. It lies behind all known runs, or between two of them."""
         runs = self.runs
         if runs and runs[-1][1] + 1 == low and runs[-1][2] == reason:
             runs[-1] = (runs[-1][0], high, reason)
@@ -31,7 +31,7 @@ class Losses:
     def _insert(self, low: int, high: int, reason: str) -> None:
         """Insert a run between others and join it with neighbours of the same reason.
 
-        Else a topic that loses its records one by one in front of a hole would keep a run for each of them.
+        Else a topic that loses its records one by one in front of a gap would keep a run for each of them.
         """
         runs = self.runs
         start = end = bisect_left(runs, low, key=lambda run: run[0])
@@ -44,7 +44,7 @@ class Losses:
         runs[start:end] = [(low, high, reason)]
 
     def add_rest(self, low: int, high: int, reason: str) -> None:
-        """Whatever of [low, high] was not lost before is lost now."""
+        """Add the parts of [low, high] that are not in a run yet."""
         at = bisect_left(self.runs, low, key=lambda run: run[1])
         gaps: list[tuple[int, int]] = []
         for first, last, _ in self.runs[at:]:
@@ -59,10 +59,9 @@ class Losses:
             self.add(first, last, reason)
 
     def compact(self, floor: int) -> None:
-        """Keeps at most `MAX_RUNS` runs below `floor`: the oldest two become one that covers both and what lies
-        between.
+        """Keep at most `MAX_RUNS` runs below `floor`: join the oldest two, and what lies between them.
 
-        Runs above are holes between live records and stay as they are.
+        Runs above `floor` are gaps between live records and stay as they are.
         """
         runs = self.runs
         while len(runs) > MAX_RUNS and runs[1][1] < floor:
@@ -70,7 +69,7 @@ class Losses:
             runs[:2] = [(first, last, why if why == other else "mixed")]
 
     def within(self, low: int, high: int) -> tuple[int, str]:
-        """How many seqs of [low, high] were lost, and why: the reason, or "mixed"."""
+        """Return how many seqs of [low, high] were lost, and the reason, or "mixed"."""
         at = bisect_left(self.runs, low, key=lambda run: run[1])
         missed, reason = 0, ""
         for first, last, why in self.runs[at:]:
@@ -81,13 +80,13 @@ class Losses:
         return missed, reason or "cap"
 
     def covering(self, seq: int) -> Run | None:
-        """The run that `seq` is in."""
+        """Return the run that has `seq`, if there is one."""
         at = bisect_left(self.runs, seq, key=lambda run: run[1])
         if at < len(self.runs) and self.runs[at][0] <= seq:
             return self.runs[at]
         return None
 
     def next_from(self, seq: int) -> int | None:
-        """Where the first run that begins at or after `seq` begins."""
+        """Return the first seq of the first run that begins at or after `seq`."""
         at = bisect_left(self.runs, seq, key=lambda run: run[0])
         return self.runs[at][0] if at < len(self.runs) else None

@@ -54,7 +54,7 @@ class NameIndex:
             yield from chunk
 
     def starting_with(self, prefix: str, *, after: str = "") -> Iterator[str]:
-        """Names that begin with `prefix` and come after `after`, in order. Costs as much as is taken of it."""
+        """Yield names that begin with `prefix` and come after `after`, in order. Looks at no other names."""
         start = max(prefix, after)
         at = bisect_right(self._firsts, start) - 1
         find = bisect_left if start > after else bisect_right
@@ -67,7 +67,7 @@ class NameIndex:
             low = 0
 
     def visible(self, prefixes: tuple[str, ...], *, prefix: str = "", after: str = "") -> Iterator[str]:
-        """The same for a reader that sees only names with one of `prefixes`; without any it sees all."""
+        """Yield the same for a reader that sees only names with one of `prefixes`; without prefixes it sees all."""
         if not prefixes:
             return self.starting_with(prefix, after=after)
         ranges = outermost(one if one.startswith(prefix) else prefix for one in prefixes if _overlap(one, prefix))

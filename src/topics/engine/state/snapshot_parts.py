@@ -1,4 +1,4 @@
-"""Topics to a snapshot and back: what of their state a restart must find again."""
+"""Topics in snapshots: save what a restart must find again, and restore it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Look = tuple[int, int, int, int, int]
 
 
 class Frozen(msgspec.Struct, gc=False):
-    """A memory segment as it was when the snapshot was taken: it may grow or lose records meanwhile.
+    """A memory segment as it was when the snapshot was taken: it may grow or lose records afterwards.
 
-    What still grows is not copied, only measured: that would hold up everybody where there are many topics. Whoever
-    encodes it cuts off what came later.
+    A segment that still grows is measured and not copied: copies would delay all requests if there are many topics.
+    `encode` cuts off later records.
     """
 
     segment: MemorySegment
@@ -42,7 +42,7 @@ class Frozen(msgspec.Struct, gc=False):
     live_bytes: int
 
     def encode(self, topic_id: int, epoch: int) -> list[bytes]:
-        """The segment's file. On any thread."""
+        """Return the file of the segment. May run on any thread."""
         if not self.growing:
             whole = self.segment
             return codec.encode(whole.columns, whole.rendered, self.marks, topic_id=topic_id, epoch=epoch)
@@ -52,7 +52,7 @@ class Frozen(msgspec.Struct, gc=False):
 
 
 class Part(NamedTuple):
-    """What a part of the engine wants to find again of a topic, under a name of its own. None saves nothing."""
+    """What a module saves of each topic, under a name of its own. None saves nothing."""
 
     name: str
     save: Callable[[State, Topic], Any]
@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 class StatePart(NamedTuple):
-    """The same for what belongs to no single topic; loaded after all topics."""
+    """What a module saves that belongs to no single topic; loaded after all topics."""
 
     name: str
     save: Callable[[State], Any]
@@ -95,7 +95,7 @@ class Captured(msgspec.Struct, gc=False):
 
 
 def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | None) -> Captured:
-    """Everything about the topic right now. `known_tail` is the tail of the last snapshot and how it looked then."""
+    """Return everything about the topic now. `known_tail` is the tail of the last snapshot and how it looked then."""
     kept = topic.config.durability != "ephemeral"
     open_segment = topic.open
     if kept and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES):
@@ -156,14 +156,14 @@ def end_ephemeral(state: State) -> None:
 
 
 def look(segment: MemorySegment) -> Look:
-    """Differs whenever the segment's contents do."""
+    """Return a value that differs whenever the contents of the segment do."""
     return segment.first, segment.count, segment.live, segment.live_bytes, segment.opened_ms
 
 
 def restore(
     state: State, snapshot: snap.TopicSnapshot, *, sealed: list[SealedSegment], tail: MemorySegment | None
 ) -> Topic:
-    """The topic as it was captured. A tail that could not be read back is given as None: it is lost, and said to be.
+    """Return the topic as it was captured. A tail of None could not be read: its records are recorded as lost.
 
     The caller rebuilds `state.names` once all topics are back.
     """

@@ -21,13 +21,13 @@ from topics.engine.state.losses import Losses
 from topics.model.topic import TopicConfig
 from topics.storage.segments.segment import MemorySegment, Segment
 
-FIRST_CEILING = 4096  # goes without saying: a topic's creation implies it
+FIRST_CEILING = 4096  # of a new topic: no entry of the log says so
 
 _first_of = attrgetter("first")
 
 
 class Remembered(Struct, frozen=True, array_like=True, gc=False):
-    """A write that carried an idempotency key: the seqs it got, and when it may be forgotten."""
+    """A write that carried an idempotency key: its seqs, and its time, which decides when the key is forgotten."""
 
     first: int
     last: int
@@ -35,7 +35,7 @@ class Remembered(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Totals:
-    """Sums over all topics, kept as they change so that a quota costs one comparison."""
+    """Sums over all topics. They are updated with every change, so that a quota check is one comparison."""
 
     __slots__ = ("bytes", "key_bytes", "records")
 
@@ -46,10 +46,10 @@ class Totals:
 
 
 class Topic:
-    """One topic, one life of its name.
+    """One topic: one epoch of its name.
 
     Every seq from 1 to `head` is live, deleted, or in `losses`. Below `earliest` nothing is live. `evict_floor` is one
-    past the last involuntary loss below `earliest`; a loss above it is a hole in the middle.
+    past the last involuntary loss below `earliest`; a loss above it is a gap between live records.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Topic:
         self.totals = totals
         self.segments: list[Segment] = []  # in seq order; the last one is open
         self.head = 0  # highest published seq
-        self.next_seq = 1  # what the next write gets: ahead of head + 1 while writes wait for the log
+        self.next_seq = 1  # the first seq of the next write: above head + 1 while writes wait for the log
         self.earliest = 1
         self.evict_floor = 1
         self.losses = Losses()
@@ -116,59 +116,59 @@ class Topic:
         self.bytes = 0
         self.last_ts = 0
         self.front_ts = 0  # at most the commit time of the first live record
-        # No seq above the ceiling is acknowledged before a higher one is durable, so none is ever handed out twice.
+        # No seq above the ceiling is acknowledged before a higher ceiling is durable: no seq is ever given out twice.
         self.ceiling = self.ceiling_staged = FIRST_CEILING
         self.ceiling_step = FIRST_CEILING
-        self.synced = 0  # highest seq known to be on the platter
+        self.synced = 0  # highest seq that is known to be durable
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
-        self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `keys` changes it
+        self.keys: OrderedDict[str, Remembered] = OrderedDict()  # oldest first; only `idempotency` changes it
         self.key_bytes = 0
         self.staged_keys: dict[str, Any] = {}  # key → the ticket under way
         self.leader: Any = None  # the ticket of this turn that a plain append may follow
         self.staged_count = 0
         self.staged_bytes = 0
         self.pending = 0  # entries that wait for the log
-        self.waiting = 0  # those of them that take effect only once synced
-        self.changing = False  # whether one of them changes the topic itself
-        self.waiters: dict[int, Callable[[], None]] = {}  # long polls, called once when the topic grew or is gone
-        self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew, or is gone
-        self.evicted_unarchived = 0  # records that a cap took before they were archived, while the topic held them
+        self.waiting = 0  # of these, the entries that take effect only once synced
+        self.changing = False  # whether one of these changes the topic itself
+        self.waiters: dict[int, Callable[[], None]] = {}  # long polls: called once, when the topic grows or is dropped
+        self.listeners: dict[int, Callable[[Topic], None]] = {}  # called after every turn in which it grew or ended
+        self.evicted_unarchived = 0  # records that a cap evicted before they were archived, against `archive.hold`
         self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
         # The number of a change that made the class promise more than the log has; 0 once a snapshot has the rest.
         self.needs_snapshot = 0
-        self.gone = False  # dropped: whoever still holds it must let go
-        self.links: Any = None  # the routers around the topic, see `router_state`
+        self.gone = False  # whether the topic was dropped
+        self.links: Any = None  # the routers around the topic, see `routers.graph.Links`
         self.queue = Leases(self) if config.type == "queue" else None
 
     def begin_epoch(self, epoch: int) -> None:
-        """A new topic, or one that was restored, which is another history from here on."""
+        """Begin another history: of a new topic, or of one that was restored from a backup."""
         self.epoch = epoch
         self.diff_start = f'{{"topic":"{self.name}","epoch":{epoch},"records":['.encode()  # of every answer to a diff
-        self.archived = 0  # highest seq up to which an archive was reported to have everything
-        self.trimmed = 0  # highest seq up to which that archive has deleted the records, or is just about to
+        self.archived = 0  # an archive reported to have everything up to this seq
+        self.trimmed = 0  # that archive has deleted the records up to this seq, or is about to
 
     @property
     def open(self) -> MemorySegment:
-        """The segment that takes the next record."""
+        """Return the segment that takes the next record."""
         last = self.segments[-1]
         assert isinstance(last, MemorySegment)
         return last
 
     @property
     def holds(self) -> bool:
-        """Whether what is not archived yet is kept from expiring."""
+        """Whether records that are not archived yet are kept from expiring."""
         archive = self.config.archive
         return archive is not None and archive.hold
 
     @property
     def has_holes(self) -> bool:
-        """Whether something was lost above `evict_floor`."""
+        """Whether records were lost above `evict_floor`."""
         runs = self.losses.runs
         return bool(runs) and runs[-1][1] >= self.evict_floor
 
     def index_of(self, seq: int) -> int:
-        """Which segment holds `seq`, or the nearest one behind it."""
+        """Return the index of the segment that holds `seq`, or of the nearest one behind it."""
         segments = self.segments
         if segments and seq >= segments[-1].first:
             return len(segments) - 1
@@ -176,7 +176,7 @@ class Topic:
         return at + 1 if at < 0 or seq >= segments[at].end else at
 
     def spans(self, low: int, high: int) -> Iterator[tuple[Segment, int, int]]:
-        """The parts of segments that hold seqs [low, high): segment, first position, position after the last."""
+        """Yield the parts of segments with seqs [low, high): segment, first position, position after the last."""
         if low >= high:
             return
         for segment in self.segments[self.index_of(low) :]:
@@ -195,7 +195,7 @@ class Topic:
             yield span
 
     def is_live(self, seq: int) -> bool:
-        """Whether there is a record with this seq. Raises `Cold` like a read."""
+        """Return whether there is a record with this seq. Raises `Cold` like a read."""
         if not self.earliest <= seq <= self.head:
             return False
         segment = self.segments[self.index_of(seq)]
@@ -205,6 +205,7 @@ class Topic:
         return marks is None or not marks[seq - segment.first]
 
     def removed(self, n: int, size_bytes: int) -> None:
+        """Subtract records that are no longer live from the counts."""
         self.count -= n
         self.bytes -= size_bytes
         self.totals.records -= n

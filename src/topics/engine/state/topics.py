@@ -15,7 +15,7 @@ from topics.storage.segments.segment import MemorySegment, Segment
 
 
 class SegmentLimits(Struct, frozen=True, kw_only=True):
-    """When the open segment of a topic is closed and a new one begun."""
+    """Limits at which the open segment of a topic is closed and a new one begun."""
 
     max_events: int = 65_536
     max_bytes: int = 64 << 20
@@ -43,14 +43,14 @@ class State:
     """All topics by name and by id, and the sums over them. `add` and `remove` keep these in step.
 
     Maps and sums are raw: after a start, records of `memory` topics may still wait to be replayed. Verbs find topics
-    through `Engine.topics`, which replays them first; only what recovers, applies or stores state looks here.
+    through `Staging.topics`, which replays them first; only recovery, `apply` and the store use these maps.
     """
 
     def __init__(self, *, segments: SegmentLimits | None = None, max_keys: int = 1_000_000) -> None:
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
         self.names = NameIndex()  # of `by_name`
-        self.queues: dict[int, Topic] = {}  # those of `by_id` that are queues
+        self.queues: dict[int, Topic] = {}  # the queues of `by_id`
         self.by_class: dict[str, int] = {}  # how many topics have each durability
         self.totals = Totals()
         self.next_topic_id = 1
@@ -58,16 +58,16 @@ class State:
         self.segment_limits = segments or SegmentLimits()
         self.max_keys = max_keys
         self.keyed: dict[Topic, None] = {}  # topics that remember idempotency keys, in the order of `idempotency.sweep`
-        self.created: list[Callable[[Topic], None]] = []  # told of every topic that comes into being
-        self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # told of a closed segment
+        self.created: list[Callable[[Topic], None]] = []  # called with every new topic
+        self.rolled: Callable[[Topic, MemorySegment], None] = lambda topic, segment: None  # gets a closed segment
         self.dropped: Callable[[Topic, Segment], None] = lambda topic, segment: None
         self.routers: RouterTable | None = None  # see `routers.replay.table_of`
-        self.ledger: Ledger | None = None  # of a running server: told of topics and their ceilings
+        self.ledger: Ledger | None = None  # of a running server: has the topics and their ceilings
         self.risen: set[int] = set()  # topics whose class left `ephemeral` in the log that was replayed
-        self.rises = 0  # how often the class of a topic came to promise more than the log has, see `promises_more`
+        self.rises = 0  # how many changes of class promised more than the log has, see `apply.promises_more`
 
     def add(self, topic: Topic, *, index: bool = True) -> None:
-        """Take up a topic. Without `index` the caller rebuilds `names` once it has added all."""
+        """Add a topic. Without `index` the caller rebuilds `names` once it has added all."""
         if index and topic.name not in self.by_name:
             self.names.add(topic.name)
         self.by_name[topic.name] = topic

@@ -1,4 +1,4 @@
-"""Entries change state here and nowhere else: a live write and a replayed one take the same way."""
+"""How each log entry changes the state: the same functions for a live write and for a replay."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def create(state: State, entry: log.Create) -> Topic:
     state.next_topic_id = max(state.next_topic_id, entry.topic_id + 1)
     state.last_epoch = max(state.last_epoch, entry.epoch)
     note(state, topic)
-    for tell in state.created:
-        tell(topic)
+    for notify in state.created:
+        notify(topic)
     return topic
 
 
 def note(state: State, topic: Topic) -> None:
-    """Tell the ledger what it has to know of the topic."""
+    """Write to the ledger what it has to know of the topic."""
     if state.ledger is not None:
         state.ledger.note_topic(topic.topic_id, topic.name, topic.epoch, topic.config, topic.ceiling_staged)
 
 
 def configure(state: State, topic: Topic, entry: log.Configure) -> None:
-    """What the old configuration had already let go stays gone; what the new one does not keep goes now."""
+    """Change the configuration. Expire records by the old one first, then evict what the new one does not keep."""
     config, at_ms = entry.config, entry.at_ms
     if topic.config.ttl_ms:
         retention.expire(topic, at_ms)
@@ -64,9 +64,9 @@ def configure(state: State, topic: Topic, entry: log.Configure) -> None:
 
 
 def promises_more(old: TopicConfig, new: TopicConfig) -> bool:
-    """Whether a restart must find more under the new configuration than was logged under the old one.
+    """Return whether a restart must find more under the new configuration than was logged under the old one.
 
-    A change between `memory`, `disk` and `fsync` is none: they log the same, and the change is synced with all before.
+    A change between `memory`, `disk` and `fsync` is no such change: they log the same, and it is synced.
     """
     return old.durability == "ephemeral" or (new.type == "queue" and new.leases_durable > old.leases_durable)
 
@@ -87,7 +87,7 @@ def drop(state: State, topic: Topic) -> None:
 
 
 def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
-    """What `append` does with one plain record in the middle of a segment, where no cap or TTL asks for more."""
+    """Do what `append` does, for one plain record in the middle of a segment of a topic without caps and TTL."""
     segment, config, limits = topic.segments[-1], topic.config, state.segment_limits
     count, ts, blob = segment.count, entry.ts, entry.blob
     size_bytes = len(blob)
@@ -114,7 +114,7 @@ def append_plain(state: State, topic: Topic, entry: log.Append) -> None:
 
 
 def append(state: State, topic: Topic, entry: log.Append) -> None:
-    """Takes up records that begin at the topic's next seq."""
+    """Append records that begin at the topic's next seq, then enforce the TTL and the caps."""
     first, sizes, ts, blob = entry.first, entry.sizes, entry.ts, entry.blob
     n, size_bytes = len(sizes), len(blob)
     assert first == topic.head + 1, f"{topic.name}: entry begins at {first}, head is {topic.head}"
@@ -209,7 +209,7 @@ def count_tagged(topic: Topic, before_seq: int, match: TagMatch, chosen: Mapping
 
 
 def _delete_prefix(topic: Topic, before: int) -> None:
-    """Whole segments go by their sums; only the one that `before` cuts is looked into."""
+    """Delete all records below `before`. Only the segment that `before` cuts is looked into."""
     for segment, low, high in list(topic.spans(topic.earliest, before)):
         if not segment.live:
             continue
@@ -228,7 +228,7 @@ def _delete_prefix(topic: Topic, before: int) -> None:
 
 
 def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[int, Chosen]) -> None:
-    """Seqs one by one, ascending."""
+    """Delete records one by one; `seqs` ascend."""
     at = 0
     while at < len(seqs):
         if seqs[at] < topic.earliest or seqs[at] > topic.head:
@@ -241,7 +241,7 @@ def _delete_seqs(topic: Topic, seqs: list[int], chosen: Mapping[int, Chosen]) ->
         known = chosen.get(segment.first)
         if run and known is not None and known.fits(segment, run[-1] + 1, len(run)):
             _delete_chosen(topic, segment, known)
-        elif run and retention.ready(topic, segment):  # no run: all of them in the hole before the segment
+        elif run and retention.ready(topic, segment):  # no run: all seqs lie in a gap before the segment
             topic.removed(*segment.mark(run, DELETED))
     if topic.queue is not None:
         topic.queue.left(seqs)
@@ -252,7 +252,7 @@ _REPLAY: dict[type, Replay] = {}
 
 
 def replays(kind: type) -> Callable[[Replay], Replay]:
-    """Says how a kind of entry takes effect when it is read back from the log."""
+    """Register how a kind of entry is replayed."""
 
     def register(take_effect: Replay) -> Replay:
         _REPLAY[kind] = take_effect
@@ -262,10 +262,10 @@ def replays(kind: type) -> Callable[[Replay], Replay]:
 
 
 def replay(state: State, entry: log.Entry) -> None:
-    """One entry of the log, whatever its kind."""
+    """Replay one entry of the log."""
     _REPLAY[type(entry)](state, entry)
     if state.routers is not None and type(entry).kind != state.routers.MARK:
-        state.routers.pinned = None  # a mark speaks of the one entry behind it
+        state.routers.pinned = None  # a mark speaks only of the entry after it
 
 
 @replays(log.Create)
@@ -278,7 +278,7 @@ def _replay_create(state: State, entry: log.Create) -> None:
 def _replay_append(state: State, entry: log.Append) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is None:
-        return  # of a topic that is gone
+        return  # its topic was dropped
     if entry.first > topic.head + 1:
         if topic.links is not None and state.routers is not None:
             state.routers.fill(topic, entry.first - 1)
@@ -286,7 +286,7 @@ def _replay_append(state: State, entry: log.Append) -> None:
     if entry.first == topic.head + 1:
         special = (entry.nodes, entry.metas, entry.key, entry.extras)
         if len(entry.sizes) == 1 and special == (None, None, None, None):
-            append_plain(state, topic, entry)  # takes half the time, and most entries are of this kind
+            append_plain(state, topic, entry)  # half the time, and most entries are of this kind
             topic.next_seq = topic.head + 1
         else:
             append(state, topic, entry)
@@ -304,7 +304,7 @@ def _replay_configure(state: State, entry: log.Configure) -> None:
     if topic is None:
         return
     if entry.head is not None and topic.config.durability == "ephemeral" != entry.config.durability:
-        # What the topic had was in memory alone. The snapshot that has it comes later, and is not here.
+        # The topic was in memory alone. The snapshot that has its records was written later, and is lost.
         retention.lose_all(topic, "restart")
         retention.skip_to(topic, entry.head + 1, "restart")
         state.risen.add(topic.topic_id)

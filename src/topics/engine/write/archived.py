@@ -1,11 +1,11 @@
-"""What an archive has of a topic: somebody who copies records elsewhere reports how far that is safe.
+"""Archive marks: how much of a topic an archive reports to have.
 
-The engine keeps the highest seq that was reported, in the log and in snapshots, and does nothing else with it unless
-the topic holds for its archive (`archive: {"hold": true}`). Then retention goes by it: see `retention.expire`,
-`retention.enforce_caps` and `retention.spare`. An archive that deletes from the topic what it has says so beforehand
-(`trimmed`): a delete leaves no trace, and readers of topic and archive together must know which of the seqs that are
-missing they have to look for there. Nothing is lost at the moment of the report itself; time and caps find
-more that they may take when they look next, so a replay ends where the live server was.
+The engine keeps the highest reported seq in the log and in snapshots. It has no other use for it, unless the topic
+holds records for its archive (`archive: {"hold": true}`): then retention goes by it, see `retention.expire`,
+`retention.enforce_caps` and `retention.spare`. An archive that deletes archived records from the topic reports that
+beforehand (`trimmed`): a delete leaves no trace, and readers of topic and archive together must know which missing seqs
+the archive has. A report itself evicts nothing. TTL and caps evict more when they are enforced the next time, so a
+replay ends where the live server was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Archived(Struct, array_like=True):
 
 
 class Reported(Struct):
-    """What the topic knows after a report; `moved` tells whether that is more than before."""
+    """The marks of the topic after a report; `moved` is whether the report raised one."""
 
     topic: Topic
     archived: int
@@ -46,11 +46,11 @@ class Reported(Struct):
 
 
 class Standing(Struct):
-    """How a topic stands to its archive."""
+    """How far the archive of a topic is behind."""
 
     unarchived: int  # live records that it does not have yet
-    overdue: int  # those of them that have outlived their TTL
-    evicted: int  # records that a cap took before they were archived
+    overdue: int  # of these, the records whose TTL is over
+    evicted: int  # records that a cap evicted before they were archived
 
 
 class Archives:
@@ -85,7 +85,7 @@ class Archives:
 
 
 def check_epoch(topic: Topic, epoch: int) -> None:
-    """Refuses what was meant for another life of the topic's name."""
+    """Raise `epoch_mismatch` if a request means an earlier or later topic of the same name."""
     if epoch != topic.epoch:
         raise TopicsError(
             Code.EPOCH_MISMATCH,
@@ -96,7 +96,7 @@ def check_epoch(topic: Topic, epoch: int) -> None:
 
 @apply.replays(Archived)
 def archived(state: State, entry: Archived) -> None:
-    """Takes effect, live and replayed."""
+    """Raise the marks of the topic."""
     topic = state.by_id.get(entry.topic_id)
     if topic is not None:
         topic.archived = max(topic.archived, entry.seq)
@@ -104,7 +104,7 @@ def archived(state: State, entry: Archived) -> None:
 
 
 def standing(topic: Topic, now_ms: int) -> Standing | None:
-    """None for a topic that has nothing to do with an archive."""
+    """Return how far the archive is behind; None for a topic without an archive."""
     if not topic.archived and topic.config.archive is None:
         return None
     unarchived = retention.live_between(topic, topic.archived + 1, topic.head + 1)[0]
@@ -112,7 +112,7 @@ def standing(topic: Topic, now_ms: int) -> Standing | None:
 
 
 def recovered(topic: Topic) -> None:
-    """After damage the log may know of an archive that has more than is left: new seqs are not archived by that."""
+    """Lower the marks to the head: after damage the log may lack records that were archived."""
     topic.archived = min(topic.archived, topic.head)
     topic.trimmed = min(topic.trimmed, topic.head)
 

@@ -1,7 +1,7 @@
-"""Changes of a topic's class that are acknowledged only once a snapshot has what the topic held before.
+"""Changes of durability that are acknowledged only once a snapshot has the records from before the change.
 
-Leaving `ephemeral` makes a promise for records, deletes and leases that the log never saw. The change itself takes
-effect with its entry, so that everything after it is logged; its answer waits for the snapshot.
+A topic that leaves `ephemeral` promises to keep records, deletes and leases that the log never had. The change itself
+takes effect with its entry, so that everything after it is logged; its answer waits for the snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Saver = Callable[[Topic, Callable[[Exception | None], None]], None]
 
 
 def when_saved(saver: Saver | None, topic: Topic, changed: Ticket) -> Ticket:
-    """Return a ticket that ends like `changed`, but not before a snapshot has what the topic's class promises."""
+    """Return a ticket that is resolved like `changed`, once a snapshot has everything that the class promises."""
     if saver is None:
         return changed
     ticket = Ticket()
@@ -37,7 +37,7 @@ def when_saved(saver: Saver | None, topic: Topic, changed: Ticket) -> Ticket:
 
 
 def _not_saved(failure: Exception) -> TopicsError:
-    """Return the error for a change that is in effect, though not for what the topic held before it."""
+    """Return the error for a change that is in effect, but whose earlier records are not saved."""
     return TopicsError(
         Code.READ_ONLY,
         f"what the topic holds could not be written to the disk: {failure}; send the same request again",

@@ -1,12 +1,12 @@
-"""Group commit: what the verbs of one turn decided goes to the log with one write, and takes effect once it is there.
+"""Group commit: the entries of one turn go to the log with one write, and take effect once they are there.
 
 A verb stages an entry and gets a ticket. At the end of the turn `flush` writes all staged frames. Most entries take
 effect right then; an entry of an `fsync` topic waits until the log is synced, so that nothing is ever visible that
-could be refused afterwards. Entries that come behind it in the same topic wait for it, too, but not for a sync of their
-own. What the log does not take is refused as a whole, in order, and leaves no trace.
+could be refused afterwards. Later entries of the same topic wait for it, too, but not for a sync of their own. A write
+that the log does not take is refused as a whole: its tickets fail in order, and leave no trace.
 
-Single records that come to one topic side by side in one turn are one entry: the first leads, the others follow it into
-the log and into the topic, for a fraction of the price.
+Single records that are appended to one topic in one turn share an entry: the first leads, and the others follow it into
+the log and into the topic, at a fraction of the cost.
 """
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ log = logs.Log("engine")
 
 
 class Log(Protocol):
-    """Where frames go. All calls and callbacks happen on the thread that owns the engine."""
+    """A log that takes frames. All calls and callbacks happen on the thread that owns the engine."""
 
-    # Set by `Commits`: whether frames were written of which it is not known yet whether they count. While that is so,
-    # the log must not repeat them in another place.
+    # Set by `Commits`: whether frames are written that may still be refused. The log must not repeat these elsewhere.
     undecided: Callable[[], bool]
 
     @property
     def broken(self) -> bool:
-        """Whether it takes nothing now, and what it was given last may or may not be in it."""
+        """Whether the log takes nothing now, and may or may not have the last frames."""
         return False
 
     def write(self, frames: list[bytes]) -> None:
-        """All frames, in order, to the operating system; or `LogFailed` and none of them."""
+        """Write all frames in order to the operating system, or raise `LogFailed` and write none."""
 
     def sync(self, done: Callable[[LogFailed | None], None]) -> None:
-        """Makes everything written so far durable, then calls `done`."""
+        """Make everything written so far durable, then call `done`."""
 
     def sync_now(self) -> None:
-        """The same, waiting for it; raises `LogFailed`."""
+        """Make everything written so far durable before this returns. Raises `LogFailed`."""
 
     def after_sync(self, done: Callable[[], None]) -> None:
-        """Calls `done` once everything written so far has become durable in the course of things."""
+        """Call `done` once a later sync has made everything written so far durable."""
 
     def durable(self, frames: list[bytes]) -> int:
         """Return how many of these frames, in the order in which they were written, are known to be durable."""
         return 0
 
     def void(self, frames: list[bytes]) -> None:
-        """These frames were written, but the sync after them failed: they must never take effect."""
+        """Cancel frames that were written, but whose sync failed: they must never take effect."""
 
 
 class NoLog:
-    """For a server without a data directory: memory is all there is."""
+    """The log of a server without a data directory: it keeps nothing."""
 
     broken = False
     undecided: Callable[[], bool]
@@ -83,17 +82,17 @@ class NoLog:
 
 
 class Ticket(Struct, eq=False):
-    """One verb under way: ends with a `result` or an `error`, then calls whoever asked to be told."""
+    """One verb under way. It is resolved with a `result` or an `error`, and then calls `then`."""
 
     topic: Topic | None = None
-    frame: bytes | None = None  # None where nothing is logged
+    frame: bytes | None = None  # None if nothing is logged
     apply: Callable[[Ticket], Any] | None = None
     entry: Any = None  # for `apply`
-    first: int = 0  # of an append: its seqs, to give them back if it is refused
+    first: int = 0  # of an append: its first seq, to give it back if the append is refused
     count: int = 0
     size_bytes: int = 0
-    plain: bool = False  # of an append: one record, nothing to it but a tag
-    followers: list[Ticket] | None = None  # plain appends right behind this one, which become part of its entry
+    plain: bool = False  # of an append: one record with nothing but data and a tag
+    followers: list[Ticket] | None = None  # plain appends that become part of this entry
     gated: bool = False  # whether it takes effect only once synced
     behind: bool = False  # whether it takes effect only after one that is gated
     undo: Callable[[], object] | None = None
@@ -106,22 +105,22 @@ class Ticket(Struct, eq=False):
 
     @classmethod
     def of(cls, result: Any) -> Ticket:
-        """One that needed no commit."""
+        """Return a resolved ticket, for a verb that needed no commit."""
         return cls(result=result, done=True)
 
     def on_done(self, then: Callable[[Ticket], None]) -> None:
-        """Tells `then` too: whoever asked before is told first."""
+        """Call `then` once the ticket is resolved, after the callbacks that were added before."""
         if self.done:
             then(self)
-        elif (told := self.then) is None:
+        elif (before := self.then) is None:
             self.then = then
         else:
 
-            def tell_both(ticket: Ticket) -> None:
-                told(ticket)
+            def call_both(ticket: Ticket) -> None:
+                before(ticket)
                 then(ticket)
 
-            self.then = tell_both
+            self.then = call_both
 
     def resolve(self, result: Any, error: TopicsError | None = None) -> None:
         self.result = result
@@ -131,7 +130,7 @@ class Ticket(Struct, eq=False):
             self.then(self)
 
     def value(self) -> Any:
-        """The result, for callers that know it is there; raises the error."""
+        """Return the result of a resolved ticket, or raise its error."""
         assert self.done, "the ticket is still under way"
         if self.error is not None:
             raise self.error
@@ -149,25 +148,25 @@ class Commits:
         tick_ns: Callable[[], int],
         join: Callable[[Ticket, list[Ticket]], None],
     ) -> None:
-        """`join` makes the entry and the frame of a ticket those of its followers, too."""
+        """`join` adds the records of followers to the entry and the frame of their leader."""
         self._join = join
         self.schedule = schedule
         self.tick_ns = tick_ns
-        self.creating: dict[str, Ticket] = {}  # names that a staged entry brings into being
+        self.creating: dict[str, Ticket] = {}  # by name: staged creations of topics
         self.turn_ms = 0  # the time of all writes of this turn; 0 before the first
         # Called with a topic before the first logged change of it is staged, while a snapshot is being taken.
         self.before_change: Callable[[Topic], None] | None = None
-        self.pending_bytes = 0  # of records that were accepted, for any topic, and have not taken effect yet
+        self.pending_bytes = 0  # of accepted records of all topics that have not taken effect yet
         self._staged: list[Ticket] = []
-        self._written: list[Ticket] = []  # in the log, waiting for the next sync to begin, or behind one that does
+        self._written: list[Ticket] = []  # in the log; they wait for the next sync, or behind a ticket that does
         self._syncing: list[Ticket] = []  # waiting for the sync under way
         self._landing: deque[Ticket] = deque()  # in the log for good, about to take effect
         self._sync_began_ns = 0
         self._generation = 0
-        # How many turns the next sync waits after one has ended, where somebody already waits for it. Whoever was just
-        # answered writes again meanwhile and shares it: with 32 writers a sync is for 26 of them instead of 16.
+        # How many turns the next sync waits after one has ended, even if tickets wait for it. Clients that were just
+        # answered write again in these turns and share it: with 32 writers a sync serves 26 of them instead of 16.
         self.gather_turns = 0
-        self._gathering = 0  # of these turns, those left
+        self._gathering = 0  # how many of these turns are left
         self.attach(log)
 
     def attach(self, log: Log) -> None:
@@ -176,7 +175,7 @@ class Commits:
         log.undecided = lambda: bool(self._written or self._syncing)
 
     def stage(self, ticket: Ticket) -> None:
-        """Takes the ticket into this turn. A plain append may lead others until something else comes to its topic."""
+        """Add the ticket to this turn. A plain append may lead others until another entry of its topic is staged."""
         topic = ticket.topic
         if topic is not None and topic.links is not None:
             topic.links.staging(ticket)
@@ -200,7 +199,7 @@ class Commits:
             self.before_change(topic)
 
     def flush(self) -> None:
-        """Writes what is staged, and lets it take effect unless it waits for a sync."""
+        """Write all staged frames, and apply the tickets that need not wait for a sync."""
         batch = self._staged
         if not batch:
             return
@@ -209,7 +208,7 @@ class Commits:
         frames = []
         for ticket in batch:
             if ticket.topic is not None:
-                ticket.topic.leader = None  # whoever comes from here on, even while others are refused, is too late
+                ticket.topic.leader = None  # the batch is closed: later appends must not join this leader
             if ticket.followers is not None:
                 self._join(ticket, ticket.followers)
             if ticket.frame is not None:
@@ -219,7 +218,7 @@ class Commits:
             try:
                 self.log.write(frames)
             except LogFailed as failure:
-                # What is kept in memory alone needs no log, unless its seqs follow those of a ticket that does.
+                # A ticket without a frame needs no log, unless its seqs follow those of a ticket that does.
                 needs_log = [ticket for ticket in batch if ticket.frame is not None or ticket.gated or ticket.behind]
                 self.refuse(needs_log, failure)
                 batch = [ticket for ticket in batch if not ticket.done]
@@ -236,7 +235,7 @@ class Commits:
             self._gather()
 
     def sync(self) -> None:
-        """All that is staged or waiting takes effect or is refused before this returns. May wait for the disk."""
+        """Resolve all tickets that are staged or wait for a sync, before this returns. May wait for the disk."""
         self._land()
         self.flush()
         if self._syncing or self._written:
@@ -252,9 +251,9 @@ class Commits:
                 self._synced(waiting, self.tick_ns() - began)
 
     def refuse(self, tickets: list[Ticket], failure: LogFailed, *, behind: Sequence[Ticket] = ()) -> None:
-        """None of these happened. A topic's next seq goes back to the first that was not used.
+        """Undo these tickets and resolve them with an error. A topic's next seq goes back to the first unused seq.
 
-        Those `behind` the tickets that the log failed with were never given to it.
+        The tickets `behind` them were never written to the log.
         """
         error, later = _refusal(failure), _refusal(LogFailed(str(failure)))
         refused = [*((ticket, error) for ticket in tickets), *((ticket, later) for ticket in behind)]
@@ -272,7 +271,7 @@ class Commits:
                 follower.resolve(None, error)
 
     def _gather(self) -> None:
-        """Begins the next sync if there is need of one, once there are no more turns to wait."""
+        """Begin the next sync if tickets wait for one and no turns are left to wait."""
         if self._syncing or not self._written:
             self._gathering = 0
         elif self._gathering:
@@ -315,7 +314,7 @@ class Commits:
         self._land()
 
     def _release(self) -> None:
-        """What only came behind the tickets that are about to take effect follows them."""
+        """Release tickets that only waited behind a gated ticket of the same topic."""
         held: list[Ticket] = []
         blocked: set[Topic | None] = set()
         for ticket in self._written:
@@ -328,9 +327,9 @@ class Commits:
         self._written = held
 
     def _sync_failed(self, waiting: list[Ticket], failure: LogFailed) -> None:
-        """What waited for the sync is refused; what is staged, whose seqs may come after, with it.
+        """Refuse the tickets that waited for the sync, and the staged ones, whose seqs may follow theirs.
 
-        Another sync than the one that a ticket waited for may have made its frame durable: then it counts.
+        A ticket takes effect all the same if another sync has made its frame durable.
         """
         durable = self.log.durable([ticket.frame for ticket in waiting if ticket.frame is not None])
         upto = 0
@@ -346,9 +345,9 @@ class Commits:
         self._land()
 
     def _land(self) -> None:
-        """In order, even where the one who is told of a ticket at once stages or settles more."""
+        """Apply and resolve tickets in order, even if a callback of a ticket stages or syncs more."""
         landing = self._landing
-        # Bound: the tickets that are ready. What their owners stage meanwhile lands here only if they also sync it.
+        # Bound: the tickets that are ready. Tickets that a callback stages land here only if it also syncs them.
         while landing:
             ticket = landing.popleft()
             followers = ticket.followers
@@ -356,7 +355,7 @@ class Commits:
             try:
                 if ticket.apply is not None:
                     ticket.result = ticket.apply(ticket)
-            except Exception as broken:  # an invariant, say: it must not take the rest of the batch with it
+            except Exception as broken:  # a broken invariant must not take the rest of the batch with it
                 log.failure("entry_not_applied", broken, topic="" if ticket.topic is None else ticket.topic.name)
                 ticket.error = TopicsError(Code.INTERNAL, "internal error")
             ticket.done = True

@@ -1,4 +1,4 @@
-"""From a write request to a log entry: every check a record has to pass, and the form it keeps for ever."""
+"""Turn a write request into a log entry: check every record, and write its stored form."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from topics.model.records import (
 )
 from topics.storage.log.entry import Append
 
-LF, CR = b"\n\r"  # as numbers: looking for a byte takes a tenth of the time of looking for a string of one
+LF, CR = b"\n\r"  # as numbers: a search for a byte takes a tenth of the time of a search for a string
 
 
 def render(request: WriteRequest, topic_id: int, first: int, ts: int, limits: Limits) -> Append:
-    """The records of a request with their seqs and commit time, or the error of the first that cannot be."""
+    """Return the entry for the records of a request. Raise the error of the first record that is invalid."""
     records = request.records
     n = len(records)
-    if n == 1:  # most writes are; what follows does the same for any number, at twice the cost for one
+    if n == 1:  # most writes have one record; `_render_batch` does the same at twice the cost
         record = records[0]
         tag = record.tag
         if (
@@ -56,7 +56,7 @@ def _is_plain(record: NewRecord) -> bool:
 
 
 def joined(entries: list[Append]) -> Append:
-    """Plain entries of one time, with seqs that follow each other, as one."""
+    """Return one entry for plain entries with the same commit time and contiguous seqs."""
     first = entries[0]
     sizes = [entry.sizes[0] for entry in entries]
     tags = [None if entry.tags is None else entry.tags[0] for entry in entries]
@@ -102,7 +102,7 @@ def _render_each(
 
 
 def _nodes(request: WriteRequest, n: int, limits: Limits) -> list[str | None] | str | None:
-    """One name where all records come from one node, a list where they do not."""
+    """Return one name if all records come from one node, else a list."""
     if request.node is not None:
         _check_lengths("node", [request.node], limits.max_node_bytes)
     if type(request) is PlainWriteRequest:
@@ -139,7 +139,7 @@ def _check_meta(meta: Raw, at: int, limits: Limits) -> bytes | None:
 def check_sizes(records: Sequence[NewRecord | PlainRecord], limits: Limits) -> None:
     """Raise `record_too_large` if a record has more data and meta than it may."""
     for at, record in enumerate(records):
-        meta = getattr(record, "meta", UNSET)  # which a plain record has not
+        meta = getattr(record, "meta", UNSET)  # a plain record has no meta
         size_bytes = len(memoryview(record.data)) + (0 if meta is UNSET else len(memoryview(meta)))
         if size_bytes > limits.max_record_bytes:
             raise record_too_large(at, size_bytes, limits)
@@ -156,9 +156,9 @@ def _bad_count(n: int, limits: Limits) -> TopicsError:
 
 
 def _on_one_line(request: WriteRequest) -> WriteRequest:
-    """The same request with raw line breaks (legal only between tokens) turned into spaces.
+    """Return the request with raw line breaks (legal only between tokens) turned into spaces.
 
-    A stored record is one line, because that is how streams and line-oriented readers carry it.
+    A stored record is one line, because streams and line-oriented readers carry it as a line.
     """
     for record in request.records:
         record.data = _flat(record.data)
