@@ -19,6 +19,7 @@ from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.model.records import TagMatch
 from topics.model.topic import ConfigPatch
+from topics.storage.segments.cold import waiting
 from topics.testing.harness import SimServer, request
 
 Status = Literal["open", "acked", "refused", "unknown"]
@@ -228,7 +229,7 @@ class _Judge:
         self.when = when
         self.mode = when.mode
         self.power = when.power
-        self.topic = server.engine.expire_and_get(history.name, touch=False)
+        self.topic = waiting(lambda: server.engine.expire_and_get(history.name, touch=False))
         self.rows = server.by_seq(history.name)
         self.runs = self.topic.losses.runs
         self.lost = {seq: reason for low, high, reason in self.runs for seq in range(low, min(high, 9000) + 1)}
@@ -447,7 +448,7 @@ class Client:
                 attempt.status = "acked"
 
         try:
-            verb().on_done(done)
+            waiting(verb).on_done(done)
         except (TopicsError, OSError):  # nothing was staged; a server answers `internal` to an OSError
             attempt.status = "refused"
         if flush:

@@ -23,9 +23,9 @@ from topics.testing.inode import CrashMode
 MODES: tuple[CrashMode, ...] = ("keep", "lose", "tear", "reorder", "zero")
 
 
-def film(names: tuple[str, ...], *, fresh: bool = False) -> list[Moment[Ledger]]:
+def film(names: tuple[str, ...], *, fresh: bool = False, cold: bool = False) -> list[Moment[Ledger]]:
     """Return every moment of a workload. The last one is after its end."""
-    disk: FilmedDisk[Ledger] = FilmedDisk(seed=SEED)
+    disk: FilmedDisk[Ledger] = FilmedDisk(seed=SEED, cold=cold)
     server = SimServer(disk)
     client = Client(server)
     if fresh:
@@ -92,16 +92,19 @@ def kept(server: SimServer) -> dict[str, TopicView]:
 
 def sweep(names: Iterable[tuple[str, ...]], modes: Callable[[int], Iterable[CrashMode]], *, thorough_every: int,
           fresh: bool = False) -> int:  # fmt: skip
-    """Return the number of crash points."""
+    """Return the number of crash points. Every second workload has a page cache that is always empty."""
     points = 0
-    for workload in names:
-        for at, moment in enumerate(film(workload, fresh=fresh)):
+    for number, workload in enumerate(names):
+        cold = number % 2 == 1
+        for at, moment in enumerate(film(workload, fresh=fresh, cold=cold)):
             for mode in modes(at):
                 points += 1
                 try:
                     survive(moment, mode, thorough=points % thorough_every == 0)
                 except BaseException as error:
-                    error.add_note(f"seed {SEED}, workload {workload}, fresh={fresh}, {moment.what}, then {mode}")
+                    error.add_note(
+                        f"seed {SEED}, workload {workload}, fresh={fresh}, cold={cold}, {moment.what}, then {mode}"
+                    )
                     raise
     return points
 

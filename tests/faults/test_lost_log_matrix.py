@@ -32,8 +32,7 @@ def cut_in_half(disk: SimDisk, path: str) -> None:
 
 def cut_at_frame(disk: SimDisk, path: str) -> None:
     """Cut the file behind its first frame: what is left of it is whole."""
-    [first, *_] = [item.end for item in walfile.scan(disk.contents(path)) if isinstance(item, walfile.Found)]
-    cut(disk, path, first)
+    cut(disk, path, frame_ends(disk, path)[0])
 
 
 def empty(disk: SimDisk, path: str) -> None:
@@ -47,8 +46,12 @@ def delete(disk: SimDisk, path: str) -> None:
 DAMAGES: list[Callable[[SimDisk, str], None]] = [cut_in_half, cut_at_frame, empty, delete]
 
 
+def frame_ends(disk: SimDisk, path: str) -> list[int]:
+    return [item.end for item in walfile.scan(disk.contents(path)) if isinstance(item, walfile.Found)]
+
+
 def written_files(disk: SimDisk) -> list[str]:
-    return [path for path in wal_files(disk) if walfile.written_end(disk.contents(path)) > walfile.HEADER_BYTES]
+    return [path for path in wal_files(disk) if frame_ends(disk, path)]
 
 
 def damaged_disks(disk: SimDisk) -> Iterable[tuple[str, SimDisk]]:

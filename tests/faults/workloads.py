@@ -8,6 +8,7 @@ from random import Random
 
 from tests.faults.ledger import Client
 from topics.model.topic import ArchiveConfig
+from topics.storage.segments.cold import waiting
 
 Step = Callable[[Client], None]
 
@@ -15,7 +16,7 @@ Step = Callable[[Client], None]
 def _advance(client: Client) -> None:
     client.server.clock.advance(ms=5_000)
     for name in list(client.server.engine.topics):
-        client.server.engine.expire_and_get(name, touch=False)
+        waiting(lambda name=name: client.server.engine.expire_and_get(name, touch=False))
 
 
 def _one_turn(client: Client) -> None:
