@@ -1,4 +1,4 @@
-"""Who is served first when there is too much to do, and what is asked to wait. Pure: it is told the time and the lag.
+"""Overload: which topics are served first, and which requests have to wait. Pure: time and lag are arguments.
 
 Pressure is how late the event loop runs: the time between the moment a timer was due and the moment it ran. Each step
 of the ladder gives up latency to keep the data flowing; no step gives up data.
@@ -9,8 +9,8 @@ of the ladder gives up latency to keep the data flowing; no step gives up data.
     PAUSE     topics below priority zero are not pushed to watchers until their age has lifted them
     REFUSE    writes and reads are answered with 429, those of the least wanted topics first
 
-A hiccup is no pressure: a step is reached only when several samples in a row agree, and left when they agree again on
-half of its threshold, so that a server at the edge of a step does not flutter.
+A single late timer is no pressure: a step is entered when several samples in a row pass its threshold, and left when
+they all stay below half of it, so that a server at a threshold does not change steps all the time.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ AGE_BOOST_PER_S = 100
 MAX_AGE_BOOST = 1000
 
 SAMPLE_MS = 100
-SAMPLES = 4  # that must agree
-GATHER_MS = (0, 4, 8, 16, 32)  # how long pushes wait for company, by step
-COMMIT_WINDOW_MS = (0, 0, 2, 4, 8)  # and commits
+SAMPLES = 4  # in a row that must agree
+GATHER_MS = (0, 4, 8, 16, 32)  # how long pushes are gathered, by step
+COMMIT_WINDOW_MS = (0, 0, 2, 4, 8)  # how long commits are gathered, by step
 MIN_RETRY_MS, MAX_RETRY_MS = 500, 5_000
 
 
 def base_priority(topic: Topic, now_ms: int) -> int:
-    """Manual, or 500 halved every 30 s since the topic was last read and 0 after 5 minutes."""
+    """Return the manual priority; else 500, halved every 30 s since the last read, and 0 after 5 minutes."""
     config = topic.config
     if config.priority is not None:
         return config.priority
@@ -48,18 +48,18 @@ def base_priority(topic: Topic, now_ms: int) -> int:
 
 
 def age_boost(waited_ms: int) -> int:
-    """What waiting is worth: it lifts the lowest topic over zero in ten seconds, so nobody starves."""
+    """Return what is added for waiting: the lowest priority reaches zero in ten seconds, so that no topic starves."""
     return min(max(waited_ms, 0) * AGE_BOOST_PER_S // 1000, MAX_AGE_BOOST)
 
 
 def effective_priority(topic: Topic, now_ms: int) -> int:
-    """What decides the order under pressure: the base, and the age of what waits to be pushed."""
+    """Return the priority that decides the order under pressure: the base plus the age boost of waiting records."""
     base = base_priority(topic, now_ms)
     return base if topic.waits_since_ms is None else base + age_boost(now_ms - topic.waits_since_ms)
 
 
 class Step(IntEnum):
-    """How hard the server is pressed."""
+    """The steps of the ladder."""
 
     CALM = 0
     COALESCE = 1
@@ -69,18 +69,18 @@ class Step(IntEnum):
 
 
 class Pressure:
-    """The ladder. `refuse_ms` is the lag of its last step, 0 for a server that never refuses or holds back anything."""
+    """The ladder. `refuse_ms` is the lag of its last step; 0 for a server that never enters a step."""
 
     __slots__ = ("_recent", "_thresholds", "lag_ms", "step")
 
     def __init__(self, refuse_ms: int) -> None:
         self._thresholds = tuple(refuse_ms * part for part in (0.0, 0.05, 0.15, 0.4, 1.0))
         self._recent: deque[float] = deque(maxlen=SAMPLES)
-        self.lag_ms = 0.0  # what the last samples have in common
+        self.lag_ms = 0.0  # the lowest of the last samples
         self.step = Step.CALM
 
     def sample(self, lag_ms: float) -> bool:
-        """Takes up a measurement; whether the step changed."""
+        """Add a measurement. Return whether the step changed."""
         self._recent.append(lag_ms)
         if len(self._recent) < SAMPLES or not self._thresholds[-1]:
             return False
@@ -92,11 +92,11 @@ class Pressure:
         return changed
 
     def _climbed(self) -> Step:
-        """The highest step whose threshold every sample has passed."""
+        """Return the highest step whose threshold every sample has passed."""
         return max(step for step in Step if self.lag_ms >= self._thresholds[step])
 
     def _left(self, worst_ms: float) -> Step:
-        """The highest step that some sample still holds on to."""
+        """Return the highest step of which a sample passes half the threshold."""
         return max(step for step in Step if worst_ms >= self._thresholds[step] / 2)
 
     @property
@@ -108,11 +108,11 @@ class Pressure:
         return COMMIT_WINDOW_MS[self.step]
 
     def pauses(self, topic: Topic, now_ms: int) -> bool:
-        """Whether what waits to be pushed from this topic waits on."""
+        """Return whether records of this topic are not pushed now."""
         return self.step >= Step.PAUSE and effective_priority(topic, now_ms) < 0
 
     def check(self, topic: Topic | None, now_ms: int) -> None:
-        """`throttled` for a request to a topic that must wait. Up to twice the threshold, wanted topics pass."""
+        """Raise `throttled` for a request that must wait. Up to twice the threshold, topics that are read pass."""
         if self.step < Step.REFUSE:
             return
         priority = 0 if topic is None else base_priority(topic, now_ms)
@@ -125,6 +125,6 @@ class Pressure:
         )
 
     def retry_after_ms(self, priority: int) -> int:
-        """Long enough for the lag to go down; the less wanted a topic, the longer."""
+        """Return how long a client should wait: the lower the priority, the longer."""
         patience = 1 + max(AUTO_PRIORITY - priority, 0) / 1000
         return int(min(max(self.lag_ms * 4 * patience, MIN_RETRY_MS), MAX_RETRY_MS))

@@ -1,7 +1,6 @@
-"""Work in steps: a verb that may take long is a generator, so that its caller can give others the thread in between.
+"""Work in steps: a verb that may take long is a generator, so that its caller can serve other requests in between.
 
-A step takes about a millisecond at most. What the verb looks at may change between two steps; each such verb says how
-it deals with that.
+A step takes about a millisecond. The topic may change between two steps; each such verb says how it deals with that.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from topics.storage.segments.cold import Cold, Hold, Needs
 T = TypeVar("T")
 TOGETHER = 64  # pieces of work that one trip to the disk serves
 
-# Yields None after a step, or `Cold` where the disk has to be asked before the next one. Returns the verb's result.
+# Yields None after a step, or `Cold` if the next step needs the disk. Returns the result of the verb.
 Steps = Generator[Cold | None, None, T]
 
 
@@ -32,7 +31,7 @@ def once_loaded(work: Callable[[], T]) -> Steps[T]:
 def each_loaded(works: Iterable[Callable[[], object]]) -> Steps[None]:
     """Run each piece of work as one step. Those that raise `Cold` are run again together, after one trip to the disk.
 
-    What such work has to do with what was fetched should be little: a step runs up to `TOGETHER` pieces of it.
+    The second run should be cheap: one step runs up to `TOGETHER` pieces of work again.
     """
     cold: list[Callable[[], object]] = []
     needs = Needs()
@@ -64,7 +63,7 @@ def _has_run(work: Callable[[], object], needs: Needs) -> bool:
 
 
 def run_all(steps: Steps[T]) -> T:
-    """Run all steps in one go, waiting for the disk: for callers that hold up nobody."""
+    """Run all steps at once, and wait for the disk: for callers outside of the event loop."""
     hold = Hold()
     try:
         # Bound: the number of steps.

@@ -1,7 +1,7 @@
-"""Jobs that change topics: to the dead-letter topic when they were delivered too often, and back again.
+"""Dead letters: jobs that were delivered too often move to the dead-letter topic, and `redrive` moves them back.
 
-A job that cannot be moved (the other topic is full, or gone and may not be created) stays where it is, rests a moment,
-and the queue reports why: nothing is lost.
+A job that cannot be moved (the other topic is full, or missing and may not be created) stays where it is and rests for
+a moment. The queue reports why, and no job is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RETRY_MS = 1000
 
 
 class Redriven(Struct):
-    """What a redrive moved, or would have."""
+    """The jobs that a redrive moved, or would move."""
 
     topic: Topic
     dead_letter: str
@@ -45,7 +45,7 @@ class DeadLetters:
         self._moves = Moves(staging)
 
     def prepare(self, topic: Topic) -> None:
-        """Lets everything that is under way with the dead-letter topic itself take effect, before a pass picks jobs."""
+        """Wait for changes of the dead-letter topic that are under way, before a pass picks jobs."""
         name = topic.config.dead_letter
         if name is not None and topic.config.max_deliveries:
             dest = self._staging.topics.get(name)
@@ -55,7 +55,7 @@ class DeadLetters:
     def bury(
         self, topic: Topic, jobs: list[Job], rendered: dict[int, pick.Stored], leaving: Removal, now_ms: int
     ) -> None:
-        """Moves jobs that are in no place of the queue any more; those that cannot be moved rest there for a while."""
+        """Move jobs that the caller has taken out of the queue. Jobs that cannot be moved rest in it for a while."""
         queue = leases_of(topic)
         copies = []
         for job in jobs:
@@ -67,7 +67,7 @@ class DeadLetters:
         self._bury(topic, jobs, copies, leaving, now_ms)
 
     def _bury(self, topic: Topic, jobs: list[Job], copies: list[Copy], leaving: Removal, now_ms: int) -> None:
-        """All of them together; where that is too much, one half after the other."""
+        """Move all jobs together; if that is refused, one half after the other."""
         queue = leases_of(topic)
 
         def rest() -> None:
@@ -104,7 +104,7 @@ class DeadLetters:
         limit: int,
         dry_run: bool,
     ) -> Ticket:
-        """Jobs that died in this queue return to it, with new seqs and as if never delivered. Ends with `Redriven`."""
+        """Return dead jobs of this queue to it, with new seqs and no deliveries. Ends with `Redriven`."""
         name = topic.config.dead_letter if dead_letter is None else dead_letter
         if name is None:
             raise invalid(f'queue "{topic.name}" has no dead_letter topic', field="dead_letter")
@@ -114,7 +114,7 @@ class DeadLetters:
         if source is None or source.changing:
             source = self._staging.resolve(name)
         if source is None:
-            if dead_letter is None:  # the queue's own, which is made when the first job dies: none did
+            if dead_letter is None:  # the queue's own, which the first dead job creates: there was none
                 return Ticket.of(Redriven(topic, name, [], 0, True))
             raise topic_not_found(name)
         now = self._staging.clock.now_ms()
@@ -144,7 +144,7 @@ def _priority(topic: Topic, seq: int) -> int:
 
 
 def _reserve(queue: Leases, seqs: list[int], now_ms: int) -> Callable[[], None]:
-    """Keeps workers of the dead-letter topic, which is a queue itself, off these jobs; the answer undoes that."""
+    """Keep workers of the dead-letter topic, which is a queue itself, off these jobs. Return the undo."""
     jobs = [queue.find(seq) or Job(seq) for seq in seqs]
     queue.left(seqs)
     queue.leaving.update({job.seq: job for job in jobs})

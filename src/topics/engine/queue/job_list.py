@@ -1,4 +1,4 @@
-"""Jobs for people to look at: a page of those in one state, or of all, in the order of the log."""
+"""Lists of jobs: a page of the jobs in one state, or of all jobs, in the order of the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _encode_json = msgspec.json.encode
 def expire_and_list(
     topic: Topic, *, state: JobState | None, after: int, limit: int, now_ms: int
 ) -> tuple[list[bytes], int | None]:
-    """Expire up to `now_ms`, then return rendered jobs behind `after`, and the seq to go on behind if there are more.
+    """Expire up to `now_ms`, then return rendered jobs behind `after`, and the cursor of the next page, if any.
 
     Raises `Cold` like any read.
     """
@@ -51,7 +51,7 @@ def _page(
         except Cold as cold:
             if not cold.more or limit == 1:
                 raise
-            limit //= 2  # a shorter page, and the cursor goes on behind it
+            limit //= 2  # a shorter page; the next one continues behind it
         else:
             return rows, page[-1] if len(page) < len(seqs) else None
 

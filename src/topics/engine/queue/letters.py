@@ -1,4 +1,4 @@
-"""Dead letters as records: how they are stamped with where they came from, and found again."""
+"""Dead letters as records: how they are stamped with their origin, and found by it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _encode_json = msgspec.json.encode
 
 
 class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
-    """A record as it was rendered, its payload untouched."""
+    """A stored record, with its payload untouched."""
 
     seq: int
     data: Raw
@@ -43,7 +43,7 @@ _decode_rows = msgspec.json.Decoder(list[Letter]).decode
 
 
 def stamp(meta: bytes | None, source: str, job: Job) -> bytes:
-    """The meta of a dead letter: what it was, and where the job came from."""
+    """Return the meta of a dead letter: the meta of the job, and where the job came from."""
     stamps = b'"%b":%b,"%b":%d,"%b":%d' % (
         STAMP_FROM.encode(), _encode_json(source), STAMP_DELIVERIES.encode(), job.deliveries,
         STAMP_SEQ.encode(), job.seq,
@@ -55,7 +55,7 @@ def stamp(meta: bytes | None, source: str, job: Job) -> bytes:
 
 
 def unstamp(meta: bytes | None) -> bytes | None:
-    """The meta without the stamps of a dead letter; None where nothing else was in it."""
+    """Return the meta without the stamps of a dead letter; None if it has nothing else."""
     if meta is None or b'"$dead_letter_' not in meta:
         return meta
     kept = {key: value for key, value in surrogates.members(meta).items() if key not in _STAMPS}
@@ -113,7 +113,7 @@ def find(
         except Cold:
             if not examined:
                 raise
-            break  # what was found goes first; the answer says where to go on
+            break  # return the letters found so far; the next call continues behind them
         letters = _letters_of(source, origin, reading)
         found.letters += letters
         size_bytes += sum(len(letter.data) for letter in letters)
@@ -127,7 +127,7 @@ def find(
 def _find_seqs(
     source: Topic, origin: str, seqs: list[int], *, match: TagMatch | None, limit: int, now_ms: int
 ) -> Found:
-    """The same for single seqs, ascending. `caught_up` says whether all of them were examined."""
+    """Do the same for single seqs, which ascend. `caught_up` is whether all of them were examined."""
     found = Found([], 0, caught_up=True)
     size_bytes = 0
     for seq in seqs:

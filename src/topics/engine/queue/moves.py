@@ -23,10 +23,10 @@ from topics.storage.log import entry as log
 
 @log.known
 class Moved(Struct, array_like=True):
-    """Records leave one topic and enter another. `append` is None where the other one keeps nothing on disk."""
+    """Records leave one topic and enter another. `append` is None if the other one keeps nothing on disk."""
 
     kind: ClassVar[int] = 24
-    topic_id: int  # the one they leave
+    topic_id: int  # of the topic that they leave
     seqs: list[int]
     at_ms: int
     dead: bool  # whether they count as dead letters of the queue that they leave
@@ -94,7 +94,7 @@ class Moves:
         *,
         result: Any,
     ) -> Ticket:
-        """Do the same where the other topic has to be created first: with its first records, in one entry."""
+        """Do the same if the other topic has to be created first: with its first records, in one entry."""
         staging = self._staging
         if not source.config.auto_create:
             raise topic_not_found(name)
@@ -156,7 +156,7 @@ def _hold(source: Topic, ticket: Ticket) -> Ticket:
 
 
 def _pinned(source: Topic, frame: bytes) -> bytes:
-    """Return the frame with what a replay must know before it: how far routers out of `source` had come."""
+    """Return the frame behind a mark that says how far the routers out of `source` are."""
     pin: bytes = b"" if source.links is None else source.links.pin()
     return pin + frame
 
@@ -198,7 +198,7 @@ def undo_also(ticket: Ticket, more: Callable[[], object]) -> None:
 @apply.replays(Moved)
 def _replay_moved(state: State, entry: Moved) -> None:
     if entry.append is not None and entry.append.topic_id not in state.by_id:
-        return  # damage to the log took the topic that was made for them: they stay where they are
+        return  # the log lost the creation of the other topic: the jobs stay where they are
     if (source := state.by_id.get(entry.topic_id)) is not None:
         _leave(source, entry, removal.nothing())
     if entry.append is not None:

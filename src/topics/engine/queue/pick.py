@@ -1,11 +1,12 @@
-"""Which jobs go out next, and what a worker gets to see of them.
+"""Which jobs are delivered next, and in which form.
 
-Reclaimed jobs first. Then jobs by priority, highest first, but of any `TURNS` jobs that go out while several priorities
-wait, one comes from below the highest, from the priority that has waited longest: so even the lowest moves. Within a
-priority in the order in which they became claimable. The work is in proportion to the jobs picked, however many wait.
+Reclaimed jobs come first. Then jobs by priority, highest first, but of any `TURNS` jobs that are delivered while
+several priorities wait, one comes from the lower priority that has waited longest: so even the lowest moves. Within a
+priority jobs come in the order in which they became claimable. The time is proportional to the jobs picked, however
+many wait.
 
-Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass that finds out that it needs the disk.
-The part of the log that has nothing to hand out stays passed, so each try begins where the last one ended.
+Picking takes jobs out of their places; `Pass.undo` puts them back, for a pass that needs the disk. The part of the log
+without claimable jobs stays passed, so each try begins where the last one ended.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from topics.storage.segments.segment import Segment
 
 TURNS = 8
 MOVES_MAX = 256  # jobs that one pass may move to the dead-letter topic
-EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would hold up everybody else
+EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would delay other requests
 LANE_AHEAD = 256  # seqs of a lane whose segments are fetched together
-LOAD_AHEAD = 8  # segments that are fetched together where the cursor comes to one that is not in memory
+LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in memory
 
 
 class Pass:
-    """One look for up to `want` jobs, and for up to `moves` others that were delivered too often."""
+    """One search for up to `want` jobs, and for up to `moves` others that were delivered too often."""
 
     def __init__(self, topic: Topic, want: int, *, bury_after: int, moves: int = MOVES_MAX) -> None:
         self.topic = topic
@@ -38,10 +39,10 @@ class Pass:
         self.dead: list[Job] = []  # delivered `bury_after` times already, if that is not 0
         self._reclaimed: list[Job] = []
         self._taken: set[int] = set()
-        self._next_plain: int | None = None  # found in the log, not given to anybody yet
-        self._cursor_was = queue.cursor  # or, until a job was found in the log, where that is known to have none before
+        self._next_plain: int | None = None  # found in the log, not picked yet
+        self._cursor_was = queue.cursor  # or, until a job was found in the log, the seq below which there is none
         self._found_plain = False
-        self._lanes_were: tuple[list[int], int, list[int]] | None = None  # kept only where lanes are in use
+        self._lanes_were: tuple[list[int], int, list[int]] | None = None  # only if lanes are in use
         try:
             if queue.reclaim:
                 self._take_reclaimed(want, bury_after, moves)
@@ -66,13 +67,13 @@ class Pass:
             queue.reclaim.move_to_end(job.seq, last=False)
 
     def keep(self) -> None:
-        """The jobs are the caller's."""
+        """Give the jobs to the caller."""
         if self._lanes_were is not None:
             for lane in self.queue.lanes:
                 lane.trim()
 
     def _elsewhere(self, seq: int) -> bool:
-        """Whether a job that the log or a lane comes to has a place of its own, or had one until this pass took it."""
+        """Return whether a place has the job, or had it until this pass took it."""
         return seq in self._taken or self.queue.touched(seq)
 
     def _take_reclaimed(self, want: int, bury_after: int, moves: int) -> None:
@@ -103,7 +104,7 @@ class Pass:
             queue.cursor = self._next_plain
 
     def _front(self, priority: int) -> int | None:
-        """The seq that is next at this priority; drops those that are gone or were handed out on another way."""
+        """Return the next seq of this priority. Drop seqs that are deleted, or that a place has."""
         lane = self.queue.lanes[priority]
         while len(lane) > 0:
             seq = lane.seqs[lane.at]
@@ -130,7 +131,7 @@ class Pass:
         return Job(seq)
 
     def _plain(self, want: int) -> list[int]:
-        """Jobs from the log itself, in its order; the cursor ends behind the last one."""
+        """Yield jobs from the log in its order; the cursor ends behind the last one."""
         topic, queue = self.topic, self.queue
         found: list[int] = []
         seq = max(queue.cursor, topic.earliest)
@@ -155,7 +156,7 @@ class Pass:
         return found
 
     def _plain_in(self, segment: Segment, index: int, seq: int, want: int, found: list[int]) -> int:
-        """Adds what one segment has to give from `seq` on; where to go on."""
+        """Add jobs of one segment from `seq` on. Return the seq to continue at."""
         try:
             marks, extras = segment.marks, segment.columns.extras
         except Cold:
@@ -178,7 +179,7 @@ class Pass:
         return self._plain_among(segment, seq, want, found)
 
     def _plain_among(self, segment: Segment, seq: int, want: int, found: list[int]) -> int:
-        """The same where some jobs are special: those have a place of their own."""
+        """Do the same for a segment in which places have some of the jobs."""
         marks, extras, check_upto = segment.marks, segment.columns.extras, self.queue.check_upto
         first, end = segment.first, min(segment.end, seq + EXAMINE_MAX)
         while seq < end and len(found) < want:
@@ -192,7 +193,7 @@ class Pass:
 
 
 def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
-    """Ascending seqs of live records as unbroken runs within a segment: segment, first position, one past the last."""
+    """Yield ascending seqs of live records as runs in a segment: segment, first position, position after the last."""
     at = 0
     while at < len(seqs):
         seq = seqs[at]
@@ -205,7 +206,7 @@ def runs(topic: Topic, seqs: list[int]) -> Iterator[tuple[Segment, int, int]]:
 
 
 def _need_marks(topic: Topic, seqs: list[int]) -> None:
-    """Raises one `Cold` for the marks of all segments that hold one of `seqs`, as far as they are not in memory."""
+    """Raise one `Cold` for the marks of all segments that hold one of `seqs`, as far as they are not in memory."""
     needs = Needs()
     end = topic.earliest
     for seq in sorted(seqs):
@@ -220,7 +221,7 @@ def _need_marks(topic: Topic, seqs: list[int]) -> None:
 
 
 def _need_columns(segments: list[Segment]) -> None:
-    """Raises one `Cold` for the columns and marks of these segments, as far as they are not in memory."""
+    """Raise one `Cold` for the columns and marks of these segments, as far as they are not in memory."""
     needs = Needs()
     for segment in segments:
         if segment.live and not needs.full:
@@ -232,28 +233,28 @@ def _need_columns(segments: list[Segment]) -> None:
 
 
 class Stored(NamedTuple):
-    """A record as it is kept, and what has to be said of its tag, which is kept beside it."""
+    """A stored record, and its tag as a field, which is stored beside it."""
 
     row: bytes  # {"$seq":7,"$ts":…},
     tag: bytes  # `"$tag":"x",`, or nothing
 
     def whole(self) -> bytes:
-        """The record as a JSON object."""
+        """Return the record as a JSON object."""
         return record_bytes.as_object(self.row, self.tag)
 
     def with_fields(self, seq: int, fields: bytes) -> bytes:
-        """The record as a JSON object with more fields behind its seq."""
+        """Return the record as a JSON object with more fields behind its seq."""
         return record_bytes.with_fields(self.row, seq, fields + self.tag)
 
 
 class TooMuch(Exception):
-    """The records together pass the bytes that one answer may have."""
+    """The records together have more bytes than one answer may have."""
 
 
 def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list[Stored]:
-    """The records, in order. Raises one `Cold` for all there is to fetch, or `Damaged`, or `TooMuch`.
+    """Return the records in order. Raises one `Cold` for all of them, or `Damaged`, or `TooMuch`.
 
-    Where the `Cold` says that there is more than one load may ask for, ask for fewer records.
+    If `Cold.more` is set, one load cannot fetch all of them: ask for fewer records.
     """
     found: list[Stored] = []
     needs = Needs()
@@ -285,7 +286,7 @@ def rows(topic: Topic, seqs: list[int], *, max_bytes: int | None = None) -> list
 
 
 def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
-    """What `Stored.tag` holds for each of them. Jobs beside each other often have the same."""
+    """Yield `Stored.tag` for each tag id. Neighbouring jobs often have the same tag."""
     known = {0: b""}
     for tag_id in tag_ids:
         field = known.get(tag_id)
@@ -295,7 +296,7 @@ def _tag_fields(columns: Columns, tag_ids: list[int]) -> Iterator[bytes]:
 
 
 def within_bytes(topic: Topic, seqs: list[int], max_bytes: int) -> int:
-    """How many of the seqs, in their order, fit into `max_bytes`; at least one. Raises `Cold` like `rows`."""
+    """Return how many of the seqs, in order, fit into `max_bytes`; at least one. Raises `Cold` like `rows`."""
     used, needs = 0, Needs()
     for n, seq in enumerate(seqs):
         segment = topic.segments[topic.index_of(seq)]

@@ -1,8 +1,8 @@
-"""The verbs of a queue: claim, ack, nack, extend, release. `leases` is what is known of jobs, `pick` their order.
+"""The verbs of a queue: claim, ack, nack, extend, release. `leases` has the state of jobs, `pick` their order.
 
-An ack is a delete of the record, as durable as the topic. A lease is taken out of play the moment its ack is staged, so
-that nobody acks twice, and given back if the log refuses. Leases themselves are written down only where the topic says
-`leases_durable`; elsewhere a restart makes every job that was out claimable again.
+An ack is a delete of the record, as durable as the topic. It takes the lease out of its place when it is staged, so
+that no second ack finds it, and puts it back if the log refuses. Leases are logged only if the topic says
+`leases_durable`; otherwise a restart makes every leased job claimable again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Want(Struct, kw_only=True):
 
 
 class Claimed(Struct):
-    """What one worker got: rendered jobs, ascending by seq, and how many are left for others."""
+    """The jobs of one worker, rendered and ascending by seq, and how many are left for others."""
 
     topic: Topic
     rows: list[bytes]
@@ -47,7 +47,7 @@ class Claimed(Struct):
 
 
 class Outcome(Struct):
-    """What became of the seqs that a worker named."""
+    """The result of an ack, a nack or an extend: how many jobs, and which seqs the worker did not hold."""
 
     topic: Topic
     done: int
@@ -57,7 +57,7 @@ class Outcome(Struct):
     deadlines: dict[str, int] = {}
 
 
-Taken = tuple[pick.Pass, dict[int, pick.Stored], Removal]  # records by seq, and what it takes to remove the dead jobs
+Taken = tuple[pick.Pass, dict[int, pick.Stored], Removal]  # records by seq, and the removal of the dead jobs
 
 
 class Queues:
@@ -154,14 +154,12 @@ class Queues:
         return self._staging.stage(topic, [entry], lambda _: result, undo=undo)
 
     def release(self, topic: Topic, holder: Holder) -> Ticket:
-        """Return all jobs that a connection holds to the queue at once: the connection is gone."""
+        """Return all jobs that a connection holds to the queue at once: the connection is closed."""
         if topic.changing:
             self._staging.resolve(topic.name)
         if topic.gone:
             return Ticket.of(None)
-        queue = waiting(
-            lambda: expire(topic, self._staging.clock.now_ms())
-        )  # the connection is gone: it cannot come again
+        queue = waiting(lambda: expire(topic, self._staging.clock.now_ms()))  # there is no client that could retry
         jobs = [queue.leases[seq] for seq in sorted(holder.held) if seq in queue.leases]
         return self._release(topic, jobs, [], due_ms=0, now_ms=self._staging.clock.now_ms())
 
@@ -198,7 +196,7 @@ def expire(topic: Topic, now_ms: int) -> Leases:
 
 
 def _take(topic: Topic, want: int) -> Taken:
-    """Jobs, and what is needed to hand them out. Where the disk is needed, nothing has happened yet."""
+    """Take jobs with their records. If this raises `Cold`, no job was taken."""
     try:
         return _take_fitting(topic, want)
     except Damaged as damage:
@@ -208,7 +206,7 @@ def _take(topic: Topic, want: int) -> Taken:
 def _take_fitting(topic: Topic, want: int) -> Taken:
     """Take as many jobs as fit into one answer, and as many dead jobs as fit into one move; at least one of each.
 
-    Take fewer where their records are not in memory and one load does not fetch them all.
+    Take fewer if their records are not in memory and one load cannot fetch them all.
     """
     config = topic.config
     bury_after = config.max_deliveries if config.dead_letter is not None else 0
@@ -246,7 +244,7 @@ def _rendered(topic: Topic, jobs: list[Job]) -> dict[int, pick.Stored]:
 
 
 def divide(jobs: list[Job], wants: list[int]) -> list[list[Job]]:
-    """Even shares: in proportion to what each wants, dealt out in turns; what cannot be split to who came first."""
+    """Divide jobs in proportion to the wants, dealt out in turns. The first wants get the remainder."""
     if len(wants) == 1:
         return [jobs]
     total = sum(wants)
@@ -282,7 +280,7 @@ def _free(queue: Leases, jobs: list[Job]) -> None:
 
 
 def _held(queue: Leases, node: str, seqs: list[int], lease_ids: list[str] | None) -> tuple[list[Job], list[int]]:
-    """The jobs among `seqs` that the worker holds, and the seqs that it does not (any more)."""
+    """Return the jobs among `seqs` that the worker holds, and the seqs that it does not hold."""
     jobs: dict[int, Job] = {}
     skipped = []
     for at, seq in enumerate(seqs):

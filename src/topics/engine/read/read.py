@@ -1,12 +1,12 @@
-"""The one way records are read: `diff`, streams and bulk readers all come through here.
+"""Reads of records: `diff`, streams and bulk readers all use `expire_and_read`.
 
-In this order, for every seq from the cursor on: the floor (a tombstone where something was lost below it), TTL,
-deleted, node filter, tag filter, deliver. A skipped seq moves the cursor like a delivered one. Where nothing in the
-range is skipped, the answer is one slice of the stored bytes.
+The checks for every seq from the cursor on, in this order: the floor (a tombstone if records below it were lost), TTL,
+deleted, node filter, tag filter, deliver. A skipped seq moves the cursor like a delivered one. If no seq in the range
+is skipped, the answer is one slice of the stored bytes.
 
-A read that meets records which are not in memory goes on to find out what else it needs, and raises one `Cold` for all
-of it. If evictions have moved the beginning of the answer since that was fetched, so that it would need yet more, it
-ends there: a reader at the front of a topic that loses records all the time is answered, too.
+A read that meets records which are not in memory continues to find out what else it needs, and raises one `Cold` for
+all of it. If evictions move the beginning of the answer after that was fetched, so that the read would need more again,
+the answer ends there: this way a reader at the front of a topic that evicts records all the time is answered, too.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from topics.storage.segments.segment import Damaged, Rendered, Segment
 
 Span = tuple[Segment, int, int]  # first position, position after the last
 
-AHEAD_BYTES = 64 << 10  # fetched at least where a read begins: an eviction may move its beginning until it comes again
-NEAR_BYTES = 4096  # records that are no further apart are read together,
+AHEAD_BYTES = 64 << 10  # fetched at least at the beginning of a read, which evictions may move before the retry
+NEAR_BYTES = 4096  # records that are no further apart than this are read together,
 GROUP_BYTES = 1 << 20  # up to this many bytes of them
-STRETCH = 256  # seqs looked at in one go where some are skipped
-LENT_BYTES = 64 << 10  # a smaller piece is copied: it may be put together with others, which only the kernel may do
+STRETCH = 256  # seqs examined at a time if some may be skipped
+LENT_BYTES = 64 << 10  # a smaller piece is copied, so that it can be joined with others
 
 
 class Query(Struct, kw_only=True, gc=False):
-    """What a reader wants: already checked and clamped."""
+    """A read, with checked and clamped values."""
 
     from_seq: int = 0
     limit: int = 256
@@ -47,13 +47,13 @@ class Query(Struct, kw_only=True, gc=False):
     epoch: int | None = None
     upto: int | None = None  # highest seq this reader may see; None for the head
     examine: int = MAX_EXAMINED
-    plain: bool = False  # whether it asks for nothing but a cursor, a limit and a byte budget
-    lend: bool = False  # whether what is found goes to a socket as it is: large pieces are lent then (`Segment.lend`)
-    spans: bool = False  # whether to tell where each part comes from, for a reader that goes on with the columns
+    plain: bool = False  # whether the query has only a cursor, a limit and a byte budget
+    lend: bool = False  # whether the records go to a socket as they are: large pieces are lent then (`Segment.lend`)
+    spans: bool = False  # whether to return the place of each part, for a reader that also needs the columns
 
 
 class Tombstone(Struct, gc=False):
-    """A range the reader wanted and nobody has any more."""
+    """A range of lost seqs that the reader asked for."""
 
     gap_from: int
     gap_to: int
@@ -64,29 +64,29 @@ class Tombstone(Struct, gc=False):
 
 
 class Reading(Struct, gc=False):
-    """What came of it. `parts` are rendered records, each with a comma behind it."""
+    """The answer to a query. `parts` are rendered records, each with a comma behind it."""
 
     parts: list[Rendered]
     count: int
     next_from_seq: int
     scanned: int
     tombstone: Tombstone | None = None
-    spans: list[Span] | None = None  # of each part, where asked for
-    missing: Needs | None = None  # while the read goes on only to find out what it needs: `parts` are not all there
-    at_front: bool = False  # whether it begins where the topic does: evictions move that on
-    moved: bool = False  # whether they have, since its records were fetched
+    spans: list[Span] | None = None  # of each part, if asked for
+    missing: Needs | None = None  # set once records are missing: the read continues only to find out what it needs
+    at_front: bool = False  # whether the answer begins at the front of the topic, which evictions move
+    moved: bool = False  # whether evictions moved it since its records were fetched
 
     def body(self) -> list[bytes | memoryview]:
-        """The parts without the last comma: what stands between the brackets of a JSON array."""
+        """Return the parts without the last comma: the inside of a JSON array."""
         if not self.parts:
             return []
         return [*self.parts[:-1], memoryview(self.parts[-1])[:-1]]
 
 
 def expire_and_read(topic: Topic, query: Query, now_ms: int) -> Reading:
-    """Expire the topic's records up to `now_ms`, then return everything `query` may have of it.
+    """Expire the topic's records up to `now_ms`, then return the records that `query` asks for.
 
-    Raises `Cold` where that needs the disk: load, and ask again.
+    Raises `Cold` if records are not in memory: load them, and call again.
     """
     try:
         if query.plain:
@@ -94,7 +94,7 @@ def expire_and_read(topic: Topic, query: Query, now_ms: int) -> Reading:
                 if (reading := _read_whole(topic, query)) is not None:
                     return reading
             except Cold:
-                pass  # the long way finds everything that is needed
+                pass  # the slow path finds everything that is needed
         return _read(topic, query, now_ms)
     except Damaged as damage:
         return _read_past(topic, query, now_ms, damage)
@@ -106,9 +106,9 @@ def _read_past(topic: Topic, query: Query, now_ms: int, damage: Damaged) -> Read
 
 
 def _read_whole(topic: Topic, query: Query) -> Reading | None:
-    """What `_read` says in the case nearly all readers are in: within one segment, where nothing can be missing.
+    """Fast path: return what `_read` returns if the range lies in one segment and no record in it can be missing.
 
-    None where it might be.
+    Return None otherwise.
     """
     from_seq, segment, is_open = query.from_seq, topic.segments[-1], True
     if from_seq + 1 < topic.earliest or from_seq > topic.head or topic.config.ttl_ms or topic.has_holes:
@@ -145,7 +145,7 @@ def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
         return reading
     stop = min(head + 1, start + query.examine)
     if topic.has_holes:
-        if topic.losses.covering(start) is not None:  # a tombstone an answer: this one is for the next
+        if topic.losses.covering(start) is not None:  # one tombstone per answer: this one is for the next
             return reading
         if (hole := topic.losses.next_from(start)) is not None:
             stop = min(stop, hole)
@@ -161,7 +161,7 @@ def _read(topic: Topic, query: Query, now_ms: int) -> Reading:
 
 
 def _take_all(topic: Topic, start: int, stop: int, query: Query, reading: Reading) -> None:
-    """Adds what seqs [start, stop) have to give, segment by segment."""
+    """Add the records with seqs [start, stop), segment by segment."""
     left = query.max_bytes
     for segment, low, high in topic.spans(start, stop):
         if not segment.live:
@@ -180,7 +180,7 @@ def _take_all(topic: Topic, start: int, stop: int, query: Query, reading: Readin
 
 
 def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Reading, cold: Cold) -> None:
-    """Notes that columns are needed from seq `start` on: of as many segments as the read is sure to look at."""
+    """Note that columns are needed from seq `start` on: of all segments that the read is sure to look at."""
     missing = reading.missing = reading.missing or Needs()
     filtered = query.match is not None or bool(query.nodes)
     records, left_bytes = query.limit - reading.count, query.max_bytes
@@ -193,7 +193,7 @@ def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Re
             segment.columns, segment.marks  # noqa: B018 - raises if they are not in memory
         except Cold as this:
             if not filtered and segment.live == segment.count:
-                # Nothing in the segment is skipped: its data can come together with its columns.
+                # No record in the segment is skipped: its data can be fetched together with its columns.
                 ahead_bytes = 0 if reading.count or missing.found else AHEAD_BYTES
                 upto = min(high, low + records)
                 need = segment.need(low, upto, at_least_bytes=ahead_bytes, max_bytes=left_bytes)
@@ -203,11 +203,11 @@ def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Re
         records -= min(high - low, segment.live)
         left_bytes -= segment.live_bytes * (high - low) // segment.count
     if not missing.found:
-        missing.add(cold)  # another thread has just loaded the columns: the next try finds them
+        missing.add(cold)  # another thread has just loaded the columns: the retry finds them
 
 
 def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
-    """Where reading starts, and what the reader has to be told first."""
+    """Return where reading starts, and the tombstone that comes before it."""
     from_seq, earliest, head = query.from_seq, topic.earliest, topic.head
     start = from_seq + 1
     if from_seq > head or (query.epoch is not None and query.epoch != topic.epoch):
@@ -234,7 +234,7 @@ def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
 
 
 def _first_at(topic: Topic, from_ts: int) -> int:
-    """The seq of the first retained record committed at or after `from_ts`; head + 1 if there is none."""
+    """Return the seq of the first live record committed at or after `from_ts`; head + 1 if there is none."""
     for segment in topic.segments:
         if segment.count and segment.max_ts >= from_ts:
             return segment.first + bisect_left(segment.columns.ts, from_ts)
@@ -244,7 +244,7 @@ def _first_at(topic: Topic, from_ts: int) -> int:
 def _take(
     segment: Segment, low: int, high: int, query: Query, topic: Topic, reading: Reading, budget_bytes: int
 ) -> int:
-    """Adds what [low, high) of one segment has to give; the byte budget that is left, 0 when it is spent."""
+    """Add records at [low, high) of one segment. Return the byte budget that is left, 0 when it is spent."""
     stop = min(high, low + query.limit - reading.count)
     if query.nodes or query.match is not None or segment.marks is not None:
         nodes = query.nodes if topic.config.dedupe_node else None
@@ -253,7 +253,7 @@ def _take(
     offsets = segment.columns.offsets
     start_at = offsets[low]
     if offsets[stop] - start_at > budget_bytes:
-        # Stops before the record that would pass the budget, but never before the first of the answer.
+        # Stop before the record that would pass the budget, but never before the first record of the answer.
         stop = bisect_right(offsets, start_at + budget_bytes, low, stop) - 1
         if stop <= low:
             if reading.count:
@@ -272,7 +272,7 @@ def _take(
 
 
 def _unbroken(segment: Segment, low: int, high: int, nodes: frozenset[str] | None, match: TagMatch | None) -> bool:
-    """Whether nothing in [low, high) is skipped, as far as that is cheap to know."""
+    """Return whether no record in [low, high) is skipped, as far as that is cheap to find out."""
     if match is not None:
         return False
     if segment.marks is not None and segment.marks.count(0, low, high) != high - low:
@@ -289,7 +289,7 @@ def _take_filtered(
     reading: Reading,
     budget_bytes: int,
 ) -> int:
-    """Like `_take` where some of the range is skipped, a stretch at a time so that a small read looks at little."""
+    """Do what `_take` does if records may be skipped: a stretch at a time, so that a small read looks at little."""
     at = low
     while at < high and budget_bytes > 0 and reading.count < query.limit:
         stop = min(high, at + max(2 * (query.limit - reading.count), STRETCH))
@@ -302,7 +302,7 @@ def _take_filtered(
 def _kept(
     segment: Segment, low: int, high: int, nodes: frozenset[str] | None, match: TagMatch | None
 ) -> npt.NDArray[np.intp]:
-    """Positions in [low, high) that are live and that no filter drops."""
+    """Return the positions in [low, high) that are live and pass the filters."""
     columns = segment.columns
     keep = np.ones(high - low, np.bool_)
     if segment.marks is not None:
@@ -319,17 +319,17 @@ def _kept(
 def _take_some(
     segment: Segment, kept: npt.NDArray[np.intp], high: int, query: Query, reading: Reading, budget_bytes: int
 ) -> int:
-    """Like `_take` where some of the range is skipped: the kept positions as few slices."""
+    """Add the kept positions of a range in as few slices as possible."""
     want = query.limit - reading.count
     chosen = kept[:want]
     offsets = np.frombuffer(segment.columns.offsets, np.uint32)
     used_bytes = np.cumsum(offsets[chosen + 1].astype(np.int64) - offsets[chosen])
     fits = int(np.searchsorted(used_bytes, budget_bytes, "right"))
     if not fits and not reading.count:
-        fits = 1  # never less than one record an answer
+        fits = 1  # an answer has at least one record
     left = budget_bytes - (int(used_bytes[fits - 1]) if fits and len(chosen) else 0)
     if fits < len(chosen):
-        # Everything up to the record that did not fit has been looked at, unless nothing at all is left to spend.
+        # All records before the one that did not fit are examined, unless the budget is spent.
         stop_at = int(chosen[fits]) - 1 if left > 0 else int(chosen[fits - 1])
         left = 0
     elif len(chosen) == want or left <= 0:
@@ -344,7 +344,7 @@ def _take_some(
 
 
 def _groups(segment: Segment, pieces: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Unbroken runs of records, both ends inclusive, in groups that lie so close together that one read gets all."""
+    """Yield groups of contiguous runs, both ends inclusive, that are so close together that one read gets all."""
     offsets = segment.columns.offsets
     group: list[tuple[int, int]] = []
     begin = end = 0
@@ -363,9 +363,9 @@ def _groups(segment: Segment, pieces: list[tuple[int, int]]) -> Iterator[list[tu
 
 
 def _add_group(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading: Reading) -> bool:
-    """Adds the records of a group and counts them. False if the answer ends before it.
+    """Add the records of a group and count them. Return False if the answer ends before the group.
 
-    Where only records between them are damaged, the records are read one run at a time.
+    If only records between them are damaged, read them one run at a time.
     """
     try:
         upto = _add(segment, pieces, query, reading)
@@ -381,9 +381,9 @@ def _add_group(segment: Segment, pieces: list[tuple[int, int]], query: Query, re
 
 
 def _add(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading: Reading) -> int:
-    """Adds the records of a group. The position after the last one: before the group's end if the answer ends there.
+    """Add the records of a group. Return the position after the last one: before its end if the answer ends there.
 
-    Once something is missing nothing is added: then a group counts as if it was, to find out what else is needed.
+    Once records are missing, nothing is added, and the group only counts, to find out what else is needed.
     """
     low, high = pieces[0][0], pieces[-1][1] + 1
     missing = reading.missing
@@ -404,7 +404,7 @@ def _add(segment: Segment, pieces: list[tuple[int, int]], query: Query, reading:
 
 
 def _held(segment: Segment, pieces: list[tuple[int, int]], reading: Reading) -> tuple[Rendered, int] | None:
-    """The first records of an answer, out of what was fetched for a try that may have begun further in front."""
+    """Return the first records of an answer out of what was fetched for a try that may have begun earlier."""
     low, high = pieces[0][0], pieces[-1][1] + 1
     held = segment.read_held(low, high)
     if held is None:
@@ -417,7 +417,7 @@ def _held(segment: Segment, pieces: list[tuple[int, int]], reading: Reading) -> 
 
 
 def _miss(segment: Segment, low: int, high: int, reading: Reading, cold: Cold) -> int:
-    """Notes that [low, high) is needed."""
+    """Note that the data of [low, high) is needed."""
     if reading.missing is None:
         reading.missing = Needs()
         if not reading.count:
@@ -447,7 +447,7 @@ def _read_piece(segment: Segment, low: int, high: int, query: Query) -> Rendered
 
 
 def _project(segment: Segment, blob: Rendered, positions: range, projection: Projection) -> bytes:
-    """The same records in another form, one by one."""
+    """Render the records in another form, one by one."""
     columns = segment.columns
     offsets = columns.offsets
     base = offsets[positions.start]

@@ -1,7 +1,7 @@
-"""A bulk read: a range of a topic in slices of a few hundred kilobytes, through the same `read` as everything else.
+"""Bulk reads: a range of a topic in slices of a few hundred kilobytes, by the same function as all reads.
 
-Nothing is held between two slices but a cursor, so a slow reader costs no memory and a topic may change meanwhile: what
-is lost before its slice comes up is told by a tombstone, as it would be to somebody who pages with `diff`.
+Only a cursor is held between two slices, so a slow reader costs no memory and the topic may change in between: a
+tombstone reports records that are lost before their slice is read, like in a series of `diff` requests.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from topics.storage.segments.segment import Rendered
 
 SLICE_BYTES = 384 << 10
 NO_LIMIT = 1 << 62
-NEAR = 64  # seqs: what is skipped between two parts of one run at most
+NEAR = 64  # seqs that may be skipped between two parts of one run
 
 Read = Callable[[Query], tuple[Topic, Reading]]
 
 
 class Step(Struct, eq=False):
-    """One slice. The tombstone, if any, lies before the records."""
+    """One slice. The tombstone, if there is one, lies before the records."""
 
     topic: Topic
     tombstone: Tombstone | None
     slices: list[Slice]
     next_from_seq: int
-    done: bool  # the range has come to its end
+    done: bool  # whether the range is read to its end
 
 
 class Scan:
-    """A cursor over (from_seq, upto_seq] of a topic, or up to the head as it was met first."""
+    """A cursor over (from_seq, upto_seq] of a topic, or up to the head at the first step."""
 
     def __init__(self, query: Query, *, upto_seq: int | None, slice_bytes: int = SLICE_BYTES) -> None:
         query.limit, query.max_bytes, query.spans = NO_LIMIT, slice_bytes, True
@@ -43,11 +43,11 @@ class Scan:
         self._begun = False
 
     def step(self, read: Read) -> Step:
-        """The next slice. What `read` raises, `Cold` above all, leaves everything as it was: ask again."""
+        """Return the next slice. If the read raises, `Cold` above all, nothing has changed: call again."""
         query = self.query
         topic, reading = read(query)
         gap = reading.tombstone
-        if not self._begun or (gap is not None and gap.reason == "recreated"):  # a new life has an end of its own
+        if not self._begun or (gap is not None and gap.reason == "recreated"):  # a new epoch has an end of its own
             query.upto = topic.head if self._upto_seq is None else min(topic.head, self._upto_seq)
             self._begun = True
         assert query.upto is not None
@@ -56,7 +56,7 @@ class Scan:
 
 
 def slices_of(reading: Reading) -> list[Slice]:
-    """What was read, with the columns that go with it. Parts that lie close together in one segment become one."""
+    """Return what was read with its columns. Parts that are close together in one segment become one slice."""
     assert reading.spans is not None, "the query asked for spans"
     found: list[Slice] = []
     spans: list[tuple[int, int]] = []

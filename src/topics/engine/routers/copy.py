@@ -1,32 +1,30 @@
-"""Copies: records of a source become records of a destination. Pure: told how far to go, live and replayed the same.
+"""Copies: how records of a source become records of a destination, live and in a replay. Pure.
 
-A copy is a consequence of the log, not an entry in it. The source's frame is the only thing written, however many
-routers there are, and a restart makes the copies again, with the same seqs and commit times. That holds because
-everything a copy is made of comes from the source's record, the router's cursor and the destination's state, and
-never from the moment at which it happens to be made: live it runs some time after the source's write, in pieces; in
-a replay when it is needed.
+A copy follows from the log and is no entry in it. Only the frame of the source is written, however many routers there
+are, and a restart makes the copies again, with the same seqs and commit times. That works because a copy depends on the
+record of the source, the cursor of the router and the state of the destination only, and never on the moment at which
+it is made: live that is some time after the write to the source, in pieces; in a replay it is when the copy is needed.
 
-What could come out differently depending on the moment is pinned in the log. Whenever an entry about a linked topic
-is logged that a copy could notice, or that could notice a copy (a direct write to a destination, a delete, a new
-configuration, a dropped topic, a changed router), a `Mark` before it says how far the routers around that topic had
-come, and until the entry has taken effect they do not move. A replay brings them to exactly there first. Plain
-appends to a source carry no mark: new records at the end change nothing about those before, and so the common case
-costs no byte. Where an append does take something away (a cap, a TTL) from a router that has not got there yet, a
-`Trim` before it says what the router gives up, and the destination's readers find a tombstone with reason
-`source_trim`. A replay forwards what is about to be evicted first, unless a `Trim` or a `Mark` told it otherwise,
-because live it had been forwarded by then.
+The log pins what would depend on the moment. Some entries about a linked topic affect copies, or are affected by them:
+a direct write to a destination, a delete, a new configuration, a dropped topic, a changed router. A `Mark` before such
+an entry says how far the routers around the topic are, and they do not move until the entry has taken effect. A replay
+moves them to exactly there first. A plain append to a source needs no mark, because it changes nothing about earlier
+records: the common case costs no byte. If an append evicts records (cap, TTL) that a router has not forwarded yet, a
+`Trim` before it says what the router gives up, and readers of the destination get a tombstone with reason
+`source_trim`. A replay forwards records before it evicts them, unless a `Trim` or a `Mark` says otherwise, because the
+live server had forwarded them by then.
 
-A copy that is larger than its destination's `cap_bytes` could never be stored there. A destination that rejects holds
-its routers because of it; in any other the copy gets its seq and is lost with reason `cap`, and the records before it
-stay.
+A copy that is larger than the `cap_bytes` of its destination can never be stored there. A destination that rejects
+stops its routers at this record; in any other destination the copy gets its seq and is lost with reason `cap`, and the
+records before it stay.
 
-The commit time of a copy is that of the source's record, but never before the destination's last one, the creation
-of its router, or the moment a full destination took copies again (`Resume`).
+The commit time of a copy is that of the record, but not before the last record of the destination, the creation of its
+router, or the moment at which a full destination took copies again (`Resume`).
 
-On a cycle nothing is derived. There "before" has no end: what a router does depends on what comes back to it, so which
-of two routers was first decides what a cap takes. Routers on a cycle therefore log every step they take, copies
-included (`Copies`), and a replay follows them. A router becomes one of a cycle, or ceases to be, with an entry of the
-log; the one that closes a cycle comes behind marks for everything on it.
+On a cycle copies do not follow from the log: a router depends on what comes back to it, so the order of two routers
+decides which records a cap evicts. Routers on a cycle therefore log every step, with its copies (`Copies`), and a
+replay follows these entries. A router joins or leaves a cycle with an entry of the log; the entry that closes a cycle
+comes after marks for everything on it.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ from topics.storage.segments.segment import Damaged, Rendered, Segment
 
 BATCH_RECORDS = 256
 BATCH_BYTES = 1 << 20
-AHEAD_BYTES = 1 << 20  # fetched at once where records are not in memory
+AHEAD_BYTES = 1 << 20  # fetched at once if records are not in memory
 PATH = b"r"  # begins the extras of a record that came through a cycle; the ids of the topics it has passed follow
 
 _encode = msgspec.msgpack.encode
@@ -71,7 +69,7 @@ _decode_path = msgspec.msgpack.Decoder(list[int]).decode
 
 
 class Stamp(Struct):
-    """Where an `exactly_once` copy comes from."""
+    """The origin of an `exactly_once` copy."""
 
     router: str
     source: str
@@ -84,7 +82,7 @@ _decode_stamp = msgspec.json.Decoder(Stamp).decode
 
 
 class Piece(Struct):
-    """Records of a source with one commit time, as they are stored there. Unbroken where `blob` is set."""
+    """Stored records of a source with one commit time. Contiguous if `blob` is set."""
 
     ts: int
     seqs: Sequence[int]
@@ -107,7 +105,7 @@ class Piece(Struct):
 class Eligible(Struct, gc=False):
     """What a filter finds in a part of a segment: how many records, their bytes, and the first and last position."""
 
-    live: int  # those that the filter leaves out included
+    live: int  # including records that do not match
     count: int
     size_bytes: int
     first: int
@@ -115,19 +113,19 @@ class Eligible(Struct, gc=False):
 
 
 class Gathered(Struct):
-    """What a router finds between its cursor and `upto`."""
+    """The records between the cursor of a router and `upto`."""
 
     pieces: list[Piece]
     upto: int
 
 
 def comes_back(feed: Feed, reason: str) -> bool:
-    """Whether a loss is itself the echo of a loss, which would be told around a cycle for ever."""
+    """Return whether a loss is the echo of a loss, which would be reported around a cycle for ever."""
     return reason == "source_trim" and feed.cyclic
 
 
 def count_copies(table: Table, router: Router, n: int, upto: int) -> None:
-    """The router has made `n` more copies, of records up to `upto`."""
+    """Count `n` more copies of the router, of records up to `upto`."""
     router.forwarded_total += n
     if n and router.config.guarantee == "exactly_once":
         highest = table.stamps.setdefault(router.feed.dest.topic_id, {})
@@ -136,13 +134,13 @@ def count_copies(table: Table, router: Router, n: int, upto: int) -> None:
 
 
 def stamp_space(router: Router) -> str:
-    """What the seqs in a router's stamps belong to: one life of one source."""
+    """Return what the seqs in the stamps of a router belong to: one epoch of one source."""
     source = router.feed.source
     return f"{router.name} {source.name} {source.epoch}"
 
 
 def skippable(source: Topic, router: Router, upto: int) -> int:
-    """The last seq up to which, from the cursor on, there is nothing but deleted records."""
+    """Return the last seq up to which, from the cursor on, all records are deleted."""
     if router.cursor + 1 < source.earliest and source.losses.covering(router.cursor + 1) is None:
         lost = source.losses.next_from(router.cursor + 1)
         return min(source.earliest - 1, upto, upto if lost is None else lost - 1)
@@ -150,7 +148,7 @@ def skippable(source: Topic, router: Router, upto: int) -> int:
 
 
 def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gathered:
-    """The live records in (cursor, upto] that match, up to the end of a batch. Nothing in the range may be lost.
+    """Return the live records in (cursor, upto] that match, up to a full batch. No record in the range may be lost.
 
     Raises `Cold` and `Damaged` like a read.
     """
@@ -164,7 +162,7 @@ def gather(source: Topic, match: TagMatch | None, cursor: int, upto: int) -> Gat
 
 
 def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> npt.NDArray[np.intp]:
-    """Positions in [low, high) that a router with this filter forwards."""
+    """Return the positions in [low, high) that a router with this filter forwards."""
     if match is None:
         return segment.live_positions(low, high)
     positions, marks = segment.columns.matching(match, low, high), segment.marks
@@ -172,7 +170,7 @@ def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> n
 
 
 def count_lost(router: Router, upto: int) -> int:
-    """How many records the router would have forwarded up to `upto`; those that are lost already count, too."""
+    """Return how many records the router would have forwarded up to `upto`. Lost records count, too."""
     source, start = router.feed.source, router.reached + 1
     if start > upto:
         return 0
@@ -182,7 +180,7 @@ def count_lost(router: Router, upto: int) -> int:
         if router.config.filter is None and whole:
             live += segment.live
         elif segment.live and retention.ready(source, segment):
-            # A segment by itself: what was loaded for one may be unloaded again before the next is counted.
+            # One segment at a time: its columns may be unloaded before the next segment is counted.
             live += len(eligible(segment, router.config.filter, low, high))
     gone = source.losses.within(start, upto)[0]
     return live + gone
@@ -202,7 +200,7 @@ def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
 
 
 def look_for(segment: Segment, match: TagMatch | None, low: int, high: int, *, from_ts: int | None = None) -> Eligible:
-    """What a filter finds in [low, high) of records that are not older than `from_ts`. Keeps no columns in memory."""
+    """Return what a filter finds in [low, high) among records from `from_ts` on. Keeps no columns in memory."""
 
     def look(columns: Columns, marks: bytearray | None) -> Eligible:
         start = low if from_ts is None else bisect_left(columns.ts, from_ts, low, high)
@@ -227,7 +225,7 @@ def _enough(segment: Segment, low: int, high: int) -> int:
 
 
 def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
-    """The records at `positions`, cut where the commit time changes."""
+    """Yield the records at `positions`, cut where the commit time changes."""
     columns = segment.columns
     ats: list[int] = positions.tolist()
     offsets, base = columns.offsets, columns.offsets[ats[0]]
@@ -254,7 +252,7 @@ def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
 
 
 def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
-    """Read from the first of the positions to the last. Where only bytes between them are damaged, leave those zero."""
+    """Read from the first position to the last. If only bytes between positions are damaged, leave those zero."""
     start, stop = int(positions[0]), int(positions[-1]) + 1
     try:
         return bytes(_read_ahead(segment, start, stop))
@@ -273,8 +271,7 @@ def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
 
 
 def _read_ahead(segment: Segment, start: int, stop: int) -> Rendered:
-    """The records of [start, stop). Where these are not in memory, so will those behind them not be: `Cold` asks for
-    more."""
+    """Return the records of [start, stop). `Cold` asks for more: the records behind them are probably not in memory."""
     try:
         return segment.read(start, stop)
     except Cold:
@@ -299,7 +296,7 @@ def too_large(dest: Topic, sizes: Sequence[int]) -> int:
 
 
 class Copier:
-    """Turns gathered records into entries of one destination."""
+    """Turns the records of a source into entries of one destination."""
 
     def __init__(self, table: Table, feed: Feed, router: Router) -> None:
         self._table = table
@@ -310,7 +307,7 @@ class Copier:
         self._known = self._stamped_before()
 
     def entries(self, gathered: Gathered, next_seq: int) -> Iterator[tuple[Append, Piece]]:
-        """Each piece that has anything to copy, with the entry that it becomes."""
+        """Yield the entry of each piece that has records to copy, and the piece."""
         last_ts = max(self._feed.dest.last_ts, self._feed.floor_ms)
         for piece in gathered.pieces:
             wanted = self._wanted(piece)
@@ -321,17 +318,17 @@ class Copier:
                 yield entry, wanted
 
     def copied(self, piece: Piece) -> None:
-        """The piece is in the destination now."""
+        """Count the copies of a piece that is in the destination now."""
         count_copies(self._table, self._router, len(piece.seqs), piece.seqs[-1])
 
     def part(self, piece: Piece, low: int, high: int, first: int) -> tuple[Append, Piece]:
         """Return the entry of some of a piece's records, with seqs from `first` on."""
         return next(self.entries(Gathered([piece.only(list(range(low, high)))], 0), first))
 
-    # --- which
+    # --- which records
 
     def _wanted(self, piece: Piece) -> Piece | None:
-        """Without what has been here before, by its path or by its stamp."""
+        """Return the piece without records that were in the destination before, by path or by stamp."""
         kept = range(len(piece.seqs))
         chosen = [at for at in kept if self._new_here(piece, at)] if piece.extras is not None else list(kept)
         if self._known and piece.seqs[0] <= self._known:
@@ -345,7 +342,7 @@ class Copier:
         path = _path(piece, at)
         return self._feed.dest.topic_id not in path and len(path) < MAX_HOPS
 
-    # --- how
+    # --- rendering
 
     def _entry(self, piece: Piece, first: int, ts: int) -> Append:
         config, feed = self._router.config, self._feed
@@ -369,7 +366,7 @@ class Copier:
         )  # fmt: skip
 
     def _render(self, piece: Piece, first: int, ts: int) -> tuple[list[bytes], list[int] | None]:
-        """The stored form with other numbers in front; node left out and stamp put in where the router says so."""
+        """Return the records with other seqs and times, and without the node or with a stamp if the router says so."""
         rows, metas = [], []
         numbers = SEQ_AND_TS_BYTES + len(str(piece.ts))  # `head_bytes`, as far as all records have it in common
         drops_node = not self._router.config.preserve_node
@@ -398,7 +395,7 @@ class Copier:
         return with_meta(rest, meta_size, stamped)
 
     def _extras(self, piece: Piece) -> dict[int, bytes]:
-        """The path of every record that may come back here."""
+        """Return the path of every record that may come back to this source."""
         if not self._tracks and piece.extras is None:
             return {}
         here = self._feed.source.topic_id
@@ -415,13 +412,13 @@ class Copier:
         return f"{self._router.name}/{self._feed.source.name}/{self._epoch}/{seq}"
 
     def _stamped_before(self) -> int:
-        """The highest seq of the source that ever got a stamp here: beyond it nothing can be present."""
+        """Return the highest seq of the source that ever got a stamp here: no later record can be present."""
         if self._router.config.guarantee != "exactly_once":
             return 0
         return self._table.stamps.get(self._feed.dest.topic_id, {}).get(stamp_space(self._router), 0)
 
     def _present(self) -> Stamps:
-        """The stamps of the destination, up to its head. Raises `Cold` like a read."""
+        """Return the stamps of the destination, up to its head. Raises `Cold` like a read."""
         if self._router.present is None:
             self._router.present = Stamps(self._feed.dest)
         self._router.present.look_on()
@@ -435,7 +432,7 @@ def _path(piece: Piece, at: int) -> list[int]:
 
 
 class Stamps:
-    """The stamps in a destination: found by a look at all of its records, which goes on where it stopped last time."""
+    """The stamps in a destination. The search looks at all of its records, and continues where it stopped."""
 
     def __init__(self, dest: Topic) -> None:
         self._dest = dest
@@ -443,11 +440,11 @@ class Stamps:
         self._found: dict[str, tuple[int, ...]] = {}  # by key: a writer may have put the same one into several records
 
     def has(self, key: str) -> bool:
-        """Whether a live record carries the key."""
+        """Return whether a live record has the key."""
         return any(map(self._dest.is_live, self._found.get(key, ())))
 
     def look_on(self) -> None:
-        """Take up what the destination has got since. Raises `Cold`: what was seen by then need not be seen again."""
+        """Look at new records of the destination. Raises `Cold`; the next call continues where this one stopped."""
         dest = self._dest
         for segment, low, high in dest.spans(max(self._upto + 1, dest.earliest), dest.head + 1):
             if segment.live and segment.columns.metas is not None:
@@ -473,7 +470,7 @@ class Stamps:
 
 
 def _key_in(meta: bytes) -> Iterator[str]:
-    """A writer may put anything under that name: what is no stamp is none."""
+    """Yield the key of a stamp. A client may have written anything under that name: skip what is no stamp."""
     raw = surrogates.members(meta).get(STAMP)
     if raw is not None:
         try:

@@ -1,4 +1,4 @@
-"""Forwarding at run time, as steps. See `copy` for what is copied, and why it lasts without being logged.
+"""Forwarding at run time, in steps. See `copy` for what is copied, and why copies need no entry in the log.
 
 Nothing here waits or reads a clock of its own accord: a server calls `run` when it has time, with a budget, and `run`
 returns when to call it again. A write to a source only makes its feeds due.
@@ -33,7 +33,7 @@ from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
-STARVED_NS = 20_000_000  # after this long, the log is waited for
+STARVED_NS = 20_000_000  # a feed that waits for the log for longer than this has it synced
 
 
 class Forwarder:
@@ -45,7 +45,7 @@ class Forwarder:
         self._due = due
         self._live = live
         self._gathered: tuple[Any, Gathered] | None = None
-        self._cold: Feed | None = None  # needed the disk last time: it goes first, while that is in memory
+        self._cold: Feed | None = None  # needed the disk last time: it goes first, while its records are in memory
 
     def run(self, budget_ns: int, *, waits: bool = False) -> int | None:
         """Forward until nothing is left or the budget is spent. Return in how many ms to call again; None for never.
@@ -99,7 +99,7 @@ class Forwarder:
         if turn is None:
             return False
         now = self._staging.clock.now_ms()
-        # What was refused while it waited for the log may hold the feed from then on.
+        # `_quiet` may wait for the log; a step that the log refuses then holds the feed.
         if feed.held_until_ms > now or not self._quiet(feed, waits=waits) or feed.held_until_ms > now:
             if turn[0] in feed.routers:
                 self._due.wait(feed)
@@ -127,7 +127,7 @@ class Forwarder:
             return True
 
     def _quiet(self, feed: Feed, *, waits: bool) -> bool:
-        """Whether nothing that waits for the log stands between the feed and its topics."""
+        """Return whether no entry that waits for the log keeps the feed from going on."""
         commits = self._staging.commits
         for attempt in (None, commits.flush, commits.sync):
             if attempt is not None:
@@ -143,7 +143,7 @@ class Forwarder:
         return False
 
     def _starved(self, feed: Feed) -> bool:
-        """Not while a step of its own is on its way: it goes on as soon as that has landed."""
+        """Return whether the feed has waited for the log for too long. Its own steps do not count: they land soon."""
         if feed.busy:
             return False
         now = self._staging.clock.monotonic_ns()
@@ -151,7 +151,7 @@ class Forwarder:
         return now - feed.starved_ns > STARVED_NS
 
     def _gather(self, source: Topic, router: Router, upto: int) -> Gathered:
-        """Shared by the routers of a fan-out, which mostly stand at the same cursor."""
+        """Gather records, once for all routers of a fan-out: they are mostly at the same cursor."""
         match = router.config.filter
         key = source.topic_id, router.cursor, upto, source.head, source.count, match
         if self._gathered is None or self._gathered[0] != key:
@@ -167,7 +167,7 @@ class Forwarder:
             if not logs:
                 router.cursor = max(router.cursor, piece.seqs[0] - 1)
             if feed.busy and dest.config.ttl_ms and entry.ts - made[0][0].ts > dest.config.ttl_ms:
-                return False  # it would push out copies that have not even landed
+                return False  # it would evict copies that have not landed yet
             fits = self._fits(feed, entry, now)
             if fits <= 0:
                 return False
@@ -189,12 +189,12 @@ class Forwarder:
             whole = not partly and piece is made[-1][1]
             self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
             if partly or dest.next_seq != entry.last + 1:
-                return True  # what comes behind is worked out anew
+                return True  # the entries after it have to be made again
         self._pass(router, gathered.upto)
         return True
 
     def _pass(self, router: Router, upto: int) -> None:
-        """There is nothing more to copy up to `upto`."""
+        """Move the cursor to `upto`: there is nothing more to copy."""
         feed = router.feed
         if not (feed.cyclic and self._staging.logged):
             router.cursor = max(router.cursor, upto)
@@ -204,7 +204,7 @@ class Forwarder:
             self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
 
     def _lose(self, router: Router, upto: int, lost: int) -> None:
-        """The next copies are too large for the destination: they get their seqs there, and are lost."""
+        """Give seqs to copies that are too large for the destination, and record them as lost."""
         dest = router.feed.dest
         if self._logs(router.feed):
             self._live.stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap"))
@@ -214,7 +214,7 @@ class Forwarder:
             self._live.landed(dest)
 
     def _keeps(self, dest: Topic, entry: log.Append, fits: int) -> int:
-        """How many copies at a time, so that none goes again before a router out of the destination has seen it."""
+        """Return how many copies may land together so that none is evicted before it was forwarded further."""
         if dest.links.feeds:
             while (
                 fits > 1
@@ -227,16 +227,16 @@ class Forwarder:
         return fits
 
     def _make_way(self, feed: Feed, entry: log.Append, now: int) -> bool:
-        """Lets routers out of the destination get on first where copies would push out what they have not seen.
+        """Let routers out of the destination go first if copies would evict records that they have not forwarded.
 
-        Those that are held give up on it. So do all around a cycle, where each would wait for the other.
+        Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
         links = feed.dest.links
         upto = self._live.pushes_out(links, entry, before_bytes=feed.dest.staged_bytes)
         if upto is None:
             return True
         if feed.busy:
-            return False  # once the copies before it have landed
+            return False  # retried once the copies before it have landed
         behind = [other for other in links.feeds.values() if any(router.reached < upto - 1 for router in other.routers)]
         able = [other for other in behind if other.last_error is None]
         if not able or feed.cyclic:
@@ -264,19 +264,19 @@ class Forwarder:
         self._live.landed(dest)
 
     def _below_ceiling(self, feed: Feed, end: int) -> bool:
-        """Whether copies below `end` may land in an ephemeral topic. False once a higher ceiling was staged for them.
+        """Return whether copies below `end` may land in an ephemeral topic; if not, stage a higher ceiling for them.
 
-        No log tells how far such a topic got. Copies into any other one follow from the log of their source.
+        The log does not have the head of such a topic. Copies into other topics follow from the log of their source.
         """
         dest, staging = feed.dest, self._staging
         if end <= dest.ceiling or not staging.logged:
             return True
-        # Where the log takes nothing at the moment, the feed tries again later.
+        # If the log refuses, the feed tries again later.
         staging.ceilings.stage_gated(dest, end, refused=lambda: self._due.back_off(feed, staging.clock.now_ms()))
         return False
 
     def _logs(self, feed: Feed) -> bool:
-        """Whether a replay could not make the copies: on a cycle, or because the source leaves nothing in the log."""
+        """Return whether copies have to be logged: on a cycle, or if the log lacks the records of the source."""
         if not self._staging.logged:
             return False
         return feed.cyclic or (not replay.derives(feed) and feed.dest.config.durability != "ephemeral")
@@ -297,7 +297,7 @@ class Forwarder:
     # --- a full destination
 
     def _fits(self, feed: Feed, entry: log.Append, now: int) -> int:
-        """How many of the copies the destination takes now; 0 holds the feed."""
+        """Return how many of the copies the destination takes now; 0 holds the feed."""
         dest, quota = feed.dest, self._staging.limits.max_total_bytes
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
             return self._hold(feed, now, "throttled: the server holds as much as max_total_bytes allows")
@@ -307,7 +307,7 @@ class Forwarder:
         if dest.config.ttl_ms:
             retention.expire(dest, now)
             if room(dest, entry.sizes):
-                feed.last_error = feed.last_error or "topic_full"  # room that time made: the log has to know when
+                feed.last_error = feed.last_error or "topic_full"  # expiry made room: the log must say when
                 return room(dest, entry.sizes)
         if too_large(dest, entry.sizes):
             return self._hold(
@@ -323,7 +323,7 @@ class Forwarder:
         return 0
 
     def _resume(self, feed: Feed, now: int) -> None:
-        """The destination takes copies again. They count as made now, which a replay has to be told."""
+        """Log that the destination takes copies again: their commit time is not before now."""
         entry = Resume(feed.dest.topic_id, now)
         was = feed.last_error
         feed.last_error, feed.held_until_ms = None, 0
@@ -336,7 +336,7 @@ class Forwarder:
 
         def undo() -> None:
             feed.last_error = was
-            self._due.back_off(feed, self._staging.clock.now_ms())  # the log takes nothing at the moment
+            self._due.back_off(feed, self._staging.clock.now_ms())  # the log refused the step
 
         ticket = Ticket(topic=feed.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
@@ -345,6 +345,6 @@ class Forwarder:
 
 
 def _time_made_room(feed: Feed) -> bool:
-    """Whether records have expired in a destination that rejects, which no entry tells of and a replay has to know."""
+    """Return whether records expired in a destination that rejects: the log must say when, for a replay."""
     dest = feed.dest
     return dest.config.discard == "reject" and bool(dest.config.ttl_ms) and dest.evict_floor != feed.room_floor

@@ -1,8 +1,7 @@
-"""What is known of routers: by name, by the topics they join, and how far each has come.
+"""The graph of routers: by name, by the topics they join, and the cursor of each.
 
-A destination has one source, so the routers into it form one `Feed`, and walking from a topic to what feeds it is a
-walk along a single line. A `Links` hangs on every topic that a router touches; on all others the engine pays for one
-test.
+A destination has one source, so the routers into it form one `Feed`, and the topics upstream of a topic form a line.
+Every topic that a router touches has a `Links`; all others cost the engine one test.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Router:
-    """One rule. Everything up to `cursor` of the source has been looked at."""
+    """One router. It has examined all records of its source up to `cursor`."""
 
     __slots__ = ("config", "cursor", "feed", "forwarded_total", "name", "present", "router_id", "under_way")
 
@@ -31,9 +30,9 @@ class Router:
         self.feed = feed
         self.config = config
         self.cursor = cursor
-        self.under_way = 0  # where the cursor will be once what is staged has landed
+        self.under_way = 0  # where the cursor will be once all staged steps have landed
         self.forwarded_total = 0
-        self.present: Stamps | None = None  # found in the destination
+        self.present: Stamps | None = None  # the stamps in the destination, once they are needed
 
     @property
     def lag(self) -> int:
@@ -66,20 +65,20 @@ class Feed:
         self.source = source
         self.dest = dest
         self.routers: list[Router] = []
-        self.cyclic = False  # what it forwards can come back to its source
+        self.cyclic = False  # whether copies can come back to the source
         self.floor_ms = 0  # no copy is older than this
-        self.last_error: str | None = None  # why nothing is forwarded
+        self.last_error: str | None = None  # why no record is forwarded
         self.held_until_ms = 0
         self.backoff_ms = 0
-        self.room_floor = 1  # the destination's floor when the log last heard of the room it has
+        self.room_floor = 1  # the floor of the destination at the last `Resume`
         self.busy = 0  # entries of its own that have not landed yet
-        self.starved_ns = 0  # since when it could go on but for entries that wait for the log
+        self.starved_ns = 0  # since when only entries that wait for the log keep it from going on
 
     def next(self, targets: dict[int, int] | None = None) -> tuple[Router, int] | None:
-        """Whose turn it is, and how far it may go in one piece; None if all are where they should be.
+        """Return the router whose turn it is, and how far it may go; None if all are at their targets.
 
         The router that is furthest behind goes first, the older of two; it stops where it would overtake. So the order
-        of copies in the destination depends on the cursors alone, never on how many were made at a time.
+        of copies in the destination depends on the cursors alone, not on how many are made at a time.
         """
         best: Router | None = None
         for router in self.routers:
@@ -96,7 +95,7 @@ class Feed:
 
 
 class Live(Protocol):
-    """What a running engine does where a replay acts on its own."""
+    """What a running engine does for routers. A replay does without it."""
 
     def staging(self, links: Links, ticket: Ticket) -> None: ...
 
@@ -117,21 +116,21 @@ class Links:
         self.topic = topic
         self.feeds: dict[int, Feed] = {}  # out of the topic, by the destination's id
         self.fed: Feed | None = None  # into it
-        self.frozen = 0  # staged entries that say where the routers out of the topic stand: they must stay there
+        self.frozen = 0  # staged entries that pin the routers out of the topic: these must not move
         self.low = 0  # at most the cursor of the slowest router
 
     def routers(self) -> Iterator[Router]:
-        """Those that read from the topic."""
+        """Yield the routers that read from the topic."""
         for feed in self.feeds.values():
             yield from feed.routers
 
     def slowest(self) -> int:
-        """The lowest cursor; what is under way counts as done."""
+        """Return the lowest cursor; staged steps count as done."""
         self.low = min((router.reached for router in self.routers()), default=self.topic.head)
         return self.low
 
     def staging(self, ticket: Ticket) -> None:
-        """An entry about the topic is about to be logged."""
+        """Note that an entry about the topic is about to be logged."""
         if self.table.live is not None:
             self.table.live.staging(self, ticket)
 
@@ -140,12 +139,12 @@ class Links:
         return b"" if self.table.live is None else self.table.live.pin(self)
 
     def freeze(self, ticket: Ticket) -> None:
-        """Routers out of the topic stay where they are until the ticket has taken effect or was refused."""
+        """Keep routers out of the topic from moving until the ticket is resolved."""
         if self.table.live is not None:
             self.table.live.freeze(self, ticket)
 
     def losing(self, upto: int) -> None:
-        """Records below `upto` are about to be lost."""
+        """Forward or give up records below `upto`, which are about to be lost."""
         if self.feeds:
             if self.table.live is not None:
                 self.table.live.losing(self, upto)
@@ -153,7 +152,7 @@ class Links:
                 self.table.replay_losing(self, upto)
 
     def deleting(self) -> None:
-        """Records are about to be deleted. Live, the entry that does so was marked, or all had been forwarded."""
+        """In a replay, forward records before they are deleted. Live, the delete came later, or had a mark."""
         if self.feeds and self.table.live is None:
             self.table.replay_losing(self, self.topic.head + 1)
 
@@ -170,13 +169,11 @@ class Table:
         self.by_id: dict[int, Router] = {}
         self.next_id = 1
         self.live: Live | None = None
-        self.pinned: Topic | None = (
-            None  # while replaying: the entry that follows was marked, so nothing is forwarded for it
-        )
-        self.stamps: dict[int, dict[str, int]] = {}  # by destination: router and source life → highest seq stamped
+        self.pinned: Topic | None = None  # in a replay: a mark spoke of the next entry, so nothing is forwarded for it
+        self.stamps: dict[int, dict[str, int]] = {}  # by destination: `stamp_space` → highest seq with a stamp
 
     def replay_losing(self, links: Links, upto: int) -> None:
-        raise NotImplementedError  # this and the next: see `router_replay`
+        raise NotImplementedError  # see `replay.ReplayTable`
 
     def fill(self, topic: Topic, head: int) -> None:
         raise NotImplementedError
@@ -190,7 +187,7 @@ class Table:
     def put(
         self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int
     ) -> Router:
-        """Makes the router, or gives the one of that name another shape."""
+        """Create the router, or change the one of that name."""
         router = self.by_name.get(name)
         if router is not None and (router.feed.source is not source or router.feed.dest is not dest):
             self.remove(router)
@@ -229,7 +226,7 @@ class Table:
             self._unlink(feed.dest)
 
     def around(self, topic: Topic) -> list[Router]:
-        """The routers that cannot be without the topic, by name."""
+        """Return the routers from and to the topic, by name."""
         if topic.links is None:
             return []
         links: Links = topic.links
@@ -255,7 +252,7 @@ class Table:
 
 
 def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
-    """The topic and what feeds it, and what feeds that; ends where a topic comes up again."""
+    """Return the topic, its source, the source of that, and so on; end where a topic comes up again."""
     line = {topic: None}
     at = topic
     # Bound: the number of topics. Each round adds another one to the line.
@@ -268,7 +265,7 @@ def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
 
 
 def cycle_through(feed: Feed) -> list[Feed]:
-    """The feeds of the cycle that this one lies on, if it does. There is at most one: a topic has one source."""
+    """Return the feeds of the cycle of this feed, if it is on one. There is at most one: a topic has one source."""
     ring = {feed: None}
     at = feed
     # Bound: the number of feeds. Each round adds another one to the ring.
@@ -276,7 +273,7 @@ def cycle_through(feed: Feed) -> list[Feed]:
         if before is feed:
             return list(ring)
         if before in ring:
-            break  # another cycle, which leads here but not back
+            break  # another cycle, upstream of this feed
         at = before
         ring[at] = None
     return []

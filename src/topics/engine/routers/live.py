@@ -1,4 +1,4 @@
-"""Routers beside live writes: what is logged about them, and what they give up. See `copy` for why that is enough."""
+"""Routers beside live writes: which entries are logged for them, and what they give up. See `copy`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class LiveRouters:
         self._due = due
 
     def staging(self, links: Links, ticket: Ticket) -> None:
-        """Puts a mark before an entry whose replay must find the routers where they are now."""
+        """Put a mark before an entry whose replay must find the routers where they are now."""
         topic, entry = links.topic, ticket.entry
         if type(entry) is log.Ceiling:
-            return  # it changes nothing that a router could notice
+            return  # no router depends on it
         if ticket.count and links.feeds:
             upto = self.pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
             if upto is not None:
@@ -49,7 +49,7 @@ class LiveRouters:
         return log.encode(mark(links, head=links.topic.next_seq - 1, out=True, holds=True))
 
     def freeze(self, links: Links, ticket: Ticket) -> None:
-        """Routers out of the topic stay where they are until the entry has taken effect or was refused."""
+        """Keep routers out of the topic from moving until the ticket is resolved."""
         links.frozen += 1
         act, undo = ticket.apply, ticket.undo
         assert act is not None
@@ -75,9 +75,9 @@ class LiveRouters:
         ticket.apply, ticket.undo = take_effect, refused
 
     def losing(self, links: Links, upto: int, coming: log.Append | None = None) -> None:
-        """Records below `upto` go now: those routers that have not got there give them up.
+        """Let routers give up the records below `upto` that they have not forwarded: these are lost now.
 
-        Some of them may not even have come: the first ones of a write that is larger than its topic.
+        Some may not have landed yet: the first records of a write that is larger than its topic.
         """
         if links.low < upto - 1 and links.slowest() < upto - 1:
             for router in list(links.routers()):
@@ -85,7 +85,7 @@ class LiveRouters:
                     self.trim(router, upto - 1, coming)
 
     def pushes_out(self, links: Links, entry: log.Append, *, before_bytes: int = 0) -> int | None:
-        """The seq below which all will be lost when the entry lands, if a router has not got there yet."""
+        """Return the seq below which the entry evicts all records, if a router has not forwarded all of these."""
         config = links.topic.config
         if not (config.cap_records or config.cap_bytes or config.ttl_ms):
             return None
@@ -113,7 +113,7 @@ class LiveRouters:
         dest.next_seq += entry.lost
 
     def stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
-        """A step that brings the router to `upto` once it is in the log."""
+        """Stage a step that moves the router to `upto` once it is in the log."""
         feed, was = router.feed, router.under_way
 
         def take_effect(_: Ticket) -> None:
@@ -132,8 +132,8 @@ class LiveRouters:
             feed.busy -= 1
             router.under_way = was
             if feed.source.links is not None:
-                feed.source.links.low = 0  # it counted on this step
-            self._due.back_off(feed, self._staging.clock.now_ms())  # the log takes nothing at the moment
+                feed.source.links.low = 0  # it included this step
+            self._due.back_off(feed, self._staging.clock.now_ms())  # the log refused the step
 
         ticket.apply, ticket.undo = take_effect, undo
         self._staging.commits.stage(ticket)
@@ -147,7 +147,7 @@ class LiveRouters:
 
 
 def _matches(match: TagMatch, coming: log.Append | None, seq: int) -> bool:
-    """Whether a record that has not landed yet would be forwarded; those of other writes count."""
+    """Return whether a record that has not landed yet would be forwarded. Records of other writes count."""
     if coming is None or not coming.first <= seq <= coming.last:
         return True
     return coming.tags is not None and match.covers(coming.tags[seq - coming.first])

@@ -1,13 +1,12 @@
-"""Routers from the log and the snapshot. See `forward` for why this ends where the live server was.
+"""Replay of routers from the log and the snapshot. See `copy` for why this ends where the live server was.
 
-While entries are replayed, routers move only when something asks for it: a `Mark` or a `Trim` that says where they
-were, a direct write that begins further on than its topic's head, a record that is about to be evicted. At the end
-they all go as far as they can. Those on a cycle do not even then: each of their steps is in the log, and they take the
-next one when the server runs.
+During a replay, routers move only when an entry requires it: a `Mark` or a `Trim` that says where they were, a direct
+write that begins above the head of its topic, a record that is about to be evicted. At the end all routers go as far as
+they can, except those on a cycle: each of their steps is in the log, and they take the next one when the server runs.
 
-An ephemeral topic has no records in a replay, so nothing is copied into it or out of it. The log has the copies that
-were made of its records, and a `Mark` says where the routers around it stood. At the end, what its routers had not
-forwarded is lost with it.
+An ephemeral topic has no records in a replay, so nothing is copied into it or out of it. The log has the copies of its
+records, and a `Mark` says where the routers around it were. At the end, records that its routers had not forwarded are
+lost with it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ T = TypeVar("T")
 
 
 class ReplayTable(Table):
-    """The table of a state: it knows what to do where no live engine has taken over yet."""
+    """The routers of a state. Until an engine runs, it moves them as a replay requires."""
 
     def put(
         self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int
@@ -51,7 +50,7 @@ class ReplayTable(Table):
         return router
 
     def replay_losing(self, links: Links, upto: int) -> None:
-        """Live, all that is lost now had been forwarded, unless a mark said that it had not."""
+        """Forward records below `upto` before they are lost, as the live server did, unless a mark says otherwise."""
         if self.pinned is links.topic:
             return
         for feed in list(links.feeds.values()):
@@ -75,7 +74,7 @@ def table_of(state: State) -> Table:
 
 
 def derives(feed: Feed) -> bool:
-    """Whether a replay makes the copies of the feed again. If not, they are in the log, or lost with their topic.
+    """Return whether a replay makes the copies of the feed. If not, they are in the log, or lost with their topic.
 
     A source that has left `ephemeral` and waits for its snapshot has records that the log lacks.
     """
@@ -90,9 +89,9 @@ def _is_ephemeral(topic: Topic) -> bool:
 def bring(
     state: State, feed: Feed, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False
 ) -> None:
-    """Brings routers of a feed to the cursors in `targets`; copies end where the destination's head is `max_head`.
+    """Move routers of a feed to the cursors in `targets`. Copying ends when the head of the destination is `max_head`.
 
-    `obeys_caps` lets a full destination stop them; otherwise it is known that it did not.
+    With `obeys_caps` a full destination stops them; otherwise it is known that it did not.
     """
     if feed.cyclic:
         return
@@ -110,16 +109,16 @@ def bring(
             if upto <= router.cursor:
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
             elif not _advance(state, router, upto, max_head, obeys_caps):
-                return  # full: no router overtakes the one whose turn it is, even if its own copies are smaller
+                return  # full: no other router may overtake, even if its copies are smaller
     finally:
         feed.busy -= 1
 
 
 def _grow(state: State, source: Topic, cursor: int) -> None:
-    """Have records copied into `source` until one comes behind `cursor`, if there is none yet.
+    """Copy records into `source` until one lies behind `cursor`, if there is none yet.
 
-    One at a time: the next may push out what a router out of the source has to see first. A router that passed losses
-    which the source has not come to yet stands further on than the source's head.
+    One at a time: the next may evict what a router out of the source has to forward first. A router that passed losses
+    which the source has not reached yet is above the head of the source.
     """
     before = -1
     while before < source.head <= cursor:
@@ -128,7 +127,7 @@ def _grow(state: State, source: Topic, cursor: int) -> None:
 
 
 def fill(state: State, topic: Topic, head: int) -> None:
-    """Has a topic's feed make copies until the topic reaches `head`, if it can."""
+    """Copy records into a topic until it reaches `head`, if its feed can."""
     feed = None if topic.links is None else topic.links.fed
     if feed is None or feed.busy or not derives(feed):
         return
@@ -153,7 +152,7 @@ def fill(state: State, topic: Topic, head: int) -> None:
 def _advance(
     state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool = False
 ) -> bool:
-    """One batch. False if the destination takes no more. `stops` ends right behind the copy that reaches `max_head`."""
+    """Copy one batch. Return False if the destination is full. `stops` ends right after the copy at `max_head`."""
     feed, source, dest = router.feed, router.feed.source, router.feed.dest
     upto = min(upto, source.head)
     start = router.cursor + 1
@@ -169,11 +168,11 @@ def _advance(
         return True
     gathered = present(source, lambda: copy.gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
-        return True  # something turned out to be lost: look again
+        return True  # records turned out to be lost: try again
     copier = copy.Copier(table_of(state), feed, router)
     entries = present(dest, lambda: list(copier.entries(gathered, dest.head + 1)))
     if entries is None:
-        return True  # some of the destination turned out to be lost: look again
+        return True  # records of the destination turned out to be lost: try again
     for entry, piece in entries:
         fits = len(entry.sizes)
         if obeys_caps:
@@ -186,14 +185,14 @@ def _advance(
             if max_head is None or stops:
                 router.cursor = max(piece.seqs[max(fits, 0)] - 1, router.cursor)
                 return stops
-            continue  # it is known that no more copies were made: these had been there before
+            continue  # no more copies were made: these had been there before
         _land(state, copier, entry, piece)
     router.cursor = gathered.upto
     return True
 
 
 def _land(state: State, copier: copy.Copier, entry: Append, piece: copy.Piece) -> None:
-    """Take the copies up into the destination, but for those that are too large for it: these are lost."""
+    """Append the copies to the destination. Copies that are too large for it are lost."""
     dest = state.by_id[entry.topic_id]
     sizes, at = entry.sizes, 0
     while at < len(sizes):
@@ -215,7 +214,7 @@ def _skip(dest: Topic, n: int, max_head: int | None) -> None:
 
 
 def room(dest: Topic, sizes: Sequence[int]) -> int:
-    """How many of these records, from the first on, the destination takes. Only one that rejects ever takes fewer."""
+    """Return how many of these records, from the first on, the destination takes. Only one that rejects takes fewer."""
     config = dest.config
     if config.discard != "reject":
         return len(sizes)
@@ -233,7 +232,7 @@ def room(dest: Topic, sizes: Sequence[int]) -> int:
 
 
 def present(topic: Topic, look: Callable[[], T]) -> T | None:
-    """What `look` finds, waiting for the disk where it must; None if that showed some of it to be lost."""
+    """Return what `look` finds, waiting for the disk; None if some of it turned out to be lost."""
     try:
         return waiting(look)
     except Damaged as damage:
@@ -242,7 +241,7 @@ def present(topic: Topic, look: Callable[[], T]) -> T | None:
 
 
 def loses_copies(state: State) -> bool:
-    """Whether a destination that is kept may lack records that an ephemeral source has lost."""
+    """Return whether a durable destination may lack records that an ephemeral source has lost."""
     return any(
         _is_ephemeral(feed.source) and not _is_ephemeral(feed.dest) and not feed.cyclic
         for feed in table_of(state).feeds()
@@ -250,9 +249,9 @@ def loses_copies(state: State) -> bool:
 
 
 def _pass_lost(feed: Feed) -> None:
-    """Bring the routers of a feed with an ephemeral topic past everything that the topic has lost with the process.
+    """Move the routers of a feed past everything that its ephemeral topic has lost with the process.
 
-    A destination that is kept gets a tombstone for what may not have been forwarded to it.
+    A durable destination gets a tombstone for records that may not have been forwarded to it.
     """
     source, dest = feed.source, feed.dest
     for router in feed.routers:
@@ -262,7 +261,7 @@ def _pass_lost(feed: Feed) -> None:
 
 
 class Recovering:
-    """Routers from the beginning of a recovery to its end."""
+    """The routers during a recovery."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -270,7 +269,7 @@ class Recovering:
         self._live, self._table.live = self._table.live, None
 
     def catch_up(self) -> None:
-        """The log has ended: all routers go as far as they can."""
+        """Let all routers go as far as they can, after the last entry of the log."""
         table = self._table
         table.pinned = None
         # Bound: each round but the last moves a cursor or a head, and cursors end at the heads of their sources.
@@ -283,9 +282,9 @@ class Recovering:
                 return
 
     def end(self) -> None:
-        """What was found lost after the end of the log is lost for routers as well; then the engine takes over."""
+        """Let routers pass losses that were found after the end of the log. Then the engine takes over."""
         for router in self._table.by_id.values():
-            router.cursor = min(router.cursor, router.feed.source.head)  # after a restore, a source may begin anew
+            router.cursor = min(router.cursor, router.feed.source.head)  # after a restore, the source may be shorter
         for feed in self._table.feeds():
             if not feed.cyclic and (_is_ephemeral(feed.source) or _is_ephemeral(feed.dest)):
                 _pass_lost(feed)
@@ -312,7 +311,7 @@ def recovering(state: State) -> Iterator[Recovering]:
 
 
 def put_router(state: State, entry: RouterPut) -> Router | None:
-    """Takes effect, live and replayed."""
+    """Create or change a router, live and in a replay."""
     source, dest = state.by_id.get(entry.topic_id), state.by_id.get(entry.dest_id)
     if source is None or dest is None:
         return None
@@ -362,7 +361,7 @@ def _replay_mark(state: State, entry: Mark) -> None:
 
 
 def trim(state: State, entry: Trim) -> None:
-    """Takes effect, live and replayed."""
+    """Let a router give up records, live and in a replay."""
     dest = state.by_id.get(entry.topic_id)
     if dest is None:
         return
@@ -380,19 +379,19 @@ def trim(state: State, entry: Trim) -> None:
 def _replay_trim(state: State, entry: Trim) -> None:
     dest = state.by_id.get(entry.topic_id)
     if dest is not None and entry.first > dest.head + 1 and not _is_ephemeral(dest):
-        # The mark before this entry was damaged: the copies before the loss are made now, if they can be.
+        # The mark before this entry was damaged: make the copies before the loss now, if possible.
         fill(state, dest, entry.first - 1)
         retention.skip_to(dest, entry.first, "corrupt")
     trim(state, entry)
 
 
 def copies(state: State, entry: Copies) -> None:
-    """Takes effect, live and replayed."""
+    """Apply a logged step of a router, live and in a replay."""
     dest, table = state.by_id.get(entry.topic_id), table_of(state)
     if dest is not None and entry.sizes:
         if entry.first <= dest.head:
             return
-        retention.skip_to(dest, entry.first, "corrupt")  # what came before it was damaged
+        retention.skip_to(dest, entry.first, "corrupt")  # the entries before it were damaged
         apply.append(state, dest, entry.append())
     if (router := table.by_id.get(entry.router_id)) is not None:
         router.cursor = max(router.cursor, entry.upto)
@@ -407,7 +406,7 @@ def _replay_copies(state: State, entry: Copies) -> None:
 
 
 def resume(state: State, entry: Resume) -> None:
-    """Takes effect, live and replayed."""
+    """Let a full destination take copies again, live and in a replay."""
     dest = state.by_id.get(entry.topic_id)
     if dest is None or dest.links is None or dest.links.fed is None:
         return

@@ -69,7 +69,7 @@ class Routers:
         self.due = DueFeeds()
         self.table.live = live = LiveRouters(staging, self.due)
         self.forwarder = Forwarder(staging, self.table, self.due, live)
-        self._listener = self.due.source_grew  # kept: `Growth` tells listeners apart by their identity
+        self._listener = self.due.source_grew  # kept, because `Growth` distinguishes listeners by identity
 
     def attach(self) -> None:
         """Make all feeds due, once the state of the engine is recovered."""
@@ -84,7 +84,7 @@ class Routers:
     # --- verbs
 
     def put(self, name: str, request: RouterRequest) -> Ticket:
-        """Creates or changes a router, and the topics it needs. Ends with `PutRouter`."""
+        """Create or change a router, and create the topics it needs. Ends with `PutRouter`."""
         config = check_request(name, request)
         staging, table = self._staging, self.table
         staging.commits.sync()
@@ -125,7 +125,7 @@ class Routers:
         return ticket
 
     def drop(self, name: str) -> Ticket:
-        """Ends with `DroppedRouter`; a router that is not there is no error."""
+        """Delete a router; one that does not exist is no error. Ends with `DroppedRouter`."""
         check_router(name)
         self._staging.commits.sync()
         router = self.table.by_name.get(name)
@@ -181,7 +181,7 @@ class Routers:
     def _candidates(
         self, source: str | None, dest: str | None, *, prefix: str, after: str, prefixes: tuple[str, ...]
     ) -> Iterator[Router]:
-        """Routers by name that may be on a page: those around one topic where one is asked for."""
+        """Yield routers by name that may be on a page: only those of one topic if one is asked for."""
         around = dest if source is None else source
         if around is None:
             for name in self.table.names.visible(prefixes, prefix=prefix, after=after):
@@ -223,7 +223,7 @@ class Routers:
     def _check_shape(
         self, router: Router | None, request: RouterRequest, source: Topic | None, dest: Topic | None
     ) -> None:
-        """One source a destination, and no way back unless asked for."""
+        """Raise if the destination would have two sources, or if the router closes a cycle without `allow_cycle`."""
         if dest is not None and dest.links is not None and dest.links.fed is not None:
             feed: Feed = dest.links.fed
             if feed.source is not source and feed.routers != [router]:
@@ -235,7 +235,7 @@ class Routers:
                 raise router_cycle([source.name, *(topic.name for topic in reversed(line))])
 
     def _start(self, source: Topic | None, request: RouterRequest) -> int:
-        """The cursor of a new router. What the source has lost before is nothing that it could miss."""
+        """Return the cursor of a new router. Earlier losses of the source do not concern it."""
         if source is None:
             return 0
         if source.config.ttl_ms:
