@@ -23,7 +23,6 @@ from topics.server.http.browser_origin import Pages
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
 from topics.server.loop.forwarding import Forwarding
-from topics.server.loop.garbage import Garbage
 from topics.server.loop.poll_cache import PollCache
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.slices import Slices
@@ -60,7 +59,6 @@ class TopicsApp:
         self.answer = self.requests.answer
         self.abandon = self.requests.abandon
         self._recovered = False
-        self.garbage = Garbage(clock.monotonic_ns)
 
     @property
     def http(self) -> HttpServer | None:
@@ -114,7 +112,6 @@ class TopicsApp:
         self.requests.begin(self.services)
         throttle.begin()
         self.upkeep.begin()
-        self.garbage.begin()
 
     def begin_drain(self) -> None:
         """End every request and stream that would wait for ever."""
@@ -128,7 +125,6 @@ class TopicsApp:
         services = self.services
         services.throttle.end()
         self.upkeep.end()
-        self.garbage.end()
         self.forwarding.stop()
         services.engine.flush()
         if services.storage is not None:

@@ -27,6 +27,7 @@ from topics.server.http.messages import App
 from topics.server.http.server import HttpServer
 from topics.server.limits import machine
 from topics.server.limits.budget import MemoryBudget
+from topics.server.loop.garbage import Garbage
 from topics.storage.datadir import DataDirError
 
 log = logs.Log("server")
@@ -82,21 +83,22 @@ async def _serve(settings: Settings, build: Build) -> int:
         reason = getattr(error, "strerror", None) or str(error)
         log.error("cannot_listen", host=settings.host, port=settings.port, reason=reason, hint=_bind_hint(error))
         return EXIT_FAILED
+    clock = SystemClock()
     try:
-        app = build(settings, SystemClock(), loop)
+        app = build(settings, clock, loop)
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     app.http = http = HttpServer(served, HttpLimits.of(settings), budget=app.budget)
     servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
     _announce(settings, sockets)
-    code = await _serve_until_stopped(app, stop)
+    code = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns))
     code = max(code, await _drain(settings, app, http, servers))
     log.info("stopped", status=code)
     return code
 
 
-async def _serve_until_stopped(app: ServedApp, stop: "StopSignals") -> int:
+async def _serve_until_stopped(app: ServedApp, stop: "StopSignals", garbage: Garbage) -> int:
     """Start the application and wait for the signal to stop. Return the exit status so far."""
     starting = asyncio.ensure_future(app.start())
     stopping = asyncio.ensure_future(stop.wait())
@@ -104,6 +106,7 @@ async def _serve_until_stopped(app: ServedApp, stop: "StopSignals") -> int:
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             await starting
+            garbage.begin()  # until the process ends: collecting what is frozen would only delay that
             log.info("ready")
             await stopping
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from topics.model.router import RouterRequest
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
 
@@ -32,3 +33,74 @@ def test_start_opens_the_tails_file_once_for_all_topics():
 
     assert len([path for path in disk.opened if path.endswith(".tails")]) == 1
     assert [again.data(f"t{at}") for at in range(20)] == [[str(at)] for at in range(20)]
+
+
+def test_checkpoint_writes_only_the_tails_of_topics_that_changed():
+    disk = WatchedDisk(seed=1)
+    server = SimServer.start(disk)
+    for at in range(20):
+        server.append(f"t{at}", str(at), durability="fsync")
+    server.close()
+    first = tails(disk)
+    again = server.next(disk)
+    assert again.checkpoint()
+    assert tails(disk) == first
+
+    again.append("t3", "7")
+    assert again.checkpoint()
+
+    assert next(size for path, size in tails(disk).items() if path not in first) < min(first.values()) / 5
+    after = again.crash("lose")
+    assert [after.data(f"t{at}") for at in range(20)] == [[str(at), *["7"] * (at == 3)] for at in range(20)]
+
+
+def tails(disk: SimDisk) -> dict[str, int]:
+    paths = [f"/data/snapshots/{name}" for name in disk.listdir("/data/snapshots") if name.endswith(".tails")]
+    return {path: disk.size(path) for path in paths}
+
+
+def test_topics_are_captured_before_their_first_change_after_the_rotation():
+    server = SimServer.start(SimDisk(seed=1))
+    for name in ("a", "b", "c"):
+        server.append(name, "1", durability="fsync")
+    server.begin_checkpoint(topics=1)  # captures "a"
+    server.append("a", "2")
+    server.append("c", "2")
+    server.put("c", cap_records=1)
+    server.put("c", cap_records=0)
+    server.append("c", "3")
+    server.append("d", "1", durability="fsync")
+    server.steps.release()
+    found = server.view()
+    assert {name: view.head for name, view in found.items()} == {"a": 2, "b": 1, "c": 3, "d": 1}
+    assert server.store.snapshot_number == server.wal.number, "the checkpoint failed"
+
+    assert server.crash("lose").view() == found
+
+
+def test_topic_dropped_between_slices_stays_dropped():
+    server = SimServer.start(SimDisk(seed=1))
+    for name in ("a", "b"):
+        server.append(name, "1", durability="fsync")
+    server.begin_checkpoint(topics=1)
+    server.drop("a")
+    server.drop("b")
+    server.steps.release()
+    assert server.store.snapshot_number == server.wal.number, "the checkpoint failed"
+
+    assert server.crash("lose").view() == {}
+
+
+def test_records_copied_by_a_new_router_between_slices_come_once():
+    server = SimServer.start(SimDisk(seed=1))
+    for name in ("a", "b", "c"):
+        server.append(name, "1", durability="fsync")
+    server.begin_checkpoint(topics=1)
+    request = RouterRequest(source="b", dest="c", from_seq=0)
+    server.done(server.engine.routers.put("r", request))
+    server.engine.routers.forwarder.drain()
+    server.steps.release()
+    found = server.view()
+    assert server.data("c") == ["1", "1"]
+
+    assert server.crash("lose").view() == found

@@ -1,9 +1,18 @@
 """Garbage collection: pauses stay short however many objects live long."""
 
 import gc
+from collections.abc import Iterator
 
-from topics.server.loop.garbage import FULL, MAX_PAUSE_NS, Garbage, no_collection
+import pytest
+
+from topics.server.loop.garbage import FULL, MAX_PAUSE_NS, THRESHOLDS, Garbage
 from topics.testing.clock import SimClock
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[None]:
+    yield
+    gc.enable()
 
 
 def collect(garbage: Garbage, clock: SimClock, *, took_ns: int, generation: int = FULL) -> None:
@@ -23,20 +32,18 @@ def test_survivors_of_a_long_full_collection_are_frozen():
 
 
 def test_frozen_objects_are_not_looked_at_again_until_the_end():
+    before = gc.get_threshold()
     garbage = Garbage(SimClock().monotonic_ns)
     kept = [[at] for at in range(10_000)]
+    assert not gc.isenabled()
     garbage.begin()
     try:
+        assert gc.isenabled()
+        assert gc.get_threshold() == THRESHOLDS
         assert gc.get_freeze_count() >= len(kept)
         assert len(gc.get_objects()) < len(kept)
     finally:
         garbage.end()
     assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == before
     assert garbage.watch not in gc.callbacks
-
-
-def test_recovery_runs_without_collections():
-    assert gc.isenabled()
-    with no_collection():
-        assert not gc.isenabled()
-    assert gc.isenabled()

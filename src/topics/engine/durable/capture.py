@@ -11,29 +11,47 @@ with routers, and the routers, are captured in the first step, in which no route
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator
 
 from topics.engine.state import snapshot_parts
-from topics.engine.state.snapshot_parts import Captured, Look
+from topics.engine.state.snapshot_parts import Captured
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
-from topics.storage.snapshot import TailRef
 
-KnownTails = dict[int, tuple[TailRef, Look]]  # by topic id: the tails of the last snapshot, and how they looked
+# A garbage collection goes through every young list and dict in one go, so none of them has an entry for each topic.
+TOPICS_A_LIST = 256
 
 
 class Capture:
-    """The topics of one snapshot. `topics` is complete once all steps have run."""
+    """The topics of snapshot `number`. It is complete once all steps have run."""
 
-    def __init__(self, state: State, known_tails: KnownTails) -> None:
-        self.topics: list[Captured] = []  # in the order of `State.by_id`
+    def __init__(self, state: State, number: int) -> None:
         self.rises: list[tuple[Topic, int]] = []  # topics that wait for this snapshot, see `Topic.needs_snapshot`
         self._state = state
-        self._known_tails = known_tails
-        self._all = list(state.by_id.values())
-        self._left = dict(state.by_id)
+        self._number = number
+        self._ids = array("Q", state.by_id)
+        self._next_topic_id = state.next_topic_id
         self._early: dict[int, Captured] = {}
+        self._lists: list[list[Captured]] = []
+
+    def __iter__(self) -> Iterator[Captured]:
+        """Yield the captured topics in the order of `State.by_id`."""
+        for some in self._lists:
+            yield from some
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lists))
+
+    def drain(self) -> Iterator[Captured]:
+        """Yield the captured topics and forget them, one at a time: to free them all at once would take long."""
+        # Bound: the captured topics. Each round forgets one.
+        while self._lists:
+            if self._lists[-1]:
+                yield self._lists[-1].pop()
+            else:
+                self._lists.pop()
 
     def linked(self, topics: Iterable[Topic]) -> None:
         """Capture topics that only make sense together."""
@@ -42,19 +60,20 @@ class Capture:
 
     def before_change(self, topic: Topic) -> None:
         """Capture the topic now, unless it was captured before or is younger than the snapshot."""
-        if self._left.pop(topic.topic_id, None) is not None:
+        if topic.captured_in != self._number and topic.topic_id < self._next_topic_id:
             self._early[topic.topic_id] = self._capture(topic)
 
     def steps(self) -> Steps[None]:
         """Capture every topic that is left, one topic per step of about 10 µs."""
-        for topic in self._all:
-            if self._left.pop(topic.topic_id, None) is None:
-                self.topics.append(self._early.pop(topic.topic_id))
-            else:
-                self.topics.append(self._capture(topic))
+        for at, topic_id in enumerate(self._ids):
+            if not at % TOPICS_A_LIST:
+                self._lists.append([])
+            captured = self._early.pop(topic_id, None)
+            self._lists[-1].append(self._capture(self._state.by_id[topic_id]) if captured is None else captured)
             yield None
 
     def _capture(self, topic: Topic) -> Captured:
+        topic.captured_in = self._number
         if topic.needs_snapshot:
             self.rises.append((topic, topic.needs_snapshot))
-        return snapshot_parts.capture(self._state, topic, self._known_tails.get(topic.topic_id))
+        return snapshot_parts.capture(self._state, topic)

@@ -235,11 +235,11 @@ def restore_topic(
         sealed.append(segment)
     tail: MemorySegment | None = None
     failed: Exception | None = None
+    harmless: list[str] = []
     if found.tail is not None:
         path = datadir.tails_path(found.tail.tails)
         try:
             data = tails.read(found.tail)
-            harmless: list[str] = []
             tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
             for what in harmless:
                 damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
@@ -250,6 +250,8 @@ def restore_topic(
     topic = snapshot_parts.restore(state, found, sealed=sealed, tail=tail)
     if failed is not None and found.tail is not None:
         _lose_tail(topic, found, found.tail)
+    elif found.tail is not None and not harmless:
+        topic.saved_tail = found.tail, snapshot_parts.look(topic.open)  # the next snapshot need not write it again
     return topic
 
 
@@ -336,6 +338,7 @@ def _begin_new_lives(state: State, restored_ms: int) -> None:
     for topic in state.by_name.values():
         state.last_epoch = max(restored_ms, state.last_epoch + 1)
         topic.begin_epoch(state.last_epoch)
+        topic.saved_tail = None  # its file has the old epoch
 
 
 def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, restored: bool) -> None:

@@ -10,13 +10,13 @@ it needs. Marks of deleted records are written into segment files after the snap
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from topics import logs
 from topics.clock import Clock
 from topics.engine.durable import files, recovery
-from topics.engine.durable.capture import Capture, KnownTails
+from topics.engine.durable.capture import Capture
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.state import snapshot_parts
 from topics.engine.state.snapshot_parts import Captured, Frozen
@@ -51,7 +51,7 @@ def run_inline(steps: Steps[None], done: Done) -> None:
         done(None)
 
 
-def _tails(number: int, topics: list[Captured]) -> Iterator[bytes]:
+def _tails(number: int, topics: Iterable[Captured]) -> Iterator[bytes]:
     """Yield the parts of tails file `number`, and note in each topic where its part is."""
     at = 0
     for one in topics:
@@ -91,7 +91,6 @@ class Store:
         self._savers: list[tuple[Topic, Done]] = []  # wait for a snapshot with the topic in it
         self._jobs = 0  # given to the worker and not reported back
         self._waiting: list[Callable[[], None]] = []
-        self._tails: KnownTails = {}  # of the last snapshot
         self._topic_dirs: set[int] = set()  # those whose names are durable
         self._backlog: Backlog | None = None
         state.rolled = self._seal
@@ -183,7 +182,7 @@ class Store:
         self._snapshotting = True
         if clean:
             snapshot_parts.end_ephemeral(self.state)
-        capture = Capture(self.state, self._tails)
+        capture = Capture(self.state, number)
         if self.state.routers is not None:
             capture.linked(self.state.routers.linked())
         head = snap.Snapshot(
@@ -217,17 +216,17 @@ class Store:
         pending: dict[int, dict[int, bytes]] = {}  # marks that segment files lack, by topic id and first seq
 
         def work() -> None:
-            number, topics = head.wal_number, capture.topics
-            for one in topics:
+            number = head.wal_number
+            for one in capture:
                 for frozen, at in one.sealing:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
                     one.snapshot.segments[at].footer = list(footer)
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
-            files.write(self.dir, self.dir.tails_path(number), _tails(number, topics))
+            files.write(self.dir, self.dir.tails_path(number), _tails(number, capture))
             self.wal.ledger.write(notes)
-            parts = snap.encode_parts(head, (one.snapshot for one in topics), len(topics))
+            parts = snap.encode_parts(head, (one.snapshot for one in capture), len(capture))
             files.write(self.dir, self.dir.snapshot_path(number), parts)
-            self._note_written(topics, tails, pending)
+            self._note_written(capture, tails, pending)
 
         def written(error: Exception | None) -> None:
             # Also when the rest failed: a snapshot whose sync failed may be there all the same, and a file that it
@@ -254,25 +253,19 @@ class Store:
         done(error)
         self._end_saving(error)
 
-    def _note_written(self, topics: list[Captured], tails: set[int], pending: dict[int, dict[int, bytes]]) -> None:
-        """Note what has to be known of a snapshot that was written. Empties `topics`, one at a time.
+    def _note_written(self, capture: Capture, tails: set[int], pending: dict[int, dict[int, bytes]]) -> None:
+        """Note what has to be known of a snapshot that was written, and free the rest.
 
-        Runs on the worker: while a snapshot is written, no other code uses `_tails`. A hundred thousand topics that
-        are freed in one go would keep the interpreter from all other threads.
+        Runs on the worker. Until the snapshot is complete, no other code uses the tails that are noted here.
         """
-        known: set[int] = set()
-        # Bound: the topics of the snapshot.
-        while topics:
-            one = topics.pop()
+        for one in capture.drain():
             topic_id, tail = one.snapshot.topic_id, one.snapshot.tail
             if tail is not None:
-                self._tails[topic_id] = tail, one.looks
-                known.add(topic_id)
                 tails.add(tail.tails)
+            if (topic := self.state.by_id.get(topic_id)) is not None:
+                topic.saved_tail = None if tail is None else (tail, one.looks)
             if marks := {ref.first: ref.pending for ref in one.snapshot.segments if ref.pending}:
                 pending[topic_id] = marks
-        for topic_id in self._tails.keys() - known:
-            del self._tails[topic_id]
 
     def _adopt_all(self, sealed: list[Sealed]) -> Steps[None]:
         for one in sealed:

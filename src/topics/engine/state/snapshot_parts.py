@@ -94,8 +94,11 @@ class Captured(msgspec.Struct, gc=False):
     looks: Look  # of the open segment: a tail that still looks like this need not be written again
 
 
-def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | None) -> Captured:
-    """Return everything about the topic now. `known_tail` is the tail of the last snapshot and how it looked then."""
+SavedTail = tuple[snap.TailRef, Look]  # where the tail of a topic is, and how its open segment looked then
+
+
+def capture(state: State, topic: Topic) -> Captured:
+    """Return everything that a snapshot needs of the topic as it is now."""
     kept = topic.config.durability != "ephemeral"
     open_segment = topic.open
     if kept and (open_segment.count >= TAIL_MAX_EVENTS or len(open_segment.rendered) >= TAIL_MAX_BYTES):
@@ -112,8 +115,9 @@ def capture(state: State, topic: Topic, known_tail: tuple[snap.TailRef, Look] | 
             refs.append(snap.SegmentRef(segment.first, segment.count, segment.live, segment.live_bytes, []))
     tail, tail_ref = None, None
     if kept and open_segment.count:
-        if known_tail is not None and known_tail[1] == look(open_segment):
-            tail_ref = known_tail[0]
+        saved: SavedTail | None = topic.saved_tail
+        if saved is not None and saved[1] == look(open_segment):
+            tail_ref = saved[0]
         else:
             tail = freeze(open_segment, growing=True)
     snapshot = snap.TopicSnapshot(

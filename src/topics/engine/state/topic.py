@@ -55,6 +55,7 @@ class Topic:
     __slots__ = (
         "archived",
         "bytes",
+        "captured_in",
         "ceiling",
         "ceiling_staged",
         "ceiling_step",
@@ -84,6 +85,7 @@ class Topic:
         "next_seq",
         "pending",
         "queue",
+        "saved_tail",
         "segments",
         "staged_bytes",
         "staged_count",
@@ -137,6 +139,8 @@ class Topic:
         self.waits_since_ms: int | None = None  # since when something waits to be pushed to watchers
         # The number of a change that made the class promise more than the log has; 0 once a snapshot has the rest.
         self.needs_snapshot = 0
+        self.captured_in = 0  # number of the last snapshot that was taken of the topic
+        self.saved_tail: Any = None  # the tail in the last snapshot that was written, see `snapshot_parts.SavedTail`
         self.gone = False  # whether the topic was dropped
         self.links: Any = None  # the routers around the topic, see `routers.graph.Links`
         self.queue = Leases(self) if config.type == "queue" else None

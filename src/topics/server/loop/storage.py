@@ -15,7 +15,6 @@ from topics.engine.durable.store import Store
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.server.limits import machine
-from topics.server.loop.garbage import no_collection
 from topics.server.loop.slices import Slices
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
@@ -130,8 +129,7 @@ class Storage:
 
         began = clock.monotonic_ns()
         try:
-            with no_collection():
-                found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
+            found = await asyncio.to_thread(storage.store.recover, progress, defer_memory=True)
         except asyncio.CancelledError:
             cancelled = True  # ends the thread: the process cannot exit before it, and a replay may take long
             raise
