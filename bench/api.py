@@ -1,4 +1,4 @@
-"""The few control calls that a row makes on our server: one connection a call, errors raised."""
+"""The control calls of the rows to a topics server: one connection per call; errors raise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIMEOUT_S = 30
 
 
 class Api:
-    """Our server's HTTP interface on one loopback port."""
+    """The HTTP interface of a topics server on one loopback port."""
 
     def __init__(self, port: int, key: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self.port = port
@@ -52,7 +52,7 @@ class Api:
         return self.call("POST", f"/v0/topics/{topic}/diff", body)
 
     def diff_size(self, topic: str, **body: Any) -> int:
-        """Bytes of a diff's answer: the size of the body that the floor has to send for a fair comparison."""
+        """Return the size of a diff's answer, which the floor must send as well for a fair comparison."""
         status, answer = self.raw("POST", f"/v0/topics/{topic}/diff", body)
         if status != 200:
             raise RuntimeError(f"diff of {topic} answered {status}")

@@ -1,4 +1,4 @@
-"""How long an archive takes, and what memory: N records to a lake, then the lake read back by DuckDB and pyarrow.
+"""Time and memory of an archive: N records to a lake, which DuckDB and pyarrow then read back.
 
 python bench/archive.py                     10 million records
 python bench/archive.py --records 200000    a quick look
@@ -30,7 +30,7 @@ from topics.client import Client
 
 BATCH = 10_000
 SAMPLE_S = 0.5
-TELL_S = 5.0
+SHOW_EVERY_S = 5.0
 MIB = 1 << 20
 MODULUS = 9973
 TOPICS = [sys.executable, "-m", "topics"]
@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
 
 @contextmanager
 def server(directory: Path) -> Iterator[tuple[str, int]]:
-    """URL and process id."""
+    """Start a server. Yield its URL and process id."""
     port_file = directory / "port"
     env = os.environ | {"TOPICS_DATA_DIR": str(directory / "data"), "TOPICS_PORT_FILE": str(port_file)}
     with (directory / "server.log").open("wb") as log:
@@ -64,26 +64,26 @@ def server(directory: Path) -> Iterator[tuple[str, int]]:
 
 
 class Ticker:
-    """A line on standard error every few seconds, so that a long run is seen to move."""
+    """Prints a line on standard error every few seconds, to show progress of a long run."""
 
     def __init__(self) -> None:
         self._began = self._told = time.perf_counter()
 
-    def tell(self, text: str, *, now: bool = False) -> None:
+    def show(self, text: str, *, now: bool = False) -> None:
         at = time.perf_counter()
-        if now or at - self._told >= TELL_S:
+        if now or at - self._told >= SHOW_EVERY_S:
             self._told = at
             print(f"  … {at - self._began:5.0f} s  {text}", file=sys.stderr, flush=True)
 
 
 def fill(url: str, topics: list[str], count: int, *, first: int = 0) -> float:
-    """Writes records of about 100 bytes; seconds."""
+    """Write records of about 100 bytes. Return the elapsed seconds."""
     began, ticker = time.perf_counter(), Ticker()
     with Client(url) as client:
         for at in range(first, first + count, BATCH):
             batch = [record(n) for n in range(at, min(at + BATCH, first + count))]
             client.append(topics[at // BATCH % len(topics)], batch)
-            ticker.tell(f"{at + len(batch) - first:,} of {count:,} records written")
+            ticker.show(f"{at + len(batch) - first:,} of {count:,} records written")
     return time.perf_counter() - began
 
 
@@ -93,7 +93,7 @@ def record(n: int) -> dict[str, Any]:
 
 
 class Memory:
-    """The highest sum of what these processes, and all below them, hold at one moment."""
+    """The peak of the summed memory of these processes and their descendants."""
 
     def __init__(self, pids: dict[str, int], progress: Callable[[], str]) -> None:
         self._pids, self._progress = pids, progress
@@ -113,7 +113,7 @@ class Memory:
         ticker = Ticker()
         while not self._stop.wait(SAMPLE_S):
             held = ", ".join(f"{name} {peak / MIB:,.0f} MiB" for name, peak in self.peak_bytes.items())
-            ticker.tell(f"{self._progress()}; at most {held}")
+            ticker.show(f"{self._progress()}; at most {held}")
             parents = _parents()
             for name, pid in self._pids.items():
                 tree = _below(parents, pid)
@@ -166,7 +166,7 @@ def _command(pid: int) -> str:
 
 
 def archive(url: str, server_pid: int, lake: Path, master: str, topics: list[str], expected: int) -> None:
-    """One run, as a command; prints what it took."""
+    """Run the archive as a command, and print time and memory."""
     command = [*TOPICS, "pipeline", "archive", "--url", url, "--prefix", "bench", "--lake", str(lake)]
     began = time.perf_counter()
     errors = lake.parent / "archive.log"
@@ -199,7 +199,7 @@ def _archived(url: str, topics: list[str]) -> str:
 
 
 class Sums(NamedTuple):
-    """What a reader of the lake must find."""
+    """The records that a reader of the lake must find."""
 
     records: int
     seqs: int
@@ -210,7 +210,7 @@ class Sums(NamedTuple):
 
 
 def written(url: str, topics: list[str], count: int) -> Sums:
-    """By arithmetic and by the server's heads, not by reading anything back."""
+    """Compute the expected records from the heads of the server, without reading records."""
     with Client(url) as client:
         heads = [client.topic(topic).head_seq for topic in topics]
     return Sums(sum(heads), sum(head * (head + 1) // 2 for head in heads), sum(n % MODULUS for n in range(count)))

@@ -56,7 +56,7 @@ Shape = Box | Line | Text
 
 
 def write(results: list[Result], target: Path) -> list[Path]:
-    """Draws what there is to draw; gives the files written."""
+    """Draw the charts. Return the files written."""
     judged = [
         (result.row.id, ask, reading)
         for result in results
@@ -135,7 +135,7 @@ def _svg_shape(shape: Shape) -> str:
 
 
 def write_png(shapes: list[Shape], height: int, path: Path) -> bool:
-    """The same shapes through matplotlib; False where it is not installed."""
+    """Draw the same shapes with matplotlib. Return False if it is not installed."""
     try:
         agg: Any = importlib.import_module("matplotlib.backends.backend_agg")
         figures: Any = importlib.import_module("matplotlib.figure")

@@ -1,8 +1,8 @@
-"""Many subscribers of one thing on one thread: our event streams, or Redis's channels, read as bytes and counted.
+"""Many subscribers on one thread: event streams of topics, or channels of Redis, read as bytes and counted.
 
-A subscriber that parsed what it gets would be what is measured. When a record arrived is told by the kernel: it stamps
-a segment as it enters the socket: many subscribers share one thread here, and the last of them would else be charged
-for the time it takes to read all the others.
+Subscribers do not parse, because their parsing would dominate the measurement. The arrival time is the kernel's time
+stamp of a segment in the socket: many subscribers share one thread, and a time taken by the thread would include the
+reads of all earlier subscribers.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ SAMPLED = 50
 
 
 @dataclass
-class Heard:
-    """What all subscribers got: how many records, and when those that carry a time of writing arrived."""
+class Received:
+    """The received records of all subscribers: their number, and the arrival times of those with a write time."""
 
     records: int = 0
     latencies_ms: list[float] = field(default_factory=list)
 
 
 class Subscribers:
-    """Open connections in one poll set. `mark` is what every record on the wire has exactly once."""
+    """Open connections in one poll set. `mark` occurs exactly once in every record on the wire."""
 
     def __init__(self, links: list[socket.socket], mark: bytes) -> None:
         self.links = {link.fileno(): link for link in links}
@@ -48,27 +48,27 @@ class Subscribers:
         for number in self.links:
             self._poll.register(number, select.EPOLLIN)
 
-    def read(self, heard: Heard, *, wait_s: float) -> bool:
-        """One look at everybody; whether there was anything."""
+    def read(self, received: Received, *, wait_s: float) -> bool:
+        """Read from every connection that has data. Return whether there was any."""
         ready = self._poll.poll(wait_s)
         keep = len(self._mark) - 1
         for number, _ in ready:
             data = self.links[number].recv(READ_BYTES)
             if not data:
                 raise RuntimeError("a subscriber was cut off")
-            heard.records += (self._cut[number] + data).count(self._mark)
+            received.records += (self._cut[number] + data).count(self._mark)
             self._cut[number] = data[-keep:]
         return bool(ready)
 
-    def read_stamped(self, heard: Heard, *, wait_s: float) -> None:
-        """The same for records that say when they were written: `"at":<ns>`. One write is one read here."""
+    def read_stamped(self, received: Received, *, wait_s: float) -> None:
+        """The same for records with their write time, `"at":<ns>`. Here one write is one read."""
         for number, _ in self._poll.poll(wait_s):
             data, ancillary, _, _ = self.links[number].recvmsg(READ_BYTES, 64)
             arrived_ns = _stamp(ancillary)
             for piece in data.split(b'"at":')[1:]:
                 written_ns = int(piece[: piece.index(b"}")])
-                heard.records += 1
-                heard.latencies_ms.append((arrived_ns - written_ns) / 1e6)
+                received.records += 1
+                received.latencies_ms.append((arrived_ns - written_ns) / 1e6)
 
     def ready(self, wait_s: float) -> bool:
         return bool(self._poll.poll(wait_s))
@@ -88,7 +88,7 @@ def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
 
 
 def watch(port: int, topic: str, count: int) -> Subscribers:
-    """Event streams on sessions of their own, all of them caught up."""
+    """Open event streams, each with its own session, and wait until all have caught up."""
     return Subscribers(_open_streams(port, topic, count), RECORD)
 
 
@@ -106,7 +106,7 @@ def _open_streams(port: int, topic: str, count: int) -> list[socket.socket]:
 
 
 def subscribe(port: int, count: int) -> Subscribers:
-    """Subscribers of Redis, which would cut off those that fall behind if it were not told to wait for them."""
+    """Open Redis subscribers, with output limits disabled: Redis would disconnect slow subscribers."""
     resp.ask(port, b"CONFIG", b"SET", b"client-output-buffer-limit", b"pubsub 0 0 0")
     links = []
     for _ in range(count):
@@ -140,7 +140,7 @@ def publish_request() -> bytes:
 
 
 class Writer:
-    """One connection that keeps `depth` writes on their way. `answer` is what every answer has exactly once."""
+    """One connection that keeps `depth` writes in flight. `answer` occurs exactly once in every answer."""
 
     def __init__(self, port: int, request: bytes, answer: bytes, *, depth: int) -> None:
         self._link = resp.connect(port)
@@ -152,7 +152,7 @@ class Writer:
         self.sent = 0
 
     def step(self) -> None:
-        """Takes the answers that are there, and fills up what they leave room for."""
+        """Read the available answers, and send as many new writes."""
         try:
             data = self._link.recv(READ_BYTES) if self._due else b""
             self._due -= data.count(self._answer)
@@ -171,7 +171,7 @@ class Writer:
 
 
 class Flood:
-    """One writer that writes as fast as it goes, and everybody who hears it. `open` is not part of a round."""
+    """One writer at full speed, and all of its subscribers. `open` is not part of a round."""
 
     def __init__(self, subscribers: Callable[[], Subscribers], writer: Callable[[], Writer], seconds: float) -> None:
         self._subscribe = subscribers
@@ -183,26 +183,26 @@ class Flood:
         self._open = self._subscribe()
 
     def run(self) -> float:
-        """Records delivered a second; nobody may miss one."""
+        """Return the records delivered per second. Raise if a subscriber misses one."""
         assert self._open is not None
-        subscribers, writing, heard = self._open, self._writer(), Heard()
+        subscribers, writing, received = self._open, self._writer(), Received()
         started = time.perf_counter()
         while time.perf_counter() - started < self._seconds:
             writing.step()
-            subscribers.read(heard, wait_s=0)
+            subscribers.read(received, wait_s=0)
         writing.finish()
         wanted = writing.sent * len(subscribers.links)
-        while heard.records < wanted and subscribers.read(heard, wait_s=SILENCE_S):
+        while received.records < wanted and subscribers.read(received, wait_s=SILENCE_S):
             pass
         elapsed = time.perf_counter() - started
         subscribers.close()
-        if heard.records != wanted:
-            raise RuntimeError(f"{heard.records:,} records arrived of {wanted:,}")
-        return heard.records / elapsed
+        if received.records != wanted:
+            raise RuntimeError(f"{received.records:,} records arrived of {wanted:,}")
+        return received.records / elapsed
 
 
-def paced(port: int, topic: str, watchers: int, *, per_s: int, seconds: float) -> Heard:
-    """Appends at an even pace, and when each arrived at some of the watchers, picked evenly from all.
+def paced(port: int, topic: str, watchers: int, *, per_s: int, seconds: float) -> Received:
+    """Append at a steady rate, and measure the arrival at a sample of the watchers, picked evenly from all.
 
     The others are read at the end, for what they must have got: a thread that reads all of a thousand connections is
     itself too slow for the pace, and would hold up the writer.
@@ -213,23 +213,23 @@ def paced(port: int, topic: str, watchers: int, *, per_s: int, seconds: float) -
         Subscribers(links[::step], RECORD),
         Subscribers([link for at, link in enumerate(links) if at % step], RECORD),
     )
-    heard, rest = Heard(), Heard()
+    received, rest = Received(), Received()
     writes = int(per_s * seconds)
     with resp.connect(port) as link:
-        _write_paced(link, topic, writes, per_s, lambda wait_s: sampled.read_stamped(heard, wait_s=wait_s))
-    while heard.records < writes * len(sampled.links) and sampled.ready(SILENCE_S):
-        sampled.read_stamped(heard, wait_s=0)
+        _write_paced(link, topic, writes, per_s, lambda wait_s: sampled.read_stamped(received, wait_s=wait_s))
+    while received.records < writes * len(sampled.links) and sampled.ready(SILENCE_S):
+        sampled.read_stamped(received, wait_s=0)
     while rest.records < writes * len(others.links) and others.read(rest, wait_s=SILENCE_S):
         pass
     sampled.close()
     others.close()
-    if heard.records + rest.records != writes * watchers:
-        raise RuntimeError(f"{heard.records + rest.records:,} records arrived of {writes * watchers:,}")
-    return heard
+    if received.records + rest.records != writes * watchers:
+        raise RuntimeError(f"{received.records + rest.records:,} records arrived of {writes * watchers:,}")
+    return received
 
 
 def _write_paced(link: socket.socket, topic: str, writes: int, per_s: int, read: Callable[[float], None]) -> None:
-    """Reads all the time: what waits in a socket is merged there, and then bears the stamp of the last that came."""
+    """Read continuously: packets that wait in a socket are merged, and then have the time stamp of the last one."""
     path = f"/v0/topics/{topic}?return_seqs=false"
     begun = time.perf_counter()
     for number in range(writes):

@@ -1,4 +1,4 @@
-"""An HTTP client that sends an exact number of requests, pipelined: what wrk, which runs for a time, cannot do."""
+"""An HTTP client that sends an exact number of requests, pipelined; wrk can only run for a given time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httptools
 
 
 class _Link:
-    """One keep-alive connection with up to `window` requests on their way."""
+    """One keep-alive connection with up to `window` requests in flight."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -27,7 +27,7 @@ class _Link:
         self.answered += 1
 
     def receive(self) -> int:
-        """Answers that arrived."""
+        """The number of answers received."""
         before = self.answered
         data = self.socket.recv(1 << 18)
         if not data:
@@ -37,7 +37,7 @@ class _Link:
 
 
 def send_all(port: int, requests: Iterator[bytes], *, connections: int = 8, window: int = 4) -> float:
-    """Send every request, check that every answer is a success, and give the seconds it took."""
+    """Send every request, check that every answer is a success, and return the elapsed seconds."""
     links = [_Link(port) for _ in range(connections)]
     waiting = selectors.DefaultSelector()
     started, on_their_way = time.perf_counter(), 0

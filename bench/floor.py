@@ -1,4 +1,4 @@
-"""The bare floor: what uvloop + httptools + asyncio.Protocol do at best, with no engine behind them.
+"""The bare floor: the best rate of uvloop + httptools + asyncio.Protocol without an engine.
 
     python floor.py PORT BODY_BYTES [SPREAD_BYTES]
 
@@ -21,7 +21,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d
 
 
 class Connection(asyncio.Protocol):
-    """Parses requests and answers each with the same bytes."""
+    """Parses requests and sends the same bytes as every answer."""
 
     answer = b""
     head = b""

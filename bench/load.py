@@ -1,4 +1,4 @@
-"""Load generators: wrk against HTTP, redis-benchmark against Redis, and what they print."""
+"""Load generators: run wrk against HTTP and redis-benchmark against Redis, and parse their output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIME_UNIT_MS = {"us": 0.001, "ms": 1.0, "s": 1_000.0, "m": 60_000.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a generator saw: requests a second and two latencies."""
+    """The result of a generator: requests per second and two latencies."""
 
     per_s: float
     p50_ms: float
@@ -25,7 +25,7 @@ class Load:
 def wrk(
     port: int, script: str, path: str, *, connections: int, seconds: float, args: tuple[str, ...] = (), key: str = ""
 ) -> Load:
-    """One run of wrk with one thread. Any refused or broken request makes the figure worthless, so it raises."""
+    """Run wrk with one thread. Raise if a request fails, because the figure would be meaningless."""
     # wrk only takes whole seconds; a shorter round is a quick look and gets one second.
     command = ["wrk", "-t1", f"-c{connections}", f"-d{max(round(seconds), 1)}s", "--latency", "--timeout", "10s"]
     command += ["-s", str(HERE / "lua" / script)]
@@ -52,8 +52,8 @@ def _percentile(text: str, percent: int) -> float:
 
 
 class RedisBenchmark:
-    """redis-benchmark with one command. It runs for a count, not for a time: a short run, made once and before the
-    rounds, tells the count that takes about `seconds`."""
+    """Run redis-benchmark with one command. It runs for a count, not for a time: a short run before the rounds
+    finds the count that takes about `seconds`."""
 
     def __init__(
         self, port: int, *words: str, clients: int, seconds: float, pipeline: int = 1, random_below: int = 0
@@ -74,7 +74,7 @@ class RedisBenchmark:
 
 
 def parse_redis_benchmark(text: str) -> Load:
-    """The last line holds the name and seven figures; the name may contain quotes and commas, the figures do not."""
+    """Parse the last line: the name, which may contain quotes and commas, and seven figures."""
     columns = text.strip().splitlines()[-1].strip('"').rsplit('","', 7)
     if len(columns) != 8:
         raise RuntimeError(f"redis-benchmark printed no figures:\n{text[-400:]}")

@@ -1,4 +1,4 @@
-"""The records and request bodies of every row, in one place, so that all contenders carry the same bytes."""
+"""The records and request bodies of all rows, so that all contenders send the same bytes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def batch(count: int) -> bytes:
 
 
 def post(path: str, body: bytes) -> bytes:
-    """One whole request, ready for a socket."""
+    """Return one complete request as bytes."""
     head = "POST %s HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return (head % (path, len(body))).encode() + body
 
 
 def appends(topic: str, total: int, *, per_request: int) -> Iterator[bytes]:
-    """Requests that append exactly `total` equal records."""
+    """Yield requests that append exactly `total` equal records."""
     path = f"/v0/topics/{topic}?return_seqs=false"
     full = post(path, batch(per_request))
     for _ in range(total // per_request):
@@ -35,7 +35,7 @@ def appends(topic: str, total: int, *, per_request: int) -> Iterator[bytes]:
 
 
 def tagged_appends(topic: str, total: int, *, per_request: int, distinct: bool) -> Iterator[bytes]:
-    """Requests whose records carry a tag each (`distinct`), or DROP_TAG on one in a hundred and TAG on the others."""
+    """Yield requests whose records have distinct tags (`distinct`), or DROP_TAG on 1 % and TAG on the rest."""
     path = f"/v0/topics/{topic}?return_seqs=false"
     for start in range(0, total, per_request):
         numbers = range(start, min(start + per_request, total))

@@ -1,4 +1,4 @@
-"""Servers under test: ours, Redis and the floor. Each runs on a free loopback port and is ended by its own pid."""
+"""Servers under test: topics, Redis and the floor. Each runs on a free loopback port and is ended by its pid."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from plan import HERE, Plan
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 POLL_S = 0.002
-SETTLE_LIMIT_S = 5.0
-SETTLED_FOR_S = 0.05
+IDLE_LIMIT_S = 5.0
+IDLE_FOR_S = 0.05
 IDLE_SHARE = 0.05
 LOG_TAIL = 500
 
@@ -39,13 +39,13 @@ class Server:
         return self.process.pid
 
     def kill(self) -> None:
-        """SIGKILL: the process gets no chance to tidy up."""
+        """End the process with SIGKILL, without a clean stop."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(STOP_LIMIT_S)
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL if that is not heard in time."""
+        """End the process with SIGTERM, and with SIGKILL if it does not end in time."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -53,13 +53,13 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def settle(self) -> None:
-        """Returns when the process has next to nothing left to do, or has had long enough for it."""
-        until = time.perf_counter() + SETTLE_LIMIT_S
+    def wait_until_idle(self) -> None:
+        """Wait until the process is nearly idle, or until the time limit."""
+        until = time.perf_counter() + IDLE_LIMIT_S
         while time.perf_counter() < until:
             before = cpu_s(self.pid)
-            time.sleep(SETTLED_FOR_S)
-            if cpu_s(self.pid) - before < SETTLED_FOR_S * IDLE_SHARE:
+            time.sleep(IDLE_FOR_S)
+            if cpu_s(self.pid) - before < IDLE_FOR_S * IDLE_SHARE:
                 return
 
     def tail(self) -> str:
@@ -67,7 +67,7 @@ class Server:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time that a process has used so far: to the nanosecond where the kernel counts it, else in ticks."""
+    """Return the processor time of a process: in nanoseconds if the kernel counts them, else in ticks."""
     try:
         used_ns = sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     except OSError:
@@ -79,7 +79,7 @@ def cpu_s(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> tuple[int, int]:
-    """Resident memory of a process, and the part of it that is not backed by a file."""
+    """Return the resident memory of a process, and the part that is not backed by a file."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     sizes_kib = {parts[0]: int(parts[1]) for parts in (line.split() for line in rollup[1:])}
     return sizes_kib["Rss:"] * 1024, sizes_kib["Anonymous:"] * 1024
@@ -99,7 +99,7 @@ def _spawn(plan: Plan, command: list[str], log: Path, env: dict[str, str] | None
 
 
 def _wait_until(server: Server, ready: Callable[[], bool], started: float) -> None:
-    """Polls until the server is ready; a server that does not get there is not left behind."""
+    """Poll until the server is ready. If it does not become ready, end it and raise."""
     try:
         while not ready():
             if server.process.poll() is not None:
@@ -114,7 +114,7 @@ def _wait_until(server: Server, ready: Callable[[], bool], started: float) -> No
 
 
 def start_topics(plan: Plan, data_dir: Path | None, **settings: str) -> Server:
-    """Our server, ready to serve. Without a data directory it keeps everything in memory."""
+    """Start a topics server and wait until it is ready. Without a data directory it keeps everything in memory."""
     port_file = plan.work_dir / f"port-{free_port()}"
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     env |= {"TOPICS_PORT_FILE": str(port_file), **settings}
@@ -134,8 +134,8 @@ def start_topics(plan: Plan, data_dir: Path | None, **settings: str) -> Server:
 
 
 def start_redis(plan: Plan, data_dir: Path, *, appendfsync: str | None) -> Server:
-    """Redis with an append-only file, or without any when `appendfsync` is None. It never rewrites the file: that
-    would cost it time in the middle of a round."""
+    """Start Redis with an append-only file, or without one if `appendfsync` is None. Rewrites of the file are disabled,
+    because one would cost time during a round."""
     port = free_port()
     log = ["--appendonly", "yes", "--appendfsync", appendfsync] if appendfsync else ["--appendonly", "no"]
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(data_dir), "--save", ""]
@@ -159,7 +159,7 @@ def start_floor(plan: Plan, body_bytes: int, spread_bytes: int = 0) -> Server:
 
 @contextmanager
 def running(server: Server) -> Iterator[Server]:
-    """Ends the process at the end of the block, however the block ends; an error takes the log's end along."""
+    """End the process at the end of the block. An exception gets the end of the process's log."""
     try:
         yield server
     except Exception as problem:

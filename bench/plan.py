@@ -1,4 +1,4 @@
-"""The scale of a run and the machine it runs on: read once, handed to every row."""
+"""The scale of a run and the machine that it runs on. Every row gets both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INSTALL_HINT = "apt-get install wrk redis-server"
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """How much work a row does. Ratios are what counts, so a round is short and there are several of them."""
+    """The amount of work of a row. Only ratios count, so rounds are short and there are several."""
 
     rounds: int = 3
     round_s: float = 2.0
@@ -29,7 +29,7 @@ QUICK = Scale(rounds=1, round_s=0.5, records=50_000, topics=1_000, growth=(10_00
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What every row needs: the scale, where files may go, how our server is started, and who runs on which core."""
+    """The environment of every row: the scale, the working directory, the server command, and the cores."""
 
     scale: Scale
     work_dir: Path
@@ -38,7 +38,7 @@ class Plan:
     load_core: int | None
 
     def pin_server(self, command: list[str]) -> list[str]:
-        """The command under `taskset`, which replaces itself: the pid stays the server's own."""
+        """Return the command under `taskset`, which execs the command, so that the pid stays the same."""
         if self.server_core is None:
             return command
         return ["taskset", "-c", str(self.server_core), *command]
@@ -51,7 +51,7 @@ class Plan:
 
 
 def choose_cores() -> tuple[int | None, int | None]:
-    """A core for the servers and another for the load, so that neither steals the other's time, where there are two."""
+    """Return one core for the servers and another for the load, if there are two."""
     if shutil.which("taskset") is None or not hasattr(os, "sched_getaffinity"):
         return None, None
     cores = sorted(os.sched_getaffinity(0))

@@ -30,7 +30,7 @@ class Result:
     error: str = ""
 
     def answers(self) -> list[tuple[Ask, Reading]]:
-        """Every ask with its reading, in the order of the declaration."""
+        """Return every ask with its reading, in the order of declaration."""
         by_key = {reading.key: reading for reading in self.outcome.readings}
         blank = "the row failed" if self.error else ""
         return [(ask, by_key.get(ask.key, Reading(key=ask.key, value=None, note=blank))) for ask in self.row.asks]
@@ -51,7 +51,7 @@ def verdict(ask: Ask, reading: Reading) -> str:
 
 
 def _disagree(bar: Limit, value: float, per_cpu_s: float) -> bool:
-    """True when the bar holds by the clock and not by processor time, or the other way round.
+    """Return whether the bar holds by the clock but not by processor time, or the other way round.
 
     Of two servers that are both held up, the slower one gets the larger share of what is left: a crowd makes ratios
     better than they are.
@@ -60,7 +60,7 @@ def _disagree(bar: Limit, value: float, per_cpu_s: float) -> bool:
 
 
 def exit_code(results: list[Result], *, strict: bool) -> int:
-    """A broken row fails the run; a missed bar does only when asked to, because a noisy machine can miss one."""
+    """Return the exit status: a broken row fails the run, a missed bar only with `strict`."""
     if any(result.error for result in results):
         return 1
     verdicts = (verdict(ask, reading) for result in results for ask, reading in result.answers())
@@ -103,7 +103,7 @@ def write(results: list[Result], target: Path, *, pictures: list[Path], machine:
 
 
 def describe_machine(work_dir: Path) -> dict[str, str]:
-    """What the figures depend on."""
+    """Return the description of machine, versions and settings that the figures depend on."""
     cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "?")
     cores = sum(line.startswith("processor") for line in _lines("/proc/cpuinfo"))
     return {

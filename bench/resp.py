@@ -1,4 +1,4 @@
-"""Redis's protocol, as much of it as the rows need: filling a stream, asking its size, reading ranges unparsed."""
+"""The part of the Redis protocol that the rows need: fill a stream, get its size, read ranges unparsed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def connect(port: int) -> socket.socket:
 
 
 def ask(port: int, *words: bytes) -> bytes:
-    """The first line of the answer, without its type byte."""
+    """Return the first line of the answer, without its type byte."""
     with connect(port) as link:
         link.sendall(command(*words))
         line = link.makefile("rb").readline()
@@ -34,7 +34,7 @@ def ask(port: int, *words: bytes) -> bytes:
 
 
 def is_ready(port: int) -> bool:
-    """True once the server answers commands on data, which it refuses to do while it loads its log."""
+    """Return whether the server answers commands on data. It refuses them while it loads its log."""
     try:
         ask(port, b"XLEN", b"s")
     except (OSError, RuntimeError):
@@ -43,7 +43,7 @@ def is_ready(port: int) -> bool:
 
 
 def xadds(stream: bytes, total: int, *, explicit_ids: bool, distinct_tags: bool = False) -> Iterator[bytes]:
-    """`total` XADD commands. Explicit ids run 1-0, 2-0 … so that a random number is a valid cursor."""
+    """Yield `total` XADD commands with the ids 1-0, 2-0 …, so that a random number is a valid cursor."""
     for number in range(1, total + 1):
         entry = b"%d-0" % number if explicit_ids else b"*"
         tag = b"o-%08d" % number if distinct_tags else TAG
@@ -61,7 +61,7 @@ def fill(port: int, commands: Iterator[bytes]) -> None:
 
 
 def _read_lines(link: socket.socket, due: int, *, leave: int) -> int:
-    """Read until no more than `leave` lines are due; gives how many still are."""
+    """Read until at most `leave` lines are due. Return how many still are."""
     while due > leave:
         got = link.recv(1 << 16)
         if not got or b"-ERR" in got:
@@ -71,7 +71,7 @@ def _read_lines(link: socket.socket, due: int, *, leave: int) -> int:
 
 
 def read_ranges(port: int, *, last_id: int, clients: int, seconds: float) -> float:
-    """XRANGE COUNT 1000 a second when the client does not parse the answers.
+    """Return the XRANGE COUNT 1000 per second of a client that does not parse the answers.
 
     redis-benchmark builds an object for every field it receives and is itself near its limit at this answer size,
     while wrk only counts the bytes of an HTTP body. A PING after each XRANGE marks the end of the answer, so that

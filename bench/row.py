@@ -1,4 +1,4 @@
-"""What a row of the table is: its header, what it asks, and what a run answers.
+"""A row of the table: its header, its questions, and the answers of a run.
 
 A row is declared once, beside the function that measures it; the report, the picture and the exit code all read
 that declaration. A row asks one or more questions; each gets one figure and is held against its own bar and goal.
@@ -27,7 +27,7 @@ class Limit:
         return figure <= self.value if self.upper else figure >= self.value
 
     def headroom(self, figure: float) -> float:
-        """How many times better than the bound: 1 is exactly on it, below 1 misses it."""
+        """Return how many times better than the bound a value is: 1 meets it exactly, less than 1 misses it."""
         if self.upper:
             return self.value / figure if figure > 0 else 100.0
         return figure / self.value
@@ -46,7 +46,7 @@ def at_most(value: float) -> Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One question of a row. `bar` is what must hold now, `goal` where it should get; None is printed, never judged."""
+    """One question of a row. `bar` must hold now, `goal` is the aim; a bound of None is printed but not judged."""
 
     key: str
     unit: str = "×"
@@ -57,7 +57,7 @@ class Ask:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """What one contender did: every round, in the order they were run, and how busy its process was."""
+    """The results of one contender: every round in order, and the processor time of its process."""
 
     name: str
     unit: str
@@ -71,7 +71,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The answer to one ask. `value` is None when it could not be measured, and `note` then says why."""
+    """The answer to one question. `value` is None if it could not be measured; `note` then says why."""
 
     key: str
     value: float | None
@@ -82,7 +82,7 @@ class Reading:
 
 @dataclass
 class Outcome:
-    """All that one row measured."""
+    """All measurements of one row."""
 
     readings: list[Reading] = field(default_factory=list)
     sides: list[Side] = field(default_factory=list)

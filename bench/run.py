@@ -1,4 +1,4 @@
-"""Side by side with Redis and the bare floor: every figure is a ratio inside one run.
+"""Compare topics with Redis and the bare floor: every figure is a ratio inside one run.
 
 python bench/run.py                 the whole table
 python bench/run.py --only w4       one row (or several: --only w1,w4)
@@ -53,7 +53,7 @@ def choose_rows(only: str) -> list[Row]:
 
 @contextmanager
 def bounded(seconds: int) -> Iterator[None]:
-    """Raises in the middle of whatever runs once the time is up, so that no row can hang the table."""
+    """Raise in the running row when its time is up, so that no row can block the table."""
 
     def give_up(signum: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"the row took more than {seconds} s")
@@ -68,7 +68,7 @@ def bounded(seconds: int) -> Iterator[None]:
 
 
 def run_row(row: Row, plan: Plan) -> report.Result:
-    """Measures one row; a row that breaks is reported as such and the table goes on."""
+    """Measure one row. A row that raises is reported as broken, and the run continues."""
     started = time.perf_counter()
     if not installed(*row.needs):
         note = f"needs {', '.join(row.needs)}"

@@ -1,4 +1,4 @@
-"""Contenders take turns: one round each, then the next, so that a slow minute of the machine hits all of them."""
+"""Run contenders in turns, one round each, so that a slow minute of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from row import BUSY_ENOUGH, Reading, Side
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One side of a comparison. `run` does one round; `pid` is the server whose processor time is watched."""
+    """One side of a comparison. `run` runs one round; `pid` is the server whose processor time is measured."""
 
     name: str
     unit: str
@@ -32,7 +32,7 @@ class _Round:
 
 
 def take_turns(contenders: Sequence[Contender], *, rounds: int) -> list[Side]:
-    """Rounds of every contender in turn, summed up by their medians, in the contenders' order."""
+    """Run rounds of every contender in turn. Return their medians, in the order of the contenders."""
     done: dict[str, list[_Round]] = {contender.name: [] for contender in contenders}
     for _ in range(rounds):
         for contender in contenders:
@@ -69,7 +69,7 @@ def _sum_up(contender: Contender, rounds: list[_Round]) -> Side:
 
 
 def ratio(key: str, ours: Side, other: Side | None, note: str = "") -> Reading:
-    """Our median over theirs; a reading without a value when they are not here to compare with."""
+    """Return the ratio of our median to theirs; a reading without a value if the other contender is missing."""
     if other is None:
         return Reading(key=key, value=None, missing=True, note=note)
     per_cpu_s = ours.per_cpu_s / other.per_cpu_s if ours.per_cpu_s and other.per_cpu_s else None
@@ -79,8 +79,8 @@ def ratio(key: str, ours: Side, other: Side | None, note: str = "") -> Reading:
 
 
 def slowdown(key: str, base: Side, others: Sequence[Side]) -> Reading:
-    """How many times slower than `base` the slowest of the others is, each round compared with the one beside it: what
-    the machine did to one of them it did to both."""
+    """Return how many times slower than `base` the slowest contender is. Each round is compared with its neighbour,
+    because the load of the machine affects both."""
 
     def against_base(side: Side) -> float:
         return median(mine / theirs for mine, theirs in zip(base.rounds, side.rounds, strict=True))

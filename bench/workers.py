@@ -1,4 +1,4 @@
-"""Workers at a queue, all in one process: claim, ack what came, claim again, until nothing comes any more.
+"""Workers of a queue, all in one process: claim, ack the claimed jobs, and repeat until the queue is empty.
 
 The same loop drives our server and Redis, so that what the client costs is on both sides of the ratio. Only what a
 worker has to know of an answer is looked at: the seqs, and where it ends.
@@ -22,17 +22,17 @@ LINES_AN_ENTRY = 12  # *2, the id, *4, and two names with their values, each a b
 
 
 class Dialect(Protocol):
-    """How one server is asked for jobs and told that they are done."""
+    """The requests of one server to claim jobs and to ack them."""
 
     def claim(self) -> bytes: ...
 
     def claimed(self, answer: bytes) -> list[bytes] | None:
-        """The jobs in a whole answer; None while it is not whole."""
+        """Return the jobs in a complete answer, or None if it is incomplete."""
 
     def ack(self, jobs: list[bytes]) -> bytes: ...
 
     def acked(self, answer: bytes) -> bool:
-        """Whether the answer to an ack is whole; raises where it is not what it should be."""
+        """Return whether the answer to an ack is complete. Raise if it is not a success."""
 
 
 class Topics:
@@ -114,7 +114,7 @@ class _Worker:
         self.socket.sendall(self._dialect.claim())
 
     def receive(self) -> bool:
-        """Takes what arrived and goes on; False once there is nothing left to do."""
+        """Process the received bytes and send the next request. Return False if there is nothing left to do."""
         self._answer += self.socket.recv(1 << 18)
         if self._jobs:
             if self._dialect.acked(self._answer):
@@ -132,7 +132,7 @@ class _Worker:
 
 
 def work_off(port: int, dialect: Dialect, *, workers: int, jobs: int) -> float:
-    """Jobs a second until all of them are acked; raises if one is missing."""
+    """Return the jobs per second until all are acked. Raise if one is missing."""
     crew = [_Worker(port, dialect) for _ in range(workers)]
     waiting = selectors.DefaultSelector()
     started, busy = time.perf_counter(), len(crew)

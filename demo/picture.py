@@ -1,4 +1,4 @@
-"""The picture of the demo: how two topics lived, and where every seq is in the end. SVG, which needs nothing."""
+"""Draw the picture of the demo as SVG: two topics over time, and where every seq is at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, LEFT, RIGHT = 1160, 76, 236  # on the right of the charts stands what the audit found
+WIDTH, LEFT, RIGHT = 1160, 76, 236  # the findings of the audit are to the right of the charts
 PANEL, STRIP = 230, 18
 HEADER, BLOCK = 132, 408
 INK, FAINT, GRID, PAPER = "#1f2933", "#5d6975", "#e4e8ec", "#ffffff"
@@ -14,12 +14,12 @@ HEAD, ARCHIVED, LIVE, LAKE, LOST, WAIT = "#1f2933", "#12805c", "#3b7dd8", "#a9dc
 CELLS = 64
 
 Gap = tuple[int, int, str]
-Place = Callable[[float], float]
+Scale = Callable[[float], float]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A topic at one moment."""
+    """The state of a topic at one time."""
 
     at_s: float
     head: int
@@ -29,7 +29,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Step:
-    """How far a reader of topic and lake had come."""
+    """The position of a reader of topic and lake at one time."""
 
     at_s: float
     seq: int
@@ -37,10 +37,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Story:
-    """What became of one topic."""
+    """The history of one topic."""
 
     topic: str
-    rule: str  # what it does when it is full, in a few words
+    rule: str  # its behaviour when it is full, in a few words
     head: int
     live: list[int]
     healed: list[int]
@@ -59,14 +59,14 @@ class Story:
 
 
 def add_gap(gaps: list[Gap], first: int, last: int, reason: str) -> None:
-    """Puts another gap behind these; one that goes on where the last ended is the same loss, met in two steps."""
+    """Append a gap, or extend the last one if the two are adjacent."""
     if gaps and gaps[-1][1] + 1 == first and gaps[-1][2] == reason:
         first = gaps.pop()[0]
     gaps.append((first, last, reason))
 
 
 def strip(story: Story, *, colour: bool) -> str:
-    """The seqs from 1 to the head in one line of a terminal: live, in the lake, in a gap."""
+    """Return the seqs from 1 to the head as one terminal line: live, in the lake, or in a gap."""
     cells = []
     for at in range(CELLS):
         seq = 1 + at * story.head // CELLS
@@ -100,7 +100,7 @@ def _legend(y: float) -> Iterable[str]:
     x = float(LEFT)
     for colour, words in (
         (HEAD, "written"), (ARCHIVED, "archived up to here"), (LIVE, "in the topic"), (LAKE, "only in the lake"),
-        (LOST, "lost, and told"), (WAIT, "writer waits"),
+        (LOST, "lost, and reported"), (WAIT, "writer waits"),
     ):  # fmt: skip
         thin = colour in (HEAD, ARCHIVED)
         yield _box(x, y - (6 if thin else 10), 18, 3 if thin else 11, colour)
@@ -109,7 +109,7 @@ def _legend(y: float) -> Iterable[str]:
 
 
 def _panel(story: Story, top: float, end_s: float) -> Iterable[str]:
-    """Seqs over time: from below, what has left the topic, what is live, and up to where the lake has it."""
+    """Draw seqs over time: evicted, live, and the last archived seq."""
     samples = [*_thinned(story.samples), _last(story.samples, end_s)]
     bottom, wide = top + PANEL, WIDTH - LEFT - RIGHT
 
@@ -129,15 +129,15 @@ def _panel(story: Story, top: float, end_s: float) -> Iterable[str]:
     yield _area([*lower, (x(end_s), bottom), (x(0), bottom)], LAKE, 0.55)
     yield _area([*upper, *reversed(lower)], LIVE, 0.25)
     for first, last, _ in story.gaps:
-        gone = [(x(one.at_s), y(max(min(one.earliest - 1, last), first - 1))) for one in samples]
-        yield _area([*gone, (x(end_s), y(first - 1)), (gone[0][0], y(first - 1))], LOST, 0.8)
+        evicted = [(x(one.at_s), y(max(min(one.earliest - 1, last), first - 1))) for one in samples]
+        yield _area([*evicted, (x(end_s), y(first - 1)), (evicted[0][0], y(first - 1))], LOST, 0.8)
     yield _path([(x(one.at_s), y(one.archived)) for one in samples], ARCHIVED, 2.4)
     yield _path(upper, HEAD, 2)
     yield from _reader(story, x, y)
     yield from _notes(story, top, end_s, x, y)
 
 
-def _grid(head: int, end_s: float, top: float, x: Place, y: Place) -> Iterable[str]:
+def _grid(head: int, end_s: float, top: float, x: Scale, y: Scale) -> Iterable[str]:
     bottom = top + PANEL
     for step in range(5):
         seq = head * step / 4
@@ -150,16 +150,16 @@ def _grid(head: int, end_s: float, top: float, x: Place, y: Place) -> Iterable[s
         yield _text(x(mark), bottom + 18, f"{mark} s", size=12, anchor="middle", fill=FAINT)
 
 
-def _reader(story: Story, x: Place, y: Place) -> Iterable[str]:
-    """The reader's way through the history: dots, in the colour of where the record came from."""
+def _reader(story: Story, x: Scale, y: Scale) -> Iterable[str]:
+    """Draw the progress of the reader as dots, in the colour of the record's source."""
     yield _line(x(story.reading[0].at_s), y(story.head), x(story.reading[0].at_s), y(0), FAINT, dash="3 3")
     for step in story.reading[:: max(len(story.reading) // 40, 1)]:
         colour = LIVE if step.seq >= story.live_from else ARCHIVED
-        place = f'cx="{x(step.at_s):.1f}" cy="{y(step.seq):.1f}"'
-        yield f'<circle {place} r="3.2" fill="{colour}" stroke="{PAPER}" stroke-width="0.8"/>'
+        attributes = f'cx="{x(step.at_s):.1f}" cy="{y(step.seq):.1f}"'
+        yield f'<circle {attributes} r="3.2" fill="{colour}" stroke="{PAPER}" stroke-width="0.8"/>'
 
 
-def _notes(story: Story, top: float, end_s: float, x: Place, y: Place) -> Iterable[str]:
+def _notes(story: Story, top: float, end_s: float, x: Scale, y: Scale) -> Iterable[str]:
     begins = story.reading[0].at_s
     words = "a reader from seq 1, with the lake"
     if x(begins) > LEFT + 300:
@@ -178,14 +178,14 @@ def _notes(story: Story, top: float, end_s: float, x: Place, y: Place) -> Iterab
 
 
 def _audit(story: Story, top: float, unexplained: int) -> Iterable[str]:
-    """What the audit says of each seq, beside the chart."""
+    """Draw the result of the audit beside the chart."""
     x, width = WIDTH - RIGHT + 20.0, RIGHT - 40.0
     archived = story.head - len(story.live) - story.lost
     rows = [
         (LIVE, len(story.live), "live"), (LAKE, archived, "archived"), (LOST, story.lost, "in a recorded gap"),
     ]  # fmt: skip
-    place = f'x="{x}" y="{top}" width="{width}" height="{PANEL}"'
-    yield f'<rect {place} rx="6" fill="none" stroke="{GRID}" stroke-width="1.5"/>'
+    attributes = f'x="{x}" y="{top}" width="{width}" height="{PANEL}"'
+    yield f'<rect {attributes} rx="6" fill="none" stroke="{GRID}" stroke-width="1.5"/>'
     yield _text(x + 14, top + 28, "audit", size=15, weight=600)
     for number, (colour, count, words) in enumerate(rows):
         y = top + 64 + number * 42
@@ -198,7 +198,7 @@ def _audit(story: Story, top: float, unexplained: int) -> Iterable[str]:
 
 
 def _strips(story: Story, top: float) -> Iterable[str]:
-    """Where each seq is in the end: what the topic gives, and what topic and lake give together."""
+    """Draw where each seq is at the end: in the topic alone, and in topic and lake together."""
     full = WIDTH - LEFT - RIGHT
 
     def box(first: int, last: int, y: float, colour: str) -> str:
@@ -222,7 +222,7 @@ def _strips(story: Story, top: float) -> Iterable[str]:
 
 
 def _thinned(samples: list[Sample]) -> list[Sample]:
-    """At most some hundreds: a picture has no more columns."""
+    """Return at most a few hundred samples, because the picture has no more columns."""
     return samples[:: max(len(samples) // 600, 1)]
 
 
@@ -259,8 +259,8 @@ def _path(points: Iterable[tuple[float, float]], colour: str, width: float) -> s
 
 
 def _box(x: float, y: float, width: float, height: float, colour: str, *, opacity: float = 1.0) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}"'
-    return f'<rect {place} fill="{colour}" opacity="{opacity}"/>'
+    attributes = f'x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}"'
+    return f'<rect {attributes} fill="{colour}" opacity="{opacity}"/>'
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, *, dash: str = "") -> str:
@@ -271,5 +271,5 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str, *, dash: str 
 def _text(
     x: float, y: float, words: str, *, size: int = 13, anchor: str = "start", fill: str = INK, weight: int = 400
 ) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
-    return f'<text {place} fill="{fill}">{escape(words)}</text>'
+    attributes = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
+    return f'<text {attributes} fill="{fill}">{escape(words)}</text>'

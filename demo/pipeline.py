@@ -1,11 +1,11 @@
-"""`make demo-pipeline`: a lake takes over what topics cannot keep, and nothing goes missing in silence.
+"""`make demo-pipeline`: a lake keeps the records that topics evict, and no record is lost silently.
 
-Two small topics get far more than their caps hold while an archive runs beside them. `orders` rejects what it has no
-room for, and holds for the archive: its writer is told to wait, and no order is lost. `clicks` evicts whatever the
-archive thinks of it, and one burst is larger than its cap: what went before it was archived is a gap, told and written
-down. In the end a reader who asks for both sees one history, and an audit proves that every seq is accounted for.
+Two small topics get far more records than their caps hold, while an archive runs. `orders` rejects appends while it is
+full, and holds records for the archive: its writer has to wait, and no order is lost. `clicks` evicts its oldest
+records, and one burst is larger than its cap: records that are evicted before they are archived become a recorded gap.
+At the end a reader of topic and lake sees one history, and an audit proves that every seq is accounted for.
 
-Server, lake and checkpoint live in a temporary directory. The picture stays: demo-pipeline.svg, or what you name.
+Server and lake are in a temporary directory. The picture stays: demo-pipeline.svg, or the file that you name.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from topics.errors import Code, TopicsError
 RECORDS = 24_000  # to each topic
 BATCHES = 48  # in which they are written
 SAMPLE_S = 0.05
-READ_S = 1.5  # so long a reader takes for the history, to be seen in the picture
+READ_S = 1.5  # duration of a read of the history, so that it shows in the picture
 READ_STEPS = 60
 HOLD = {"archive": {"hold": True}}
 RULES = {
-    "orders": "rejects what it has no room for, and keeps what is not archived yet",
-    "clicks": "evicts the oldest whatever happens: a burst is larger than its cap",
+    "orders": "rejects appends while it is full, and keeps records until they are archived",
+    "clicks": "evicts its oldest records, even unarchived ones: a burst is larger than its cap",
 }
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a life of seconds is over before the optimizer is done
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a run of seconds ends before the optimizer pays off
 
 BOLD, DIM, GREEN, RED, PLAIN = (
     ("\x1b[1m", "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[0m") if sys.stdout.isatty() else [""] * 5
@@ -59,7 +59,7 @@ def step(number: int, text: str) -> None:
 
 @contextmanager
 def server(directory: Path) -> Iterator[str]:
-    """A server of its own; its address."""
+    """Start a server. Yield its URL, and stop it at the end."""
     port_file = directory / "port"
     env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     env |= {"TOPICS_DATA_DIR": str(directory / "data"), "TOPICS_PORT_FILE": str(port_file), "TOPICS_LOG_LEVEL": "error"}
@@ -78,7 +78,7 @@ def server(directory: Path) -> Iterator[str]:
 
 
 class Watcher:
-    """Looks at the topics many times a second, for the picture."""
+    """Samples the topics many times per second, for the picture."""
 
     def __init__(self, url: str, topics: list[str]) -> None:
         self._url, self._ended = url, threading.Event()
@@ -105,14 +105,14 @@ class Watcher:
 
 
 class Writer:
-    """Writes a topic full, in batches, and waits where it is told to."""
+    """Writes records to a topic in batches, and waits while the topic is full."""
 
     def __init__(
         self, client: Client, watcher: Watcher, errors: list[BaseException], topic: str, *, batch: int
     ) -> None:
         self._client, self._watcher, self._errors, self._topic = client, watcher, errors, topic
         self._batch = batch
-        self.written, self.refused = 1, 0  # the first is there already
+        self.written, self.refused = 1, 0  # the topic has the first record already
 
     def write(self, count: int, *, pause_s: float = 0.0) -> None:
         while count > 0 and not self._errors:
@@ -139,7 +139,7 @@ class Writer:
 
 
 def archived(client: Client, topic: str, errors: list[BaseException]) -> None:
-    """Waits until the lake has everything."""
+    """Wait until the lake has all records of the topic."""
     while not errors:
         state = client.topic(topic)
         if state.archived_seq == state.head_seq:
@@ -148,7 +148,7 @@ def archived(client: Client, topic: str, errors: list[BaseException]) -> None:
 
 
 def started() -> Any:
-    """A Spark session for all pipelines of this run: starting one takes longer than all of them."""
+    """Start a Spark session for all pipelines of this run, because the start takes longer than all of them."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from topics.spark import session
     from topics.spark.pipelines.run.job import SESSION
@@ -160,8 +160,8 @@ def started() -> Any:
         return session("demo", master="local[2]", config=config)
 
 
-def tell(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) -> bool:
-    """The whole story, with a fourth of the records as the cap of each topic; whether the audit found nothing."""
+def run_demo(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) -> bool:
+    """Run the demo, with a quarter of the records as the cap of each topic. Return whether the audit was ok."""
     from topics.cli.pipelines.audit import show
     from topics.spark.pipelines.archive.driver import archive
     from topics.spark.pipelines.audit.driver import audit
@@ -172,7 +172,8 @@ def tell(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) 
         client.put_topic("clicks", cap_records=cap, discard="old", **HOLD)
         for topic in topics:
             client.append(topic, [{"data": "the first"}])
-    archive(url=url, lake=lake, topics=topics, spark=spark)  # workers start once, which is not what is shown here
+    # Start the Spark workers now, so that their start is not in the picture.
+    archive(url=url, lake=lake, topics=topics, spark=spark)
     watcher = Watcher(url, topics)
     try:
         step(1, f"Two topics with room for {cap:,} records get {records:,} each; an archive follows them into a lake")
@@ -191,7 +192,7 @@ def tell(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) 
         watcher.end()
     stories = [reader.story() for reader in readers]
     for reader, story in zip(readers, stories, strict=True):
-        _tell_healed(reader, story)
+        _print_healed(reader, story)
 
     step(3, "An audit looks for every seq, and compares what both have")
     report = audit(url=url, lake=lake, topics=topics, spark=spark)
@@ -203,7 +204,7 @@ def tell(url: str, lake: str, spark: Any, out: Path, *, records: int = RECORDS) 
 
 @contextmanager
 def following(archive: Callable[[threading.Event], object]) -> Iterator[list[BaseException]]:
-    """An archive that runs beside, until it is stopped in the end; what it failed with, if it did."""
+    """Run an archive in a thread until the end of the block. Yield the list of its errors, and raise the first one."""
     stop, errors = threading.Event(), list[BaseException]()
 
     def follow() -> None:
@@ -224,7 +225,7 @@ def following(archive: Callable[[threading.Event], object]) -> Iterator[list[Bas
 
 
 def _write(url: str, watcher: Watcher, errors: list[BaseException], *, records: int, cap: int) -> None:
-    """Fills both topics: orders steadily, clicks in pieces that the archive keeps up with, but for one burst."""
+    """Fill both topics: orders steadily, clicks in parts that the archive keeps up with, except for one burst."""
     calm, burst, batch = cap // 2, cap * 3 // 2, records // BATCHES
     with Client(url) as one, Client(url) as two:
         orders = Writer(one, watcher, errors, "orders", batch=batch)
@@ -240,19 +241,19 @@ def _write(url: str, watcher: Watcher, errors: list[BaseException], *, records: 
         writing.join()
         for topic in RULES:
             archived(two, topic, errors)
-    say(f"   orders: {orders.written:,} written; {orders.refused} times its writer was told to wait for the archive")
+    say(f"   orders: {orders.written:,} written; {orders.refused} times its writer had to wait for the archive")
     say(
-        f"   clicks: {clicks.written:,} written; a burst of {burst:,} was more than the cap, so its oldest went at once"
+        f"   clicks: {clicks.written:,} written; a burst of {burst:,} was more than the cap, so old records were evicted"
     )
 
 
 class Reader:
-    """Reads the whole history of a topic with the lake, in a thread; and before that what the topic has by itself."""
+    """Reads a topic alone, and then its whole history with the lake, in a thread."""
 
     def __init__(self, url: str, lake: str, topic: str, watcher: Watcher) -> None:
         self._url, self._lake, self._topic, self._watcher = url, lake, topic, watcher
         self.live: list[int] = []
-        self.told: list[Tombstone] = []  # by the topic alone
+        self.tombstones: list[Tombstone] = []  # of the topic alone
         self.healed: list[int] = []
         self.gaps: list[picture.Gap] = []
         self.reading: list[Step] = []
@@ -268,7 +269,7 @@ class Reader:
             self._head = client.topic(self._topic).head_seq
             for item in client.read(self._topic):
                 if isinstance(item, Tombstone):
-                    self.told.append(item)
+                    self.tombstones.append(item)
                 else:
                     self.live.append(item.seq)
             every = max(self._head // READ_STEPS, 1)
@@ -290,10 +291,10 @@ class Reader:
         )  # fmt: skip
 
 
-def _tell_healed(reader: Reader, story: Story) -> None:
-    assert len(story.healed) + story.lost == story.head, "a seq is neither there nor told to be lost"
-    for told in reader.told:
-        say(f"   {story.topic} alone: a tombstone, seqs {told.gap_from:,} to {told.gap_to:,} are gone ({told.reason})")
+def _print_healed(reader: Reader, story: Story) -> None:
+    assert len(story.healed) + story.lost == story.head, "a seq is neither read nor reported as lost"
+    for gap in reader.tombstones:
+        say(f"   {story.topic} alone: a tombstone, seqs {gap.gap_from:,} to {gap.gap_to:,} are lost ({gap.reason})")
     say(
         f"   {story.topic}: {story.head:>7,} written   {len(story.live):>6,} live   {GREEN}{len(story.healed):>7,} "
         f"with the lake{PLAIN}   {RED if story.lost else DIM}{story.lost:>6,} in gaps{PLAIN}"
@@ -314,15 +315,15 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     args = parse()
     out: Path = args.out.resolve()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the server ends, too
-    warnings.simplefilter("ignore")  # of pyspark, about packages that it does not know yet
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the server is stopped as well
+    warnings.simplefilter("ignore")  # pyspark warns about newer packages
     directory = Path(tempfile.mkdtemp(prefix="topics-demo-"))
     began = time.monotonic()
     try:
         say(f"{DIM}starting a server and Spark{PLAIN}")
         spark = started()
         with server(directory) as url:
-            ok = tell(url, str(directory / "lake"), spark, out, records=args.records)
+            ok = run_demo(url, str(directory / "lake"), spark, out, records=args.records)
         spark.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)

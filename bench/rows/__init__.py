@@ -1,4 +1,4 @@
-"""The table: every row, in the order they are run and printed. A new row is a new file and one line here."""
+"""The table: every row, in the order of running and printing. A new row is a new file and one line here."""
 
 from row import Row
 from rows import append, cold, features, growth, live, memory, queue, read, recovery, routers, spark, topics

@@ -21,13 +21,13 @@ from plan import Plan, installed
 from row import Ask, Outcome, Reading, Row, at_least
 from turns import Contender, ratio, take_turns
 
-SETTLE_S = 0.2
+IDLE_S = 0.2
 XADD = ("XADD", "s", "*", "data", DATA.decode(), "tag", TAG.decode())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What tells the three rows apart."""
+    """The parameters that differ between the three rows."""
 
     durability: str
     appendfsync: str
@@ -64,12 +64,12 @@ def measure(plan: Plan, work: Work) -> Outcome:
 
 
 def _broken_promise(plan: Plan, server: Server, data_dir: Path, durability: str) -> str:
-    """What the server promised for these appends and did not do; empty when it kept its word. Ends the server."""
+    """End the server and return which promise about these appends was broken; an empty string if none was."""
     api = Api(server.port)
     answer = api.call("POST", "/v0/topics/t", {"records": [{"data": 1}]})
     if durability == "fsync" and not answer["performance"].get("fsync_ms"):
         return "an `fsync` append was answered without a sync"
-    time.sleep(SETTLE_S)  # requests that wrk abandoned at the end of its round are in by now
+    time.sleep(IDLE_S)  # requests that wrk abandoned at the end of its round are in by now
     promised = api.count("t")
     server.kill()
     with running(start_topics(plan, data_dir)) as again:
@@ -81,7 +81,7 @@ def _broken_promise(plan: Plan, server: Server, data_dir: Path, durability: str)
 def append_load(
     port: int, *, seconds: float, topic: str = "t", connections: int = 32, batch: int = 1, key: str = ""
 ) -> Load:
-    """One round of appends by wrk; the other rows that mean "w1" call this, too."""
+    """Run one round of appends by wrk. Other rows that compare with "w1" call this as well."""
     args = (str(batch),)
     return wrk(port, "append.lua", f"/v0/topics/{topic}", connections=connections, seconds=seconds, args=args, key=key)
 

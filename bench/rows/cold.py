@@ -1,4 +1,4 @@
-"""w18: a sparse scan of records that are in no cache, against reading the same files from one end to the other.
+"""w18: a sparse scan of records that are in no cache, against reading the same files sequentially.
 
 One record in a thousand has the tag that is asked for. Every round begins with a server that was just started, on files
 that were dropped from the page cache: neither columns nor data are in memory. The floor reads the same files with plain
@@ -23,19 +23,19 @@ from row import Ask, Outcome, Reading, Row, at_least
 from turns import Contender, ratio, take_turns
 
 TAGS = 1_000
-HOLES_MAX = 1_000_000
+DELETES_MAX = 1_000_000
 PIECE_BYTES = 1 << 20
 SCAN_TIMEOUT_S = 200
 
 
 class Subject:
-    """A data directory, and the server that was started on it last."""
+    """A data directory, and the last server started on it."""
 
     def __init__(self, plan: Plan, stack: ExitStack) -> None:
         self.plan = plan
         self.path = plan.fresh_dir("cold")
         self.records = plan.scale.growth[-1]
-        self.with_holes = min(self.records, HOLES_MAX)
+        self.with_deletes = min(self.records, DELETES_MAX)
         self.stack = stack
         self.server = self._start()
         self._fill()
@@ -47,14 +47,14 @@ class Subject:
     def _fill(self) -> None:
         rows = [b'{"data":%b,"tag":"c%d"}' % (DATA, number) for number in range(TAGS)]
         some = [b'{"data":%b,"tag":"%b"}' % (DATA, b"drop" if number % 100 else b"keep") for number in range(TAGS)]
-        for topic, batch, records in (("t", rows, self.records), ("holes", some, self.with_holes)):
+        for topic, batch, records in (("t", rows, self.records), ("holes", some, self.with_deletes)):
             Api(self.server.port).create(topic, durability="disk")
             request = post(f"/v0/topics/{topic}?return_seqs=false", b'{"records":[%b]}' % b",".join(batch))
             send_all(self.server.port, (request for _ in range(records // TAGS)))
         Api(self.server.port).call("POST", "/v0/topics/holes/delete", {"match": ["tag", "Eq", "drop"]})
 
     def restart(self) -> None:
-        """A server that knows nothing yet, and files that are not in the cache."""
+        """Start a new server, and drop its files from the page cache."""
         self.server.stop()
         self.server = self._start()
         self.evict()
@@ -67,11 +67,11 @@ class Subject:
             os.close(fd)
 
     def files(self) -> list[Path]:
-        """Of the topic that is scanned by tag: it was made first."""
+        """Return the files of the topic that is scanned by tag: it was created first."""
         return sorted(sorted((self.path / "segments").iterdir())[0].glob("*.seg"))
 
     def scan(self, topic: str, body: dict[str, object], expected: int) -> float:
-        """Seconds that a scan takes."""
+        """Return the seconds of one scan."""
         started = time.perf_counter()
         status, answer = Api(self.server.port, timeout_s=SCAN_TIMEOUT_S).raw("POST", f"/v0/topics/{topic}/scan", body)
         elapsed = time.perf_counter() - started
@@ -82,11 +82,11 @@ class Subject:
         return elapsed
 
     def sparse(self) -> float:
-        """Records looked at in a second; so the others."""
+        """Return the records examined per second, as the other methods do."""
         return self.records / self.scan("t", {"filter": ["tag", "Eq", "c36"]}, self.records // TAGS)
 
-    def holes(self) -> float:
-        return self.with_holes / self.scan("holes", {}, self.with_holes // 100)
+    def with_gaps(self) -> float:
+        return self.with_deletes / self.scan("holes", {}, self.with_deletes // 100)
 
     def floor(self) -> float:
         started = time.perf_counter()
@@ -111,7 +111,7 @@ def measure(plan: Plan) -> Outcome:
                 Contender(name="scan, cold", unit="records/s", run=subject.sparse, before=subject.restart, pid=pid),
                 Contender(name="pread, cold", unit="records/s", run=subject.floor, before=subject.evict),
                 Contender(
-                    name="a few left, cold", unit="records/s", run=subject.holes, before=subject.restart, pid=pid
+                    name="a few left, cold", unit="records/s", run=subject.with_gaps, before=subject.restart, pid=pid
                 ),
                 Contender(
                     name="scan, in the cache", unit="records/s", run=subject.sparse, before=subject.sparse, pid=pid
@@ -119,10 +119,10 @@ def measure(plan: Plan) -> Outcome:
             ],
             rounds=plan.scale.rounds,
         )
-    cold, floor, holes, warm = sides
+    cold, floor, with_gaps, warm = sides
     readings = [
         ratio("pread", cold, floor),
-        ratio("pread, a few left", holes, floor),
+        ratio("pread, a few left", with_gaps, floor),
         ratio("in the cache", cold, warm),
     ]
     readings.append(Reading(key="scan, cold", value=cold.median))

@@ -1,4 +1,4 @@
-"""off: a feature that is off costs nothing; here is what each costs when it is on, against plain w1 and w4.
+"""off: the cost of each feature that is on, against plain w1 and w4. A feature that is off must cost nothing.
 
 `plain again` is plain once more: how far it is from 1 says how much of the other figures is noise.
 """
@@ -55,7 +55,7 @@ def _fill(plan: Plan, server: Server) -> None:
 
 
 def _fill_guarded(plan: Plan, server: Server) -> bool:
-    """True when the server really asks for the key."""
+    """Return whether the server really requires the key."""
     Api(server.port, KEY).create("plain", durability="disk")
     header = b"\r\nauthorization: Bearer " + KEY.encode() + b"\r\nhost: "
     requests = appends("plain", plan.scale.records, per_request=1_000)

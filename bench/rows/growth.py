@@ -1,4 +1,4 @@
-"""w14: appending, reading and claiming must cost the same whatever the size of the topic."""
+"""w14: appends, reads and claims must cost the same for every size of the topic."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from turns import Contender, slowdown, take_turns
 FLAT = at_most(1.3)
 ROUND_S = 1.0  # short: appends make the topic grow while they are measured
 MORE_ROUNDS = 3  # times the rounds of other rows, for that: the sizes are close to each other and the rounds short
-REFILL_BELOW = 500_000  # smaller topics are made anew every round: a round of appends would outgrow them
+REFILL_BELOW = 500_000  # smaller topics are recreated every round: a round of appends would outgrow them
 CLAIM_MAX = 8
 CLAIMS = 1_000  # 8,000 jobs: a queue of 10,000 is not emptied
 RECORD_BYTES = 87  # of an answer, about
 
 
 class Subject:
-    """A topic of a size: kept from round to round where it is large, made anew where it is small."""
+    """A topic of a given size: a large one is kept between rounds, a small one is recreated."""
 
     def __init__(self, server: Server, size: int, kind: str) -> None:
         self.server = server
@@ -45,7 +45,7 @@ class Subject:
             self.made += 1
             Api(self.server.port).create(self.name, durability="disk", type=self.kind)
             send_all(self.server.port, appends(self.name, self.size, per_request=1_000))
-        self.server.settle()  # what it still has to write down of the fill is no part of the round
+        self.server.wait_until_idle()  # background writes of the fill must not count as part of the round
 
     def append(self) -> Load:
         return append_load(self.server.port, seconds=ROUND_S, topic=self.name)
@@ -54,7 +54,7 @@ class Subject:
         return diff_load(self.server.port, seconds=ROUND_S, topic=self.name, head=self.size)
 
     def claim(self) -> float:
-        """A count of claims, not a time: as fast as claims go, a small queue would be empty within the round."""
+        """Return the rate of a fixed number of claims: in a timed round a small queue would run empty."""
         body = b'{"node":"bench","max":%d,"lease_ms":600000}' % CLAIM_MAX
         request = post(f"/v0/topics/{self.name}/claim", body)
         return CLAIMS / send_all(self.server.port, iter([request] * CLAIMS), connections=8, window=4)
@@ -80,7 +80,7 @@ def measure(plan: Plan) -> Outcome:
 
 
 def _floors(plan: Plan, rounds: int) -> list[Side]:
-    """Answers as large as those to `diff`, out of as much memory, with nothing behind them."""
+    """Serve answers of the size of a `diff`, from as much memory, without an engine."""
     with ExitStack() as stack:
         contenders = []
         for size in plan.scale.growth:

@@ -1,4 +1,4 @@
-"""w6, w7: one writer and many watchers of one topic, at an even pace and as fast as it goes."""
+"""w6, w7: one writer and many watchers of one topic, at a steady rate and at full speed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from api import Api
-from fanout import Flood, Heard, Writer, append_request, paced, publish_request, subscribe, watch
+from fanout import Flood, Received, Writer, append_request, paced, publish_request, subscribe, watch
 from peers import Server, resident_bytes, running, start_redis, start_topics
 from plan import Plan, installed
 from row import Ask, Outcome, Reading, Row, Side, at_least, at_most
@@ -32,8 +32,8 @@ def measure_latency(plan: Plan) -> Outcome:
                 paced(ours.port, TOPIC, watchers, per_s=PER_S, seconds=plan.scale.round_s)
                 for _ in range(plan.scale.rounds)
             ]
-            p99 = [percentile(heard, 99) for heard in rounds]
-            p50 = median(percentile(heard, 50) for heard in rounds)
+            p99 = [percentile(received, 99) for received in rounds]
+            p50 = median(percentile(received, 50) for received in rounds)
             name = f"{watchers} watchers"
             sides.append(
                 Side(name=name, unit="ms p99", rounds=tuple(p99), median=median(p99), p50_ms=p50, p99_ms=median(p99))
@@ -43,13 +43,13 @@ def measure_latency(plan: Plan) -> Outcome:
     return Outcome(readings, sides)
 
 
-def percentile(heard: Heard, percent: int) -> float:
-    ordered = sorted(heard.latencies_ms)
+def percentile(received: Received, percent: int) -> float:
+    ordered = sorted(received.latencies_ms)
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)]
 
 
 def _idle_memory(ours: Server) -> Reading:
-    """Growth of the process's own memory by a thousand watchers that only wait, sessions included."""
+    """Return the growth of the private memory of the process by a thousand idle watchers with their sessions."""
     watch(ours.port, TOPIC, MANY).close()  # whatever the first of them cost for good is paid
     before = resident_bytes(ours.pid)[1]
     waiting = watch(ours.port, TOPIC, MANY)

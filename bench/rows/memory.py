@@ -1,4 +1,4 @@
-"""w10: resident memory a record beyond its payload (its data and its tag)."""
+"""w10: resident memory per record beyond its payload (its data and its tag)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from peers import resident_bytes, running, start_redis, start_topics
 from plan import Plan, installed
 from row import Ask, Outcome, Reading, Row, Side, at_most
 
-SETTLE_S = 0.5
-SETTLE_LIMIT_S = 10.0
+IDLE_S = 0.5
+IDLE_LIMIT_S = 10.0
 
 
 def measure(plan: Plan) -> Outcome:
@@ -42,7 +42,7 @@ def measure(plan: Plan) -> Outcome:
 
 
 def _grown(plan: Plan, data_dir: Path | None, requests: Iterator[bytes]) -> tuple[float, float]:
-    """Bytes a record beyond its payload: all that is resident, and the part that no file backs.
+    """Return the bytes per record beyond its payload: all resident memory, and the part that no file backs.
 
     The baseline is taken after some traffic on another topic, so that code and buffers which any traffic brings in
     are not counted as the cost of records.
@@ -51,20 +51,20 @@ def _grown(plan: Plan, data_dir: Path | None, requests: Iterator[bytes]) -> tupl
         api = Api(server.port)
         api.create("t", durability="disk")
         send_all(server.port, appends("warm", 2_000, per_request=100))
-        before = _settled(server.pid)
+        before = _memory_at_rest(server.pid)
         send_all(server.port, requests)
-        after = _settled(server.pid)
+        after = _memory_at_rest(server.pid)
         records = api.count("t")
     assert records == plan.scale.records, f"{records} records after the load"
     return _overhead(after[0] - before[0], records), _overhead(after[1] - before[1], records)
 
 
-def _settled(pid: int) -> tuple[int, int]:
-    """Resident memory once work that goes on behind the last answer no longer changes it."""
-    deadline = time.monotonic() + SETTLE_LIMIT_S
+def _memory_at_rest(pid: int) -> tuple[int, int]:
+    """Return the resident memory after background work has finished changing it."""
+    deadline = time.monotonic() + IDLE_LIMIT_S
     last = resident_bytes(pid)
     while time.monotonic() < deadline:
-        time.sleep(SETTLE_S)
+        time.sleep(IDLE_S)
         now = resident_bytes(pid)
         if abs(now[0] - last[0]) < last[0] / 200:
             return now

@@ -1,4 +1,4 @@
-"""w8: a queue worked off by 50 workers, 8 jobs at a time, beside a Redis consumer group."""
+"""w8: 50 workers process a queue, 8 jobs at a time, against a Redis consumer group."""
 
 from __future__ import annotations
 

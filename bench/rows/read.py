@@ -1,4 +1,4 @@
-"""w4, w5: reading a large batch anywhere in a topic, and one record at its head."""
+"""w4, w5: reads of a large batch anywhere in a topic, and of one record at its head."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ READERS = 8
 
 
 def diff_load(port: int, *, seconds: float, head: int, topic: str = "t", node: str = "", key: str = "") -> Load:
-    """One round of reads of 1000 records by wrk; the other rows that mean "w4" call this, too."""
+    """Run one round of reads of 1000 records by wrk. Other rows that compare with "w4" call this as well."""
     args = (str(head), str(LIMIT), node) if node else (str(head), str(LIMIT))
     path = f"/v0/topics/{topic}/diff"
     return wrk(port, "diff.lua", path, connections=READERS, seconds=seconds, args=args, key=key)
 
 
 def filled_server(plan: Plan, records: int) -> Server:
-    """Our server with a topic `t` of so many records."""
+    """Start a topics server with a topic `t` of this many records."""
     server = start_topics(plan, plan.fresh_dir("topics"))
     Api(server.port).create("t", durability="disk")
     send_all(server.port, appends("t", records, per_request=1_000))

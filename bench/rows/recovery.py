@@ -39,7 +39,7 @@ def measure(plan: Plan) -> Outcome:
 
 
 def _killed_topics(plan: Plan, name: str, *, per_request: int) -> Path:
-    """A data directory as SIGKILL leaves it."""
+    """Create a data directory as SIGKILL leaves it."""
     path = plan.fresh_dir(name)
     with running(start_topics(plan, path)) as server:
         Api(server.port).create("t", durability="disk")
@@ -49,7 +49,7 @@ def _killed_topics(plan: Plan, name: str, *, per_request: int) -> Path:
 
 
 def _after_checkpoint(plan: Plan, killed: Path) -> Path:
-    """The same records after a clean stop, which writes a checkpoint, and then one more life ended by SIGKILL."""
+    """Create the same records with a clean stop, which writes a checkpoint, and then a start that SIGKILL ends."""
     path = _copy(killed, plan.work_dir / "checkpointed")
     with running(start_topics(plan, path)) as server:
         server.stop()
@@ -81,7 +81,7 @@ def _restart(plan: Plan, name: str, killed: Path, records: int) -> Contender:
 
 
 def _check_all_served(server: Server, records: int) -> None:
-    """Ready means served: the count is right, and both ends of the topic can be read."""
+    """Raise unless all records are served: the count is right, and both ends of the topic can be read."""
     api = Api(server.port)
     count = api.count("t")
     assert count == records, f"{count} of {records} records after the restart"

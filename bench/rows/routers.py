@@ -1,4 +1,4 @@
-"""w11: a source with 100 routers, against the same source without: what its writers notice, and what the log gets.
+"""w11: a source with 100 routers against the same source without routers: append rate and size of the log.
 
 The acks are timed one at a time, so that the figure is a latency and not the share of the processor that copies take:
 one connection writes, the copies are made between its writes, and the medians are compared. Copies must have arrived at
@@ -62,7 +62,7 @@ def _latency(plain: Side, fanned: Side) -> Reading:
 
 
 def _bytes_of(api: Api, topic: str, writes: int = 200) -> int:
-    """What the log grows by for the first writes to a topic, copies included."""
+    """Return the growth of the log by the first writes to a topic, copies included."""
     before = _wal_bytes(api)
     for _ in range(writes):
         api.call("POST", f"/v0/topics/{topic}", {"records": [{"data": {"sku": "AEROPRESS-GO"}, "tag": "order-7731"}]})
@@ -76,7 +76,7 @@ def _wal_bytes(api: Api) -> int:
 
 
 def _caught_up(api: Api) -> str:
-    """Empty once every router has forwarded everything; else what is missing."""
+    """Return an empty string if every router has forwarded everything, else what is missing."""
     deadline = time.monotonic() + CATCH_UP_S
     while True:
         lags = [row["lag"] for row in api.call("GET", "/v0/routers?page_size=1000")["routers"]]

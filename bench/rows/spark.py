@@ -43,7 +43,7 @@ def measure(plan: Plan) -> Outcome:
         spark = _session()
         stack.callback(spark.stop)
         url = f"http://127.0.0.1:{server.port}"
-        # Every round plans anew: a DataFrame would remember the plan of its first one.
+        # Every round builds a new DataFrame, because a DataFrame keeps the plan of its first query.
         ways = {
             "topics, from the server": lambda: _source(spark).option("url", url).load(),
             "topics, from the directory": lambda: _source(spark).option("path", str(stopped)).load(),
@@ -80,7 +80,7 @@ def _source(spark: Any) -> Any:
 
 
 def _rate(way: Any, records: int) -> float:
-    """Records a second, planning included: count and sum of seq."""
+    """Return the records per second, planning included, of a query for count and sum of seq."""
     started = time.perf_counter()
     [(count, total)] = way().selectExpr("count(seq)", "sum(seq)").collect()
     elapsed = time.perf_counter() - started
@@ -89,7 +89,7 @@ def _rate(way: Any, records: int) -> float:
 
 
 def _save_lines(port: int, path: Path) -> None:
-    """The same records as JSON lines, tags and all; without the line that ends a bulk read."""
+    """Return the same records as JSON lines with tags, without the last line of a bulk read."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"content-type": "application/json", "accept": "application/x-ndjson"}
     connection.request("POST", "/v0/topics/t/scan", b'{"include_tags":true}', headers)

@@ -25,7 +25,7 @@ def test_demo_archives_evicts_heals_audits_and_draws(
 
     monkeypatch.setattr(pipeline, "READ_S", 0.1)
     server = start_server(data_dir=tmp_path / "data")
-    assert pipeline.tell(server.url, str(tmp_path / "lake"), spark, tmp_path / "demo.svg", records=2400)
+    assert pipeline.run_demo(server.url, str(tmp_path / "lake"), spark, tmp_path / "demo.svg", records=2400)
     said = capsys.readouterr().out
     assert "orders:   2,400 written      600 live     2,400 with the lake        0 in gaps" in said
     assert "a tombstone, seqs 1 to 1,800 are gone (cap)" in said

@@ -198,10 +198,10 @@ class Snapshot(Struct, kw_only=True):
 def changed(archived: ArchivedEpoch, change: Change) -> ArchivedEpoch:
     """Return the epoch after one change. Raise `Damaged` if the two contradict: no seq is archived twice."""
     _check_consistent(archived, change)
-    gone = {file.path for file in change.removes}
-    files = [file for file in archived.files if file.path not in gone] if gone else list(archived.files)
+    removed = {file.path for file in change.removes}
+    files = [file for file in archived.files if file.path not in removed] if removed else list(archived.files)
     files += [added.file for added in change.adds]
-    if gone or change.adds:
+    if removed or change.adds:
         files.sort(key=lambda file: file.first)
     for file, following in pairwise(files) if change.adds else ():
         if following.first <= file.last:

@@ -267,12 +267,12 @@ class Tables:
         with catalog_of(options) as catalog:
             extents = catalog.extents()
         share = max(SAMPLE // max(len(extents), 1), 10)
-        for place in extents[:SAMPLE]:
-            head = range(place.earliest, min(place.earliest + share, place.end))
-            tail = range(max(head.stop, place.end - share), place.end)
+        for extent in extents[:SAMPLE]:
+            head = range(extent.earliest, min(extent.earliest + share, extent.end))
+            tail = range(max(head.stop, extent.end - share), extent.end)
             for part in (head, tail):
                 if part:
-                    yield from self._read(place.topic, part, column)
+                    yield from self._read(extent.topic, part, column)
 
     def _read(self, topic: str, seqs: range, column: str) -> Iterable[str | None]:
         given = {**self._options, "subscribe": topic, "failOnDataLoss": "false"}
