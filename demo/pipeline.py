@@ -243,7 +243,7 @@ def _write(url: str, watcher: Watcher, errors: list[BaseException], *, records: 
             archived(two, topic, errors)
     say(f"   orders: {orders.written:,} written; {orders.refused} times its writer had to wait for the archive")
     say(
-        f"   clicks: {clicks.written:,} written; a burst of {burst:,} was more than the cap, so old records were evicted"
+        f"   clicks: {clicks.written:,} written; a burst of {burst:,} exceeded the cap, so old records were evicted"
     )
 
 
