@@ -242,9 +242,7 @@ def _write(url: str, watcher: Watcher, errors: list[BaseException], *, records: 
         for topic in RULES:
             archived(two, topic, errors)
     say(f"   orders: {orders.written:,} written; {orders.refused} times its writer had to wait for the archive")
-    say(
-        f"   clicks: {clicks.written:,} written; a burst of {burst:,} exceeded the cap, so old records were evicted"
-    )
+    say(f"   clicks: {clicks.written:,} written; a burst of {burst:,} exceeded the cap, so old records were evicted")
 
 
 class Reader:

@@ -76,7 +76,7 @@ def test_run_killed_before_the_rename_changes_nothing(
     compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
     write(client, topic, ("a", 2))
     with monkeypatch.context() as patch:
-        patch.setattr(module.FileOutput, "commit", _die)
+        patch.setattr(module.CompactFile, "commit", _die)
         with pytest.raises(MemoryError):
             compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
     assert in_file(path) == {"a": 1}
@@ -105,7 +105,7 @@ def test_topic_holds_one_record_per_key_after_a_kill(
 
     write(client, topic, ("a", 3), ("c", 1))
     with monkeypatch.context() as patch:
-        patch.setattr(module.TopicOutput, "commit", _die)
+        patch.setattr(module.CompactTopic, "commit", _die)
         with pytest.raises(MemoryError):
             run()
     again = run().topics[0]
@@ -210,7 +210,7 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
     large = '"' + "x" * (1024 * 1024 - 30) + '"'
     position = task.CompactPosition(topic=topic, by="tag", epoch=7)
     for _ in range(2):
-        writer = task.WriteTopic(
+        writer = task.WriteLatestTopic(
             connection=ConnectionOptions(servers=(client.url,)), topic=into, position=position, fresh=True,
             null_removes=False, part=task.Range(epoch=7, start=1, stop=4),
         )  # fmt: skip

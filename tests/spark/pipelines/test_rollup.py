@@ -90,7 +90,7 @@ def test_windows_of_a_killed_run_are_written_once(
     declared = declare(topic, into=f"{topic}.sums")
     sell(client, topic, (0.1, "web", 5), (2, "web", 1))
     with monkeypatch.context() as patch:
-        patch.setattr(module.TopicOutput, "save", dying_after_writing(module.TopicOutput.save))
+        patch.setattr(module.RollupTopic, "save", dying_after_writing(module.RollupTopic.save))
         with pytest.raises(MemoryError):
             rollup(url=client.url, declaration=declared, spark=spark)
     sell(client, topic, (0.2, "web", 100), (4, "web", 1))
@@ -127,7 +127,7 @@ def test_parquet_files_are_rewritten_under_the_same_name(
     declared = declare(topic, parquet=str(tmp_path / "sums"))
     sell(client, topic, (0.1, "web", 5), (2, "web", 1))
     with monkeypatch.context() as patch:
-        patch.setattr(module.FileOutput, "save", dying_after_writing(module.FileOutput.save))
+        patch.setattr(module.RollupFiles, "save", dying_after_writing(module.RollupFiles.save))
         with pytest.raises(MemoryError):
             rollup(url=client.url, declaration=declared, spark=spark)
     sell(client, topic, (4, "web", 1))
@@ -141,7 +141,7 @@ def test_parquet_files_are_rewritten_under_the_same_name(
 
 def test_two_runs_into_one_directory_are_refused(client: Client, topic: str, tmp_path: Path):
     sell(client, topic, (0, "web", 1))
-    other = module.FileOutput(str(tmp_path))
+    other = module.RollupFiles(str(tmp_path))
     other.lock()
     with pytest.raises(Failed, match="another run"):
         rollup(url=client.url, declaration=declare(topic, parquet=str(tmp_path)))

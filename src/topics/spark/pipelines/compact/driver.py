@@ -24,11 +24,11 @@ from topics.spark.pipelines.compact.task import (
     CompactResult,
     Count,
     Range,
-    WriteFile,
-    WriteTopic,
+    WriteLatestFile,
+    WriteLatestTopic,
 )
-from topics.spark.pipelines.rounds import rounds
-from topics.spark.pipelines.rounds.rounds import STEP_SEQS, InTopic, Rounds, one_task
+from topics.spark.pipelines.rounds.outputs import Output, OutputPath, OutputTopic, one_task, publish
+from topics.spark.pipelines.rounds.rounds import STEP_SEQS, Rounds
 from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.failures import BadUsage
@@ -74,12 +74,12 @@ def compact(
         source = SourceTopic(job, client, topic, lake=lake)
         if not source.wait_until_exists(follow=follow):
             return job.report
-        output: Output
+        output: CompactOutput
         if parquet is not None:
-            output = FileOutput(job, path_for(parquet, topic), null_removes=null_removes)
+            output = CompactFile(job, path_for(parquet, topic), null_removes=null_removes)
         else:
             assert into is not None
-            output = TopicOutput(job, client, into, positions_topic=positions_topic, null_removes=null_removes)
+            output = CompactTopic(job, client, into, positions_topic=positions_topic, null_removes=null_removes)
         if not job.dry_run:
             output.check_rights()
         # A dry run writes nothing that a second step could build on, so it reads everything in one step.
@@ -91,10 +91,10 @@ def compact(
 class Compaction(Rounds[CompactPosition]):
     """One run that compacts a topic."""
 
-    _output: Output
+    _output: CompactOutput
 
     def __init__(
-        self, job: PipelineJob, source: SourceTopic, output: Output, *, by: str, step_seqs: int, full: bool
+        self, job: PipelineJob, source: SourceTopic, output: CompactOutput, *, by: str, step_seqs: int, full: bool
     ) -> None:
         self._by = by
         self._restarts = False  # whether this run starts at the first seq and replaces the output
@@ -165,7 +165,7 @@ def _latest(keyed: DataFrame) -> DataFrame:
 # --- outputs
 
 
-class Output(rounds.Output[CompactPosition]):
+class CompactOutput(Output[CompactPosition]):
     """Receives the latest records."""
 
     _null_removes: bool
@@ -193,11 +193,11 @@ class Output(rounds.Output[CompactPosition]):
         raise NotImplementedError
 
 
-class FileOutput(Output):
+class CompactFile(OutputPath[CompactPosition], CompactOutput):
     """One Parquet file, sorted by key, replaced atomically."""
 
     def __init__(self, job: PipelineJob, path: str, *, null_removes: bool) -> None:
-        self.name = path
+        super().__init__(path)
         self._job = job
         self._null_removes = null_removes
         self._staged = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{job.report.run_id}.tmp")
@@ -217,21 +217,17 @@ class FileOutput(Output):
             raise BadUsage(f"{self.name} was not written by this pipeline, and is not replaced")
         return msgspec.json.decode(found[META], type=CompactPosition)
 
-    def creates(self) -> str | None:
-        return None if os.path.exists(self.name) else self.name
-
     def rows(self, latest: DataFrame, *, restarts: bool) -> DataFrame:
         return latest if restarts else with_known(latest, self._job.spark.read.parquet(self.name))
 
     def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
         os.makedirs(os.path.dirname(self.name), exist_ok=True)
         self._tidy()
-        task = WriteFile(self._staged, structs.replace(at, done=at.plan), self._null_removes)
+        task = WriteLatestFile(self._staged, structs.replace(at, done=at.plan), self._null_removes)
         return one_task(self.rows(latest, restarts=restarts), task, CompactResult, order=("key", "seq"))
 
     def commit(self, at: CompactPosition) -> CompactPosition:
-        os.replace(self._staged, self.name)
-        _sync(os.path.dirname(self.name))
+        publish(self._staged, self.name)
         return at
 
     def _tidy(self) -> None:
@@ -249,7 +245,7 @@ def with_known(latest: DataFrame, known: DataFrame) -> DataFrame:
     return _latest(latest.selectExpr("*", "IF(gap_to IS NULL, NULL, seq) AS lost").unionByName(before))
 
 
-class TopicOutput(InTopic[CompactPosition], Output):
+class CompactTopic(OutputTopic[CompactPosition], CompactOutput):
     """A topic with one record per key, which has the key as its tag."""
 
     def __init__(
@@ -273,7 +269,7 @@ class TopicOutput(InTopic[CompactPosition], Output):
         return at
 
     def write(self, latest: DataFrame, at: CompactPosition, part: Range, *, restarts: bool) -> CompactResult:
-        task = WriteTopic(
+        task = WriteLatestTopic(
             connection=self._connection, topic=self.name, position=at, part=part, fresh=at.target_seq == 0,
             null_removes=self._null_removes,
         )  # fmt: skip
@@ -296,11 +292,3 @@ def path_for(parquet: str, topic: str) -> str:
     """Return the path of the Parquet file: `parquet` itself, or a file named after the topic in that directory."""
     path = os.path.abspath(parquet)
     return path if path.endswith(".parquet") else os.path.join(path, f"{quote(topic, safe='')}.parquet")
-
-
-def _sync(folder: str) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

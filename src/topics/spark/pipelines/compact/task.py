@@ -15,8 +15,9 @@ from topics.client import Client
 from topics.errors import TopicsError
 from topics.model import surrogates
 from topics.spark.options import BadOption, ConnectionOptions
-from topics.spark.pipelines.rounds import append_rows, rounds
-from topics.spark.pipelines.rounds.rounds import answered
+from topics.spark.pipelines.rounds import append_rows
+from topics.spark.pipelines.rounds.append_rows import WriteCounts
+from topics.spark.pipelines.rounds.outputs import RoundsPosition, answered
 from topics.spark.pipelines.run.delivery import REFUSED
 from topics.spark.pipelines.run.report import ReportedGap
 from topics.spark.sink.chunks import pieces
@@ -42,7 +43,7 @@ COLUMNS = pa.schema(
 _encode = msgspec.json.Encoder().encode
 
 
-class CompactPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
+class CompactPosition(RoundsPosition, frozen=True, kw_only=True):
     """The position of a compaction, with the topic and the key expression: keys of two expressions must not mix."""
 
     topic: str
@@ -62,15 +63,13 @@ class Range(Struct, frozen=True, kw_only=True):
     stop: int
 
 
-class CompactResult(Struct, kw_only=True):
+class CompactResult(WriteCounts, kw_only=True):
     """The result of the task that writes the latest records."""
 
     looked_at: int = 0
     keys: int = 0
     without_key: int = 0
     removed: int = 0
-    records: int = 0
-    repeated: int = 0
     gaps: list[ReportedGap] = field(default_factory=list)
 
 
@@ -108,7 +107,7 @@ class Count:
         return kept
 
 
-class WriteFile(Count):
+class WriteLatestFile(Count):
     """Writes rows, sorted by key, to a file under a temporary name. Gaps come first, because they have no key."""
 
     def __init__(self, path: str, position: CompactPosition, null_removes: bool) -> None:
@@ -131,7 +130,7 @@ class WriteFile(Count):
         yield answered(outcome)
 
 
-class WriteTopic:
+class WriteLatestTopic:
     """Appends rows, sorted by seq, to a topic, and then deletes the older records of the same keys there."""
 
     def __init__(
@@ -170,18 +169,14 @@ class WriteTopic:
     def _put(self, client: Client, rows: list[dict[str, Any]], records: list[bytes], outcome: CompactResult) -> None:
         """Append rows and delete the older records of their keys. So a repetition also leaves one record per key."""
         one = append_rows.chunk(self._topic, self._run, rows[0]["seq"], records)
-        seqs: list[int] = []
         try:
-            answers = list(append_rows.put(client, one))
+            answers = append_rows.append(client, one, outcome)
         except TopicsError as error:
             if error.code not in REFUSED:
                 raise
             self._put_refused(client, rows, records, outcome, error)
             return
-        for answer in answers:
-            seqs += range(answer.first_seq, answer.last_seq + 1)
-            outcome.records += answer.count
-            outcome.repeated += answer.count if answer.deduped else 0
+        seqs = [seq for answer in answers for seq in range(answer.first_seq, answer.last_seq + 1)]
         if not self._fresh:
             for row, seq in zip(rows, seqs, strict=True):
                 client.delete(self._topic, match=row["key"], before_seq=seq)

@@ -25,9 +25,19 @@ from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.rollup import windows
 from topics.spark.pipelines.rollup.declaration import Declaration
 from topics.spark.pipelines.rollup.windows import Open, Seen
-from topics.spark.pipelines.rounds import append_rows, rounds
-from topics.spark.pipelines.rounds.append_rows import PartStamp
-from topics.spark.pipelines.rounds.rounds import STEP_SEQS, InTopic, Rounds, answered, one_task
+from topics.spark.pipelines.rounds import append_rows
+from topics.spark.pipelines.rounds.append_rows import PartStamp, WriteCounts
+from topics.spark.pipelines.rounds.outputs import (
+    Output,
+    OutputPath,
+    OutputTopic,
+    RoundsPosition,
+    answered,
+    one_task,
+    publish,
+    replace_file,
+)
+from topics.spark.pipelines.rounds.rounds import STEP_SEQS, Rounds
 from topics.spark.pipelines.rounds.source_frames import SourceTopic
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.failures import BadUsage, Failed
@@ -46,7 +56,7 @@ FOLDER = "_rollup"
 _encode = msgspec.json.Encoder().encode
 
 
-class RollupPosition(rounds.RoundsPosition, frozen=True, kw_only=True):
+class RollupPosition(RoundsPosition, frozen=True, kw_only=True):
     """The position of a rollup. `due` are the windows that are being written, or None."""
 
     digest: str
@@ -64,13 +74,6 @@ class Due(Struct, frozen=True, kw_only=True):
     after_ms: int  # windows that end after this time (exclusive), up to `upto_ms` (inclusive)
     upto_ms: int
     target_seq: int = 0
-
-
-class RollupResult(Struct, kw_only=True):
-    """The result of the task that writes closed windows."""
-
-    records: int = 0
-    repeated: int = 0
 
 
 def rollup(
@@ -99,13 +102,13 @@ def rollup(
 class Rolling(Rounds[RollupPosition]):
     """One run of a rollup."""
 
-    _output: Output
+    _output: RollupOutput
 
     def __init__(
         self,
         job: PipelineJob,
         source: SourceTopic,
-        output: Output,
+        output: RollupOutput,
         declared: Declaration,
         *,
         step_seqs: int,
@@ -229,7 +232,7 @@ class Rolling(Rounds[RollupPosition]):
         try:
             result = self._job.spark.sql(lenient(self._declared.statement))
             dry = self._job.dry_run
-            outcome = RollupResult(records=result.count()) if dry else self._output.write(result, at, due)
+            outcome = WriteCounts(records=result.count()) if dry else self._output.write(result, at, due)
         finally:
             self._job.spark.catalog.dropTempView("records")
         self._source.check_same(at.epoch)
@@ -246,10 +249,10 @@ class Rolling(Rounds[RollupPosition]):
 # --- outputs
 
 
-class Output(rounds.Output[RollupPosition]):
+class RollupOutput(Output[RollupPosition]):
     """Receives closed windows."""
 
-    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> RollupResult:
+    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> WriteCounts:
         raise NotImplementedError
 
     def holds(self, digest: str) -> bool:
@@ -257,35 +260,32 @@ class Output(rounds.Output[RollupPosition]):
         raise NotImplementedError
 
 
-def _output(job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> Output:
+def _output(job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> RollupOutput:
     if declared.parquet is None:
-        return TopicOutput(job, client, declared, positions_topic)
-    files = FileOutput(declared.parquet)
+        return RollupTopic(job, client, declared, positions_topic)
+    files = RollupFiles(declared.parquet)
     if not job.dry_run:
         files.lock()
     return files
 
 
-class FileOutput(Output):
+class RollupFiles(OutputPath[RollupPosition], RollupOutput):
     """A directory with one Parquet file for the windows that closed together, named after their times."""
 
     def __init__(self, folder: str) -> None:
-        self.name = os.path.abspath(folder)
-        self._place = os.path.join(self.name, FOLDER, "position.json")
+        super().__init__(folder)
+        self._position_file = os.path.join(self.name, FOLDER, "position.json")
         self._lock: int | None = None
 
     def load(self) -> RollupPosition | None:
         try:
-            with open(self._place, "rb") as file:
+            with open(self._position_file, "rb") as file:
                 return msgspec.json.decode(file.read(), type=RollupPosition)
         except FileNotFoundError:
             return None
 
-    def creates(self) -> str | None:
-        return None if os.path.exists(self.name) else self.name
-
     def save(self, at: RollupPosition) -> None:
-        _replace(self._place, _encode(at))
+        replace_file(self._position_file, _encode(at))
 
     def holds(self, digest: str) -> bool:
         return any(name.endswith(".parquet") for name in os.listdir(self.name))
@@ -296,25 +296,25 @@ class FileOutput(Output):
 
     def lock(self) -> None:
         """Lock the directory: one run at a time. The system releases the lock when the process ends."""
-        os.makedirs(os.path.dirname(self._place), exist_ok=True)
+        os.makedirs(os.path.dirname(self._position_file), exist_ok=True)
         self._lock = os.open(os.path.join(self.name, FOLDER, "lock"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Failed(f"another run is writing to {self.name}", next="stop one of the two runs") from None
 
-    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> RollupResult:
+    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> WriteCounts:
         name = f"{at.generation:04d}-{_text(due.after_ms, plain=True)}-{_text(due.upto_ms, plain=True)}.parquet"
         staged = os.path.join(self.name, FOLDER, name + ".tmp")
-        outcome = one_task(result, WriteFile(staged), RollupResult)
+        outcome = one_task(result, WriteWindowsFile(staged), WriteCounts)
         if outcome.records:
-            os.replace(staged, os.path.join(self.name, name))
+            publish(staged, os.path.join(self.name, name))
         else:
             os.unlink(staged)
         return outcome
 
 
-class TopicOutput(InTopic[RollupPosition], Output):
+class RollupTopic(OutputTopic[RollupPosition], RollupOutput):
     """A topic with one record per window and group."""
 
     def __init__(self, job: PipelineJob, client: Client, declared: Declaration, positions_topic: str) -> None:
@@ -332,19 +332,19 @@ class TopicOutput(InTopic[RollupPosition], Output):
     def holds(self, digest: str) -> bool:
         return self.target()[0] != 0 and append_rows.holds(self._client, self.name, key=KEY, name=digest)
 
-    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> RollupResult:
+    def write(self, result: DataFrame, at: RollupPosition, due: Due) -> WriteCounts:
         name, plan = self._declared.digest, f"{at.epoch}.{at.generation}/{due.after_ms}-{due.upto_ms}"
         present = append_rows.parts_present(self._client, self.name, due.target_seq, key=KEY, name=name, plan=plan)
         tag = "CAST(NULL AS STRING)" if self._declared.tag is None else f"CAST(({self._declared.tag}) AS STRING)"
         text = "to_json(struct(*), map('ignoreNullFields', 'false')) AS data"
         rows = result.selectExpr(text, f"{tag} AS tag")
-        return one_task(rows, WriteTopic(self._connection, self.name, name, plan, present), RollupResult)
+        return one_task(rows, WriteWindowsTopic(self._connection, self.name, name, plan, present), WriteCounts)
 
 
 # --- tasks
 
 
-class WriteFile:
+class WriteWindowsFile:
     """Writes the result to a file under a temporary name."""
 
     def __init__(self, path: str) -> None:
@@ -361,14 +361,14 @@ class WriteFile:
                 )
             file.flush()
             os.fsync(file.fileno())
-        yield answered(RollupResult(records=sum(batch.num_rows for batch in found)))
+        yield answered(WriteCounts(records=sum(batch.num_rows for batch in found)))
 
 
 def _sortable(table: pa.Table) -> list[str]:
     return [one.name for one in table.schema if not pa.types.is_nested(one.type)]
 
 
-class WriteTopic:
+class WriteWindowsTopic:
     """Appends the result to a topic, sorted by its text."""
 
     def __init__(self, connection: ConnectionOptions, topic: str, name: str, plan: str, present: set[int]) -> None:
@@ -378,7 +378,7 @@ class WriteTopic:
         self._present = present
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        outcome = RollupResult()
+        outcome = WriteCounts()
         rows = sorted(
             (data, tag or "")
             for batch in batches
@@ -393,9 +393,7 @@ class WriteTopic:
                     outcome.records += len(records)
                     outcome.repeated += len(records)
                     continue
-                for answer in append_rows.put(client, append_rows.chunk(self._topic, run, part, records)):
-                    outcome.records += answer.count
-                    outcome.repeated += answer.count if answer.deduped else 0
+                append_rows.append(client, append_rows.chunk(self._topic, run, part, records), outcome)
         yield answered(outcome)
 
     def _record(self, data: str, tag: str, part: int) -> bytes:
@@ -414,11 +412,3 @@ def _text(ms: int, *, plain: bool = False) -> str:
         return "begin" if plain else "none"
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
     return at.strftime("%Y%m%dT%H%M%S") + f"{ms % 1000:03d}Z" if plain else at.isoformat(timespec="milliseconds")
-
-
-def _replace(path: str, data: bytes) -> None:
-    with open(path + ".tmp", "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".tmp", path)

@@ -28,6 +28,13 @@ class PartStamp(Struct, frozen=True, kw_only=True):
     part: int
 
 
+class WriteCounts(Struct, kw_only=True):
+    """The number of records that a task wrote; `repeated` of them were in the topic already."""
+
+    records: int = 0
+    repeated: int = 0
+
+
 def chunk(topic: str, run: str, part: int, records: list[bytes]) -> Chunk:
     """Return a request. Its key contains a digest, so that a repetition with other records is written, not dropped."""
     return Chunk(topic, f"{run}/{part}/{xxhash.xxh3_64_hexdigest(framed(records))}", records)
@@ -44,6 +51,15 @@ def put(client: Client, chunk: Chunk) -> Iterator[Written]:
             raise
         for half in chunk.halves():
             yield from put(client, half)
+
+
+def append(client: Client, chunk: Chunk, counts: WriteCounts) -> list[Written]:
+    """Append the chunk, and add its records to the counts. Return the answers."""
+    answers = list(put(client, chunk))
+    for answer in answers:
+        counts.records += answer.count
+        counts.repeated += answer.count if answer.deduped else 0
+    return answers
 
 
 def parts_present(client: Client, topic: str, from_seq: int, *, key: str, name: str, plan: str) -> set[int]:
