@@ -16,7 +16,7 @@ def app() -> FakeApp:
 
 @pytest.fixture
 def serve(app: FakeApp) -> Iterator[Serve]:
-    """Starts servers with the limits a test wants, and stops them after it."""
+    """Return a function that starts a server with limits. The servers stop after the test."""
     running: list[Harness] = []
 
     def start(instead: App | None = None, **limits: int) -> Harness:

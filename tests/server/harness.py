@@ -23,7 +23,7 @@ WAIT_S = 10
 
 
 class FakeApp:
-    """Answers by path; tells the test what happens to it through `events`."""
+    """Answers by path. Reports what happens to it through `events`."""
 
     def __init__(self) -> None:
         self.events: queue.Queue[Any] = queue.Queue()
@@ -154,9 +154,9 @@ class Answered:
 
     @property
     def code(self) -> str:
-        told = json.loads(self.body)
-        assert isinstance(told["performance"]["server_total_ms"], float)
-        code: str = told["error"]["code"]
+        described = json.loads(self.body)
+        assert isinstance(described["performance"]["server_total_ms"], float)
+        code: str = described["error"]["code"]
         return code
 
 
@@ -218,12 +218,12 @@ class Client:
         lines = self.until(b"\r\n\r\n").decode("latin-1").split("\r\n")
         status = int(lines[0].split(" ")[1])
         headers = [(name, value) for name, _, value in (line.partition(": ") for line in lines[1:-2])]
-        told = dict(headers)
-        size = 0 if bodiless or status < 200 else int(told.get("content-length", "0"))
+        described = dict(headers)
+        size = 0 if bodiless or status < 200 else int(described.get("content-length", "0"))
         return Answered(status, headers, self.exactly(size))
 
     def rest(self) -> bytes:
-        """Everything until the server closes its side."""
+        """Return everything until the server closes its side."""
         while more := self.sock.recv(1 << 16):
             self.unread += more
         rest, self.unread = self.unread, b""
@@ -275,7 +275,7 @@ class Harness:
         return left
 
     def start_drain(self, timeout_ms: int = 5000) -> "concurrent.futures.Future[int]":
-        """Begin a drain; once this returns, the connections know of it."""
+        """Begin a drain, and return when the server is draining."""
         self.call(self._listener.close)
         drained = asyncio.run_coroutine_threadsafe(self.http.drain(timeout_ms), self._loop)
         self.wait_until(lambda: self.http.draining)
@@ -290,7 +290,7 @@ class Harness:
 
 
 if __name__ == "__main__":
-    # A server in a process of its own, for tests that weigh it: says its port, ends with its input.
+    # A server in its own process, for tests that measure its memory. It prints its port and ends with its input.
     harness = Harness(FakeApp(), HttpLimits())
     print(harness.port, flush=True)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""What connections hold is charged to the budget while they hold it, and answers are reported once they have left."""
+"""Connections charge what they hold to the memory budget, and report answers that have left."""
 
 import zlib
 from collections.abc import Callable
@@ -17,7 +17,7 @@ LARGE = 20_000_000  # more than the system's buffers take
 
 
 class CountingApp(FakeApp):
-    """Its answers report when they have left."""
+    """An application that counts answers that have not left yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,11 +69,11 @@ def test_small_answers_are_reported_at_once(server: Harness, app: CountingApp):
 
 @pytest.mark.parametrize("reads", [True, False])
 @pytest.mark.parametrize("before", ["", "/hello", "/later"])
-def test_a_large_answer_is_reported_and_released_once_it_has_left(
+def test_large_answer_is_reported_and_released_once_it_has_left(
     server: Harness, app: CountingApp, before: str, reads: bool
 ):
     with server.connect(receive_buffer=4096) as client:
-        assert client.get("/hello").status == 200  # the head of the next request is known then
+        assert client.get("/hello").status == 200  # the head of the next request is known now
         if before:
             client.send(request(before) + request(f"/large?{LARGE}"))
         else:
@@ -95,7 +95,7 @@ def test_a_large_answer_is_reported_and_released_once_it_has_left(
     server.wait_until(lambda: server.http.budget.charged_bytes, 0)
 
 
-def test_what_is_under_way_when_a_client_leaves_is_reported_and_released(server: Harness, app: CountingApp):
+def test_work_in_progress_is_reported_and_released_when_a_client_leaves(server: Harness, app: CountingApp):
     packed = zlib.compress(b"x" * 8_000_000, wbits=31)
     post = request("/echo", "Content-Encoding: gzip", f"Content-Length: {len(packed)}", method="POST") + packed
     ways = [
@@ -134,7 +134,7 @@ def test_input_is_charged_while_it_waits(server: Harness, app: CountingApp):
         server.wait_until(lambda: server.http.budget.accounts()["bodies"], 0)
 
 
-def test_an_unpacked_body_is_charged_with_its_real_size(server: Harness):
+def test_unpacked_body_is_charged_with_its_real_size(server: Harness):
     packed = zlib.compress(b"x" * 20_000_000, wbits=31)
     with server.connect() as client:
         client.send(
@@ -193,12 +193,12 @@ def test_many_small_holders_are_refused_without_nesting():
     assert all(holder.refused for holder in holders)
 
 
-def test_listeners_are_told_of_changes_alone_and_0_is_no_limit():
-    budget, told = MemoryBudget(8000), []
-    budget.listeners.append(lambda: told.append(budget.full))
+def test_listeners_get_changes_only_and_limit_0_means_unlimited():
+    budget, seen = MemoryBudget(8000), []
+    budget.listeners.append(lambda: seen.append(budget.full))
     for delta in (7000, 1, 100, -200, -100):
         budget.charge("answers", delta)
-    assert told == [True, False]
+    assert seen == [True, False]
     endless = MemoryBudget(0)
     endless.charge("answers", 1 << 60)
     endless.check(1 << 60)
@@ -229,7 +229,7 @@ def test_streams_wait_for_the_budget_and_go_on(serve: Serve, app: CountingApp):
         server.call(lambda: server.http.budget.charge("answers", -8_000_000))
 
 
-def test_a_long_packed_body_is_refused_while_the_budget_is_full(serve: Serve, app: CountingApp):
+def test_long_packed_body_is_refused_while_the_budget_is_full(serve: Serve, app: CountingApp):
     packed = zlib.compress(b"x" * 5_000_000, wbits=31)
     post = request("/count", "Content-Encoding: gzip", f"Content-Length: {len(packed)}", method="POST") + packed
     server = serve()
@@ -245,7 +245,7 @@ def test_a_long_packed_body_is_refused_while_the_budget_is_full(serve: Serve, ap
         assert [client.answer().body for _ in range(2)] == [b"5000000"] * 2
 
 
-def test_turns_run_so_many_at_a_time_and_skip_those_who_left():
+def test_slots_limit_running_work_and_skip_work_that_declines():
     turns, begun = WorkSlots(2), []
 
     def work(name: int, stays: bool) -> Callable[[], bool]:
@@ -261,7 +261,7 @@ def test_turns_run_so_many_at_a_time_and_skip_those_who_left():
     assert begun == list(range(5000))
 
 
-def test_a_body_that_came_at_once_is_charged_while_its_answer_waits(server: Harness, app: CountingApp):
+def test_body_of_the_fast_path_is_charged_while_its_answer_waits(server: Harness, app: CountingApp):
     with server.connect() as client:
         post = request("/later", method="POST", body=b"x" * 50_000)
         for _ in range(2):  # the head is known the second time

@@ -1,4 +1,4 @@
-"""A body in chunks of one byte: legal, costly, and no reason for others to wait."""
+"""A body in chunks of one byte does not make other clients wait."""
 
 import socket
 import time
@@ -8,7 +8,7 @@ from tests.conftest import StartServer
 ROUNDS = 40
 
 
-def test_a_flood_of_tiny_chunks_does_not_stop_the_others(start_server: StartServer) -> None:
+def test_flood_of_tiny_chunks_does_not_stop_the_others(start_server: StartServer) -> None:
     server = start_server()
     flood = socket.create_connection(("127.0.0.1", server.port))
     flood.settimeout(0.05)

@@ -1,4 +1,4 @@
-"""Cross-origin answers, against an application that says yes to everything."""
+"""CORS fields of answers, with an application that accepts every request."""
 
 from topics.server.http.cors import CorsApp
 from topics.server.http.messages import Answer, Deferred, Request, Response, Stream
@@ -36,7 +36,7 @@ def allowed(response: Response) -> bytes | None:
     return dict(response.headers).get(b"access-control-allow-origin")
 
 
-def test_an_allowed_origin_is_named_and_another_is_not():
+def test_allowed_origin_is_named_and_another_is_not():
     cors = CorsApp(Plain(), ("https://app.example",))
     yes, no = (cors.handle(request(origin=origin)) for origin in (PAGE, b"https://evil.example"))
     assert isinstance(yes, Response)
@@ -46,25 +46,25 @@ def test_an_allowed_origin_is_named_and_another_is_not():
     assert (b"vary", b"origin") in no.headers
 
 
-def test_a_star_allows_every_origin():
+def test_star_allows_every_origin():
     answer = CorsApp(Plain(), ("*",)).handle(request(origin=b"https://any.example"))
     assert isinstance(answer, Response)
     assert allowed(answer) == b"*"
 
 
-def test_a_refusal_can_be_read_by_the_page_too():
+def test_refusal_can_be_read_by_the_page_too():
     refused = CorsApp(Plain(), ("https://app.example",)).admit(request(b"/refused", origin=PAGE), None)
     assert refused is not None
     assert (refused.status, allowed(refused)) == (401, PAGE)
 
 
-def test_an_answer_that_the_application_keeps_is_not_changed():
+def test_answer_that_the_application_keeps_is_not_changed():
     app = Plain()
     CorsApp(app, ("*",)).handle(request(origin=PAGE))
     assert app.shared.headers == ()
 
 
-def test_a_later_answer_and_a_stream_are_marked_as_well():
+def test_later_answer_and_a_stream_are_marked_as_well():
     app = Plain()
     cors = CorsApp(app, ("*",))
     got: list[Response] = []
@@ -77,7 +77,7 @@ def test_a_later_answer_and_a_stream_are_marked_as_well():
     assert [allowed(got[0]), allowed(stream.head)] == [b"*", b"*"]
 
 
-def test_a_client_that_leaves_cancels_the_answer_behind_the_wrapper():
+def test_client_that_leaves_cancels_the_answer_behind_the_wrapper():
     app = Plain()
     later = CorsApp(app, ("*",)).handle(request(b"/later"))
     assert isinstance(later, Deferred)
@@ -85,7 +85,7 @@ def test_a_client_that_leaves_cancels_the_answer_behind_the_wrapper():
     assert app.deferred.cancelled
 
 
-def test_a_preflight_is_answered_before_the_application_is_asked():
+def test_preflight_is_answered_before_the_application_is_asked():
     cors = CorsApp(Plain(), ("https://app.example",))
     ask = {
         "access_control_request_method": b"PUT",

@@ -244,7 +244,7 @@ def test_refused_request_with_a_long_body_ends_the_connection():
     assert driver.feed(request("/a")) == []
 
 
-def test_short_gzip_body_is_unpacked_at_once_and_a_long_one_elsewhere():
+def test_long_gzip_body_is_left_for_a_thread():
     fields = ("Content-Encoding: gzip",)
     driver = Driver()
     short, long = gzip.compress(b"short"), gzip.compress(bytes(1_000_000))
@@ -318,7 +318,7 @@ def test_head_is_answered_without_its_body():
     assert bodies(rest) == [b"two"]
 
 
-def test_connection_close_is_honoured_and_input_behind_it_makes_the_pipeline_linger():
+def test_input_behind_connection_close_makes_the_pipeline_linger():
     for behind, state in ((b"", CLOSING), (bytes(20_000), LINGERING)):
         driver = Driver()
         assert driver.feed(request("/a", "Connection: close") + behind) == [b"/a"]
@@ -337,7 +337,7 @@ def test_large_answer_to_a_client_that_takes_gzip_is_compressed_elsewhere():
     assert [gzip.decompress(body) for body in bodies(driver.output())] == [b"1" * 2000, b"2" * 100_000]
 
 
-def test_answer_that_cannot_be_sent_becomes_an_error_and_ends_the_connection(caplog):
+def test_unsendable_answer_becomes_an_error_and_ends_the_connection(caplog):
     driver = Driver()
     driver.feed(request("/a") * 2)
     driver.answer(0, headers=((b"x", b"a\r\nb: c"),))
@@ -557,7 +557,7 @@ def test_request_that_is_not_finished_in_time_is_answered_with_408():
     assert driver.service.abandoned == [b"/echo"]
 
 
-def test_idle_connection_closes_and_a_client_that_does_not_read_is_aborted():
+def test_expired_deadline_closes_or_aborts_the_connection():
     idle, unread, skipped = Driver(), Driver(), Driver()
     idle.pipeline.time_out(Wait.BEGIN)
     unread.pipeline.time_out(Wait.READ)

@@ -1,4 +1,4 @@
-"""The ordinary life of a connection: keep-alive, order, bodies, streams, upgrade."""
+"""Well-formed use of a connection: keep-alive, order, bodies, streams, upgrade."""
 
 import json
 import socket
@@ -15,7 +15,7 @@ CHUNKED = (
 )
 
 
-def test_a_connection_carries_one_request_after_another(server):
+def test_connection_carries_one_request_after_another(server):
     with server.connect() as client:
         for _ in range(3):
             answer = client.get("/hello")
@@ -25,7 +25,7 @@ def test_a_connection_carries_one_request_after_another(server):
     assert server.http.requests_total == 3
 
 
-def test_the_short_way_and_the_long_way_give_the_application_the_same_request(server):
+def test_fast_path_and_slow_path_build_the_same_request(server):
     with server.connect() as client:
         seen = [client.post("/describe?x=%20y", b"body", "X-Two: a", "x-two: b", "X-Pad:  p ").body for _ in range(2)]
     assert server.http.heads.known
@@ -37,13 +37,13 @@ def test_the_short_way_and_the_long_way_give_the_application_the_same_request(se
 
 
 @pytest.mark.parametrize("at", range(1, len(CHUNKED)))
-def test_a_request_cut_in_two_anywhere_is_read_the_same(split_client, at):
+def test_request_cut_in_two_anywhere_is_read_the_same(split_client, at):
     split_client.send(CHUNKED[:at])
     split_client.send(CHUNKED[at:])
     assert split_client.answer().body == b"hello world"
 
 
-def test_a_request_sent_byte_by_byte_is_read_the_same(server):
+def test_request_sent_byte_by_byte_is_read_the_same(server):
     with server.connect() as client:
         for at in range(len(CHUNKED)):
             client.send(CHUNKED[at : at + 1])
@@ -71,7 +71,7 @@ def test_pipelined_requests_are_answered_in_order_whether_at_once_or_later(serve
     assert bodies == [b'{"hello":"world"}', b"first", b"soon a", b'{"hello":"world"}', b"second", b"packed", b"soon b"]
 
 
-def test_a_thousand_pipelined_requests_are_all_answered(serve):
+def test_thousand_pipelined_requests_are_all_answered(serve):
     server = serve(max_pipelined=4)
     with server.connect() as client:
         client.send(b"".join(request(f"/{'soon' if i % 3 else 'count'}?{i}") for i in range(1000)))
@@ -79,7 +79,7 @@ def test_a_thousand_pipelined_requests_are_all_answered(serve):
     assert bodies == [b"soon %d" % i if i % 3 else b"0" for i in range(1000)]
 
 
-def test_no_more_than_the_allowed_number_of_pipelined_requests_is_in_the_works(serve, app):
+def test_pipelined_requests_in_progress_are_limited(serve, app):
     server = serve(max_pipelined=4)
     with server.connect() as client:
         client.send(b"".join(request(f"/later?{i}") for i in range(50)) + request("/hello"))
@@ -96,7 +96,7 @@ def test_head_is_get_without_the_body(server):
         got, asked = client.get("/hello"), client.get("/hello", method="HEAD")
         assert asked.status == got.status == 200
         assert asked.headers["content-length"] == got.headers["content-length"] == "17"
-        assert client.get("/hello").body == got.body  # nothing of a body was left between them
+        assert client.get("/hello").body == got.body  # no part of a body is left between the two answers
 
 
 def test_head_of_a_stream_is_its_head_alone(server, app):
@@ -107,13 +107,13 @@ def test_head_of_a_stream_is_its_head_alone(server, app):
     assert app.events.empty()
 
 
-def test_an_answer_in_parts_is_written_in_order(server):
+def test_answer_in_parts_is_written_in_order(server):
     with server.connect() as client:
         for _ in range(2):
             assert len(json.loads(client.get("/parts").body)["records"]) == 40_000
 
 
-def test_an_answer_without_content_has_no_length(server):
+def test_answer_without_content_has_no_length(server):
     with server.connect() as client:
         answer = client.get("/empty")
         assert answer.status == 204
@@ -130,19 +130,19 @@ def test_http_1_0_closes_unless_asked_to_stay(server):
         assert client.rest() == b""
 
 
-def test_a_client_that_asks_to_close_is_closed_after_its_answer(server):
+def test_client_that_asks_to_close_is_closed_after_its_answer(server):
     with server.connect() as client:
         assert client.get("/hello", "Connection: close").headers["connection"] == "close"
         assert client.rest() == b""
 
 
-def test_a_target_with_scheme_and_host_is_understood(server):
+def test_target_with_scheme_and_host_is_understood(server):
     with server.connect() as client:
         client.send(b"GET http://test/describe?q HTTP/1.1\r\nHost: test\r\n\r\n")
         assert json.loads(client.answer().body)["query"] == "q"
 
 
-def test_a_client_that_waits_for_100_continue_is_told_to_go_on(server):
+def test_client_that_expects_100_continue_gets_it(server):
     with server.connect() as client:
         client.send(b"POST /echo HTTP/1.1\r\nHost: test\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
         assert client.answer().status == 100
@@ -162,13 +162,13 @@ def test_100_continue_waits_for_the_answers_before_it(server, app):
         assert client.answer().body == b"body"
 
 
-def test_a_refused_request_does_not_cost_the_connection_when_its_body_is_short(server):
+def test_refused_request_with_short_body_keeps_the_connection(server):
     with server.connect() as client:
         assert client.post("/refuse", b"x" * 1000).status == 401
         assert client.get("/hello").status == 200
 
 
-def test_a_refused_request_that_waits_for_100_continue_is_closed(server, app):
+def test_refused_request_that_waits_for_100_continue_is_closed(server, app):
     with server.connect() as client:
         client.send(b"POST /refuse HTTP/1.1\r\nHost: test\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
         answer = client.answer()
@@ -177,7 +177,7 @@ def test_a_refused_request_that_waits_for_100_continue_is_closed(server, app):
     assert app.handled == 0
 
 
-def test_a_client_that_shuts_its_side_still_gets_every_answer(server, app):
+def test_client_that_shuts_its_side_still_gets_every_answer(server, app):
     with server.connect() as client:
         client.send(request("/hello") + request("/later") + request("/hello"))
         client.sock.shutdown(socket.SHUT_WR)
@@ -189,7 +189,7 @@ def test_a_client_that_shuts_its_side_still_gets_every_answer(server, app):
         assert client.rest() == b""
 
 
-def test_a_late_answer_to_a_known_head_keeps_its_place_whatever_comes_meanwhile(server, app):
+def test_late_answer_to_known_head_stays_in_order(server, app):
     with server.connect() as client:
         for turn in range(3):
             client.send(request("/later"))
@@ -204,31 +204,31 @@ def test_a_late_answer_to_a_known_head_keeps_its_place_whatever_comes_meanwhile(
                 assert [client.answer().body, client.answer().body] == [b'{"hello":"world"}', b"0"]
 
 
-def test_a_late_answer_to_a_known_head_reaches_a_client_that_has_shut_its_side(server, app):
+def test_late_answer_to_known_head_reaches_half_closed_client(server, app):
     with server.connect() as client:
         for turn in range(2):
             client.send(request("/later"))
             assert app.events.get(timeout=5)[0] == "waiting"
             if turn:
                 client.sock.shutdown(socket.SHUT_WR)
-                with server.connect() as other:  # by the time it is answered, the server has seen the end
+                with server.connect() as other:  # when it is answered, the server has seen the end of the other
                     assert other.get("/hello").status == 200
             server.call(lambda turn=turn: app.waiting[turn].resolve(Response(200, b"late")))
             assert client.answer().body == b"late"
         assert client.rest() == b""
 
 
-def test_a_client_that_goes_away_cancels_what_it_waited_for(server, app):
+def test_client_that_leaves_cancels_its_deferred_answer(server, app):
     with server.connect() as client:
         client.send(request("/later?7"))
         assert app.events.get(timeout=5) == ("waiting", b"7")
-        # Without lingering the kernel sends a reset: gone, not just done with asking.
+        # With a linger time of 0 the kernel sends a reset: the client has left, and did not just shut its side.
         client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     assert app.events.get(timeout=5) == ("cancelled", b"7")
-    server.call(lambda: app.waiting[0].resolve(Response(200, b"nobody hears this")))
+    server.call(lambda: app.waiting[0].resolve(Response(200, b"too late")))
 
 
-def test_a_stream_is_open_until_its_client_leaves(server, app):
+def test_stream_is_open_until_its_client_leaves(server, app):
     with server.connect() as client:
         client.send(request("/stream"))
         head = client.until(b"\r\n\r\n")
@@ -243,7 +243,7 @@ def test_a_stream_is_open_until_its_client_leaves(server, app):
     assert app.events.empty()
 
 
-def test_a_stream_that_ends_itself_is_closed_once(server, app):
+def test_stream_that_ends_itself_is_closed_once(server, app):
     with server.connect() as client:
         client.send(request("/stream"))
         _, stream = app.events.get(timeout=5)
@@ -253,7 +253,7 @@ def test_a_stream_that_ends_itself_is_closed_once(server, app):
     assert app.events.empty()
 
 
-def test_a_stream_waits_for_the_answers_before_it_and_nothing_after_it_is_handled(server, app):
+def test_stream_waits_for_earlier_answers_and_drops_later_requests(server, app):
     with server.connect() as client:
         client.send(request("/later") + request("/stream") + request("/boom"))
         assert app.events.get(timeout=5)[0] == "waiting"
@@ -265,7 +265,7 @@ def test_a_stream_waits_for_the_answers_before_it_and_nothing_after_it_is_handle
     assert app.handled == 2
 
 
-def test_an_upgraded_connection_carries_both_directions(server, app):
+def test_upgraded_connection_carries_both_directions(server, app):
     with server.connect() as client:
         client.send(request("/upgrade", "Connection: Upgrade", "Upgrade: echo") + b"early ")
         assert client.answer().status == 101
@@ -275,14 +275,14 @@ def test_an_upgraded_connection_carries_both_directions(server, app):
     assert app.events.get(timeout=5)[0] == "closed"
 
 
-def test_an_upgrade_that_is_not_granted_leaves_plain_http(server):
+def test_upgrade_that_is_not_granted_leaves_plain_http(server):
     with server.connect() as client:
         client.send(request("/hello", "Connection: Upgrade", "Upgrade: echo") + request("/describe"))
         assert client.answer().body == b'{"hello":"world"}'
         assert client.answer().status == 200
 
 
-def test_an_upgrade_offer_on_a_request_with_a_body_is_ignored(server):
+def test_upgrade_offer_on_a_request_with_a_body_is_ignored(server):
     offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
     with server.connect() as client:
         for _ in range(2):
@@ -290,7 +290,7 @@ def test_an_upgrade_offer_on_a_request_with_a_body_is_ignored(server):
         assert client.get("/hello").status == 200
 
 
-def test_a_stream_whose_client_does_not_read_is_told_to_stop_and_then_to_go_on(serve, app):
+def test_stream_pauses_while_its_client_does_not_read(serve, app):
     server = serve(high_water_bytes=64 * 1024)
     with server.connect(receive_buffer=4096) as client:
         client.send(request("/stream"))

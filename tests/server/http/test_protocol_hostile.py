@@ -1,4 +1,4 @@
-"""What a client can send that it should not: every case ends in an answer or a close, never in a 5xx or a traceback."""
+"""Malformed and hostile input: every case ends in an answer or a close, never in a 5xx or a traceback."""
 
 import gzip
 import io
@@ -70,7 +70,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("sent", MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed_http_is_answered_with_400_and_nothing_after_it_is_read(server, app, sent):
+def test_malformed_http_is_answered_with_400_and_ends_the_input(server, app, sent):
     with server.connect() as client:
         client.send(sent + NEXT)
         answer = client.answer()
@@ -89,8 +89,8 @@ def test_malformed_http_behind_a_good_request_is_answered_after_it(server, app):
         assert client.rest() == b""
 
 
-def test_a_head_that_was_seen_before_does_not_open_a_way_around_the_parser(server):
-    """The short way takes known bytes only; each of these differs from them in a way that could matter."""
+def test_known_head_does_not_bypass_the_parser(server):
+    """Each variant differs from a cached head in a way that changes its meaning."""
     known = request("/echo", method="POST", body=b"12")
     variants = [
         known.replace(b"Host: test", b"Host: test\r\nTransfer-Encoding: chunked"),
@@ -107,12 +107,12 @@ def test_a_head_that_was_seen_before_does_not_open_a_way_around_the_parser(serve
             client.send(variant)
             assert client.answer().status == 400
     with server.connect() as client:
-        client.send(known[:-1])  # its body is not whole: nothing is answered until it is
+        client.send(known[:-1])  # the body is not whole, so there is no answer yet
         client.send(known[-1:] + known)
         assert [client.answer().body, client.answer().body] == [b"12", b"12"]
         assert [client.get("/describe").status for _ in range(2)] == [200, 200]
-        client.send(request("/describe")[:-4])  # nor here, where the head may still go on
-        with server.connect() as other:  # by the time it is answered, the server has read the piece
+        client.send(request("/describe")[:-4])  # the head may still go on, so there is no answer yet
+        with server.connect() as other:  # when it is answered, the server has read the piece
             assert other.get("/hello").status == 200
         client.send(b"\r\nX-More: yes\r\n\r\n")
         assert b"x-more" in client.answer().body
@@ -121,7 +121,7 @@ def test_a_head_that_was_seen_before_does_not_open_a_way_around_the_parser(serve
         assert client.answer().body == b"12"
 
 
-def test_a_head_is_remembered_only_if_the_parser_saw_the_lines_that_a_search_finds():
+def test_head_is_cached_only_if_parser_and_search_agree():
     data = request("/echo", "X: y", method="POST", body=b"12")
     headers = {b"host": b"test", b"x": b"y", b"content-length": b"2"}
 
@@ -164,7 +164,7 @@ def test_random_bytes_never_get_a_5xx(server):
 # --- limits ---
 
 
-def test_a_body_announced_as_too_large_is_refused_before_it_is_sent(serve, app):
+def test_announced_oversized_body_is_refused_before_it_is_sent(serve, app):
     server = serve(max_body_bytes=1000)
     for expect in ((), ("Expect: 100-continue",)):
         with server.connect() as client:
@@ -175,7 +175,7 @@ def test_a_body_announced_as_too_large_is_refused_before_it_is_sent(serve, app):
     assert app.handled == 0
 
 
-def test_a_refusal_reaches_a_client_that_goes_on_sending(serve):
+def test_refusal_reaches_a_client_that_goes_on_sending(serve):
     server = serve(max_body_bytes=1000)
     with server.connect() as client:
         client.send(request("/echo", "Content-Length: 40000000", method="POST"))
@@ -184,7 +184,7 @@ def test_a_refusal_reaches_a_client_that_goes_on_sending(serve):
         assert client.answer().status == 413
 
 
-def test_a_chunked_body_is_counted_as_it_comes(serve):
+def test_chunked_body_is_counted_as_it_comes(serve):
     server = serve(max_body_bytes=1000)
     with server.connect() as client:
         client.send(CHUNKED + b"1f4\r\n" + b"x" * 500 + b"\r\n1f4\r\n" + b"x" * 500 + b"\r\n0\r\n\r\n")
@@ -199,7 +199,7 @@ def test_a_chunked_body_is_counted_as_it_comes(serve):
     [b"X: " + b"y" * 3000, b"\r\n".join(b"X%d: y" % i for i in range(30)), b"Y" * 3000 + b": z"],
     ids=["a long value", "many fields", "a long name"],
 )
-def test_a_head_past_its_limits_is_answered_with_431(serve, field):
+def test_head_past_its_limits_is_answered_with_431(serve, field):
     server = serve(max_header_bytes=2000, max_headers=20)
     with server.connect() as client:
         client.send(HEAD + field + b"\r\n\r\n")
@@ -213,7 +213,7 @@ def test_a_head_past_its_limits_is_answered_with_431(serve, field):
     [b"GET /", HEAD + b"X: ", HEAD, CHUNKED + b"1;", CHUNKED + b"0\r\nX: ", CHUNKED + b"0\r\n"],
     ids=["target", "value", "fields", "chunk extension", "trailer value", "trailers"],
 )
-def test_a_head_or_trailer_without_end_is_cut_off(serve, endless):
+def test_head_or_trailer_without_end_is_cut_off(serve, endless):
     server = serve(max_header_bytes=2000)
     # A piece of input (16 KiB) may pass before it is counted, so there is more than that of each.
     more = b"Abc: d\r\n" * 60 if endless.endswith(b"\r\n") and endless != CHUNKED else b"y" * 500
@@ -227,7 +227,7 @@ def test_a_head_or_trailer_without_end_is_cut_off(serve, endless):
             pass
 
 
-def test_a_gzip_bomb_ends_as_413(serve, app):
+def test_gzip_bomb_ends_as_413(serve, app):
     server = serve(max_body_bytes=4_000_000)
     bomb = gzip.compress(bytes(50_000_000), 9)
     assert len(bomb) < 100_000
@@ -237,7 +237,7 @@ def test_a_gzip_bomb_ends_as_413(serve, app):
         assert client.get("/hello").status == 200
 
 
-def test_a_gzip_body_is_unpacked_whether_short_long_or_in_members(server):
+def test_gzip_body_is_unpacked_whether_short_long_or_in_members(server):
     noise = random.Random(1).randbytes(1_000_000)
     with server.connect() as client:
         for body in (b"", b"short", b"ab" * 200_000, noise):
@@ -271,7 +271,7 @@ def test_a_gzip_body_is_unpacked_whether_short_long_or_in_members(server):
     ],
     ids=["cut", "cut long", "tail", "plain", "zlib", "five thousand members"],
 )
-def test_a_damaged_gzip_body_is_answered_with_400(server, packed):
+def test_damaged_gzip_body_is_answered_with_400(server, packed):
     with server.connect() as client:
         answer = client.post("/count", packed, "Content-Encoding: gzip")
         assert (answer.status, answer.code) == (400, "invalid_request")
@@ -283,11 +283,11 @@ def test_another_content_encoding_is_answered_with_415(server):
         assert (answer.status, answer.code) == (415, "unsupported_media_type")
 
 
-# --- the application's mistakes ---
+# --- failures of the application
 
 
 @pytest.mark.parametrize("path", ["/boom", "/admit-boom", "/bad-field"])
-def test_an_exception_is_a_500_that_tells_nothing(server, caplog, path):
+def test_exception_is_a_500_that_tells_nothing(server, caplog, path):
     with server.connect() as client:
         for _ in range(2):
             answer = client.post(path, b"hunter2")
@@ -301,7 +301,7 @@ def test_an_exception_is_a_500_that_tells_nothing(server, caplog, path):
     assert "hunter2" not in caplog.records[0].getMessage()
 
 
-def test_an_exception_in_an_upgraded_connection_ends_it(server, app, caplog):
+def test_exception_in_an_upgraded_connection_ends_it(server, app, caplog):
     with server.connect() as client:
         client.send(request("/upgrade", "Connection: Upgrade", "Upgrade: echo"))
         assert client.answer().status == 101

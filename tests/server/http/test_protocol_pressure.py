@@ -1,4 +1,4 @@
-"""Slow clients, idle clients, many clients, clients that do not read, and the end of the server."""
+"""Slow clients, idle clients, many clients, clients that do not read, and the drain of the server."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ def resident_bytes(pid: int | str = "self") -> int:
 # --- deadlines ---
 
 
-def test_a_head_that_does_not_come_to_its_end_is_answered_with_408(serve):
+def test_incomplete_head_is_answered_with_408(serve):
     server = serve(header_timeout_ms=80)
     with server.connect() as client:
         client.send(b"GET / HTTP/1.1\r\nHost: te")
@@ -33,7 +33,7 @@ def test_a_head_that_does_not_come_to_its_end_is_answered_with_408(serve):
         assert client.rest() == b""
 
 
-def test_a_body_that_does_not_come_to_its_end_is_answered_with_408(serve, app):
+def test_incomplete_body_is_answered_with_408(serve, app):
     server = serve(body_timeout_ms=80)
     with server.connect() as client:
         client.send(request("/echo", "Content-Length: 10", method="POST") + b"half")
@@ -42,7 +42,7 @@ def test_a_body_that_does_not_come_to_its_end_is_answered_with_408(serve, app):
     assert app.handled == 0
 
 
-def test_a_refused_body_that_does_not_come_is_not_answered_twice(serve):
+def test_refused_body_that_does_not_come_is_not_answered_twice(serve):
     server = serve(body_timeout_ms=80)
     with server.connect() as client:
         client.send(request("/refuse", "Content-Length: 10", method="POST") + b"half")
@@ -53,7 +53,7 @@ def test_a_refused_body_that_does_not_come_is_not_answered_twice(serve):
             pass
 
 
-def test_an_idle_connection_is_closed_without_a_word(serve):
+def test_idle_connection_is_closed_without_an_answer(serve):
     server = serve(idle_timeout_ms=80)
     with server.connect() as fresh, server.connect() as used:
         assert used.get("/hello").status == 200
@@ -61,17 +61,17 @@ def test_an_idle_connection_is_closed_without_a_word(serve):
         assert fresh.rest() == b""
 
 
-def test_a_client_that_waits_for_a_late_answer_is_not_idle(serve, app):
+def test_client_that_waits_for_a_late_answer_is_not_idle(serve, app):
     server = serve(idle_timeout_ms=60, header_timeout_ms=60, body_timeout_ms=60)
     with server.connect() as waiting, server.connect() as idle:
         waiting.send(request("/later"))
         assert app.events.get(timeout=5)[0] == "waiting"
-        assert idle.rest() == b""  # by now the deadline has passed for both
+        assert idle.rest() == b""  # the deadline has passed for both now
         server.call(lambda: app.waiting[0].resolve(Response(200, b"{}")))
         assert waiting.answer().status == 200
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(serve):
+def test_client_that_takes_nothing_of_its_answer_is_cut_off(serve):
     server = serve(write_timeout_ms=100, high_water_bytes=10_000)
     with server.connect(receive_buffer=4096) as client:
         client.send(request("/large?20000000"))
@@ -81,10 +81,10 @@ def test_a_client_that_takes_nothing_of_its_answer_is_cut_off(serve):
             client.exactly(20_000_000)
 
 
-def test_a_client_that_sends_thousands_of_requests_at_once_lets_the_others_in_between(server, app):
+def test_flood_of_pipelined_requests_yields_to_other_connections(server, app):
     with server.connect() as client:
         client.send(request("/mark") + request("/hello") * 5000)
-        # This turn's share, and the next one's, which may come before the mark.
+        # The share of this turn, and of the next one, which may come before the mark.
         assert app.events.get(timeout=5)[1] <= 2 * server.http.limits.max_pipelined
         assert [client.answer().status for _ in range(5001)] == [200] * 5001
 
@@ -99,7 +99,7 @@ def test_requests_that_take_long_share_a_turn_with_none_other(server, app):
 # --- memory ---
 
 
-def test_a_client_that_does_not_read_is_not_answered_into_memory(serve, app):
+def test_client_that_does_not_read_is_not_answered_into_memory(serve, app):
     server = serve(high_water_bytes=256 * 1024)
     with server.connect(receive_buffer=4096) as client:
         before = resident_bytes()
@@ -115,7 +115,7 @@ def test_a_client_that_does_not_read_is_not_answered_into_memory(serve, app):
         assert app.handled > handled
 
 
-def test_known_heads_are_no_way_around_backpressure(serve, app):
+def test_known_heads_do_not_bypass_backpressure(serve, app):
     server = serve(high_water_bytes=256 * 1024)
     with server.connect(receive_buffer=4096) as client:
         assert client.get("/large?1000000").status == 200
@@ -138,7 +138,7 @@ def test_answers_that_wait_behind_a_late_one_are_bounded(serve, app):
         assert [client.answer().status for _ in range(41)] == [200] * 41
 
 
-def test_a_body_in_tiny_chunks_takes_its_own_size_and_little_more(server):
+def test_body_in_tiny_chunks_takes_little_more_than_its_size(server):
     chunks = b"2\r\nab\r\n" * 100_000
     with server.connect() as client:
         client.send(b"POST /count HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -150,14 +150,14 @@ def test_a_body_in_tiny_chunks_takes_its_own_size_and_little_more(server):
         assert resident_bytes() - before < 20_000_000
 
 
-def test_a_thousand_idle_connections_cost_little(capsys):
+def test_thousand_idle_connections_cost_little(capsys):
     command = [sys.executable, "-m", "tests.server.harness"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         with contextlib.ExitStack() as stack:
             for client in [stack.enter_context(Client(port)) for _ in range(20)]:
-                assert client.get("/hello").status == 200  # whatever is made once is made by now
+                assert client.get("/hello").status == 200  # everything that is allocated once is allocated now
             before = resident_bytes(process.pid)
             for client in [stack.enter_context(Client(port)) for _ in range(1000)]:
                 assert client.get("/hello").status == 200
@@ -171,7 +171,7 @@ def test_a_thousand_idle_connections_cost_little(capsys):
 # --- compression ---
 
 
-def test_a_large_answer_is_gzipped_for_those_who_ask(server):
+def test_large_answer_is_gzipped_for_those_who_ask(server):
     with server.connect() as client:
         for words, gzipped in ((10, False), (500, True), (50_000, True)):
             answer = client.get(f"/json?{words}", "Accept-Encoding: br, gzip;q=0.5")
@@ -204,14 +204,14 @@ def test_a_large_answer_is_gzipped_for_those_who_ask(server):
         (b"gzip;q=many", False),
     ],
 )
-def test_the_weights_of_accept_encoding_are_respected(field, allowed):
+def test_weights_of_accept_encoding_are_respected(field, allowed):
     assert accepts_gzip(field) is allowed
 
 
-# --- the end ---
+# --- drain
 
 
-def test_a_drain_closes_idle_connections_and_lets_the_others_finish(server, app):
+def test_drain_closes_idle_connections_and_lets_the_others_finish(server, app):
     with server.connect() as idle, server.connect() as waiting, server.connect() as sending:
         assert idle.get("/hello").status == 200
         waiting.send(request("/later"))
@@ -232,7 +232,7 @@ def test_a_drain_closes_idle_connections_and_lets_the_others_finish(server, app)
         assert drained.result(5) == 0
 
 
-def test_a_drain_ends_streams_and_upgraded_connections(server, app):
+def test_drain_ends_streams_and_upgraded_connections(server, app):
     with server.connect() as stream, server.connect() as upgraded:
         stream.send(request("/stream"))
         assert app.events.get(timeout=5)[0] == "opened"
@@ -244,7 +244,7 @@ def test_a_drain_ends_streams_and_upgraded_connections(server, app):
     assert {app.events.get(timeout=5)[0] for _ in range(2)} == {"closed"}
 
 
-def test_a_drain_cuts_off_what_is_not_done_by_its_deadline(server, app):
+def test_drain_cuts_off_what_is_not_done_by_its_deadline(server, app):
     with server.connect() as client:
         client.send(request("/later?x"))
         assert app.events.get(timeout=5)[0] == "waiting"
@@ -254,7 +254,7 @@ def test_a_drain_cuts_off_what_is_not_done_by_its_deadline(server, app):
             client.answer()
 
 
-def test_a_drained_server_gives_pipelined_requests_their_answers_and_closes_after_the_last(server, app):
+def test_drained_server_answers_pipelined_requests_and_closes_after_the_last(server, app):
     with server.connect() as client:
         client.send(request("/later") + request("/hello"))
         assert app.events.get(timeout=5)[0] == "waiting"
