@@ -29,7 +29,12 @@ unknown `TOPICS_*` variable is logged as a warning, with the closest known name.
 
 
 def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = subparsers.add_parser("config", help="print the settings in force", allow_abbrev=False)
+    parser = subparsers.add_parser(
+        "config",
+        help="print the settings in force",
+        usage="%(prog)s [-h] [--markdown] [--SETTING VALUE ...]",
+        allow_abbrev=False,
+    )
     parser.add_argument("--markdown", action="store_true", help="print the reference page of all settings")
     add_flags(parser)
     parser.set_defaults(execute=execute)

@@ -19,6 +19,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = subparsers.add_parser(
         "serve",
         help="run the server",
+        usage="%(prog)s [-h] [--SETTING VALUE ...]",
         description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
         "On SIGTERM or SIGINT, open requests finish and the server exits with status 0.",
         allow_abbrev=False,
