@@ -11,6 +11,6 @@ from topics.testing.server import server
 
 @pytest.fixture
 def topics_server() -> Iterator[str]:
-    """The URL of a real server in memory that lives as long as the test."""
+    """Yield the URL of a real server in memory, which runs during the test."""
     with server() as url:
         yield url

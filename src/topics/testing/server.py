@@ -6,7 +6,7 @@
         with server() as url:
             ...
 
-pytest finds the fixture `topics_server`, which is the URL of a server that lives as long as the test.
+The pytest fixture `topics_server` yields the URL of a server that runs during the test.
 """
 
 from __future__ import annotations
