@@ -52,7 +52,7 @@ def take_answers(server: socket.socket) -> int:
     """How many answers one read brings; they are short enough to come whole."""
     got = server.recv(65_536)
     good = got.count(b"HTTP/1.1 200 ") + got.count(b"HTTP/1.1 201 ")
-    assert got.endswith(b"}"), got
+    assert got.endswith(b"}\n"), got
     assert good == got.count(b"HTTP/1.1 "), got
     return good
 

@@ -130,7 +130,7 @@ def _make_some(port: int, names: list[str]) -> None:
             some = names[at : at + 32]
             raw.sendall(b"".join(b"POST /v0/topics/%b HTTP/1.1\r\n%b" % (name.encode(), rest) for name in some))
             answers = b""
-            while answers.count(b"HTTP/1.1 20") < len(some) or not answers.endswith(b"}"):
+            while answers.count(b"HTTP/1.1 20") < len(some) or not answers.endswith(b"}\n"):
                 answers += (got := raw.recv(1 << 18))
                 assert got, answers
 
