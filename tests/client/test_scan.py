@@ -1,4 +1,4 @@
-"""The client's bulk read: runs, losses, one end; it goes on behind the last whole piece when a connection breaks."""
+"""The client's bulk read: runs, gaps, one end; after a broken connection it continues after the last complete piece."""
 
 import json
 import socket
@@ -56,7 +56,7 @@ def cutting(port: int, *, after_bytes: list[int]) -> Iterator[str]:
 
 def _request(near: socket.socket) -> bytes:
     data = near.recv(1 << 16)
-    while not data.endswith(b"}"):  # the body may come behind the head
+    while not data.endswith(b"}"):  # the body may arrive after the head
         data += near.recv(1 << 16)
     return data
 

@@ -1,10 +1,10 @@
-"""A writer that is killed at the nth thing it asks of the file system, for n = 1, 1 + step, 1 + 2 * step …
+"""Kill a writer at its nth file system call, for n = 1, 1 + step, 1 + 2 * step …
 
     python -m tests.lake.killing <directory> <step>
 
-Each n has a process and a lake of its own: first the writer, who dies by SIGKILL, then somebody who looks at what he
-left and goes on. Prints the first n that is too large to happen. Forks from a process that has used no Arrow yet, so
-that each costs no more than its work.
+Each n has its own process and lake: first the writer, which SIGKILL ends, then a reader and writer that checks what is
+left and continues. Prints the first n that is not reached. The processes are forked before Arrow is used, so that each
+costs only its own work.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOPICS = ("a", "b")
 
 
 def steps(lake: Lake) -> list[tuple[Callable[[], Any], set[tuple[str, int]]]]:
-    """What the writer does, one after the other, and all that is in the lake after each."""
+    """The steps of the writer in order, and the content of the lake after each."""
     from topics.lake import Staging
 
     staging: list[Staging] = []
@@ -103,9 +103,9 @@ def check(lake: Lake, done: int) -> None:
     assert set(found) in possible, "neither before nor after"
     assert len(found) == len(set(found))
     seen = listed(lake)
-    assert set(seen) <= possible[0] | possible[-1], "somebody who lists sees what is in no version"
+    assert set(seen) <= possible[0] | possible[-1], "a directory listing finds a file that is in no version"
     with lake.stage() as staging:
-        assert listed(lake) == found, "nothing is late or too much once somebody has opened the lake to write"
+        assert listed(lake) == found, "after the lake is opened for writing, the listing equals the manifest"
         assert os.listdir(Path(lake.path) / "_lake" / "staging") == [staging.token]
         for topic in TOPICS:
             check_content(lake, topic)
@@ -116,8 +116,8 @@ def check(lake: Lake, done: int) -> None:
     gaps = lake.ledger().to_pylist()
     from pyarrow import dataset
 
-    told = dataset.dataset(f"{lake.path}/_gaps").to_table().to_pylist()
-    assert sorted(map(str, told)) == sorted(map(str, gaps))
+    reported = dataset.dataset(f"{lake.path}/_gaps").to_table().to_pylist()
+    assert sorted(map(str, reported)) == sorted(map(str, gaps))
 
 
 def in_child(work: Callable[[], None]) -> int:

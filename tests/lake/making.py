@@ -16,7 +16,7 @@ EPOCH = 7
 
 
 def records(first: int, last: int, *, step_us: int = STEP_US, tags: int = 3) -> pa.RecordBatch:
-    """What a topic has in these seqs: everything follows from the seq."""
+    """Return the records of a topic for these seqs: all fields are derived from the seq."""
     seqs = range(first, last + 1)
     return pa.record_batch(
         {
@@ -45,7 +45,7 @@ def archive(
 
 
 def listed(lake: Lake) -> list[tuple[str, int]]:
-    """Topic and seq of every record that somebody finds who only lists the directory."""
+    """Return topic and seq of every record that a directory listing finds."""
     names = list(Path(lake.path).glob("topic=*/date=*/*.parquet"))
     if not names:
         return []

@@ -36,7 +36,7 @@ def commit_path(lake: Lake, version: int) -> Path:
     return Path(lake.path) / "_lake" / "commits" / commit_name(version)
 
 
-def life_of(lake: Lake) -> ArchivedEpoch:
+def archived_epoch_of(lake: Lake) -> ArchivedEpoch:
     archived = lake.snapshot().archived("a", EPOCH)
     assert archived is not None
     return archived
@@ -99,8 +99,8 @@ def test_writer_notices_a_replaced_parent_version(filled: Lake):
     with filled.stage() as staging:
         commit_path(filled, ROUNDS).unlink()
         other = Lake(filled.path)
-        with other.stage() as anew:
-            archive(other, anew, "b", 1, 10)
+        with other.stage() as rebuilt:
+            archive(other, rebuilt, "b", 1, 10)
         with pytest.raises(Damaged, match="was replaced by another version"):
             archive(filled, staging, "a", 51, 60)
 
@@ -153,7 +153,7 @@ SPOILING = [drop_rows, change_data, cut, Path.unlink]
 
 @pytest.mark.parametrize("spoil", SPOILING)
 def test_damaged_file_is_not_merged_but_named(filled: Lake, spoil: Callable[[Path], None]):
-    file = life_of(filled).files[2]
+    file = archived_epoch_of(filled).files[2]
     spoil(Path(filled.path) / file.path)
     before = filled.snapshot()
     with filled.stage() as staging, pytest.raises(Damaged, match=file.path.rpartition("/")[2]):
@@ -165,7 +165,7 @@ def test_damaged_file_is_not_merged_but_named(filled: Lake, spoil: Callable[[Pat
 
 @pytest.mark.parametrize("spoil", SPOILING)
 def test_damaged_file_is_not_rewritten_by_an_erase(filled: Lake, spoil: Callable[[Path], None]):
-    file = life_of(filled).files[2]
+    file = archived_epoch_of(filled).files[2]
     spoil(Path(filled.path) / file.path)
     before = filled.snapshot()
     with pytest.raises(Damaged, match=file.path.rpartition("/")[2]):
@@ -176,12 +176,12 @@ def test_damaged_file_is_not_rewritten_by_an_erase(filled: Lake, spoil: Callable
 
 
 def test_erase_of_a_damaged_file_does_not_hide_the_damage(filled: Lake):
-    change_data(Path(filled.path) / life_of(filled).files[2].path)
+    change_data(Path(filled.path) / archived_epoch_of(filled).files[2].path)
     with pytest.raises(Damaged, match="does not hold"):
         filled.erase(["a"], lambda topic, epoch, batch: pc.is_null(batch.column("tag")))
 
 
-# --- files that are not ours
+# --- foreign files
 
 
 def test_foreign_files_are_left_alone(filled: Lake):
@@ -208,9 +208,9 @@ def test_ledger_is_created_beside_foreign_files(tmp_path: Path):
 
 def test_uncommitted_record_file_is_a_stray(filled: Lake):
     assert filled.strays() == []
-    path = Path(filled.path) / life_of(filled).files[0].path
+    path = Path(filled.path) / archived_epoch_of(filled).files[0].path
     shutil.copy(path, path.with_name("copy.parquet"))
-    assert filled.strays() == [str(Path(life_of(filled).files[0].path).with_name("copy.parquet"))]
+    assert filled.strays() == [str(Path(archived_epoch_of(filled).files[0].path).with_name("copy.parquet"))]
 
 
 def test_replaced_files_of_a_killed_writer_are_not_strays(filled: Lake, monkeypatch: pytest.MonkeyPatch):
@@ -227,14 +227,18 @@ def test_replaced_files_of_a_killed_writer_are_not_strays(filled: Lake, monkeypa
 # --- disks
 
 
-@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, "free space"), (errno.EROFS, "check how it is mounted")])
-def test_disk_error_names_the_path_and_the_remedy(lake: Lake, monkeypatch: pytest.MonkeyPatch, number: int, told: str):
+@pytest.mark.parametrize(
+    ("number", "reported"), [(errno.ENOSPC, "free space"), (errno.EROFS, "check how it is mounted")]
+)
+def test_disk_error_names_the_path_and_the_remedy(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, number: int, reported: str
+):
     def refuse(descriptor: int) -> None:
         raise OSError(number, os.strerror(number))
 
     with lake.stage() as staging:
         monkeypatch.setattr(os, "fsync", refuse)
-        with pytest.raises(LakeError, match=f"{lake.path}: {os.strerror(number)}; {told}"):
+        with pytest.raises(LakeError, match=f"{lake.path}: {os.strerror(number)}; {reported}"):
             archive(lake, staging, "a", 1, 10)
         monkeypatch.undo()
         archive(lake, staging, "a", 1, 10)

@@ -1,4 +1,4 @@
-"""What the manifest knows, without any files."""
+"""The manifest, without files."""
 
 import pytest
 

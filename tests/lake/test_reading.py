@@ -1,4 +1,4 @@
-"""What is in a lake, as its own readers, pyarrow and DuckDB see it."""
+"""Read a lake with its own readers, with pyarrow and with DuckDB."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.lake.making import EPOCH, archive, check_content, records, seqs_of
 from topics.lake import GAP_SCHEMA, SCHEMA, Change, Damaged, Gap, Lake, LakeError, write_files
 
 DAY_US = 86_400_000_000
-# What names of topics can look like at the worst; none of them may turn into another topic or another type.
+# The most difficult topic names: none of them may turn into another topic or another type.
 ODD = ["a:b", "user-42:*.x"[:8], "007", "1e5", "2024-02-29", "true", "null", "A", "a", "a.b-c_d", "x" * 200]
 
 
@@ -46,7 +46,7 @@ def test_gaps_stand_between_records(lake: Lake):
         lake.merge(staging, "a", EPOCH, min_files=2)
         archive(lake, staging, "a", 41, 45, lost=5)
 
-    def told(**given: int) -> list[tuple[int, int] | Gap]:
+    def reported(**given: int) -> list[tuple[int, int] | Gap]:
         found: list[tuple[int, int] | Gap] = []
         for item in lake.history("a", EPOCH, **given):
             found.append(item if isinstance(item, Gap) else (seqs_of([item])[0], seqs_of([item])[-1]))
@@ -55,9 +55,9 @@ def test_gaps_stand_between_records(lake: Lake):
     def gap(first: int, last: int) -> Gap:
         return Gap(first, last, "cap", 1000)
 
-    assert told() == [gap(1, 5), (6, 20), gap(21, 25), (26, 40), gap(41, 45)]
-    assert told(first=3, last=23) == [gap(3, 5), (6, 20), gap(21, 23)]
-    assert told(first=30, last=40) == [(30, 40)]
+    assert reported() == [gap(1, 5), (6, 20), gap(21, 25), (26, 40), gap(41, 45)]
+    assert reported(first=3, last=23) == [gap(3, 5), (6, 20), gap(21, 23)]
+    assert reported(first=30, last=40) == [(30, 40)]
 
 
 def test_file_holds_one_date(lake: Lake):

@@ -1,4 +1,4 @@
-"""Changes of a lake on disk: what others see of them, and when."""
+"""Changes of a lake on disk: what readers see, and when."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def commit_files(lake: Lake) -> list[str]:
 
 
 def without_publishing(lake: Lake, first: int, last: int, *, lost: int = 0) -> None:
-    """A writer who dies right after his commit."""
+    """A writer that dies right after its commit."""
     staging = lake.stage()
     staging.__enter__()
     staging._publish = lambda commits: None  # type: ignore[method-assign]
@@ -72,7 +72,7 @@ def test_committed_files_that_cannot_be_renamed_are_kept(lake: Lake, monkeypatch
 
 
 def test_concurrent_archivers_leave_one_history(lake: Lake):
-    """Each takes what it believes to come next, and where it was wrong looks again."""
+    """Each archiver takes the next seqs that it knows of, and reads the lake again after a conflict."""
     clashes: list[Conflict] = []
 
     def work() -> None:
@@ -235,7 +235,7 @@ def test_erase_removes_records_from_every_file_and_the_disk(lake: Lake):
     check_content(lake, "a")
     archived = lake.snapshot().archived("a", 7)
     assert archived is not None
-    assert archived.uncovered(1, 30) == []  # that they are gone is known, and why
+    assert archived.uncovered(1, 30) == []  # the deleted seqs are covered
 
 
 def test_erase_of_all_records_removes_the_file(lake: Lake):
@@ -270,10 +270,10 @@ def test_directory_without_a_lake_is_an_error(tmp_path: Path):
         lake.snapshot()
 
 
-@pytest.mark.parametrize("place", ["s3://bucket/lake", "hdfs:///lake"])
-def test_path_that_is_not_a_directory_is_refused(place: str):
+@pytest.mark.parametrize("location", ["s3://bucket/lake", "hdfs:///lake"])
+def test_path_that_is_not_a_directory_is_refused(location: str):
     with pytest.raises(LakeError, match="is a directory"):
-        Lake(place)
+        Lake(location)
 
 
 def test_reader_continues_when_files_are_merged(lake: Lake):

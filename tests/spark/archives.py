@@ -1,4 +1,4 @@
-"""What was written to topics, and whether a lake has just that."""
+"""Write to topics, and check that a lake has exactly those records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cells = tuple[str | None, str | None, str | None, str]  # node, tag, meta, data
 
 
 class Written:
-    """One life of a topic as its writer knows it."""
+    """One epoch of a topic as its writer knows it."""
 
     def __init__(self, client: Client, topic: str, **config: Any) -> None:
         self.client, self.topic = client, topic
@@ -67,7 +67,7 @@ def archived_epoch_of(lake: Lake, written: Written) -> ArchivedEpoch:
 
 
 def check_exact(lake: Lake, written: Written, *, deleted: Iterable[int] = (), head: int | None = None) -> int:
-    """The lake has what was written, each record once; each other seq is in a gap or was deleted. Rows of the lake."""
+    """Check that each record is in the lake once, and each other seq in a gap or deleted. Return the number of rows."""
     archived_epoch = archived_epoch_of(lake, written)
     head = written.head if head is None else head
     assert archived_epoch.archived_to == head
@@ -81,8 +81,8 @@ def check_exact(lake: Lake, written: Written, *, deleted: Iterable[int] = (), he
     lost = {seq for gap in archived_epoch.gaps for seq in range(gap.first, gap.last + 1)}
     assert sum(gap.last - gap.first + 1 for gap in archived_epoch.gaps) == len(lost), "gaps overlap"
     assert not lost & rows.keys(), "in a gap and there"
-    gone = set(deleted)
-    assert rows.keys() | lost | gone == set(range(1, head + 1)), "not accounted for"
+    removed = set(deleted)
+    assert rows.keys() | lost | removed == set(range(1, head + 1)), "not accounted for"
     assert rows == {seq: written.records[seq] for seq in rows}, "not what was written"
     assert listed(lake, written.topic, written.epoch) == sorted(rows), "a listing shows something else"
     check_ledger(lake)
@@ -92,7 +92,7 @@ def check_exact(lake: Lake, written: Written, *, deleted: Iterable[int] = (), he
 
 
 def listed(lake: Lake, topic: str, epoch: int) -> list[int]:
-    """The seqs that somebody finds who knows nothing of a manifest."""
+    """Return the seqs that a reader finds without the manifest."""
     schema = pa.schema([("topic", pa.string()), ("date", pa.string())])
     partitioning = ds.partitioning(schema, flavor="hive")
     dataset = ds.dataset(lake.path, pa.schema([*SCHEMA, *schema]), partitioning=partitioning, format="parquet")

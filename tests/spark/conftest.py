@@ -82,7 +82,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose segments are so small that most of what a test writes is read from files."""
+    """A server with small segments, so that most records of a test are read from files."""
     directory = tmp_path_factory.mktemp("server")
     running = ServerProcess(directory, {"data_dir": directory / "data", **SMALL_PARTS})
     yield running
@@ -107,7 +107,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """In place of a session; tasks are done by whoever asks for them."""
+    """Replace the session: tasks run in this process."""
     import msgspec
 
     from topics.spark.pipelines.archive.task import Done, archive_part

@@ -39,7 +39,7 @@ def stream(spark: SparkSession, url: str, topic: str, into: str, checkpoint: str
 
 
 def report(spark: SparkSession, url: str, topic: str, into: str) -> None:
-    """Reads a topic in several tasks, copies it, and says what it saw."""
+    """Read a topic in several tasks, copy it, and print the counts."""
     frame = spark.read.format("topics").options(url=url, subscribe=topic, minPartitions="4").load()
     frame.write.format("topics").options(url=url, topic=into).mode("append").save()
     count, total = frame.selectExpr("count(*)", "sum(seq)").collect()[0]

@@ -1,4 +1,4 @@
-"""Lakes for tests of what reads them, made without the archive pipeline: small, at once, and as odd as a test wants."""
+"""Build small lakes for tests of readers, without the archive pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def archive(
     trim: bool = False,
     spoil: Callable[[list[Record]], list[Record]] = list,
 ) -> ArchivedEpoch:
-    """Everything of the topic that is not in the lake yet, up to a seq; with `trim`, gone from the topic then."""
+    """Archive the unarchived records of the topic up to a seq; with `trim`, delete them from the topic."""
     lake = Lake(str(path))
     lake.create()
     base = lake.snapshot()

@@ -18,7 +18,7 @@ from topics.errors import TopicsError
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 400  # a crowded machine is no failure
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # lives that last seconds are over before the optimizer is done
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # processes of seconds end before the optimizer pays off
 
 
 def wait_for(look: Callable[[], Any], what: str, *, every_s: float = 0.05) -> Any:
@@ -95,7 +95,7 @@ def children(pid: int) -> list[int]:
 
 
 def running(pid: int, words: str) -> list[int]:
-    """Those below a process whose command line has these words in it."""
+    """Return the descendants of a process whose command line contains these words."""
     found = []
     for child in children(pid):
         try:
@@ -154,7 +154,7 @@ class Cluster:
         self.url = f"spark://127.0.0.1:{port}"
         self.processes = [self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")]
         for number in (1, 2):
-            place = (
+            folders = (
                 "--webui-port",
                 "0",
                 "--cores",
@@ -164,7 +164,7 @@ class Cluster:
                 "--work-dir",
                 str(directory / f"work{number}"),
             )
-            self.processes.append(self._start("worker.Worker", "--host", "127.0.0.1", *place, self.url))
+            self.processes.append(self._start("worker.Worker", "--host", "127.0.0.1", *folders, self.url))
 
     def _start(self, what: str, *arguments: str) -> Process:
         command = [f"{self._home}/bin/spark-class", f"org.apache.spark.deploy.{what}", *arguments]

@@ -22,7 +22,7 @@ def source(spark: SparkSession, url: str, **options: object) -> DataFrame:
 
 
 def drain(frame: DataFrame, checkpoint: Path) -> list[list[Row]]:
-    """What is there now, as the rows of each micro-batch."""
+    """Return the present records as the rows of each micro-batch."""
     batches: list[list[Row]] = []
     done = frame.writeStream.foreachBatch(lambda batch, _: batches.append(batch.collect()))
     finish(done.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start())
@@ -30,7 +30,7 @@ def drain(frame: DataFrame, checkpoint: Path) -> list[list[Row]]:
 
 
 def copy(frame: DataFrame, url: str, checkpoint: Path, **options: object) -> StreamingQuery:
-    """What is there now, into a topic."""
+    """Copy the present records into a topic."""
     writer = frame.writeStream.format("topics").option("url", url).option("checkpointLocation", str(checkpoint))
     for name, value in options.items():
         writer = writer.option(name, str(value))

@@ -43,14 +43,14 @@ def test_cluster_is_exactly_once_though_an_executor_is_killed(
     finally:
         driver.kill()
 
-    [said] = [json.loads(line) for line in driver.log().splitlines() if line.startswith('{"count"')]
-    assert said == {"count": RECORDS, "sum": RECORDS * (RECORDS + 1) // 2, "partitions": 4}
+    [shown] = [json.loads(line) for line in driver.log().splitlines() if line.startswith('{"count"')]
+    assert shown == {"count": RECORDS, "sum": RECORDS * (RECORDS + 1) // 2, "partitions": 4}
     assert sorted(read_numbers(client, f"{topic}.batch")) == list(range(RECORDS))
     check_exact(client, f"{topic}.stream", RECORDS)
 
 
 def pipeline(command: list[str], log: Path, *arguments: object) -> str:
-    """Runs `topics pipeline …` and returns what it printed."""
+    """Run `topics pipeline …` and return its output."""
     running = Process([*command, "pipeline", *map(str, arguments)], log, SPARK_HOME=slim_home(log.parent), **LOOPBACK)
     try:
         running.succeed()
@@ -73,8 +73,8 @@ def test_pipelines_run_on_a_cluster_by_master_and_by_spark_submit(
     submit = [f"{slim_home(tmp_path)}/bin/spark-submit", "--master", cluster.url, str(tmp_path / "submit.py")]
 
     numbers(client, topic, range(RECORDS))
-    said = pipeline(plain, tmp_path / "one.log", "archive", *where, "--master", cluster.url)
-    assert f"archive: wrote {RECORDS} records of 1 topics" in said
+    shown = pipeline(plain, tmp_path / "one.log", "archive", *where, "--master", cluster.url)
+    assert f"archive: wrote {RECORDS} records of 1 topics" in shown
     numbers(client, topic, range(RECORDS, RECORDS + 1000))
     assert "archive: wrote 1000 records of 1 topics" in pipeline(submit, tmp_path / "two.log", "archive", *where)
     assert "0 unexplained" in pipeline(plain, tmp_path / "three.log", "audit", *where, "--master", cluster.url)

@@ -35,8 +35,8 @@ def test_connect_session_reads_writes_and_streams(server: ServerProcess, client:
         driver.succeed()
     finally:
         driver.kill()
-    [said] = [json.loads(line) for line in driver.log().splitlines() if line.startswith('{"count"')]
-    assert (said["count"], said["sum"]) == (1500, 1500 * 1501 // 2)
+    [shown] = [json.loads(line) for line in driver.log().splitlines() if line.startswith('{"count"')]
+    assert (shown["count"], shown["sum"]) == (1500, 1500 * 1501 // 2)
     assert sorted(read_numbers(client, f"{topic}.batch")) == list(range(1500))
     assert read_numbers(client, f"{topic}.stream") == list(range(1500))
 

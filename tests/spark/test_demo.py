@@ -26,10 +26,10 @@ def test_demo_archives_evicts_heals_audits_and_draws(
     monkeypatch.setattr(pipeline, "READ_S", 0.1)
     server = start_server(data_dir=tmp_path / "data")
     assert pipeline.run_demo(server.url, str(tmp_path / "lake"), spark, tmp_path / "demo.svg", records=2400)
-    said = capsys.readouterr().out
-    assert "orders:   2,400 written      600 live     2,400 with the lake        0 in gaps" in said
-    assert "a tombstone, seqs 1 to 1,800 are lost (cap)" in said
-    assert ": 0 unexplained" in said
+    shown = capsys.readouterr().out
+    assert "orders:   2,400 written      600 live     2,400 with the lake        0 in gaps" in shown
+    assert "a tombstone, seqs 1 to 1,800 are lost (cap)" in shown
+    assert ": 0 unexplained" in shown
     words = [element.text for element in ET.parse(tmp_path / "demo.svg").iter() if element.text]
     assert {"orders", "clicks", "audit", "0 unexplained", "2,400 of 2,400: healed"} <= set(words)
     assert any(text.startswith("tombstone: seqs 301 to ") for text in words)

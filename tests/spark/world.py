@@ -1,4 +1,4 @@
-"""What a topic holds, asked for in two ways: by `diff`, and by Spark."""
+"""Read a topic in two ways: by `diff`, and by Spark."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def lake(tmp_path: Path) -> Lake:
 
 @pytest.fixture
 def run(spark: SparkSession, server: ServerProcess, lake: Lake, topic: str) -> Any:
-    """Archives the test's topic, unless told otherwise."""
+    """Archives the topic of the test by default."""
 
     def archived(**given: Any) -> RunReport:
         which = {} if {"topics", "prefix", "pattern"} & given.keys() else {"topics": [topic]}
@@ -53,7 +53,7 @@ def test_topic_is_archived_once_and_then_only_new_records(run: Any, client: Clie
 
 
 def test_lag_is_taken_when_the_report_is_made(run: Any, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch):
-    """What is written after the round has looked at the heads is behind, too."""
+    """Records written after the round has read the heads count as lag as well."""
     written = Written(client, topic)
     written.numbers(5)
     looked = _ArchiveRun._extents
@@ -82,11 +82,11 @@ def test_times_are_those_of_the_topic(run: Any, client: Client, lake: Lake, topi
 def test_deleted_records_are_neither_archived_nor_a_gap(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(100)
-    gone = {seq for seq, record in written.records.items() if record[1] == "user-3"} | set(range(1, 11))
+    removed = {seq for seq, record in written.records.items() if record[1] == "user-3"} | set(range(1, 11))
     client.delete(topic, match="user-3")
     client.delete(topic, before_seq=11)
     run()
-    assert check_exact(lake, written, deleted=gone) == 100 - len(gone)
+    assert check_exact(lake, written, deleted=removed) == 100 - len(removed)
     assert archived_epoch_of(lake, written).gaps == ()
 
 
@@ -156,7 +156,7 @@ def test_recreated_topic_has_two_epochs_in_the_lake(run: Any, client: Client, la
     assert check_exact(lake, again) == 20
     assert [archived_epoch.epoch for archived_epoch in lake.snapshot().epochs(topic)] == [first.epoch, again.epoch]
     client.drop_topic(topic)
-    assert run().records == 0  # gone, and nothing is wrong with that: the lake has it
+    assert run().records == 0  # deleted, which is not an error: the lake has it
 
 
 def test_all_kinds_of_names_are_archived_and_read_by_spark(
@@ -265,7 +265,7 @@ def test_trim_keeps_everything_if_a_file_cannot_be_read_back(run: Any, client: C
 
 
 def test_records_written_during_a_trim_stay(run: Any, client: Client, lake: Lake, topic: str, monkeypatch: Any):
-    """A trim takes what was committed, not what is there when it happens."""
+    """A trim deletes the committed records, not those written meanwhile."""
     written = Written(client, topic)
     written.numbers(30)
     verify = Lake.verify

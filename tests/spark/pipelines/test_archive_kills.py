@@ -27,7 +27,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 
 
 class Writing:
-    """Somebody who writes to a topic as long as the test lasts."""
+    """Writes to a topic during the whole test."""
 
     def __init__(self, url: str, topic: str, **config: int) -> None:
         self._stop = threading.Event()

@@ -34,7 +34,7 @@ def counts(row: Any) -> dict[str, int]:
 
 def test_every_seq_of_a_topic_with_history_is_explained(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(50), tag="a")
-    client.put_topic(topic, cap_records=40)  # 1 to 10 are lost before anybody archives
+    client.put_topic(topic, cap_records=40)  # 1 to 10 are evicted before they are archived
     archive(client, lake, topic, upto=30)
     numbers(client, topic, range(10), tag="b")  # 11 to 20 are evicted, and archived
     client.delete(topic, match="b")
@@ -92,9 +92,9 @@ def test_differing_and_missing_records_are_listed(spark: SparkSession, client: C
 def test_seqs_trimmed_without_archive_are_unexplained(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     archived_epoch = archive(client, lake, topic, upto=10)
-    place = Lake(str(lake))
-    with place.stage() as staging:
-        staging.commit(place.snapshot(), [Change(op="trim", topic=topic, epoch=archived_epoch.epoch, trimmed_to=12)])
+    opened = Lake(str(lake))
+    with opened.stage() as staging:
+        staging.commit(opened.snapshot(), [Change(op="trim", topic=topic, epoch=archived_epoch.epoch, trimmed_to=12)])
     client.delete(topic, before_seq=13)
     report = run(spark, client, lake, topic)
     assert report.topics[0].figures["unexplained"] == [(11, 12)]
@@ -105,7 +105,7 @@ def test_earlier_epoch_and_unarchived_seqs_are_audited(spark: SparkSession, clie
     archive(client, lake, topic)
     client.drop_topic(topic)
     numbers(client, topic, range(10))
-    client.put_topic(topic, cap_records=4)  # the lake has nothing of this life yet; the server tells what it lost
+    client.put_topic(topic, cap_records=4)  # the lake has nothing of this epoch yet; the server reports its gap
     report = run(spark, client, lake, topic)
     old, new = report.topics
     assert counts(old) == {"live": 0, "archived": 10, "deleted": 0, "in_gaps": 0, "lost": 0}
@@ -135,11 +135,11 @@ def test_dry_run_lists_checks_and_proves_nothing(
     archive(client, lake, topic, upto=3)
     command = ["pipeline", "audit", "--url", server.url, "--lake", str(lake), "--topic", topic, "--dry-run"]
     assert main(command) == 0
-    said = capsys.readouterr().out
-    assert f"{topic}: would read 1 files of the lake back" in said
-    assert "look for seqs 1 to 5 on the server and in the lake, compare what both have of seqs 1 to 3" in said
-    assert "audit: a dry run, NOTHING WAS CHECKED: would look for 5 seqs of 1 topics, 1 files" in said
-    assert "unexplained" not in said
+    shown = capsys.readouterr().out
+    assert f"{topic}: would read 1 files of the lake back" in shown
+    assert "look for seqs 1 to 5 on the server and in the lake, compare what both have of seqs 1 to 3" in shown
+    assert "audit: a dry run, NOTHING WAS CHECKED: would look for 5 seqs of 1 topics, 1 files" in shown
+    assert "unexplained" not in shown
     assert main([*command, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
     assert figures == {"checked": False, "seqs": 5, "files": 1}

@@ -1,4 +1,4 @@
-"""The latest record of every key, as a file and as a topic, brought up to date by what is new."""
+"""The latest record of every key, as a file and as a topic, updated with new records."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_run_killed_before_the_rename_changes_nothing(
 
     compact(url=client.url, topic=topic, parquet=str(path), spark=spark)
     assert in_file(path) == {"a": 2}
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "what the dead run left is gone"
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name], "the temporary file of the dead run is removed"
 
 
 def _die(*arguments: object) -> None:
@@ -176,16 +176,16 @@ def test_full_run_drops_records_deleted_in_the_topic(
         assert found == {"b": 2}
 
 
-@pytest.mark.parametrize("by", ["somebody", "nobody"])
+@pytest.mark.parametrize("recreated", [True, False], ids=["recreated", "deleted"])
 def test_deleted_output_topic_is_filled_again_without_new_records(
-    spark: SparkSession, client: Client, topic: str, by: str
+    spark: SparkSession, client: Client, topic: str, recreated: bool
 ):
     into = f"{topic}.latest"
     options: dict[str, Any] = {"url": client.url, "topic": topic, "into": into, "spark": spark}
     write(client, topic, ("a", 1), ("b", 1), ("b", 2))
     compact(**options)
     client.drop_topic(into)
-    if by == "somebody":
+    if recreated:
         client.put_topic(into)
     report = compact(**options)
     assert in_topic(client, into) == {"a": 1, "b": 2}
@@ -196,7 +196,7 @@ def test_deleted_output_topic_is_filled_again_without_new_records(
 
 
 def rows(*given: tuple[str, str]) -> pa.RecordBatch:
-    """What the task that writes a topic is given."""
+    """Return the input of the task that writes a topic."""
     found = [
         {"key": key, "n": 1, "epoch": 7, "seq": seq, "ts": None, "node": None, "tag": key, "meta": None, "data": data}
         for seq, (key, data) in enumerate(given, 1)
@@ -254,20 +254,20 @@ def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client,
     options: dict[str, Any] = {"url": client.url, "topic": topic, "null_removes": True, "spark": spark, **where}
     client.put_topic(topic, cap_records=4)
     write(client, topic, ("lost", 0), ("a", 1), ("b", 1), ("a", 2), (None, 0))
-    [said] = compact(dry_run=True, step_seqs=2, **options).topics
-    assert (said.from_seq, said.to_seq, said.records, said.lag) == (1, 5, 2, 0)
-    assert said.would == [f"create {name}" if kind == "file" else f"create topic {name}"]
+    [shown] = compact(dry_run=True, step_seqs=2, **options).topics
+    assert (shown.from_seq, shown.to_seq, shown.records, shown.lag) == (1, 5, 2, 0)
+    assert shown.would == [f"create {name}" if kind == "file" else f"create topic {name}"]
     assert list(tmp_path.iterdir()) == []
     assert [row.topic for row in client.topics(f"{topic}.")] == []
     done = compact(**options).topics[0]
-    assert (done.records, done.gaps, done.figures) == (said.records, said.gaps, said.figures)
-    assert [(gap.from_seq, gap.to_seq) for gap in said.gaps] == [(1, 1)]
+    assert (done.records, done.gaps, done.figures) == (shown.records, shown.gaps, shown.figures)
+    assert [(gap.from_seq, gap.to_seq) for gap in shown.gaps] == [(1, 1)]
 
     write(client, topic, ("b", None), ("c", 1))
-    [said] = compact(dry_run=True, **options).topics
-    assert (said.from_seq, said.records, said.would) == (6, 1, [])
+    [shown] = compact(dry_run=True, **options).topics
+    assert (shown.from_seq, shown.records, shown.would) == (6, 1, [])
     done = compact(**options).topics[0]
-    assert (done.records, done.figures) == (said.records, said.figures)
+    assert (done.records, done.figures) == (shown.records, shown.figures)
 
 
 def test_key_of_another_type_is_null_and_invalid_tag_is_a_usage_error(

@@ -1,4 +1,4 @@
-"""Erase: a tag is gone from topics, from copies with and without tags, and from the lake; all else stays."""
+"""Erase: a tag is removed from topics, from copies with and without tags, and from the lake; the rest stays."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def next_ms() -> None:
     wait_for(lambda: time.time_ns() // 1_000_000 > now, "the clock", every_s=0.001)
 
 
-def places(report: Any) -> dict[str, int]:
+def counts_by_store(report: Any) -> dict[str, int]:
     return {("lake " if row.into else "") + row.topic: row.records for row in report.topics if row.records}
 
 
@@ -108,17 +108,17 @@ def test_tag_is_erased_from_topics_copies_and_lake(world: World):
         archive(world.client, world.lake, topic)
     dry = world.erase(dry_run=True)
     expected = {"orders": 2, "audit": 2, "audit2": 2, "other": 1, "lake orders": 2, "lake audit2": 2}
-    assert places(dry) == expected
+    assert counts_by_store(dry) == expected
     assert world.live("orders") == [1, 2, 3, 4, 5]
     assert world.archived("orders") == [1, 2, 3, 4, 5]
     report = world.erase()
-    assert places(report) == expected
+    assert counts_by_store(report) == expected
     assert (report.figures["topics"], report.figures["lake"], report.figures["lake_files"]) == (7, 4, 2)
     stays = {"orders": [2, 4, 5], "audit": [2, 4, 5], "audit2": [2, 4, 5], "other": [7]}
     assert world.everything() == stays | {"lake orders": [2, 4, 5], "lake audit2": [2, 4, 5]}
-    told = [item.value for item in world.client.read("sys:pipelines") if isinstance(item, Record)]
-    assert (told[-1]["pipeline"], told[-1]["figures"]["topics"]) == ("erase", 7)
-    assert places(world.erase()) == {}
+    reported = [item.value for item in world.client.read("sys:pipelines") if isinstance(item, Record)]
+    assert (reported[-1]["pipeline"], reported[-1]["figures"]["topics"]) == ("erase", 7)
+    assert counts_by_store(world.erase()) == {}
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
@@ -133,7 +133,7 @@ def test_copies_without_tags_are_found_by_origin(world: World, guarantee: str):
     report = world.erase()
     assert report.ok
     assert world.everything() == {
-        place: [{"n": 2}, {"n": 4}] for place in ("a", "b", "c", "lake a", "lake b", "lake c")
+        store: [{"n": 2}, {"n": 4}] for store in ("a", "b", "c", "lake a", "lake b", "lake c")
     }
     assert {row.topic: row.figures["copies"] for row in report.topics if not row.into} == {"a": 0, "b": 2, "c": 2}
 
@@ -141,7 +141,7 @@ def test_copies_without_tags_are_found_by_origin(world: World, guarantee: str):
 def test_same_content_with_another_tag_stays(world: World):
     world.route("a", "b", preserve_tag=False)
     world.write("a", ("user-7", "same"))
-    next_ms()  # commit times are what tells them apart
+    next_ms()  # commit times distinguish them
     world.write("a", ("user-42:x", "same"))
     world.forwarded()
     report = world.erase()
@@ -173,7 +173,7 @@ def test_unrelated_records_that_look_like_a_copy_stay(world: World, guarantee: s
         world.write("b", (None, "ping"))
     archive(world.client, world.lake, "b")
     report = world.erase(topics=["a"])
-    assert places(report) == {"a": 1, "b": 1, "lake b": 1}
+    assert counts_by_store(report) == {"a": 1, "b": 1, "lake b": 1}
     assert [item.seq for item in world.client.read("b") if isinstance(item, Record)] == [2, 3, 4, 5, 6]
     doubts = 5 if guarantee == "at_least_once" else 0
     assert (report.ok, report.figures.get("ambiguous", 0)) == (not doubts, doubts)
@@ -212,7 +212,7 @@ def test_run_after_a_kill_takes_no_other_record_for_an_erased_copy(world: World,
     assert len(world.live("b")) == 1
     report = world.erase()
     assert (world.live("a"), world.live("b")) == ([], ["ping"])
-    assert places(report) == {"a": 1, "b": 1, "lake a": 1}
+    assert counts_by_store(report) == {"a": 1, "b": 1, "lake a": 1}
 
 
 @pytest.mark.parametrize("routed", [False, True])
@@ -234,7 +234,7 @@ def test_dead_jobs_are_traced_to_their_dead_letter_topic(world: World, routed: b
     wait_for(died, "jobs to die", every_s=0.05)
     report = world.erase(topics=[source])
     assert world.live("jobs.dead") == ["other"]
-    assert (places(report)["jobs.dead"], report.ok) == (1, True)
+    assert (counts_by_store(report)["jobs.dead"], report.ok) == (1, True)
 
 
 def test_originals_only_in_the_lake_identify_copies(world: World):
@@ -311,7 +311,7 @@ class Cut(Exception):
 
 
 def family(world: World) -> dict[str, list[Any]]:
-    """Topics with copies of both kinds, in the lake or not; and what must be left."""
+    """Create topics with copies of both kinds, in the lake or not. Return the records that must stay."""
     world.route("a", "b", preserve_tag=False)
     world.route("b", "c")
     world.route("a", "d")
@@ -355,7 +355,7 @@ def test_run_killed_anywhere_is_finished_and_reported_by_the_next(
             world.erase()
     report = world.erase()
     assert world.everything() == left
-    assert places(report) == dict.fromkeys(left, 4)
+    assert counts_by_store(report) == dict.fromkeys(left, 4)
     assert (report.figures["topics"], report.figures["lake"], report.figures["copies"]) == (16, 8, 8)
     assert report.ok
     assert not list((world.lake / "_erase").glob("*"))
@@ -379,7 +379,7 @@ def test_killed_run_without_a_lake_leaves_a_report(world: World, monkeypatch: py
     [row] = before_the_cut["topics"]
     assert (before_the_cut["state"], row["topic"], row["records"]) == ("running", "a", 1)
     report = world.erase()
-    assert (places(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
+    assert (counts_by_store(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
     assert not [item for item in world.client.read("sys:positions") if isinstance(item, Record)]
 
 
@@ -400,12 +400,12 @@ def test_without_a_lake_no_other_record_is_taken_for_an_erased_copy(world: World
         with pytest.raises(Cut):
             world.erase()
     assert (world.live("a"), world.live("b")) == (["same"], [])
-    world.write("b", (None, "same"))  # of somebody else
+    world.write("b", (None, "same"))  # an unrelated record
 
     report = world.erase()
 
     assert (world.live("a"), world.live("b")) == ([], ["same"])
-    assert (places(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
+    assert (counts_by_store(report), report.figures["earlier"]) == ({"a": 1, "b": 1}, 1)
 
 
 def test_dry_run_needs_no_right_to_delete(start_server: StartServer, capsys: pytest.CaptureFixture[str]):
@@ -419,10 +419,10 @@ def test_dry_run_needs_no_right_to_delete(start_server: StartServer, capsys: pyt
         assert json.loads(capsys.readouterr().out)["figures"]["topics"] == 2
 
         assert main([*command, "--token", "reader", "--json"]) == 1
-        said = capsys.readouterr()
-        told = f"the key lacks the scope delete for topic a on {server.url}"
-        assert json.loads(said.out)["error"]["message"] == told
-        assert f"topics: {told}\nnext: use a key that has the scope delete, with --token-file" in said.err
+        shown = capsys.readouterr()
+        reported = f"the key lacks the scope delete for topic a on {server.url}"
+        assert json.loads(shown.out)["error"]["message"] == reported
+        assert f"topics: {reported}\nnext: use a key that has the scope delete, with --token-file" in shown.err
         assert main([*command, "--topic", "a", "--topic", "b", "--token", "some"]) == 1
         assert f"the key may not use b on {server.url}" in capsys.readouterr().err
         assert [client.topic(topic).count for topic in ("a", "b")] == [2, 2]
@@ -455,9 +455,9 @@ def test_report_includes_records_of_a_killed_run(
         with pytest.raises(Cut):
             world.erase()
     assert main(["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES]) == 0
-    said = capsys.readouterr().out
-    assert "24 records erased" in said
-    assert "16 of these were erased by earlier, killed runs." in said
+    shown = capsys.readouterr().out
+    assert "24 records erased" in shown
+    assert "16 of these were erased by earlier, killed runs." in shown
     assert world.everything() == left
 
 

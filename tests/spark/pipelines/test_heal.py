@@ -25,7 +25,7 @@ from topics.spark.source.stream import TopicDeleted, TopicsStreamReader
 
 
 def write(client: Client, topic: str, count: int, **config: Any) -> list[Seen]:
-    """So many records of all kinds; what a reader who was quick enough saw of them."""
+    """Write this many records of all kinds. Return them as a reader sees them."""
     client.put_topic(topic, **config)
     first = client.topic(topic).head_seq + 1
     records: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ def write(client: Client, topic: str, count: int, **config: Any) -> list[Seen]:
 
 
 def read(client: Client, lake: Path | None, **options: str) -> list[Seen]:
-    """What tasks of a batch read give, in the order in which they give it."""
+    """Return the rows of a batch read, in order."""
     given = {"url": client.url, "failOnDataLoss": "false", **options}
     return list(seen(TopicsReader(read_options(given if lake is None else given | {"lake": str(lake)}))))
 
@@ -88,7 +88,7 @@ def test_trimmed_records_are_read_and_deleted_ones_are_not(client: Client, topic
     written = write(client, topic, 40)
     archive(client, tmp_path, topic, upto=20, trim=True)
     archive(client, tmp_path, topic)
-    client.delete(topic, before_seq=31)  # somebody's own wish: 21 to 30 are archived, and not trimmed
+    client.delete(topic, before_seq=31)  # on request: 21 to 30 are archived, and not trimmed
     client.delete(topic, match="t0")
     expected = [*written[:20], *(one for one in written[30:] if one.tag != "t0")]
 
@@ -198,7 +198,7 @@ def test_stream_begins_in_the_lake_and_continues_live(spark: SparkSession, clien
 
 
 def batch_of(reader: TopicsStreamReader, at: dict[str, Any], **limit: int) -> tuple[dict[str, Any], list[Seen]]:
-    """What a stream reads next, and where it stands then; without a session, as Spark would ask for it."""
+    """Return the next rows of a stream and its new offset, without a session, as Spark would call it."""
     end = reader.latestOffset(at, ReadMaxRows(**limit) if limit else ReadAllAvailable())
     parts = reader.partitions(at, end)
     return end, [row for part in parts for batch in reader.read(part) for row in rows_of(batch)]
@@ -235,7 +235,7 @@ def test_stream_by_prefix_includes_archived_only_topics(
         assert Counter(found) == Counter(live + gone)
         assert batch_of(stream, at) == (at, [])
 
-    again = write(client, f"{topic}.gone", 3)  # it is another one, and that is told
+    again = write(client, f"{topic}.gone", 3)  # the new epoch is reported
     lenient = stream_of(tmp_path, subscribePrefix=f"{topic}.", failOnDataLoss="false")
     assert batch_of(lenient, at)[1] == [Seen(1, gap_to=3, reason="recreated"), *again]
     latest = stream_of(tmp_path, subscribePrefix=f"{topic}.", startingOffsets="latest")

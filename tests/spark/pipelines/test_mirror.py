@@ -69,13 +69,13 @@ def pair(servers: list[ServerProcess]) -> Iterator[Pair]:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A stand-in for a Spark session: what executors do is done here."""
+    """A substitute for a Spark session: tasks run in this process."""
     monkeypatch.setattr(module, "run_on_executors", lambda spark, items, task, **rest: [task(item) for item in items])
     return object()
 
 
 def content(client: Client, topic: str) -> Counter[str]:
-    """What a topic holds, record by record, without what a mirror added and what each server gives by itself."""
+    """Return the records of a topic, without the stamps of a mirror and the fields that a server assigns."""
     found: Counter[str] = Counter()
     for item in client.read(topic, include_tags=True):
         assert isinstance(item, Record)
@@ -172,9 +172,9 @@ def test_gap_of_the_source_is_reported_and_recorded_at_the_target(spark: SparkSe
 
     [gap] = report.topics[0].gaps
     assert (gap.from_seq, gap.to_seq, gap.reason) == (1, 15, "cap")
-    told, *copies = [item for item in pair.other.client.read(topic) if isinstance(item, Record)]
-    assert told.value == {"topic": topic, "gap_from": 1, "gap_to": 15, "reason": "cap"}
-    assert msgspec.json.decode(told.meta)["kind"] == "gap"
+    reported, *copies = [item for item in pair.other.client.read(topic) if isinstance(item, Record)]
+    assert reported.value == {"topic": topic, "gap_from": 1, "gap_to": 15, "reason": "cap"}
+    assert msgspec.json.decode(reported.meta)["kind"] == "gap"
     assert [copy.value for copy in copies] == list(range(15, 25))
 
 
@@ -222,9 +222,9 @@ def test_topic_trimmed_before_the_copy_waits_for_its_lake(
     assert "--lake" in (report.next or "")
     command = ["pipeline", "mirror", "--from", pair.one.url, "--to", pair.other.url, "--topic", topic]
     assert main([*command, "--dry-run"]) == 1
-    told = capsys.readouterr().out
-    assert "seqs 21 to 40 were removed" in told
-    assert f"next: run topics pipeline mirror --from {pair.one.url} --to {pair.other.url} with --lake DIR" in told
+    reported = capsys.readouterr().out
+    assert "seqs 21 to 40 were removed" in reported
+    assert f"next: run topics pipeline mirror --from {pair.one.url} --to {pair.other.url} with --lake DIR" in reported
 
     healed = run(here, pair, topic, lake=str(lake))
 
@@ -268,7 +268,7 @@ def test_records_deleted_at_the_front_are_reported_and_block_nothing(
 def test_trim_during_a_step_leaves_out_nothing(
     here: Any, pair: Pair, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Planned when the source had everything; the executor comes to it when the front is gone."""
+    """The plan is made before the front is trimmed, and the executor runs after it."""
     client, lake = pair.one.client, tmp_path / "lake"
     client.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(30)])
     client.delete(topic, match="t1", before_seq=11)
@@ -290,7 +290,7 @@ def test_trim_during_a_step_leaves_out_nothing(
 
 @pytest.mark.parametrize("cut_at", [5, 10])
 def test_records_after_a_trim_wait_for_the_lake(pair: Pair, topic: str, tmp_path: Path, cut_at: int):
-    """Seqs 1 to 10 were read, then 11 to 20 were trimmed; 25 was deleted long before, and stops nobody."""
+    """Seqs 1 to 10 were read, then 11 to 20 were trimmed; 25 was deleted before, and does not end the read."""
     client = pair.one.client
     client.append(topic, [{"data": n, "tag": f"t{n}"} for n in range(1, 31)])
     client.delete(topic, match="t25")
@@ -490,7 +490,7 @@ def by_compact(spark: SparkSession, url: str, source: str, into: str) -> None:
 def test_derived_record_is_not_an_echo(
     here: Any, spark: SparkSession, pair: Pair, topic: str, derive: Callable[[SparkSession, str, str, str], None]
 ):
-    """What a router, a replay or a compaction made on one side is new in its topic, though its meta names the other."""
+    """A record derived by a router, replay or compaction is new in its topic, whatever servers its meta names."""
     derived = f"{topic}.out"
     pair.one.client.append(topic, [{"data": "born here", "tag": "a"}])
     pair.other.client.append(topic, [{"data": "born there", "tag": "b"}])
@@ -510,7 +510,7 @@ def test_derived_record_is_not_an_echo(
 
 
 def test_circling_records_stop_with_a_warning(here: Any, pair: Pair, topic: str):
-    """As if a router on the other server and one on this made a circle: what comes back is written here by hand."""
+    """Simulate a circle of two routers: the returning records are appended by the test."""
     pair.one.client.append(topic, [{"data": "round"}])
     for at in range(MAX_ROUNDS + 1):
         report = run(here, pair, topic)
@@ -579,25 +579,25 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(
 
 
 def test_dry_run_reports_and_changes_nothing(here: Any, pair: Pair, topic: str):
-    """Records that were deleted are none; a loss is one that tells of it; what came from there is an echo."""
+    """Deleted records count zero, a gap counts as one record, and a record of the target is an echo."""
     pair.one.client.put_topic(topic, cap_records=20)
     pair.one.client.append(topic, [{"data": n, "tag": f"t{n % 2}"} for n in range(25)])
     pair.one.client.delete(topic, match="t1")
 
-    def said() -> RunReport:
+    def shown() -> RunReport:
         before = {row.topic: row.head_seq for row in pair.other.client.topics()}
         report = run(here, pair, topic, both_ways=True, step_seqs=4, dry_run=True)
         assert {row.topic: row.head_seq for row in pair.other.client.topics()} == before
         return report
 
-    [there] = said().topics
+    [there] = shown().topics
     assert (there.from_seq, there.to_seq, there.records) == (1, 25, 11)
     assert [(gap.from_seq, gap.to_seq) for gap in there.gaps] == [(1, 6)]
     assert there.would == [f"create topic {topic} in {pair.other.url}"]
     done = run(here, pair, topic)
     assert (done.topics[0].records, done.topics[0].gaps) == (there.records, there.gaps)
     pair.other.client.append(topic, [{"data": "own"}])
-    [there, back] = [row for row in said().topics if row.to_seq or row.lag is not None]
+    [there, back] = [row for row in shown().topics if row.to_seq or row.lag is not None]
     assert (there.records, back.records, back.figures, back.would) == (0, 1, {"echoes": 11}, [])
 
 
@@ -688,9 +688,9 @@ def test_follow_copies_new_records_and_stops_cleanly(spark: SparkSession, pair: 
     assert content(pair.one.client, topic) == content(pair.other.client, topic)
     [report] = reports
     assert report.state == "stopped"
-    told = [item.value for item in pair.other.client.read("sys:pipelines") if isinstance(item, Record)]
-    assert told[-1]["run_id"] == report.run_id
-    assert told[-1]["topics"][0]["topic"] == topic
+    reported = [item.value for item in pair.other.client.read("sys:pipelines") if isinstance(item, Record)]
+    assert reported[-1]["run_id"] == report.run_id
+    assert reported[-1]["topics"][0]["topic"] == topic
 
 
 def _count(client: Client, topic: str) -> int:

@@ -1,4 +1,4 @@
-"""What all pipelines share: the commands, their reports, progress, failures and the record in `sys:pipelines`."""
+"""The common code of pipelines: commands, reports, progress, failures and the report in `sys:pipelines`."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def test_command_prints_its_report_and_records_it(
 
     assert main([*command, "--json"]) == 0
 
-    said = capsys.readouterr()
-    report = json.loads(said.out)
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
     assert (report["pipeline"], report["state"], report["topics"][0]["records"]) == ("compact", "done", 1)
-    steps = [line for line in said.err.splitlines() if not line.endswith(" s so far")]  # of a slow machine
+    steps = [line for line in shown.err.splitlines() if not line.endswith(" s so far")]  # printed on a slow machine
     assert steps == [f"topics: {topic}: seqs 1 to 2"]
     assert runs(client)[-1] == report
 
     monkeypatch.setattr(Rounds, "finish", lambda self: client.append(topic, [{"data": 3}]))
     assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "compact: nothing new in 1 topic, " in said
-    assert f"  {topic} → {tmp_path}/{topic}.parquet: nothing new, lag 1, " in said.replace("lag 1\n", "lag 1, ")
+    shown = capsys.readouterr().out
+    assert "compact: nothing new in 1 topic, " in shown
+    assert f"  {topic} → {tmp_path}/{topic}.parquet: nothing new, lag 1, " in shown.replace("lag 1\n", "lag 1, ")
 
 
 def test_dry_run_records_nothing(server: ServerProcess, client: Client, topic: str, tmp_path: Path, capsys: Any):
@@ -80,10 +80,10 @@ def test_failure_names_the_next_step_and_is_recorded(
 ):
     where = ["--url", server.url, "--topic", topic, "--parquet", str(tmp_path)]
     assert main(["pipeline", "compact", *where]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"topics: topic {topic} does not exist" in said.err
-    assert "\nnext: " in said.err
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"topics: topic {topic} does not exist" in shown.err
+    assert "\nnext: " in shown.err
     last = runs(client)[-1]
     assert (last["state"], last["pipeline"]) == ("failed", "compact")
     assert topic in last["error"]["message"]
@@ -92,9 +92,9 @@ def test_failure_names_the_next_step_and_is_recorded(
 def test_unreachable_server_is_noticed_at_once(tmp_path: Path, capsys: Any):
     where = ["--url", "http://127.0.0.1:9", "--topic", "t", "--parquet", str(tmp_path)]
     assert main(["pipeline", "compact", *where]) == 1
-    said = capsys.readouterr().err
-    assert "no answer from http://127.0.0.1:9" in said
-    assert "check that the server runs" in said
+    shown = capsys.readouterr().err
+    assert "no answer from http://127.0.0.1:9" in shown
+    assert "check that the server runs" in shown
 
 
 def test_key_that_may_not_write_the_report_causes_a_warning(
@@ -285,12 +285,12 @@ def test_long_round_publishes_its_lag(
         for _ in job.rounds(follow=True):
             job.step("archiving")
             client.append(topic, [{"data": 2}, {"data": 3}])
-            while "so far" not in screen.getvalue() or not (told := _running(client, job)):
+            while "so far" not in screen.getvalue() or not (reported := _running(client, job)):
                 time.sleep(0.05)
             stop.set()
         client.append(topic, [{"data": 4}])
 
-    assert told[-1]["topics"][0]["lag"] in (1, 2)  # two records are one append
+    assert reported[-1]["topics"][0]["lag"] in (1, 2)  # two records are one append
     assert "topics: archiving: 0 s so far" in screen.getvalue()
     assert row.lag == 3
     assert runs(client)[-1]["topics"][0]["lag"] == 3

@@ -32,7 +32,7 @@ def pipeline(log: Path, *arguments: object) -> Process:
 
 
 def run_to_its_end(log: Path, *arguments: object) -> str:
-    """What it printed, with what runs before it did."""
+    """Return the output of this run and of the runs before it."""
     running = pipeline(log, *arguments)
     try:
         running.succeed()
@@ -42,7 +42,7 @@ def run_to_its_end(log: Path, *arguments: object) -> str:
 
 
 def kill_driver(process: Process) -> None:
-    """Only the driver: what it has started may go on for a moment, as on a cluster, and still write."""
+    """Kill only the driver: its tasks may run for a moment and still write, as on a cluster."""
     os.kill(process.pid, signal.SIGKILL)
     process.process.wait()
 
@@ -59,7 +59,7 @@ def two_servers(tmp_path: Path) -> Iterator[list[Server]]:
 
 
 def local_and_copied(client: Client, topic: str) -> tuple[list[int], list[int]]:
-    """The seqs of records that were written here, and for those that came from elsewhere, their seqs there."""
+    """Return the seqs of records written here, and the original seqs of copied records."""
     own, copied = [], []
     for item in client.read(topic):
         assert isinstance(item, Record)
@@ -107,14 +107,14 @@ def test_killed_mirror_copies_every_record_once(two_servers: list[Server], tmp_p
     finally:
         driver.kill()
     check_converged(two_servers, "t")
-    assert '"repeated"' in printed, "the report tells what an earlier run had done"
+    assert '"repeated"' in printed, "the report counts the records of an earlier run"
 
 
 # --- the long runs
 
 
 class Load:
-    """Somebody who writes all the time."""
+    """Writes records continuously."""
 
     def __init__(self, write: Callable[[int], None]) -> None:
         self.stopping = threading.Event()
@@ -139,7 +139,7 @@ def kill_now_and_then(chance: random.Random, start: Callable[[], Process], serve
         running = start()
         try:
             _let_work(running, server, steps=chance.randrange(2, 9))
-            time.sleep(chance.uniform(0, 0.4))  # a moment that nobody has chosen
+            time.sleep(chance.uniform(0, 0.4))  # a random moment
         finally:
             (kill_driver if chance.random() < 0.7 else Process.kill)(running)
 

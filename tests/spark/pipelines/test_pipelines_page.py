@@ -26,7 +26,7 @@ MARK = re.compile(r"<!-- (not run|exits): (.*?) -->\n\Z")
 
 
 def commands(block: str) -> list[str]:
-    """A command goes on after a backslash, and while a quote is open."""
+    """Yield commands: one continues after a backslash, and while a quote is open."""
     found, held = [], ""
     for line in block.splitlines():
         held += line + "\n"

@@ -1,4 +1,4 @@
-"""Options and arguments of pipelines: the same names, but for those that docs/pipelines.md lists."""
+"""Options and arguments of pipelines have the same names, except for those that docs/pipelines.md lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PIPELINES = ("archive", "audit", "compact", "erase", "mirror", "replay", "rollup
 
 
 def listed() -> dict[str, str]:
-    """What the page says: the argument of each option that is not called the same."""
+    """Return the arguments on the page for options that have another name."""
     table = PAGE.read_text().partition("| option | argument |\n|---|---|\n")[2].partition("\n\n")[0]
     found = {}
     for line in table.splitlines():

@@ -114,14 +114,14 @@ def test_second_call_continues_and_repeats_nothing(play: Play, client: Client, t
     assert play(lake=str(lake), name="once more", to_seq=10).records == 10
     client.delete(f"{topic}.again", before_seq=100)
     assert play(lake=str(lake)).records == 0, "what was deleted there does not come back"
-    client.drop_topic(f"{topic}.again")  # whoever empties it wants it filled
+    client.drop_topic(f"{topic}.again")  # a deleted target is filled again
     assert play(lake=str(lake)).records == 2600
 
 
 def test_interrupted_plan_is_finished_exactly_without_idempotency_keys(
     play: Play, client: Client, topic: str, lake: Path
 ):
-    """The plan is written down and half done; the topic remembers no write, so only what it holds can tell."""
+    """The plan is saved and half done. The topic has no idempotency window, so only its records show the progress."""
     numbers(client, topic, range(3000))
     archived_epoch = archive(client, lake, topic)
     into = f"{topic}.again"
@@ -139,7 +139,7 @@ def test_interrupted_plan_is_finished_exactly_without_idempotency_keys(
         for seq in range(1, 1500)
     ]
     assert sender.send(rows).records == 1499
-    numbers(client, into, [-1])  # somebody else writes there, too
+    numbers(client, into, [-1])  # an unrelated record in the target
     report = play(lake=str(lake))
     assert (report.topics[0].records, report.topics[0].repeated) == (3000, 1499)
     assert [n for n in read_numbers(client, into) if n >= 0] == list(range(3000))
@@ -159,9 +159,9 @@ def test_rejected_record_becomes_a_gap_and_blocks_nothing(client: Client, topic:
     [gap] = outcome.gaps
     assert (outcome.records, gap.from_seq, gap.to_seq, gap.epoch) == (9, 5, 5, 7)
     assert gap.reason.startswith("refused: ")
-    told = records(client, into)[4]
-    assert told.value == {"topic": topic, "gap_from": 5, "gap_to": 5, "reason": gap.reason}
-    assert origin_of(bytes(told.meta)) == Origin(**origin, seq=5, to=5)
+    reported = records(client, into)[4]
+    assert reported.value == {"topic": topic, "gap_from": 5, "gap_to": 5, "reason": gap.reason}
+    assert origin_of(bytes(reported.meta)) == Origin(**origin, seq=5, to=5)
     assert seqs(client, into) == list(range(1, 10))
     assert sender.send(rows).repeated == 9
 
@@ -184,8 +184,12 @@ def test_gap_fails_a_replay_unless_allowed(play: Play, client: Client, topic: st
     numbers(client, topic, range(10))
     client.put_topic(topic, cap_records=6)
     archive(client, lake, topic)
-    said = play(lake=str(lake), from_seq=2, dry_run=True)
-    assert (said.ok, said.records, [(gap.from_seq, gap.to_seq) for gap in said.topics[0].gaps]) == (False, 6, [(2, 4)])
+    shown = play(lake=str(lake), from_seq=2, dry_run=True)
+    assert (shown.ok, shown.records, [(gap.from_seq, gap.to_seq) for gap in shown.topics[0].gaps]) == (
+        False,
+        6,
+        [(2, 4)],
+    )
     with pytest.raises(Failed, match=r"seqs 2 to 4 of topic .* are lost \(cap\)"):
         play(lake=str(lake), from_seq=2)
     assert play(lake=str(lake), from_seq=2, allow_gaps=True, dry_run=True).records == 7

@@ -31,11 +31,11 @@ def sell(client: Client, topic: str, *sales: tuple[float, str, int]) -> None:
 
 
 def declare(topic: str, **fields: Any) -> Declaration:
-    said = {
+    shown = {
         "topic": topic, "window": "1 minute", "time": "timestamp_millis(value:at::bigint)", "watermark": "30 seconds",
         "by": ["tag"], "select": ["count(*) AS n", "sum(value:total::bigint) AS total"],
     }  # fmt: skip
-    return msgspec.convert(said | fields, Declaration)
+    return msgspec.convert(shown | fields, Declaration)
 
 
 def minute(text: str) -> int:
@@ -73,7 +73,7 @@ def test_window_is_written_once_after_the_watermark(spark: SparkSession, client:
 
 
 def dying_after_writing(save: Any) -> Any:
-    """In place of `save`: dies when the windows are written, and before that is noted."""
+    """Replace `save`: die after the windows are written and before the position is saved."""
 
     def dying(self: Any, at: Any) -> None:
         if at.due is None and at.done:
@@ -101,24 +101,26 @@ def test_windows_of_a_killed_run_are_written_once(
     assert (report.records, report.repeated, report.figures["late"]) == (2, 1, 1)
 
 
-@pytest.mark.parametrize("by", ["nobody", "somebody", "a backup"])
-def test_deleted_output_topic_is_filled_again_unless_restored(spark: SparkSession, client: Client, topic: str, by: str):
+@pytest.mark.parametrize("recreated_by", ["none", "a writer", "a backup"])
+def test_deleted_output_topic_is_filled_again_unless_restored(
+    spark: SparkSession, client: Client, topic: str, recreated_by: str
+):
     into = f"{topic}.sums"
     declared = declare(topic, into=into)
     sell(client, topic, (0.1, "web", 5), (2, "web", 1))
     rollup(url=client.url, declaration=declared, spark=spark)
     written = [item for item in client.read(into) if isinstance(item, Record)]
     client.drop_topic(into)
-    if by == "somebody":
+    if recreated_by == "a writer":
         client.put_topic(into)
-    if by == "a backup":
+    if recreated_by == "a backup":
         client.append(into, [{"data": item.data, "meta": item.meta} for item in written])
     sell(client, topic, (4, "web", 1))
 
     report = rollup(url=client.url, declaration=declared, spark=spark)
 
     assert in_topic(client, into) == [(0, "web", 1, 5), (2, "web", 1, 1)]
-    assert len(report.warnings) == (by != "a backup")
+    assert len(report.warnings) == (recreated_by != "a backup")
 
 
 def test_parquet_files_are_rewritten_under_the_same_name(
@@ -205,15 +207,15 @@ def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client,
         (declare(topic, parquet=str(folder)), str(folder)),
     ):
         before = {row.topic: row.head_seq for row in client.topics(sums)}
-        [said] = rollup(
+        [shown] = rollup(
             url=client.url, declaration=declared, step_seqs=4, follow=True, dry_run=True, spark=spark
         ).topics
-        assert (said.to_seq, said.records, said.would) == (6, 2, [f"create {made}"])
-        assert [(gap.from_seq, gap.to_seq) for gap in said.gaps] == [(1, 2)]
+        assert (shown.to_seq, shown.records, shown.would) == (6, 2, [f"create {made}"])
+        assert [(gap.from_seq, gap.to_seq) for gap in shown.gaps] == [(1, 2)]
         assert {row.topic: row.head_seq for row in client.topics(sums)} == before
         assert not folder.exists()
         [done] = rollup(url=client.url, declaration=declared, spark=spark).topics
-        assert (done.records, done.gaps, done.figures) == (said.records, said.gaps, said.figures)
+        assert (done.records, done.gaps, done.figures) == (shown.records, shown.gaps, shown.figures)
 
 
 def test_trimmed_topic_is_warned_about_without_its_lake(

@@ -137,9 +137,9 @@ def test_new_lake_begins_with_a_gap_for_missing_records(
 
 @pytest.fixture
 def copied_back(run: Run, client: Client, lake: Lake, topic: str, tmp_path: Path) -> Written:
-    """Seqs 1 to 20 are archived and trimmed, then the lake is copied; 21 to 40 as well, then the copy takes its place.
+    """Seqs 1 to 20 are archived and trimmed, then the lake is copied; 21 to 40 as well, then the copy replaces it.
 
-    41 to 45 are live, but for 43, which somebody deleted.
+    41 to 45 are live, except for 43, which was deleted on request.
     """
     written = Written(client, topic)
     written.numbers(20)
@@ -158,7 +158,7 @@ def copied_back(run: Run, client: Client, lake: Lake, topic: str, tmp_path: Path
 
 
 def rows_of(client: Client, lake: str, topic: str, **options: str) -> list[tuple[int, int | None, str | None]]:
-    """What tasks of a batch read give."""
+    """Return the rows of a batch read."""
     given = {"url": client.url, "subscribe": topic, "lake": lake, "failOnDataLoss": "false", **options}
     reader = TopicsReader(read_options(given))
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
@@ -216,7 +216,7 @@ def test_lake_without_its_last_trim_is_readable_and_reported(
 def test_concurrent_archivers_accept_the_same_lake(
     run: Run, client: Client, lake: Lake, topic: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """One commits and tells the server between the other's look at the lake and its question to the server."""
+    """One run commits and reports to the server after the other has read the lake and before it asks the server."""
     written = Written(client, topic)
     written.numbers(10)
     run()

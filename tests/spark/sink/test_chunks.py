@@ -1,4 +1,4 @@
-"""Cuts and keys of writes: what must come out the same again, and what must not."""
+"""Cuts and keys of writes: which writes must be repeatable, and which must differ."""
 
 import random
 from collections.abc import Iterable

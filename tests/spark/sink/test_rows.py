@@ -1,4 +1,4 @@
-"""From columns to records, without a session: what is written, and what is refused before anything is."""
+"""Columns to records, without a session: the written JSON, and columns that are refused."""
 
 from typing import Any
 

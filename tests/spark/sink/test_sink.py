@@ -1,4 +1,4 @@
-"""The sinks against a real server: what arrives, what is refused, and that repeating a write changes nothing."""
+"""The sinks against a real server: written records, refused writes, and repeated writes."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def texts(client: Client, topic: str) -> list[str]:
 
 
 def forget_commits(checkpoint: Path) -> None:
-    """What is left of a checkpoint when the driver dies after the last write and before its commit."""
+    """Set a checkpoint to the state after a driver died between the last write and its commit."""
     for file in (checkpoint / "commits").iterdir():
         file.unlink()
 

@@ -1,4 +1,4 @@
-"""Options of the sinks: what is right is understood, what is wrong is named."""
+"""Options of the sinks: valid ones are parsed, invalid ones are named."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A stream from topic to topic while what runs it is killed: nothing is lost and nothing comes twice."""
+"""A stream from topic to topic under kills of driver, workers and server: no record is lost or repeated."""
 
 import os
 import signal

@@ -1,9 +1,9 @@
-"""Random lives of a topic and its lake, and what is read of both together: each record once, and never silence.
+"""Random histories of a topic and its lake, read together: each record once, and no silent gap.
 
-Everything that may happen to a record happens: deletes, caps, archives that trim, a topic dropped and made again, and
-lakes that are set back to an older copy or lose their last version. The reference model says what is live. What was
-written, and nobody deleted on purpose, must come as the record that it was or lie in a gap; a record that the topic or
-the lake has must come. No session is started: the pipeline's tasks and the source's are done here.
+The steps are everything that may happen to a record: deletes, caps, archives that trim, a topic dropped and recreated,
+and lakes that are set back to an older copy or lose their last version. The reference model knows the live records. A
+written record that was not deleted on request must be read unchanged or lie in a gap; a record that the topic or the
+lake has must be read. There is no session: the tasks of pipeline and source run in this process.
 
     python -m tests.spark.source.test_healed_histories 1000 2000    # these seeds, without pytest
 """
@@ -47,19 +47,19 @@ WEIGHTS = {
 }  # fmt: skip
 
 Row = tuple[int, int, bytes | str]  # first and last seq; the data of a record, or the reason of a gap
-Archived = dict[int, set[int]]  # by life: the seqs that are in a lake
+Archived = dict[int, set[int]]  # by epoch: the seqs that are in a lake
 
 
 class History:
-    """One topic, its lake, and an account of what was done to them."""
+    """One topic, its lake, and a model of both."""
 
     def __init__(self, client: Client, session: Any, topic: str, directory: Path, seed: int) -> None:
         self.client, self.session, self.topic, self.seed = client, session, topic, seed
         self.lake, self.copy = directory / "lake", directory / "copy"
         self.chance = random.Random(seed)
         self.model = Oracle(SystemClock())
-        self.written: dict[int, dict[int, bytes]] = {}  # by life and seq
-        self.asked: dict[int, set[int]] = {}  # by life: what somebody deleted on purpose
+        self.written: dict[int, dict[int, bytes]] = {}  # by epoch and seq
+        self.asked: dict[int, set[int]] = {}  # by epoch: the seqs that were deleted on request
         self.archived: Archived = {}
         self.kept: Archived = {}
         self.done: list[str] = []
@@ -72,10 +72,10 @@ class History:
                 self.done.append(name)
                 getattr(self, name)()
             if name in ("set_back", "lose_version"):
-                self.check()  # before an archive or a new life covers it up
+                self.check()  # before an archive or a new epoch hides it
         self.check()
 
-    # --- what happens
+    # --- steps
 
     @property
     def epoch(self) -> int:
@@ -168,7 +168,7 @@ class History:
         if commits and b'"op":"trim"' in commits[-1].read_bytes():
             commits[-1].unlink()
 
-    # --- what is read
+    # --- reads
 
     def check(self) -> None:
         try:
@@ -204,15 +204,15 @@ class History:
             assert written.keys() - records.keys() - asked <= set(lost), "silence"
 
     def _values_read(self, rows: list[Row], epoch: int) -> dict[int, bytes]:
-        """What is said of each seq, but of those that somebody deleted.
+        """Return the result for each seq, without those that were deleted on request.
 
-        To a reader who comes from before a seq that was evicted a server tells these as lost, too: he finds them in the
-        lake, or in a gap. To one who comes later it does not.
+        A server reports deleted seqs as lost as well to a reader that starts before an evicted seq, which then finds
+        them in the lake or in a gap. It does not report them to a reader that starts later.
         """
-        told = {
+        reported = {
             seq: b"lost" if isinstance(data, str) else data for low, high, data in rows for seq in range(low, high + 1)
         }
-        return {seq: data for seq, data in told.items() if seq not in self.asked.get(epoch, set())}
+        return {seq: data for seq, data in reported.items() if seq not in self.asked.get(epoch, set())}
 
     def _check_tombstone(self, gap: Tombstone, epoch: int) -> None:
         assert gap.epoch == epoch

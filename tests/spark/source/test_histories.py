@@ -28,7 +28,7 @@ EXAMPLES = 100
 
 
 class World:
-    """A server with many histories behind it, and its directory."""
+    """A server that has played many histories, and its directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -46,7 +46,7 @@ class World:
             try:
                 self._do(verb, f"h{self.histories}.{verb.name}")
             except TopicsError:
-                pass  # what a history may try in vain, diff and Spark both do not see
+                pass  # a refused step changes nothing for diff and Spark
 
     def _do(self, verb: Verb, name: str) -> None:
         match verb:

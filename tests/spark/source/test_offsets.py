@@ -1,4 +1,4 @@
-"""How far a stream goes: pure arithmetic on positions."""
+"""Offsets of streams: pure arithmetic on positions."""
 
 import json
 

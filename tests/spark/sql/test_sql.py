@@ -32,8 +32,8 @@ Ask = Callable[..., tuple[int, str, str]]
 def ask(spark: SparkSession, client: Client, capsys: pytest.CaptureFixture[str]) -> Ask:
     def run(*arguments: str) -> tuple[int, str, str]:
         status = main(["sql", *([] if "--lake" in arguments else ["--url", client.url]), *arguments])
-        said = capsys.readouterr()
-        return status, said.out, said.err
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
 
     return run
 
@@ -124,8 +124,8 @@ def test_missing_fields_of_a_join_name_their_table(ask: Ask, client: Client, ord
     assert rows(ask(f"select o.data.sku, u.data.age {join}", "--json")[1]) == [{"sku": "V60", "age": 7}]
     assert ask(f"select o.data.sku, u.data.age {join}")[2] == ""
     assert ask(f"select data.sku from {orders} union all select data.name from {users}")[2] == ""
-    said = ask(f"select o.data.age, u.data.nothing {join}")[2].splitlines()
-    assert said == [
+    shown = ask(f"select o.data.age, u.data.nothing {join}")[2].splitlines()
+    assert shown == [
         f"note: data.age is in none of 4 records of {orders} that were sampled",
         f"note: data.nothing is in none of 1 records of {users} that were sampled",
     ]
@@ -173,7 +173,9 @@ def test_lakes_are_tables_with_and_without_a_server(ask: Ask, client: Client, or
     assert rows(out) == [{"n": 4, "low": 1}]
     assert err == f"note: 1 gap row is among the rows of {orders}; add where kind = 'record' to leave them out\n"
     assert ask(f"{count} where kind = 'record'", "--gaps", *both)[2] == ""
-    assert ask(f"{count} where tag = 'web'", "--gaps", "--url", client.url)[2] == ""  # which has no gap left to tell
+    assert (
+        ask(f"{count} where tag = 'web'", "--gaps", "--url", client.url)[2] == ""
+    )  # the server has no gap with this tag
 
 
 def test_prompt_continues_after_errors_and_ends(ask: Ask, orders: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -229,8 +231,8 @@ def test_prompt_waits_for_the_end_of_a_statement(
         "->",
         "topics>",
     ]
-    said = out.splitlines()[1:]
-    assert said == [
+    shown = out.splitlines()[1:]
+    assert shown == [
         "x", "----", "a;⏎b", "1 row", "y", "-", "2", "1 row", "", "interrupted", "z", "-", "1", "1 row", "",
     ]  # fmt: skip
 
@@ -280,38 +282,38 @@ def test_uncertain_errors_are_left_to_spark(query: str):
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "shown"),
     [
         (set(), "there is none yet"),
         ({"users", "sys:pipelines", "lake.gaps"}, "there are users, sys:pipelines"),
         ({*"abcdef"}, "there are a, b, c, d, e and 1 other; SHOW TABLES lists them"),
     ],
 )
-def test_missing_topic_lists_existing_ones(names: set[str], said: str):
-    with pytest.raises(BadQuery, match=f"^there is no topic nothere; {said}$"):
+def test_missing_topic_lists_existing_ones(names: set[str], shown: str):
+    with pytest.raises(BadQuery, match=f"^there is no topic nothere; {shown}$"):
         check("select * from nothere", names)
 
 
 def test_registered_session_is_not_registered_again(spark: SparkSession, monkeypatch: pytest.MonkeyPatch):
-    told: list[object] = []
-    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
+    reported: list[object] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: reported.append(source))
     assert register(spark) is spark
     register(spark.newSession())  # Spark finds the source by the name of its package
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize("driver", ["jupyter", None])
 def test_source_unknown_to_executors_is_registered(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, driver: str | None
 ):
-    told: list[object] = []
-    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: told.append(source))
+    reported: list[object] = []
+    monkeypatch.setattr(type(spark.dataSource), "register", lambda self, source: reported.append(source))
     if driver is None:
         monkeypatch.setattr(spark.sparkContext, "_python_includes", ["topics.zip"])
     else:
         monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", driver)
     register(spark.newSession())
-    assert told == [TopicsSource]
+    assert reported == [TopicsSource]
 
 
 def test_statements_are_read_from_standard_input(ask: Ask, monkeypatch: pytest.MonkeyPatch):

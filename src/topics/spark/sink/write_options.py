@@ -108,13 +108,13 @@ def _config(found: Mapping[str, str]) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        config: Any = msgspec.json.decode(text)
+        config = msgspec.json.decode(text, type=dict[str, Any])
+        if unknown := sorted(set(config) - set(ConfigPatch.__struct_fields__)):
+            raise BadOption(f"topicConfig: a topic has no setting {unknown[0]!r}")
         configure("topic", msgspec.convert(config, ConfigPatch))
     except (msgspec.MsgspecError, TopicsError) as error:
         raise BadOption(f"topicConfig: {text[:200]!r} are not settings of a topic: {error}") from None
-    if unknown := sorted(set(config) - set(ConfigPatch.__struct_fields__)):
-        raise BadOption(f"topicConfig: a topic has no setting {unknown[0]!r}")
-    return dict(config)
+    return config
 
 
 def _choice(found: Mapping[str, str], name: str, choices: tuple[Any, ...]) -> Any:
