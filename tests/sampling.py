@@ -1,7 +1,7 @@
 """How much the long tests cover: a seeded sample, or everything.
 
 `make torture` takes about an hour of one core: of the largest products it plays a sample, and of random histories a few
-thousand. `TORTURE=all make torture` plays all of them, which takes days; it can be interrupted and resumed.
+thousand. `TORTURE=all make torture` plays all of them, which takes about 15 hours; it can be interrupted and resumed.
 `TOPICS_FAULT_SEED=8 make torture` plays another sample with other crashes.
 """
 
