@@ -24,6 +24,7 @@ from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, Projection, TagMatch, WriteRequest
 from topics.model.router import RouterRequest
 from topics.storage.segments.cold import Cold, Hold
+from topics.storage.segments.sealed import SealedSegment
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 from topics.testing.harness import SimServer
@@ -152,6 +153,26 @@ def test_cold_read_gives_what_a_warm_one_gives(query: dict[str, Any]):
     loop.server.disk.cold = True
     assert loop.walk(**query) == warm
     assert warm
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("misses", range(1, 8))
+def test_read_progresses_if_pages_are_cached_while_it_looks(
+    plain: bool, misses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel reads ahead: what a first look does not find in memory can be there a moment later."""
+    loop = filled()
+    load = SealedSegment._load
+    looks = 0
+
+    def load_and_warm(segment: SealedSegment, *, wait: bool) -> Any:
+        nonlocal looks
+        looks += 1
+        loop.server.disk.cold = looks <= misses
+        return load(segment, wait=wait)
+
+    monkeypatch.setattr(SealedSegment, "_load", load_and_warm)
+    assert len(seqs(loop.read(limit=2 * SEGMENT, plain=plain))) == 2 * SEGMENT
 
 
 def test_read_announces_all_cold_pieces_of_its_slice_at_once():

@@ -186,7 +186,7 @@ def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Re
     records, left_bytes = query.limit - reading.count, query.max_bytes
     for segment, low, high in topic.spans(start, stop):
         if missing.full or (not filtered and (records <= 0 or left_bytes <= 0)):
-            return
+            break
         if not segment.live:
             continue
         try:
@@ -203,7 +203,7 @@ def _need_columns(topic: Topic, start: int, stop: int, query: Query, reading: Re
         records -= min(high - low, segment.live)
         left_bytes -= segment.live_bytes * (high - low) // segment.count
     if not missing.found:
-        missing.add(cold)  # another thread has just loaded the columns: the retry finds them
+        missing.add(cold)  # the columns have come into memory since `cold` was raised: the retry finds them
 
 
 def _gate(topic: Topic, query: Query) -> tuple[int, Tombstone | None]:
