@@ -160,7 +160,7 @@ def unread_streams(hoard: Hoard) -> None:
             hoard.refusals += 1
         else:
             answer = made.got.partition(b"\r\n\r\n")[2]
-            while b"}}" not in answer or not answer.endswith(b"}"):
+            while b"}}" not in answer or not answer.rstrip().endswith(b"}"):
                 answer += made.sock.recv(4096)
             url = json.loads(answer)["stream_url"]
             hoard.ask("GET", url, fields=("accept: text/event-stream",)).answered(0.2)

@@ -462,6 +462,7 @@ class Connection(asyncio.Protocol):
         if seen != self._seen:
             self._seen, self._seen_at = seen, now
         elif (now - self._seen_at) * 1000 > limit_ms:
+            self._adopt_late()
             pipeline.time_out(wait)
             self.pump()
 
