@@ -56,7 +56,7 @@ class FakeLog(Log):
         self.voided += frames
 
     def finish(self) -> None:
-        """Ends the syncs under way, and those that begin because of it."""
+        """End the syncs under way, and those that begin because of that."""
         while self.syncs:
             self.syncs.pop(0)(LogFailed("the disk does not answer") if self.sync_fails else None)
 
@@ -81,7 +81,7 @@ def write(*records: NewRecord, **fields: Any) -> WriteRequest:
 
 
 def done(engine: Engine, ticket: Ticket) -> Any:
-    """What a verb ended with, once its turn is over; raises its error."""
+    """End the turn, then return the result of the verb, or raise its error."""
     engine.flush()
     return ticket.value()
 
@@ -100,7 +100,7 @@ def delete(engine: Engine, name: str, **fields: Any) -> Any:
 
 
 def read(engine: Engine, name: str, **query: Any) -> Reading:
-    """A read, fetching from the disk what it asks for. Where there is a shorter way to the answer, both must agree."""
+    """Read, and fetch from the disk what the read asks for. If there is a fast path, both must agree."""
     found = waiting(lambda: engine.read(name, Query(**query))[1])
     if query.keys() <= {"from_seq", "limit", "max_bytes"}:
         assert waiting(lambda: engine.read(name, Query(plain=True, **query))[1]) == found
@@ -108,7 +108,7 @@ def read(engine: Engine, name: str, **query: Any) -> Reading:
 
 
 def waiting(act: Callable[[], T]) -> T:
-    """Fetches what it needs from the disk until it needs no more, as a server does. A hundred rounds are a livelock."""
+    """Run `act` as a server does: fetch what it asks for and run it again. A hundred rounds are a livelock."""
     hold = Hold()
     for _ in range(100):
         try:
@@ -137,7 +137,7 @@ class Sealer:
         self._files = 0
 
     def seal(self, topic: Topic) -> None:
-        """Every closed segment of the topic that is still in memory."""
+        """Seal every closed segment of the topic that is still in memory."""
         for at, was in enumerate(topic.segments[:-1]):
             if isinstance(was, MemorySegment) and was.count:
                 topic.segments[at] = self.sealed(topic, was)
@@ -150,7 +150,7 @@ class Sealer:
         return SealedSegment.adopt(self.shelf, path, self._footer(path), was)
 
     def reopen(self, topic: Topic) -> None:
-        """Saves the marks and opens every sealed segment anew, as a restart does."""
+        """Save the marks and open every sealed segment again, as a restart does."""
         for at, was in enumerate(topic.segments):
             if isinstance(was, SealedSegment):
                 if unsaved := was.unsaved_marks():

@@ -215,7 +215,7 @@ def test_a_thousand_damaged_segments_in_a_row_are_lost_and_reported():
     assert server.engine.topic("t").losses.runs == [(1, len(sealed), "corrupt")]
 
 
-def test_a_cold_file_that_was_cut_short_is_not_copied_for_ever():
+def test_truncated_cold_file_is_not_copied_for_ever():
     server = SimServer.start(SimDisk(), segments=SegmentLimits(max_events=2))
     for n in range(4):
         server.append("t", str(n))

@@ -1,4 +1,4 @@
-"""Loss nobody asked for: exact to the record, never silent, and told apart from what was deleted."""
+"""Involuntary loss: exact to the record, always reported, and distinct from deleted records."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from topics.testing.clock import SimClock
 
 
 def gap(page) -> tuple[int, int, str, int]:
-    told = page.tombstone
-    return told.gap_from, told.gap_to, told.reason, told.missed_estimate
+    gap = page.tombstone
+    return gap.gap_from, gap.gap_to, gap.reason, gap.missed_estimate
 
 
 def test_a_record_cap_keeps_the_newest_and_says_what_went():
@@ -43,7 +43,7 @@ def test_a_byte_cap_lets_as_few_records_go_as_it_can():
 
 
 @pytest.mark.parametrize("from_seq", [0, 5, 6, 7, 8])
-def test_a_tombstone_comes_exactly_where_the_next_seq_is_below_the_floor(from_seq):
+def test_tombstone_appears_if_the_next_seq_is_below_the_floor(from_seq):
     engine = open_engine()
     put(engine, "a", cap_records=3)
     append(engine, "a", *[record()] * 10)
@@ -52,7 +52,7 @@ def test_a_tombstone_comes_exactly_where_the_next_seq_is_below_the_floor(from_se
     assert (page.tombstone is not None) == (from_seq + 1 < 8)
 
 
-def test_a_record_lives_through_the_last_millisecond_of_its_ttl():
+def test_record_is_kept_in_the_last_millisecond_of_its_ttl():
     clock = SimClock(ms=1000)
     engine = open_engine(clock)
     put(engine, "a", ttl_ms=50)
@@ -80,7 +80,7 @@ def test_expiry_shows_in_the_state_without_a_write_or_a_read():
     assert (topic.count, topic.bytes, topic.earliest) == (0, 0, 8)
 
 
-def test_what_has_expired_stays_gone_when_the_wall_clock_steps_back():
+def test_expired_record_stays_expired_if_the_clock_steps_back():
     clock = SimClock(ms=1000)
     engine = open_engine(clock)
     put(engine, "a", ttl_ms=50)
@@ -102,7 +102,7 @@ def test_losses_of_both_kinds_are_mixed():
     assert gap(read(engine, "a", from_seq=1)) == (2, 5, "ttl", 4)
 
 
-def test_deleted_records_inside_a_gap_are_in_its_range_and_not_in_its_count():
+def test_gap_range_includes_deleted_records_but_its_count_does_not():
     engine = open_engine()
     append(engine, "a", *[record(tag="x" if seq in (2, 3, 6) else None) for seq in range(1, 11)])
     delete(engine, "a", match=TagMatch("Eq", "x"))
@@ -150,7 +150,7 @@ def test_tightened_limits_apply_to_what_is_there(sealed):
     assert gap(page) == (1, 6, "mixed", 6)
 
 
-def test_a_reader_by_time_misses_only_what_is_not_older_than_that():
+def test_reader_by_time_misses_only_newer_losses():
     clock = SimClock(ms=100)
     engine = open_engine(clock)
     put(engine, "a", cap_records=3)
@@ -162,7 +162,7 @@ def test_a_reader_by_time_misses_only_what_is_not_older_than_that():
     assert (page.tombstone, seqs(page)) == (None, [4, 5, 6])
 
 
-def test_a_deleted_record_at_the_end_of_an_evicted_segment_is_no_loss_to_a_reader_by_time():
+def test_deleted_record_of_an_evicted_segment_is_no_loss_by_time():
     clock = SimClock(ms=100)
     engine = open_engine(clock)
     for seq in range(1, 9):
@@ -175,7 +175,7 @@ def test_a_deleted_record_at_the_end_of_an_evicted_segment_is_no_loss_to_a_reade
     assert (page.tombstone, seqs(page)) == (None, [5, 6, 7, 8])
 
 
-def test_segments_in_which_nothing_is_live_are_let_go():
+def test_segments_without_live_records_are_released():
     engine = open_engine()
     put(engine, "a", cap_records=4)
     for _ in range(100):
@@ -183,7 +183,7 @@ def test_segments_in_which_nothing_is_live_are_let_go():
     assert len(engine.topic("a").segments) <= 2
 
 
-def test_an_open_segment_with_nothing_live_in_it_gives_its_memory_back():
+def test_open_segment_without_live_records_frees_its_memory():
     engine = open_engine()
     append(engine, "a", record(), record())
     delete(engine, "a", before_seq=99)
@@ -191,7 +191,7 @@ def test_an_open_segment_with_nothing_live_in_it_gives_its_memory_back():
     assert ([(part.first, part.count) for part in topic.segments], len(topic.open.rendered)) == ([(3, 0)], 0)
 
 
-def test_skipped_seqs_are_a_hole_that_readers_are_told_of():
+def test_skipped_seqs_are_a_reported_gap():
     engine = open_engine()
     append(engine, "a", record(), record())
     retention.skip_to(engine.topic("a"), 6, "corrupt")
@@ -215,7 +215,7 @@ def test_seqs_skipped_in_an_empty_topic_are_lost_at_the_front():
     assert (gap(page), page.next_from_seq) == ((1, 3, "corrupt", 3), 3)
 
 
-def test_a_hole_at_the_end_is_told_before_anything_follows_it():
+def test_gap_at_the_end_is_reported_before_later_records():
     engine = open_engine()
     append(engine, "a")
     retention.skip_to(engine.topic("a"), 4, "corrupt")

@@ -1,4 +1,4 @@
-"""Workers at a queue of a simulated server: verbs that end their turn at once and answer with plain values."""
+"""A queue of a simulated server. Each verb ends its turn at once and returns plain values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE = "jobs"
 
 
 def waiting(act: Callable[[], T]) -> T:
-    """Fetches from the disk what it asks for, as a server does."""
+    """Run `act` as a server does: fetch what it asks for and run it again."""
     hold = Hold()
     for _ in range(100):
         try:
@@ -58,7 +58,7 @@ class Workshop:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Ready, in flight, delayed."""
+        """Return how many jobs are ready, in flight and delayed."""
         queue = self.queue
         return queue.ready, queue.in_flight, queue.delayed
 
@@ -68,7 +68,7 @@ class Workshop:
     # --- producers
 
     def write(self, *jobs: NewRecord | str) -> list[int]:
-        """The seqs they got. A plain text is the job's data."""
+        """Write jobs and return their seqs. A plain text is the data of a job."""
         records = [job(one) if isinstance(one, str) else one for one in jobs]
         landed = self.done(self.server.engine.append(QUEUE, WriteRequest(records)))
         return list(range(landed.first, landed.last + 1))
@@ -80,7 +80,7 @@ class Workshop:
         return rows
 
     def claims(self, *wants: Want) -> list[list[Any]]:
-        """All in one pass."""
+        """Serve all wants in one pass."""
         found, ticket = waiting(lambda: self.server.engine.queues.claim(self._queue(), list(wants)))
         self.server.engine.flush()
         if ticket is not None:
@@ -127,10 +127,10 @@ class Workshop:
         )
         return [msgspec.json.decode(row) for row in rows], more
 
-    # --- lives
+    # --- restarts
 
     def restart(self, how: str = "keep") -> Workshop:
-        """`stop` in order, or a crash in one of the disk's ways."""
+        """Stop in order (`stop`), or crash in one of the ways of the disk."""
         return Workshop(self.server.stop() if how == "stop" else self.server.crash(how))  # type: ignore[arg-type]
 
     def _queue(self) -> Topic:

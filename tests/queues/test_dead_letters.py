@@ -45,7 +45,7 @@ def test_a_job_delivered_too_often_moves_with_its_history():
 
 
 @pytest.mark.parametrize("config", [{"max_deliveries": 2}, {"dead_letter": DEAD}])
-def test_without_a_limit_or_a_place_to_go_a_job_is_delivered_for_ever(config: dict[str, Any]):
+def test_job_without_a_dead_letter_topic_is_delivered_for_ever(config: dict[str, Any]):
     shop = Workshop(**config)
     shop.write("1")
     for times in range(1, 10):
@@ -80,7 +80,7 @@ def test_dead_letters_of_a_queue_can_be_jobs_of_the_next():
         (lambda shop: shop.server.put(QUEUE, auto_create=False), "topic_not_found"),
     ],
 )
-def test_where_dead_letters_cannot_go_nothing_is_lost_and_the_queue_says_why(prepare: Any, code: str):
+def test_blocked_dead_letters_stay_and_the_queue_reports_why(prepare: Any, code: str):
     shop = Workshop(max_deliveries=1, dead_letter=DEAD)
     prepare(shop)
     shop.write("1", "2", "3")
@@ -165,7 +165,7 @@ def test_redrive_needs_a_dead_letter_topic():
         shop.redrive(dead_letter="nowhere")
 
 
-def test_a_redrive_leaves_jobs_that_a_worker_of_the_dead_letter_queue_holds():
+def test_redrive_leaves_dead_letters_that_a_worker_holds():
     shop = Workshop(max_deliveries=1, dead_letter=DEAD)
     shop.server.put(DEAD, type="queue")
     shop.write("1", "2")
@@ -177,7 +177,7 @@ def test_a_redrive_leaves_jobs_that_a_worker_of_the_dead_letter_queue_holds():
     assert (dead.queue.ready, dead.queue.in_flight) == (0, 1)
 
 
-def test_redrive_of_more_than_the_queue_can_ever_hold_is_refused_for_good():
+def test_redrive_larger_than_the_queue_is_refused_for_good():
     shop = Workshop(max_deliveries=1, dead_letter=DEAD)
     shop.write("1", "2", "3")
     wear_out(shop, 1)

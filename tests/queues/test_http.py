@@ -126,7 +126,7 @@ def test_job_terms_are_checked(api: Api, jobs: str):
     api.refused(400, "invalid_request", "POST", f"/v0/topics/{jobs}", both)
 
 
-def test_a_claim_that_waits_is_answered_as_soon_as_a_job_comes(api: Api, jobs: str):
+def test_waiting_claim_is_answered_as_soon_as_a_job_arrives(api: Api, jobs: str):
     waiting = Background(lambda: claim(api, jobs, wait_ms=20_000))
     api.write(jobs, "now")
     assert [job["data"] for job in waiting.result()["claimed"]] == ["now"]
@@ -154,7 +154,7 @@ def test_a_claim_that_waited_in_vain_is_answered_with_nothing(api: Api, jobs: st
     assert time.monotonic() - began >= 0.05
 
 
-def test_a_claim_that_waits_at_a_queue_which_is_deleted_is_told(api: Api, jobs: str):
+def test_waiting_claim_at_a_deleted_queue_is_refused(api: Api, jobs: str):
     path = f"/v0/topics/{jobs}/claim"
     waiting = Background(lambda: api.call("POST", path, {"node": "w", "wait_ms": 20_000}))
     time.sleep(0.05)
@@ -226,7 +226,7 @@ def test_many_workers_at_once_get_every_job_exactly_once(api: Api, jobs: str):
     assert api.state(jobs)["queue"] == {"ready": 0, "in_flight": 0, "dead_lettered": 0, "delayed": 0}
 
 
-def test_half_a_surrogate_pair_in_a_job_goes_to_the_dead_letters_and_back_as_it_is(api: Api, topic: str):
+def test_half_a_surrogate_pair_survives_dead_letters_and_redrive(api: Api, topic: str):
     """Legal JSON, which records keep token for token, though it denotes no text."""
     dead = f"{topic}.dead"
     api.put(topic, type="queue", max_deliveries=1, dead_letter=dead)

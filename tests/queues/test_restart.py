@@ -10,7 +10,7 @@ WAYS = ["stop", "keep", "lose", "tear", "reorder"]
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_acked_jobs_stay_gone(how: str):
+def test_acked_jobs_stay_deleted(how: str):
     shop = Workshop(durability="fsync")
     shop.write(*"12345")
     shop.claim("a", 4)
@@ -64,7 +64,7 @@ def test_durable_leases_survive_with_deadlines_counts_and_tokens(how: str, check
     assert (late["$seq"], late["deliveries"]) == (1, 3)
 
 
-def test_a_token_from_before_a_restart_never_fits_a_lease_from_after_it():
+def test_lease_id_from_before_a_restart_is_never_reused():
     shop = Workshop(durability="fsync")
     shop.write("1")
     [before] = shop.claim("a")
@@ -84,7 +84,7 @@ def test_an_ephemeral_queue_comes_back_empty():
     assert [one["data"] for one in after.claim("a", 9)] == [4]
 
 
-def test_a_restart_reads_no_jobs_before_somebody_claims():
+def test_restart_reads_no_jobs_before_a_claim():
     shop = Workshop(durability="fsync")
     for _ in range(30):
         shop.write(*["1"] * 10, job("2", priority=1))

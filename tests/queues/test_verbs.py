@@ -45,7 +45,7 @@ def test_a_job_returns_to_the_queue_once_its_deadline_has_passed():
     assert shop.ack("b", 1, lease_ids=[second["lease_id"]]).done == 1
 
 
-def test_an_ack_after_the_deadline_is_skipped_even_if_nobody_else_has_the_job():
+def test_ack_after_the_deadline_is_skipped():
     shop = Workshop()
     shop.write("1")
     shop.claim("a", lease_ms=100)
@@ -99,7 +99,7 @@ def test_an_extended_lease_runs_from_now():
     assert [one["deliveries"] for one in shop.claim("b")] == [2]
 
 
-def test_jobs_that_caps_ttl_and_deletes_take_away_drop_out_of_every_figure():
+def test_evicted_and_deleted_jobs_leave_every_count():
     shop = Workshop(cap_records=4)
     shop.write(*"1234")
     shop.claim("a", 2)
@@ -117,7 +117,7 @@ def test_jobs_that_caps_ttl_and_deletes_take_away_drop_out_of_every_figure():
     assert shop.counts == (0, 0, 0)
 
 
-def test_a_delete_by_tag_takes_jobs_out_of_the_hands_of_workers():
+def test_delete_by_tag_takes_leased_jobs():
     shop = Workshop()
     shop.write(job("1", tag="x"), job("2", tag="y"), job("3", tag="x", delay_ms=50))
     shop.claim("a", 2)
@@ -127,7 +127,7 @@ def test_a_delete_by_tag_takes_jobs_out_of_the_hands_of_workers():
     assert seqs(shop.claim("b", 9)) == [2]
 
 
-def test_a_delayed_job_is_invisible_until_its_time_and_keeps_its_place_in_the_log():
+def test_delayed_job_is_not_claimable_before_its_time():
     shop = Workshop()
     at = shop.clock.now_ms() + 300
     shop.write(job("1", delay_ms=300), job("2"), job("3", deliver_at=at), job("4", deliver_at=5))
@@ -188,8 +188,8 @@ def test_shares(jobs, wants, shares):
 def test_a_connection_that_ends_gives_back_only_what_it_was_pushed():
     shop = Workshop()
     shop.write("1", "2", "3")
-    told = []
-    holder = Holder(lambda: told.append(1))
+    changes = []
+    holder = Holder(lambda: changes.append(1))
     shop.claim("a", 2, holder=holder)
     shop.claim("a", 1)
     shop.ack("a", 1)
@@ -197,7 +197,7 @@ def test_a_connection_that_ends_gives_back_only_what_it_was_pushed():
     shop.done(shop.server.engine.queues.release(shop.topic, holder))
     assert shop.counts == (1, 1, 0)
     assert not holder.held
-    assert len(told) == 2
+    assert len(changes) == 2
 
 
 @pytest.mark.parametrize("leases_durable", [False, True])
@@ -216,7 +216,8 @@ def test_what_the_log_refuses_has_not_happened(leases_durable: bool):
 
     engine, topic = shop.server.engine, shop.topic
     ticket = engine.queues.ack(topic, "a", [1], None)
-    assert engine.queues.ack(topic, "a", [1], None).value().skipped == [1], "nobody acks twice, not even meanwhile"
+    second = engine.queues.ack(topic, "a", [1], None)
+    assert second.value().skipped == [1], "a second ack is skipped while the first is under way"
     refused(ticket)
     if leases_durable:
         refused(engine.queues.nack(topic, "a", [1], None, delay_ms=0))

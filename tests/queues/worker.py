@@ -2,9 +2,9 @@
 
     python worker.py <port file> <ledger file> <node> <seconds a batch takes>
 
-The port is read anew for every connection: the server may come back on another one. A line of the ledger is whole
+The port is read again for every connection: the server may restart on another one. A line of the ledger is whole
 or not there: `got <ms> <seq> <deliveries> <deadline>`, `ack <ms> <seq>`, `doubt <ms> <seq>` (the answer never came),
-`late <ms> <seq>` (the lease was somebody else's by then), `end <ms> 0`.
+`late <ms> <seq>` (another worker had the lease by then), `end <ms> 0`.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def play(server: SimServer, then: Callable[[], None] = lambda: None) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_read_in_a_small_topic_has_its_seq_after_a_crash_at_any_file_call(mode: CrashMode) -> None:
+def test_records_of_a_capped_topic_keep_their_seqs_after_any_crash(mode: CrashMode) -> None:
     disk = Film(seed=SEED)
     server = SimServer.start(disk)
     seen: dict[str, TopicView] = {}

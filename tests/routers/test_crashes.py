@@ -234,7 +234,7 @@ def drain(server: SimServer) -> None:
 
 
 def looks(server: SimServer) -> dict[str, TopicView]:
-    """All topics. Whether a TTL or a cap was quicker may differ, since nobody writes down when somebody looked."""
+    """Return all topics. Whether a TTL or a cap took a record may differ: the log does not say when it was lost."""
     return {
         name: view._replace(losses=tuple(_joined(_alike(view.losses))), tombstones=tuple(_alike(view.tombstones)))
         for name, view in server.view().items()
@@ -317,7 +317,7 @@ def test_copies_come_back_with_the_same_seqs_after_calls_have_failed(ring: bool)
             raise
 
 
-def test_copies_on_cycles_come_back_with_the_same_seqs_after_any_history() -> None:
+def test_copies_on_cycles_keep_their_seqs_after_any_history() -> None:
     for seed in range(60):
         try:
             play(SEED * 10_000 + seed, 60, ring=True)
@@ -478,7 +478,7 @@ MODES: list[CrashMode] = ["keep", "lose", "tear", "reorder", "zero"]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_crash_at_any_file_call_leaves_copies_that_agree_with_their_source(mode: CrashMode) -> None:
+def test_copies_agree_with_their_source_after_any_crash(mode: CrashMode) -> None:
     disk = Film(seed=SEED)
     moments: list[SimDisk] = []
     server = SimServer.start(disk)
@@ -541,7 +541,7 @@ def ring(server: SimServer) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_read_on_a_cycle_has_its_seq_after_a_crash_at_any_file_call(mode: CrashMode) -> None:
+def test_records_on_a_cycle_keep_their_seqs_after_any_crash(mode: CrashMode) -> None:
     disk = Film(seed=SEED)
     server = SimServer.start(disk)
     seen: dict[str, TopicView] = {}

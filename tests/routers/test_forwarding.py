@@ -45,7 +45,7 @@ def wal_bytes(server: SimServer) -> int:
     return server.wal.stats.bytes_written_total
 
 
-def test_a_write_to_a_source_is_answered_before_any_copy_is_made() -> None:
+def test_write_to_a_source_is_answered_before_its_copies() -> None:
     server = SimServer.start()
     route(server, "a", "b")
     server.append("a", "1")
@@ -78,7 +78,7 @@ def test_a_diamond_brings_each_record_down_both_sides() -> None:
     assert [server.data(name) for name in ("left", "right", "l2", "r2")] == [["1", "2"]] * 4
 
 
-def test_two_routers_of_one_source_into_one_destination_take_turns_by_record() -> None:
+def test_two_routers_into_one_destination_take_turns_by_record() -> None:
     server = SimServer.start()
     server.done(server.engine.routers.put("r1", RouterRequest(source="a", dest="b")))
     server.done(server.engine.routers.put("r2", RouterRequest(source="a", dest="b", filter="x")))
@@ -89,7 +89,7 @@ def test_two_routers_of_one_source_into_one_destination_take_turns_by_record() -
     assert server.crash("keep").data("b") == ["1", "1", "2", "2", "3"]
 
 
-def test_a_record_deleted_before_its_turn_is_not_forwarded_and_leaves_no_gap() -> None:
+def test_record_deleted_before_forwarding_leaves_no_gap() -> None:
     server = SimServer.start()
     route(server, "a", "b")
     server.append("a", "1", tag="x")
@@ -111,7 +111,7 @@ def test_what_is_deleted_at_the_source_later_stays_at_the_destination() -> None:
     assert (after.data("a"), after.data("b")) == ([], ["1"])
 
 
-def test_a_router_that_is_behind_when_it_is_dropped_forwards_no_more_after_a_restart() -> None:
+def test_dropped_router_forwards_nothing_after_a_restart() -> None:
     server = SimServer.start()
     route(server, "a", "b")
     server.append("a", "1")
@@ -123,7 +123,7 @@ def test_a_router_that_is_behind_when_it_is_dropped_forwards_no_more_after_a_res
     assert after.data("b") == ["1"]
 
 
-def test_a_filter_that_changes_while_a_router_is_behind_applies_from_its_cursor_on() -> None:
+def test_changed_filter_applies_from_the_cursor_on() -> None:
     server = SimServer.start()
     route(server, "a", "b")
     server.append("a", "1", tag="x")
@@ -163,7 +163,7 @@ def test_copies_of_an_ephemeral_source_outlive_it(durability: str) -> None:
     assert after.data("b") == ["1", "2", "3"]
 
 
-def test_a_direct_write_that_has_its_seq_is_not_overtaken_by_a_copy() -> None:
+def test_copy_does_not_overtake_a_staged_direct_write() -> None:
     server = SimServer.start()
     server.put("a", durability="fsync")
     server.put("b", durability="fsync")
@@ -177,7 +177,7 @@ def test_a_direct_write_that_has_its_seq_is_not_overtaken_by_a_copy() -> None:
     assert server.crash("lose").by_seq("b") == {1: '"direct"', 2: "1"}
 
 
-def test_a_held_router_backs_off_and_goes_on_when_there_is_room() -> None:
+def test_held_router_backs_off_until_there_is_room() -> None:
     server = SimServer.start()
     server.put("b", cap_records=1, discard="reject", ttl_ms=10_000)
     route(server, "a", "b")
@@ -194,7 +194,7 @@ def test_a_held_router_backs_off_and_goes_on_when_there_is_room() -> None:
     assert server.crash("keep").by_seq("b") == {2: "2"}
 
 
-def test_the_way_of_a_record_through_a_cycle_ends_where_it_began() -> None:
+def test_record_goes_around_a_cycle_once() -> None:
     server = SimServer.start()
     ring = [("a", "b"), ("b", "c"), ("c", "a")]
     for source, dest in ring:
@@ -208,7 +208,7 @@ def test_the_way_of_a_record_through_a_cycle_ends_where_it_began() -> None:
     assert after.view() == server.next(server.disk.clone()).view()
 
 
-def test_routers_log_their_steps_for_as_long_as_they_lie_on_a_cycle() -> None:
+def test_routers_log_their_steps_only_on_a_cycle() -> None:
     server = SimServer.start()
     for source, dest in (("a", "b"), ("b", "c"), ("b", "side")):
         route(server, source, dest)
@@ -227,7 +227,7 @@ def test_routers_log_their_steps_for_as_long_as_they_lie_on_a_cycle() -> None:
     assert logged("a") == 0
 
 
-def test_a_copy_on_a_cycle_of_synced_topics_shows_once_it_is_synced_itself() -> None:
+def test_copy_on_a_cycle_is_visible_once_it_is_synced() -> None:
     sync = DeferredWorker()
     server = SimServer.start(sync_worker=sync)
     for name in "ab":
@@ -248,7 +248,7 @@ def test_a_copy_on_a_cycle_of_synced_topics_shows_once_it_is_synced_itself() -> 
     assert (server.data("b"), server.engine.routers.get("a->b").cursor) == (["1", "2"], 2)
 
 
-def test_copies_on_a_cycle_that_the_log_refuses_are_made_when_it_takes_writes_again() -> None:
+def test_refused_copies_on_a_cycle_are_made_later() -> None:
     server = SimServer.start()
     for name in "ab":
         server.put(name, durability="fsync")
@@ -270,7 +270,7 @@ def test_copies_on_a_cycle_that_the_log_refuses_are_made_when_it_takes_writes_ag
     assert server.crash("lose").by_seq("b") == {1: "1", 2: "2"}
 
 
-def test_what_an_ephemeral_topic_on_a_cycle_gets_never_reaches_the_disk() -> None:
+def test_records_of_an_ephemeral_topic_on_a_cycle_stay_off_the_disk() -> None:
     server = SimServer.start()
     server.put("b", durability="ephemeral")
     route(server, "a", "b", allow_cycle=True)
@@ -288,15 +288,15 @@ def test_what_an_ephemeral_topic_on_a_cycle_gets_never_reaches_the_disk() -> Non
     assert after.data("a") == ['"from a"', '"from b"', '"more"']
 
 
-def test_a_reader_who_waits_for_the_destination_is_told_of_copies() -> None:
+def test_reader_that_waits_for_the_destination_gets_copies() -> None:
     server = SimServer.start()
     route(server, "a", "b")
-    told: list[int] = []
-    server.engine.wait(server.engine.topic("b"), lambda: told.append(1))
+    woken: list[int] = []
+    server.engine.wait(server.engine.topic("b"), lambda: woken.append(1))
     server.append("a", "1")
     forward(server)
     server.engine.staging.growth.notify()
-    assert told == [1]
+    assert woken == [1]
     assert server.engine.read("b", Query())[1].count == 1
 
 
@@ -309,7 +309,7 @@ def lost(server: SimServer, name: str) -> list[tuple[int, int, str]]:
     return server.walk(name)[1]
 
 
-def test_copy_larger_than_its_destination_is_a_reported_loss_along_a_chain() -> None:
+def test_copy_larger_than_its_destination_is_a_loss_along_a_chain() -> None:
     server = SimServer.start(clock=BusyClock())
     server.put("b", cap_bytes=200)
     for pair in ("ab", "bc", "cd"):
@@ -329,7 +329,7 @@ def test_copy_larger_than_its_destination_is_a_reported_loss_along_a_chain() -> 
 
 
 @pytest.mark.parametrize("durability", ["disk", "fsync", "ephemeral"])
-def test_copies_of_an_ephemeral_source_that_are_too_large_stay_lost_after_a_restart(durability: str) -> None:
+def test_too_large_copies_of_an_ephemeral_source_stay_lost(durability: str) -> None:
     server = SimServer.start(clock=BusyClock())
     server.put("a", durability="ephemeral")
     server.put("b", durability=durability, cap_bytes=200)
@@ -348,7 +348,7 @@ def test_copies_of_an_ephemeral_source_that_are_too_large_stay_lost_after_a_rest
     assert after.data("b")[-1:] == after.data("c")[-1:] == ["3"]
 
 
-def test_copy_too_large_for_a_topic_of_a_cycle_is_lost_there_once() -> None:
+def test_copy_too_large_for_a_topic_on_a_cycle_is_lost_once() -> None:
     server = SimServer.start(clock=BusyClock())
     server.put("b", cap_bytes=200)
     for pair in ("ab", "bc", "ca"):
@@ -365,7 +365,7 @@ def test_copy_too_large_for_a_topic_of_a_cycle_is_lost_there_once() -> None:
     assert after.view() == view
 
 
-def test_copy_too_large_for_a_topic_that_rejects_holds_the_router_and_tells_why() -> None:
+def test_copy_too_large_for_a_rejecting_topic_holds_the_router() -> None:
     server = SimServer.start(clock=BusyClock())
     server.put("b", cap_bytes=200, discard="reject")
     route(server, "a", "b")
@@ -401,7 +401,7 @@ def test_copy_too_large_for_a_queue_is_no_job_there() -> None:
         assert (one.data("c"), lost(one, "c")) == (["1", "2"], [(2, 2, "source_trim")])
 
 
-def test_router_that_may_go_on_waits_for_a_log_that_takes_nothing() -> None:
+def test_router_waits_for_a_log_that_refuses_writes() -> None:
     server = SimServer.start(clock=BusyClock())
     server.put("b", cap_records=1, discard="reject", ttl_ms=10_000)
     route(server, "a", "b")
@@ -420,7 +420,7 @@ def test_router_that_may_go_on_waits_for_a_log_that_takes_nothing() -> None:
     assert server.crash("keep").by_seq("b") == {2: "2"}
 
 
-def test_router_behind_one_that_waits_for_the_log_does_not_ask_all_the_time() -> None:
+def test_router_behind_a_waiting_one_does_not_poll() -> None:
     server = SimServer.start()
     server.put("b", cap_records=1, cap_bytes=200)
     route(server, "a", "b")
@@ -456,7 +456,7 @@ def test_writes_staged_behind_a_reported_loss_keep_their_seqs() -> None:
 
 
 @pytest.mark.parametrize("made", [True, False])
-def test_job_that_died_before_a_router_came_to_it_is_not_copied_after_a_restart_either(made: bool) -> None:
+def test_dead_job_is_not_copied_after_a_restart(made: bool) -> None:
     server = SimServer.start()
     server.put("q", type="queue", max_deliveries=1, dead_letter="dead")
     if made:
@@ -475,7 +475,7 @@ def test_job_that_died_before_a_router_came_to_it_is_not_copied_after_a_restart_
     assert (after.data("dead"), after.by_seq("copy")) == (["1"], server.by_seq("copy"))
 
 
-def test_job_sent_back_before_a_router_of_the_dead_letters_came_to_it_is_not_copied_after_a_restart() -> None:
+def test_redriven_job_is_not_copied_after_a_restart() -> None:
     server = SimServer.start()
     server.put("q", type="queue", max_deliveries=1, dead_letter="dead")
     server.append("q", "1", "2")

@@ -56,7 +56,7 @@ def caught_up(api: Api, router: str) -> Any:
     return eventually(lambda: get(api, router), lambda seen: seen["lag"] == 0)
 
 
-def test_a_new_router_answers_201_with_every_field_and_makes_both_topics(api: Api, names: Callable[[str], str]) -> None:
+def test_new_router_answers_201_and_creates_both_topics(api: Api, names: Callable[[str], str]) -> None:
     source, dest = names("orders"), names("audit")
     answer = api.call("PUT", f"/v0/routers/{source}-%3E{dest}", {"source": source, "dest": dest})
     assert answer.status_code == 201
@@ -134,9 +134,7 @@ def test_a_bad_name_is_refused(api: Api) -> None:
     api.refused(400, "invalid_request", "PUT", "/v0/routers/-x", {"source": "a", "dest": "b"})
 
 
-def test_without_create_dest_a_missing_destination_is_404_and_nothing_is_made(
-    api: Api, names: Callable[[str], str]
-) -> None:
+def test_missing_destination_without_create_dest_is_404(api: Api, names: Callable[[str], str]) -> None:
     body = {"source": names("a"), "dest": names("b"), "create_dest": False}
     api.refused(404, "topic_not_found", "PUT", f"/v0/routers/{names('r')}", body)
     api.refused(404, "topic_not_found", "GET", f"/v0/topics/{names('a')}")
@@ -219,9 +217,7 @@ def test_copy_that_is_too_large_is_a_tombstone_and_blocks_nothing(api: Api, name
         assert data(page) == [2]
 
 
-def test_what_a_source_lost_before_it_was_forwarded_is_a_source_trim_tombstone(
-    api: Api, names: Callable[[str], str]
-) -> None:
+def test_records_lost_before_forwarding_are_a_source_trim_tombstone(api: Api, names: Callable[[str], str]) -> None:
     a, b = names("a"), names("b")
     api.put(a, cap_records=2)
     api.put(b, cap_records=1, discard="reject")
@@ -259,7 +255,7 @@ def test_exactly_once_stamps_copies_and_a_replay_adds_none_twice(api: Api, names
     assert data(api.diff(b)) == [2, 3, 1]
 
 
-def test_a_router_begins_at_the_head_or_where_it_is_told(api: Api, names: Callable[[str], str]) -> None:
+def test_router_begins_at_the_head_or_at_its_from_seq(api: Api, names: Callable[[str], str]) -> None:
     a = names("a")
     api.write(a, 1, 2)
     between = api.write(a, 3)

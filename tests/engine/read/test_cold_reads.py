@@ -269,7 +269,7 @@ def test_delete_by_tag_takes_effect_without_a_wait(restarted: bool):
     assert reopened(loop.server).walk(limit=1000) == [seq for seq in range(1, 301) if seq % 10]
 
 
-def test_delete_by_tag_counts_right_if_records_go_while_it_is_on_its_way():
+def test_delete_by_tag_counts_right_after_concurrent_deletes():
     loop = filled(100, rare=5)
     first = loop.step(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
     second = loop.step(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
@@ -281,7 +281,7 @@ def test_delete_by_tag_counts_right_if_records_go_while_it_is_on_its_way():
     assert len(loop.walk(limit=1000)) == 78
 
 
-def test_delete_of_named_seqs_and_of_a_prefix_take_effect_without_a_wait():
+def test_deletes_by_seq_take_effect_without_a_wait():
     loop = filled(200)
     wanted = list(range(3, 200, 7))
     assert loop.done(lambda: loop.engine.delete_seqs(TOPIC, wanted, dry_run=True)).deleted == len(wanted)
@@ -431,7 +431,7 @@ def test_feed_that_needs_the_disk_does_not_wait_behind_busy_ones(monkeypatch: py
 # --- replay
 
 
-def test_replay_of_deletes_over_cold_segments_ends_as_the_live_server_did():
+def test_replayed_deletes_over_cold_segments_match_the_live_server():
     loop = filled(200, rare=10)
     loop.deleted(loop.engine.delete_records(TOPIC, before_seq=None, match=RARE))
     loop.done(lambda: loop.engine.delete_seqs(TOPIC, [1, 101, 199]))

@@ -30,7 +30,7 @@ def ten(request):
     return topic_of(10, sealed=request.param != "memory", cold=request.param == "cold files")
 
 
-def test_a_read_begins_after_its_cursor_and_says_where_to_go_on(ten):
+def test_read_begins_after_its_cursor_and_returns_the_next(ten):
     page = read(ten, "a", from_seq=3, limit=4)
     assert (seqs(page), page.next_from_seq, page.scanned, page.tombstone) == ([4, 5, 6, 7], 7, 4, None)
 
@@ -47,7 +47,7 @@ def test_records_of_the_reader_s_own_nodes_are_skipped_and_passed(ten):
     assert (seqs(rest), rest.next_from_seq) == ([7, 9], 10)
 
 
-def test_a_read_stops_at_the_record_that_fills_its_limit_wherever_the_segment_ends(ten):
+def test_read_stops_at_its_limit_wherever_the_segment_ends(ten):
     for from_seq in (0, 2, 4, 6):
         page = read(ten, "a", nodes=frozenset({"even"}), from_seq=from_seq, limit=1)
         assert (seqs(page), page.next_from_seq) == ([from_seq + 1], from_seq + 1)
@@ -83,17 +83,17 @@ def test_a_filter_keeps_matching_tags_only(ten):
         (3 * RECORD_BYTES + 1, [1, 3, 5]),
     ],
 )
-def test_the_byte_budget_ends_a_page_but_never_before_its_first_record(ten, max_bytes, expected):
+def test_byte_budget_never_ends_a_page_before_its_first_record(ten, max_bytes, expected):
     page = read(ten, "a", max_bytes=max_bytes, nodes=frozenset({"even"}))
     assert seqs(page) == expected
 
 
-def test_a_byte_budget_that_is_spent_to_the_last_byte_stops_at_that_record(ten):
+def test_byte_budget_spent_exactly_ends_the_page(ten):
     page = read(ten, "a", max_bytes=RECORD_BYTES, nodes=frozenset({"even"}))
     assert (seqs(page), page.next_from_seq) == ([1], 1)
 
 
-def test_a_lone_record_past_the_budget_is_delivered_though_others_around_it_are_skipped(ten):
+def test_first_record_is_delivered_even_past_the_byte_budget(ten):
     page = read(ten, "a", max_bytes=1, match=TagMatch("Eq", "t6"))
     assert (seqs(page), page.next_from_seq) == ([6], 6)
 
@@ -127,7 +127,7 @@ def test_a_read_by_time_begins_with_the_first_record_committed_then(ten):
     assert (late.count, late.next_from_seq) == (0, 10)
 
 
-def test_a_cursor_beyond_the_head_comes_from_an_earlier_life(ten):
+def test_cursor_beyond_the_head_is_of_an_earlier_epoch(ten):
     page = read(ten, "a", from_seq=11, limit=2)
     gap = page.tombstone
     assert (gap.gap_from, gap.gap_to, gap.reason, gap.head_seq) == (1, 10, "recreated", 10)
@@ -147,7 +147,7 @@ def test_another_epoch_says_so_whatever_the_cursor():
     assert read(engine, "a", from_seq=2, epoch=engine.topic("a").epoch).tombstone is None
 
 
-def test_an_empty_topic_tells_a_cursor_of_an_earlier_life_to_begin_anew():
+def test_empty_topic_resets_a_cursor_of_an_earlier_epoch():
     engine = open_engine()
     put(engine, "a")
     page = read(engine, "a", from_seq=5)
@@ -225,7 +225,7 @@ def damaged(part: str):
 
 
 @pytest.mark.parametrize("part", ["data", "index"])
-def test_a_damaged_segment_is_a_hole_with_a_tombstone_and_the_rest_is_served(part):
+def test_damaged_segment_becomes_a_gap_and_the_rest_is_served(part):
     engine = damaged(part)
     first = read(engine, "a")
     assert (seqs(first), first.tombstone, first.next_from_seq) == ([1, 2, 3, 4], None, 4)
@@ -237,7 +237,7 @@ def test_a_damaged_segment_is_a_hole_with_a_tombstone_and_the_rest_is_served(par
 
 
 @pytest.mark.parametrize("part", ["data", "index"])
-def test_a_hole_that_the_front_has_passed_counts_as_lost_at_the_front(part):
+def test_gap_that_the_front_has_passed_counts_as_lost_at_the_front(part):
     engine = damaged(part)
     read(engine, "a")
     delete(engine, "a", before_seq=5)
@@ -248,7 +248,7 @@ def test_a_hole_that_the_front_has_passed_counts_as_lost_at_the_front(part):
     assert seqs(page) == [9, 10]
 
 
-def test_a_hole_is_told_even_to_a_reader_whose_first_tombstone_leads_into_it():
+def test_second_gap_right_after_a_tombstone_is_reported():
     engine = damaged("data")
     read(engine, "a")
     page = read(engine, "a", from_seq=99, from_ts=105)
@@ -258,7 +258,7 @@ def test_a_hole_is_told_even_to_a_reader_whose_first_tombstone_leads_into_it():
     assert seqs(following) == [9, 10]
 
 
-def test_a_segment_whose_file_is_gone_is_a_hole():
+def test_segment_with_a_missing_file_is_a_gap():
     disk = SimDisk()
     engine = topic_of(10)
     sealer = Sealer(disk)

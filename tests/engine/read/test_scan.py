@@ -30,7 +30,7 @@ def steps(
             return found
 
 
-def told(found: list[Step]) -> list[bytes | tuple[int, int, str]]:
+def events_of(found: list[Step]) -> list[bytes | tuple[int, int, str]]:
     """Records as lines, with their tags, and losses, in order; each run once to bytes and back."""
     events: list[bytes | tuple[int, int, str]] = []
     for step in found:
@@ -63,7 +63,7 @@ def paged(engine: Engine, name: str, **query: Any) -> list[bytes | tuple[int, in
 
 
 def seqs(found: list[Step]) -> list[int]:
-    return [msgspec.json.decode(line)["$seq"] for line in told(found) if isinstance(line, bytes)]
+    return [msgspec.json.decode(line)["$seq"] for line in events_of(found) if isinstance(line, bytes)]
 
 
 @pytest.mark.parametrize("examples", [60, LONG])
@@ -77,7 +77,7 @@ def test_a_scan_of_any_history_is_what_paging_gives(examples):
             since_ms = asked.pop("since_ms")
             if since_ms is not None:
                 asked["from_ts"] = pair.clock.now_ms() + since_ms
-            assert told(steps(pair.engine, name, **asked)) == paged(pair.engine, name, **asked)
+            assert events_of(steps(pair.engine, name, **asked)) == paged(pair.engine, name, **asked)
 
     query = st.fixed_dictionaries(
         {
@@ -96,7 +96,7 @@ def test_a_scan_stops_at_its_last_seq():
     assert seqs(steps(engine, "t", from_seq=3, upto_seq=9)) == list(range(4, 10))
 
 
-def test_a_scan_without_an_end_stops_at_the_head_it_met_first():
+def test_scan_without_an_end_stops_at_its_first_head():
     engine = open_engine()
     append(engine, "t", *[record(str(n)) for n in range(12)])
     scan = Scan(Query(), upto_seq=None, slice_bytes=100)
@@ -107,7 +107,7 @@ def test_a_scan_without_an_end_stops_at_the_head_it_met_first():
     assert seqs(found) == list(range(1, 13))
 
 
-def test_a_topic_made_again_in_the_middle_is_told_and_read_from_its_new_beginning():
+def test_scan_of_a_recreated_topic_reports_it_and_starts_over():
     engine = open_engine()
     append(engine, "t", *[record(str(n)) for n in range(12)])
     scan = Scan(Query(), upto_seq=None, slice_bytes=100)
@@ -117,7 +117,7 @@ def test_a_topic_made_again_in_the_middle_is_told_and_read_from_its_new_beginnin
     append(engine, "t", record('"new"'), record('"newer"'))
     while not found[-1].done:
         found.append(scan.step(lambda asked: engine.read("t", asked)))
-    events = told(found)
+    events = events_of(found)
     gap = events.index((1, 2, "recreated"))
     assert [msgspec.json.decode(line)["data"] for line in events[gap + 1 :]] == ["new", "newer"]
 

@@ -45,8 +45,8 @@ def test_the_window_is_strict():
     clock.advance(ms=100)
     assert append(engine, "a", idempotency_key="k").deduped
     clock.advance(ms=1)
-    anew = append(engine, "a", idempotency_key="k")
-    assert (anew.deduped, anew.first) == (False, 2)
+    again = append(engine, "a", idempotency_key="k")
+    assert (again.deduped, again.first) == (False, 2)
     clock.advance(ms=100)
     assert append(engine, "a", idempotency_key="k").first == 2, "the later write is the one that is remembered"
 
@@ -117,20 +117,20 @@ def test_twins_that_create_the_topic_land_once():
     assert engine.topic("a").head == 1
 
 
-def test_the_leader_is_told_whoever_follows():
+def test_leader_is_resolved_with_or_without_followers():
     engine = open_engine()
     put(engine, "a")
-    told = []
+    called = []
     leader = engine.append("a", write(idempotency_key="k"))
     follower = engine.append("a", write(idempotency_key="k"))
-    follower.on_done(lambda ticket: told.append("follower"))
-    leader.on_done(lambda ticket: told.append("leader"))
+    follower.on_done(lambda ticket: called.append("follower"))
+    leader.on_done(lambda ticket: called.append("leader"))
     engine.flush()
-    assert sorted(told) == ["follower", "leader"]
+    assert sorted(called) == ["follower", "leader"]
 
 
 @pytest.mark.parametrize("failure", ["write", "sync"])
-def test_followers_share_the_fate_of_a_refused_leader_and_the_key_is_free_again(failure):
+def test_refused_leader_fails_its_followers_and_frees_the_key(failure):
     log = FakeLog()
     engine = open_engine(log=log)
     put_ticket = engine.put_topic("a", DURABLE)

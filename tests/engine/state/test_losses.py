@@ -15,7 +15,7 @@ def test_neighbours_of_one_reason_are_one_run():
     assert losses.runs == [(1, 4, "cap"), (5, 9, "ttl"), (12, 12, "ttl")]
 
 
-def test_a_loss_below_a_known_hole_is_kept_in_order():
+def test_loss_below_a_known_gap_is_kept_in_order():
     losses = Losses()
     losses.add(50, 60, "corrupt")
     losses.add(1, 3, "cap")
@@ -32,7 +32,7 @@ def test_a_range_counts_what_of_it_was_lost():
     assert losses.within(6, 7)[0] == 0
 
 
-def test_runs_are_found_by_a_seq_in_them_and_by_the_seq_before_them():
+def test_run_is_found_by_its_seqs_and_by_the_seq_before():
     losses = Losses([(3, 5, "cap"), (8, 9, "ttl")])
     assert [losses.covering(seq) for seq in (2, 3, 5, 6, 9, 10)] == [
         None, (3, 5, "cap"), (3, 5, "cap"), None, (8, 9, "ttl"), None,
@@ -50,7 +50,7 @@ def test_past_the_bound_the_oldest_two_become_one_that_covers_both():
     assert losses.covering(2) == losses.runs[0], "the seqs between them count as lost from then on"
 
 
-def test_holes_between_live_records_are_never_merged():
+def test_gaps_between_live_records_are_never_merged():
     losses = Losses()
     for seq in range(1, 2 * MAX_RUNS + 20, 2):
         losses.add(seq, seq, "corrupt")
@@ -79,7 +79,7 @@ def test_what_was_added_is_what_is_counted(steps, data):
     assert (run is not None) == (low in lost)
 
 
-def test_run_before_a_hole_joins_neighbours_of_its_reason():
+def test_run_before_a_gap_joins_neighbours_of_its_reason():
     losses = Losses([(1, 2, "ttl"), (10, 20, "corrupt")])
     losses.add(3, 3, "ttl")
     assert losses.runs == [(1, 3, "ttl"), (10, 20, "corrupt")]
@@ -89,7 +89,7 @@ def test_run_before_a_hole_joins_neighbours_of_its_reason():
     assert losses.runs == [(1, 3, "ttl"), (4, 4, "cap"), (5, 20, "corrupt")]
 
 
-def test_records_evicted_one_by_one_before_a_hole_stay_one_run():
+def test_records_evicted_one_by_one_before_a_gap_stay_one_run():
     losses = Losses([(1_000, 2_000, "corrupt")])
     for seq in range(1, 500):
         losses.add(seq, seq, "cap")

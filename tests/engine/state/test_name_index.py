@@ -1,4 +1,4 @@
-"""Names in order: the same as a sorted list, and no look at names that nobody asked for."""
+"""Names in order: the same as a sorted list, without a look at other names."""
 
 import random
 from itertools import islice

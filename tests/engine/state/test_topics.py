@@ -55,7 +55,7 @@ def test_two_puts_in_one_turn_make_one_topic():
     assert (engine.topic("a").config.ttl_ms, engine.topic("a").config.cap_records) == (5, 1)
 
 
-def test_a_write_after_a_put_in_the_same_turn_finds_the_topic():
+def test_write_after_a_put_in_one_turn_finds_the_topic():
     engine = open_engine()
     engine.put_topic("a", ConfigPatch(cap_records=1))
     assert append(engine, "a", record(), record()).created is False
@@ -80,7 +80,7 @@ def test_dropping_what_is_not_there_is_no_error():
     assert [ticket.value().deleted for ticket in tickets] == [True, False]
 
 
-def test_a_topic_that_must_be_empty_is_not_dropped_before_it_is():
+def test_drop_if_empty_keeps_a_topic_with_records():
     clock = SimClock()
     engine = open_engine(clock)
     put(engine, "a", ttl_ms=10)
@@ -92,7 +92,7 @@ def test_a_topic_that_must_be_empty_is_not_dropped_before_it_is():
     assert done(engine, engine.drop_topic("a", if_empty=True)).deleted
 
 
-def test_each_life_of_a_name_has_an_epoch_of_its_own_even_when_the_clock_stands_still():
+def test_recreated_topic_gets_another_epoch_if_the_clock_stands_still():
     engine = open_engine()
     epochs = []
     for _ in range(3):
@@ -103,7 +103,7 @@ def test_each_life_of_a_name_has_an_epoch_of_its_own_even_when_the_clock_stands_
     assert epochs == sorted(set(epochs))
 
 
-def test_the_second_life_begins_at_seq_1():
+def test_recreated_topic_begins_at_seq_1():
     engine = open_engine()
     append(engine, "a", record(), record())
     engine.drop_topic("a")
@@ -183,7 +183,7 @@ def waking_engine():
     return engine, run
 
 
-def test_whoever_waits_is_woken_once_when_the_topic_grows():
+def test_waiter_is_woken_once_when_the_topic_grows():
     engine, run = waking_engine()
     put(engine, "a")
     woken = []
@@ -196,7 +196,7 @@ def test_whoever_waits_is_woken_once_when_the_topic_grows():
     assert woken == [2]
 
 
-def test_whoever_no_longer_waits_is_not_woken():
+def test_cancelled_waiter_is_not_woken():
     engine, run = waking_engine()
     put(engine, "a")
     woken = []
@@ -208,7 +208,7 @@ def test_whoever_no_longer_waits_is_not_woken():
     assert woken == []
 
 
-def test_whoever_waits_for_a_topic_that_goes_is_woken():
+def test_waiter_is_woken_when_the_topic_is_dropped():
     engine, run = waking_engine()
     put(engine, "a")
     woken = []

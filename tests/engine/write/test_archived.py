@@ -29,11 +29,11 @@ def report(engine: Engine, name: str, seq: int) -> archived.Reported:
 
 
 def gap(page: Any) -> tuple[int, int, str]:
-    told = page.tombstone
-    return told.gap_from, told.gap_to, told.reason
+    gap = page.tombstone
+    return gap.gap_from, gap.gap_to, gap.reason
 
 
-def test_what_is_not_archived_outlives_its_ttl():
+def test_unarchived_record_outlives_its_ttl():
     clock = SimClock(ms=1000)
     engine = open_engine(clock)
     put(engine, "a", ttl_ms=50, archive=HOLD)
@@ -59,7 +59,7 @@ def test_archived_records_live_as_long_as_their_ttl_says():
     assert seqs(read(engine, "a")) == []
 
 
-def test_a_topic_that_lets_go_of_its_hold_lets_go_of_what_it_held():
+def test_topic_without_hold_expires_what_it_held():
     clock = SimClock()
     engine = open_engine(clock)
     put(engine, "a", ttl_ms=50, archive=HOLD)
@@ -111,7 +111,7 @@ def test_a_byte_cap_makes_room_too():
     assert seqs(read(engine, "a")) == [3, 4]
 
 
-def test_a_cap_that_evicts_stays_the_bound_and_counts_what_was_not_archived():
+def test_evicting_cap_holds_and_counts_unarchived_records():
     engine = open_engine()
     put(engine, "a", cap_records=4, archive=HOLD)
     append(engine, "a", *[record()] * 4)
@@ -146,7 +146,7 @@ def test_a_report_never_moves_back_and_never_runs_ahead():
     assert ahead.value.detail == {"field": "seq"}
 
 
-def test_a_report_about_another_life_of_the_topic_is_refused():
+def test_report_about_another_epoch_is_refused():
     engine = open_engine()
     append(engine, "a", record())
     epoch = engine.topic("a").epoch
@@ -168,7 +168,7 @@ def test_a_full_queue_keeps_jobs_that_are_archived_and_not_done():
     assert engine.topic("q").count == 2
 
 
-def test_what_a_full_topic_lets_go_of_makes_room_in_a_full_server():
+def test_evicted_records_make_room_in_a_full_server():
     engine = open_engine(SimClock(ms=5), limits=Limits(max_total_bytes=3 * 28))
     put(engine, "a", cap_records=3, discard="reject", archive=HOLD)
     append(engine, "a", record(), record(), record())
@@ -215,7 +215,7 @@ def play(pair: Pair, history: Any) -> None:
 
 
 @pytest.mark.parametrize("examples", [150, pytest.param(amount(600, 5_000), marks=pytest.mark.torture)])
-def test_every_history_of_a_topic_that_holds_reads_as_the_model_says(examples):
+def test_histories_of_a_holding_topic_match_the_model(examples):
     def in_memory(history: Any, segments: SegmentLimits) -> None:
         play(Pair(segments=segments), history)
 
@@ -223,7 +223,7 @@ def test_every_history_of_a_topic_that_holds_reads_as_the_model_says(examples):
 
 
 @pytest.mark.parametrize("examples", [80, pytest.param(amount(600, 5_000), marks=pytest.mark.torture)])
-def test_with_segments_in_files_every_history_of_a_topic_that_holds_reads_as_the_model_says(examples):
+def test_histories_of_a_holding_topic_in_files_match_the_model(examples):
     def in_files(history: Any, cold: bool) -> None:
         play(Pair(Sealer(SimDisk(cold=cold), columns_bytes=1 << 20 if cold else 400)), history)
 

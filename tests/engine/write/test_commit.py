@@ -128,7 +128,7 @@ def test_a_durable_write_is_invisible_until_it_is_synced():
     assert (ticket.value().head, seqs(read(bench.engine, "a"))) == (1, [1])
 
 
-def test_what_comes_while_a_sync_is_under_way_waits_for_the_next():
+def test_write_during_a_sync_waits_for_the_next_sync():
     bench = Bench(a=FSYNC)
     first = bench.engine.append("a", write())
     bench.engine.flush()
@@ -150,7 +150,7 @@ def test_an_ephemeral_topic_logs_no_records_and_waits_for_nothing():
     assert (ticket.value().first, gone.value().deleted, bench.log.frames) == (1, 1, [])
 
 
-def test_a_write_behind_a_refused_one_of_an_ephemeral_topic_is_refused_too():
+def test_ephemeral_write_behind_a_refused_one_is_refused():
     bench = Bench(a=EPHEMERAL)
     topic = bench.engine.topic("a")
     topic.ceiling = topic.ceiling_staged = 0
@@ -169,7 +169,7 @@ def test_a_write_behind_a_refused_one_of_an_ephemeral_topic_is_refused_too():
 
 
 @pytest.mark.parametrize("durability", [DISK, FSYNC])
-def test_a_log_that_cannot_write_refuses_the_turn_and_hands_the_seqs_out_again(durability):
+def test_failed_log_write_refuses_the_turn_and_reuses_its_seqs(durability):
     bench = Bench(a=durability)
     bench.engine.append("a", write())
     bench.turn()
@@ -197,20 +197,20 @@ def test_a_log_that_cannot_write_refuses_the_turn_and_hands_the_seqs_out_again(d
     assert (ticket.value().first, seqs(read(bench.engine, "a"))) == (2, [1, 2])
 
 
-def test_a_sync_that_fails_refuses_what_waited_for_it_and_what_is_staged_behind():
+def test_failed_sync_refuses_waiting_and_staged_writes():
     bench = Bench(a=FSYNC)
     waiting = [bench.engine.append("a", write()), bench.engine.append("a", write())]
     bench.engine.flush()
     written = bench.engine.append("a", write())
     bench.engine.flush()
     staged = bench.engine.append("a", write())
-    told = []
+    called = []
     for at, ticket in enumerate([*waiting, written, staged]):
-        ticket.on_done(lambda ticket, at=at: told.append(at))
+        ticket.on_done(lambda ticket, at=at: called.append(at))
     bench.log.sync_fails = True
     bench.log.finish()
     assert all(is_refused(ticket) for ticket in (*waiting, written, staged))
-    assert told == [0, 1, 2, 3]
+    assert called == [0, 1, 2, 3]
     assert [heads(blob)[0].count for blob in bench.log.voided] == [2, 1], "what is only staged never reached the log"
     bench.log.sync_fails = False
     ticket = bench.engine.append("a", write())
@@ -263,7 +263,7 @@ def test_a_refused_creation_takes_the_write_that_came_with_it():
     assert bench.engine.state.totals.records == 0
 
 
-def test_a_verb_that_depends_on_a_waiting_change_settles_it_first():
+def test_verb_that_depends_on_a_waiting_change_syncs_it_first():
     bench = Bench(a=FSYNC)
     change = bench.engine.put_topic("a", ConfigPatch(cap_records=1))
     ticket = bench.engine.append("a", write(record(), record()))
@@ -272,7 +272,7 @@ def test_a_verb_that_depends_on_a_waiting_change_settles_it_first():
     assert (ticket.value().last, bench.engine.topic("a").count) == (2, 1)
 
 
-def test_a_sync_that_ends_after_somebody_could_not_wait_for_it_changes_nothing():
+def test_sync_that_ends_after_a_forced_sync_changes_nothing():
     bench = Bench(a=FSYNC)
     bench.engine.append("a", write())
     bench.engine.flush()
@@ -285,7 +285,7 @@ def test_a_sync_that_ends_after_somebody_could_not_wait_for_it_changes_nothing()
     bench.turn()
 
 
-def test_a_settled_sync_that_fails_refuses_what_waited_and_lets_the_verb_go_on():
+def test_failed_forced_sync_refuses_waiting_writes_and_the_verb_continues():
     bench = Bench(a=FSYNC)
     waiting = bench.engine.append("a", write())
     bench.engine.flush()
@@ -301,7 +301,7 @@ def test_a_settled_sync_that_fails_refuses_what_waited_and_lets_the_verb_go_on()
 
 
 @pytest.mark.parametrize("durability", [DISK, FSYNC])
-def test_one_who_is_told_of_a_write_may_change_its_topic_at_once(durability):
+def test_callback_of_a_write_may_change_its_topic(durability):
     bench = Bench(a=durability)
     tickets = [bench.engine.append("a", write()) for _ in range(3)]
     changes = []
@@ -314,7 +314,7 @@ def test_one_who_is_told_of_a_write_may_change_its_topic_at_once(durability):
 
 
 @pytest.mark.parametrize("durability", [DISK, FSYNC])
-def test_one_who_is_told_of_a_write_may_drop_its_topic_at_once(durability):
+def test_callback_of_a_write_may_drop_its_topic(durability):
     bench = Bench(a=durability)
     tickets = [bench.engine.append("a", write()) for _ in range(3)]
     tickets[1].on_done(lambda done: bench.engine.drop_topic("a"))
@@ -325,7 +325,7 @@ def test_one_who_is_told_of_a_write_may_drop_its_topic_at_once(durability):
 
 
 @pytest.mark.parametrize("durability", [DISK, FSYNC])
-def test_one_who_is_told_of_a_write_may_write_at_once(durability):
+def test_callback_of_a_write_may_write(durability):
     bench = Bench(a=durability)
     chain = []
 
@@ -342,18 +342,18 @@ def test_one_who_is_told_of_a_write_may_write_at_once(durability):
     assert [ticket.value().first for ticket in chain] == [4, 5, 6, 7, 8]
 
 
-def test_all_who_ask_about_a_ticket_are_told_in_the_order_they_asked():
+def test_callbacks_of_a_ticket_run_in_the_order_they_were_added():
     bench = Bench(a=DISK)
     ticket = bench.engine.append("a", write())
-    told = []
-    ticket.on_done(lambda done: told.append(1))
-    ticket.on_done(lambda done: told.append(2))
+    called = []
+    ticket.on_done(lambda done: called.append(1))
+    ticket.on_done(lambda done: called.append(2))
     bench.turn()
-    ticket.on_done(lambda done: told.append(3))
-    assert told == [1, 2, 3]
+    ticket.on_done(lambda done: called.append(3))
+    assert called == [1, 2, 3]
 
 
-def test_a_delete_by_tag_in_a_turn_sees_the_writes_before_it():
+def test_delete_by_tag_sees_earlier_writes_of_its_turn():
     bench = Bench(a=FSYNC)
     bench.engine.append("a", write(record(tag="x"), record()))
     gone = run_all(bench.engine.delete_records("a", before_seq=None, match=TagMatch("Eq", "x")))
@@ -361,7 +361,7 @@ def test_a_delete_by_tag_in_a_turn_sees_the_writes_before_it():
     assert (gone.value().deleted, gone.value().earliest) == (1, 2)
 
 
-def test_what_comes_behind_a_waiting_write_waits_for_it_but_for_no_sync_of_its_own():
+def test_write_behind_a_gated_one_needs_no_sync_of_its_own():
     """Or a topic that is written to all the time would never come out of waiting again."""
     bench = Bench(a=DISK)
     bench.engine.append("a", write(*[record()] * FIRST_CEILING))
@@ -378,7 +378,7 @@ def test_what_comes_behind_a_waiting_write_waits_for_it_but_for_no_sync_of_its_o
     assert bench.log.syncs == []
 
 
-def test_a_sync_that_somebody_waits_for_gives_the_others_a_moment_to_share_it():
+def test_next_sync_waits_some_turns_so_that_writers_share_it():
     bench = Bench(a=FSYNC)
     later = []
     commits = bench.engine.commits
@@ -391,7 +391,7 @@ def test_a_sync_that_somebody_waits_for_gives_the_others_a_moment_to_share_it():
 
     first = bench.engine.append("a", write())
     turn()
-    assert len(bench.log.syncs) == 1, "nobody else is there: it begins at once"
+    assert len(bench.log.syncs) == 1, "there is no other writer: it begins at once"
     second = bench.engine.append("a", write())
     turn()
     bench.log.syncs.pop()(None)
@@ -408,7 +408,7 @@ def test_a_sync_that_somebody_waits_for_gives_the_others_a_moment_to_share_it():
     assert (bench.log.syncs, later) == ([], [])
 
 
-def test_single_writes_of_a_turn_land_together_and_each_is_told_its_own_seq():
+def test_single_writes_of_a_turn_share_an_entry_and_keep_their_seqs():
     bench = Bench(a=DISK, b=DISK)
     tickets = [bench.engine.append(name, write(record(str(n), tag=f"t{n}"))) for n, name in enumerate("aaabbaaaaaaa")]
     tickets.append(bench.engine.append("a", write(record("12", meta='{"k":1}'))))
@@ -465,7 +465,7 @@ def test_no_seq_above_the_synced_ceiling_is_ever_acknowledged():
     assert topic.head == 60 * 4 * 40
 
 
-def test_a_topic_that_is_written_faster_than_the_log_is_synced_soon_waits_no_more():
+def test_fast_writes_raise_the_ceiling_further_and_stop_waiting():
     bench = Bench(a=DISK)
     bench.log = bench.engine.commits.log = SlowLog()
     waited = []
@@ -501,7 +501,7 @@ def test_a_ceiling_that_the_log_refused_is_raised_again():
     assert topic.ceiling_staged == staged
 
 
-def test_a_write_that_comes_while_others_are_refused_follows_nobody_of_that_turn():
+def test_write_during_a_refusal_follows_no_refused_leader():
     bench = Bench(a=DISK, e=EPHEMERAL)
     for name in ("a", "e"):
         bench.engine.append(name, write())

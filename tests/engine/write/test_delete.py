@@ -47,7 +47,7 @@ def test_both_conditions_must_hold(topic):
     assert seqs(read(topic, "a")) == [2, 4, 5, 6, 7, 8, 9, 10]
 
 
-def test_a_delete_of_what_is_gone_takes_nothing(topic):
+def test_delete_of_deleted_records_takes_nothing(topic):
     delete(topic, "a", match=EQ_X)
     delete(topic, "a", before_seq=4)
     assert delete(topic, "a", match=EQ_X).deleted == 0
@@ -72,7 +72,7 @@ def test_a_delete_never_touches_what_is_written_after_it(topic):
     assert seqs(read(topic, "a")) == [11]
 
 
-def test_a_delete_takes_what_was_staged_before_it_in_the_same_turn_and_no_more(topic):
+def test_delete_takes_records_staged_before_it_and_no_later_ones(topic):
     topic.append("a", write(record(tag="x")))
     ticket = run_all(topic.delete_records("a", before_seq=None, match=EQ_X))
     topic.append("a", write(record(tag="x")))
@@ -113,7 +113,7 @@ def test_seqs_can_be_named_one_by_one_in_any_segment(topic):
     assert seqs(read(topic, "a")) == [2, 5, 6, 7, 8]
 
 
-def test_seqs_in_a_hole_do_not_shield_those_after_it():
+def test_delete_by_seq_continues_after_seqs_in_a_gap():
     engine = open_engine()
     for _ in range(3):
         append(engine, "a", *[record()] * 4)

@@ -170,7 +170,7 @@ def test_delete_takes_effect_without_a_look_at_closed_segments(monkeypatch: pyte
     assert done(engine, ticket).deleted == 1000
 
 
-def test_delete_in_steps_takes_records_that_were_under_way_when_it_began() -> None:
+def test_delete_in_steps_takes_records_under_way_when_it_began() -> None:
     engine = open_engine()
     fill(engine, random.Random(5), 30)
     engine.append("t", write(record(tag="a:1")))
