@@ -76,7 +76,11 @@ def look_at_segments(topic: Topic) -> Covered:
         if segment.first > at:
             covered.holes.append((at, segment.first - 1))
         at = segment.end
-        marks = np.frombuffer(segment.marks or bytes(segment.count), np.uint8)[low:]
+        if segment.marks is None:  # all are live: no need to look at each
+            covered.live_records += segment.count - low
+            covered.live.append((segment.first + low, segment.end - 1))
+            continue
+        marks = np.frombuffer(segment.marks, np.uint8)[low:]
         live, deleted, lost = np.bincount(marks, minlength=3)[:3].tolist()
         covered.live_records += live
         covered.deleted_records += deleted

@@ -116,8 +116,9 @@ class _Verifier:
             number, snapshot = self._snapshots()
             if snapshot is not None:
                 report.snapshot = number
-                for topic in snapshot.topics:
-                    self._topic(topic)
+                with recovery.Tails(self.dir) as tails:
+                    for topic in snapshot.topics:
+                        self._topic(topic, tails)
             if snapshot is not None or number == 0:
                 since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
                 self._log(since, boot_id)
@@ -195,13 +196,13 @@ class _Verifier:
             return number, snapshot
         return max(numbers, default=0), None
 
-    def _topic(self, found: snap.TopicSnapshot) -> None:
-        """One topic as the snapshot tells it, compared with its files."""
+    def _topic(self, found: snap.TopicSnapshot, tails: recovery.Tails) -> None:
+        """Compare one topic of the snapshot with its files."""
         self._names[found.topic_id] = found.name
         for ref in found.segments:
             self._sealed(found, ref)
         if found.tail is not None:
-            self._tail(found, found.tail)
+            self._tail(found, found.tail, tails)
         path = self.dir.snapshot_path(self.report.snapshot or 0)
         live = sum(ref.live for ref in found.segments) + (found.tail.live if found.tail else 0)
         live_bytes = sum(ref.live_bytes for ref in found.segments) + (found.tail.live_bytes if found.tail else 0)
@@ -242,24 +243,17 @@ class _Verifier:
                 what = f"{said}, the file has {live} of {live_bytes}"
                 self._found(path, footer.flags_at, what, REPORT, topic=found.name)
 
-    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef) -> None:
+    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef, tails: recovery.Tails) -> None:
         path = self.dir.tails_path(ref.tails)
         self._named.add(path)
         first = max([one.first + one.count for one in found.segments] + [found.earliest])
         try:
-            file = self.fs.open(path)
+            data = tails.read(ref)
         except FileNotFoundError:
             self._damaged_seqs(path, 0, "the file is missing", found.name, first, found.head)
             return
-        try:
-            examined = examine(
-                lambda size, at: file.pread(max(min(size, ref.size - at), 0), ref.offset + at),
-                ref.size,
-                path=path,
-                taken=lambda at, data: self._step(len(data)),
-            )
-        finally:
-            file.close()
+        self._step(len(data))
+        examined = examine(lambda size, at: data[at : at + size], ref.size, path=path, taken=lambda at, data: None)
         for problem in examined.problems:
             costs = problem.whole or problem.low < problem.high
             flags_only = examined.footer is not None and problem.offset >= examined.footer.flags_at
