@@ -108,6 +108,7 @@ def test_an_empty_volume_is_taken(data: DataDir):
     data.fs.mkdir(f"{data.root}/lost+found")
     put(data.fs, f"{data.root}/.keep")
     data.open()
+    assert {"FORMAT", "LOCK", "wal", ".keep", "lost+found"} <= set(data.fs.listdir(data.root))
     data.close()
 
 

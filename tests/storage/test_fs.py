@@ -114,8 +114,11 @@ def test_allocate_grows_the_file_with_zeros_and_never_shrinks_it(file: File):
 def test_syncs_return(fs: Fs, root: str, file: File):
     file.pwrite(b"abc", 0)
     file.datasync()
+    file.pwrite(b"d", 3)
     file.sync()
     fs.sync_dir(root)
+    assert file.pread(10, 0) == b"abcd"
+    assert "file" in fs.listdir(root)
 
 
 def test_opening_what_is_missing_or_a_directory_fails(fs: Fs, root: str):

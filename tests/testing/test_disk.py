@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from topics.storage.fs import Held
 from topics.testing.clock import SimClock
 from topics.testing.disk import FOREVER, MUTATING, Crashed, SimDisk, SimFile
 
@@ -451,8 +452,13 @@ def test_error_handlers_do_not_catch_a_crash():
 def test_crash_releases_the_lock():
     disk = SimDisk()
     disk.lock("/LOCK")
+    with pytest.raises(Held):
+        disk.lock("/LOCK")
     for mode in ("keep", "lose"):
-        disk.crash(mode).lock("/LOCK").close()
+        after = disk.crash(mode)
+        after.lock("/LOCK")
+        with pytest.raises(Held):
+            after.lock("/LOCK")
 
 
 # Space

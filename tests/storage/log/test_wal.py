@@ -3,9 +3,11 @@
 from collections import deque
 from collections.abc import Callable
 
+import pytest
+
 from topics.storage.datadir import DataDir
 from topics.storage.log import frame
-from topics.storage.log.wal import Wal
+from topics.storage.log.wal import LogFailed, Wal
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 
@@ -83,3 +85,22 @@ def test_a_full_file_is_let_go_only_after_the_syncs_that_know_it() -> None:
     queue.run()
     assert outcomes == [None, None, None]
     assert wal.read_only is None
+
+
+def test_log_heals_though_the_size_of_its_new_file_cannot_be_read_at_first() -> None:
+    wal, queue, disk = open_wal()
+    wal.write([b"a" * 50])
+    disk.fail(op="pwrite", times=1)
+    with pytest.raises(LogFailed):
+        wal.write([b"b" * 50])
+    assert wal.broken
+
+    disk.fail(op="size", times=1)
+    wal.tick()
+    queue.run()
+    assert wal.broken
+    wal.tick()
+    queue.run()
+
+    assert not wal.broken
+    wal.write([b"c" * 50])

@@ -281,21 +281,25 @@ class Wal:
         self._healing = True
         number = self.number + 2  # the one after the next: a spare may lie there half made
         frames, covered = list(self._unsynced), self._forgotten + len(self._unsynced)
-        made: list[tuple[File, int]] = []
+        made: list[tuple[File, int, int]] = []
 
         def work() -> None:
             data = b"".join(frames)
             file = self._create(number, walfile.Header(number, *self._synced_to), data)
-            made.append((file, walfile.HEADER_BYTES + len(data)))
+            try:
+                made.append((file, walfile.HEADER_BYTES + len(data), file.size()))
+            except OSError:
+                _let_go(file)
+                raise
 
         def finished(error: Exception | None) -> None:
             self._healing = False
             if error is not None:
                 self.read_only = _reason(error)
                 return
-            self._file, self.tail = made[0]
+            self._file, self.tail, size_bytes = made[0]
             self._first_at = walfile.HEADER_BYTES
-            self.ledger.note_file(number, previous=self._synced_to, size_bytes=self._file.size())
+            self.ledger.note_file(number, previous=self._synced_to, size_bytes=size_bytes)
             self.number, self.read_only = number, None
             for file in self._behind:
                 _let_go(file)
