@@ -89,10 +89,10 @@ def test_a_full_file_is_let_go_only_after_the_syncs_that_know_it() -> None:
 
 def test_log_heals_though_the_size_of_its_new_file_cannot_be_read_at_first() -> None:
     wal, queue, disk = open_wal()
-    wal.write([b"a" * 50])
+    wal.write([frame.encode(4, 1, 1, 1, b"a")])
     disk.fail(op="pwrite", times=1)
     with pytest.raises(LogFailed):
-        wal.write([b"b" * 50])
+        wal.write([frame.encode(4, 1, 2, 1, b"b")])
     assert wal.broken
 
     disk.fail(op="size", times=1)
@@ -103,4 +103,4 @@ def test_log_heals_though_the_size_of_its_new_file_cannot_be_read_at_first() -> 
     queue.run()
 
     assert not wal.broken
-    wal.write([b"c" * 50])
+    wal.write([frame.encode(4, 1, 2, 1, b"c")])
