@@ -48,7 +48,7 @@ AFTERWORD = """
 - **422 `topic_full`**: nothing was written. A retry helps once records are deleted or expire, or the cap is raised.
 - **Other errors**: the same request fails again.
 
-The Python client follows these rules, except that it does not retry `topic_full`.
+The [clients](clients.md) for Python and JavaScript retry by these rules.
 
 ## What is not an error
 

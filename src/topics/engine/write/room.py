@@ -46,7 +46,7 @@ def _check_caps(
     cap = "cap_records" if full_records else "cap_bytes"
     raise TopicsError(
         Code.TOPIC_FULL,
-        f"the topic is full: it rejects what would pass its {cap}",
+        f"the topic is full and rejects new records; delete records, or raise {cap}",
         detail={"limit": cap, "count": count, "bytes": used_bytes},
     )
 
@@ -55,7 +55,7 @@ def server_full(name: str, limit: int) -> TopicsError:
     """Return the error for a cap on the whole server. Room may come back, so the client may try again."""
     return TopicsError(
         Code.THROTTLED,
-        f"the server holds as much as {name} allows ({limit})",
+        f"the server has reached {name} ({limit}); delete data, or raise the setting",
         detail={"limit": name, "max": limit},
         retry_after_ms=1000,
     )
