@@ -92,6 +92,7 @@ def read_all(port: int, topic: str) -> tuple[dict[int, str], list[dict[str, Any]
         for row in page["records"]:
             assert row["$seq"] > max(found, default=0), "out of order"
             found[row["$seq"]] = row["data"]
+        assert page["next_from_seq"] > at or page["caught_up"], f"{topic}: no progress at {at}"
         at = page["next_from_seq"]
         if at >= page["head_seq"]:
             connection.close()

@@ -46,6 +46,7 @@ async def read(connection: Connection, name: str, low: int) -> Page:
     while True:
         body = {"from_seq": at, "limit": PAGE, "include_tags": True}
         answer = await connection.must("POST", f"/v0/topics/{name}/diff", body)
+        require(answer["next_from_seq"] > at or answer["caught_up"], f"{name}: a reader is stuck at {at}")
         if answer["tombstone"] is not None:
             require(answer["tombstone"]["gap_from"] == at + 1, f"{name}: asked from {at}, told {answer['tombstone']}")
             page.gaps.append(answer["tombstone"])
