@@ -196,7 +196,7 @@ class _ErrorFields(Struct):
     detail: dict[str, Any] | None = None
 
 
-class _ErrorBody(Struct):
+class _ErrorEnvelope(Struct):
     error: _ErrorFields
 
 
@@ -358,7 +358,7 @@ def upto(items: Iterable[Record | Tombstone], last: int) -> Iterator[Record | To
 def error_of(status: int, headers: Mapping[str, str], body: bytes) -> TopicsError:
     """Return the error of a non-2xx answer. If the body is not ours (but a proxy's), the status decides the code."""
     try:
-        error = msgspec.json.decode(body, type=_ErrorBody).error
+        error = msgspec.json.decode(body, type=_ErrorEnvelope).error
         code, message, detail = BY_WIRE.get(error.code, Code.INTERNAL), error.message, error.detail
     except msgspec.MsgspecError:
         known = [code for code in Code if code.status == status]

@@ -51,7 +51,7 @@ class BadQuery(BadUsage):
     """A statement cannot be run. The message says why."""
 
 
-class Answer(Struct):
+class QueryResult(Struct):
     """The rows of a query, and notes about them for the user."""
 
     frame: DataFrame
@@ -100,7 +100,7 @@ class Tables:
         found = names_of(self._options)
         return sorted(found, key=lambda name: (self._is_ledger(name), name.startswith("sys:"), name))
 
-    def run(self, text: str) -> Answer:
+    def run(self, text: str) -> QueryResult:
         """Run one statement and return its rows. Raise `BadQuery` if it cannot be run."""
         names = names_of(self._options)
         if (own := self._own(text, names)) is not None:
@@ -116,7 +116,7 @@ class Tables:
         except PySparkException as error:
             raise BadQuery(_explain(error, statement, names)) from None
         hidden = [name for name in frame.columns if name in HIDDEN]
-        return Answer(frame.drop(*hidden) if hidden and len(hidden) < len(frame.columns) else frame, notes)
+        return QueryResult(frame.drop(*hidden) if hidden and len(hidden) < len(frame.columns) else frame, notes)
 
     def cancel(self) -> None:
         """Cancel the running statement. Called from another thread than the one that waits for it."""
@@ -129,19 +129,19 @@ class Tables:
 
     # --- names
 
-    def _own(self, text: str, names: set[str]) -> Answer | None:
+    def _own(self, text: str, names: set[str]) -> QueryResult | None:
         """Answer SHOW TABLES and DESCRIBE of a topic; return None for other statements."""
         words = text.lower().split()
         if words == ["show", "tables"]:
             rows = [(name,) for name in self.names()]
-            return Answer(self._spark.createDataFrame(rows, "table STRING"), [])
+            return QueryResult(self._spark.createDataFrame(rows, "table STRING"), [])
         if len(words) == 2 and words[0] in ("describe", "desc"):
             statement = read(text, names)
             if statement.tables and not self._is_ledger(statement.tables[0]):
                 return self._describe(statement.tables[0])
         return None
 
-    def _describe(self, table: str) -> Answer:
+    def _describe(self, table: str) -> QueryResult:
         frame = self._load(table, push=False)
         kinds = dict(frame.select(*self._columns()).dtypes)
         rows = [(name, kinds[name]) for name in self._columns()]
@@ -149,7 +149,7 @@ class Tables:
             kind, _ = self._infer(table, column)
             if isinstance(kind, StructType):
                 rows += [(f"{column}.{field.name}", field.dataType.simpleString()) for field in kind.fields]
-        return Answer(self._spark.createDataFrame(rows, "column STRING, type STRING"), [])
+        return QueryResult(self._spark.createDataFrame(rows, "column STRING, type STRING"), [])
 
     # --- views
 
