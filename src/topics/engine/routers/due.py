@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from topics.engine.routers.graph import Feed
+from topics.engine.routers.graph import Feed, links_of
 from topics.engine.state.topic import Topic
 
 FIRST_BACKOFF_MS = 20
@@ -53,7 +53,7 @@ class DueFeeds:
 
     def source_grew(self, topic: Topic) -> None:
         """Make the feeds out of the topic due with the next `collect`."""
-        if topic.links is not None and topic.links.feeds:
+        if (links := links_of(topic)) is not None and links.feeds:
             self._grown[topic] = None
             self.wake()
 
@@ -74,8 +74,8 @@ class DueFeeds:
         """Make the feeds due whose sources grew, and those that need not wait any longer."""
         grown, self._grown = self._grown, {}
         for topic in grown:
-            if topic.links is not None:
-                for feed in topic.links.feeds.values():
+            if (links := links_of(topic)) is not None:
+                for feed in links.feeds.values():
                     self.add(feed)
         for feed in list(self._waiting):
             if feed.held_until_ms <= now_ms:

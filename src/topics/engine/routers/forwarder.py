@@ -21,7 +21,7 @@ from topics.engine.routers.copy import (
     too_large,
 )
 from topics.engine.routers.due import DueFeeds
-from topics.engine.routers.graph import Feed, Router, Table
+from topics.engine.routers.graph import Feed, Router, Table, linked, links_of
 from topics.engine.routers.live import LiveRouters
 from topics.engine.routers.replay import room
 from topics.engine.state.topic import Topic
@@ -132,10 +132,8 @@ class Forwarder:
         for attempt in (None, commits.flush, commits.sync):
             if attempt is not None:
                 attempt()
-            dest = feed.dest
-            if not (feed.busy or feed.source.links is None or feed.source.links.frozen or dest.pending) and (
-                dest.next_seq == dest.head + 1
-            ):
+            dest, links = feed.dest, links_of(feed.source)
+            if not (feed.busy or links is None or links.frozen or dest.pending) and (dest.next_seq == dest.head + 1):
                 feed.starved_ns = 0
                 return True
             if attempt is not None and not waits and not self._starved(feed):
@@ -184,7 +182,7 @@ class Forwarder:
             partly = fits < len(entry.sizes)
             if partly:
                 entry, piece = copier.part(piece, 0, fits, entry.first)
-            if dest.links.feeds and not self._make_way(feed, entry, now):
+            if linked(dest).feeds and not self._make_way(feed, entry, now):
                 return False
             whole = not partly and piece is made[-1][1]
             self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
@@ -215,7 +213,7 @@ class Forwarder:
 
     def _keeps(self, dest: Topic, entry: log.Append, fits: int) -> int:
         """Return how many copies may land together so that none is evicted before it was forwarded further."""
-        if dest.links.feeds:
+        if linked(dest).feeds:
             while (
                 fits > 1
                 and retention.reach(
@@ -231,7 +229,7 @@ class Forwarder:
 
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
-        links = feed.dest.links
+        links = linked(feed.dest)
         upto = self._live.pushes_out(links, entry, before_bytes=feed.dest.staged_bytes)
         if upto is None:
             return True

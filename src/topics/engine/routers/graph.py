@@ -157,6 +157,20 @@ class Links:
             self.table.replay_losing(self, self.topic.head + 1)
 
 
+def links_of(topic: Topic) -> Links | None:
+    """Return the routers around a topic; None if there are none."""
+    links = topic.links
+    assert links is None or isinstance(links, Links)
+    return links
+
+
+def linked(topic: Topic) -> Links:
+    """Return the routers around a topic that has some."""
+    links = topic.links
+    assert isinstance(links, Links)
+    return links
+
+
 class Table:
     """All routers."""
 
@@ -181,8 +195,7 @@ class Table:
     def link(self, topic: Topic) -> Links:
         if topic.links is None:
             topic.links = Links(self, topic)
-        links: Links = topic.links
-        return links
+        return linked(topic)
 
     def put(
         self, name: str, *, router_id: int, source: Topic, dest: Topic, config: RouterConfig, cursor: int
@@ -219,7 +232,7 @@ class Table:
             if feed.cyclic:
                 for one in cycle_through(feed):
                     one.cyclic = False
-            out, into = feed.source.links, feed.dest.links
+            out, into = linked(feed.source), linked(feed.dest)
             del out.feeds[feed.dest.topic_id]
             into.fed = None
             self._unlink(feed.source)
@@ -227,9 +240,9 @@ class Table:
 
     def around(self, topic: Topic) -> list[Router]:
         """Return the routers from and to the topic, by name."""
-        if topic.links is None:
+        links = links_of(topic)
+        if links is None:
             return []
-        links: Links = topic.links
         into = [] if links.fed is None else links.fed.routers
         return sorted([*links.routers(), *into], key=lambda router: router.name)
 
@@ -246,7 +259,7 @@ class Table:
         return [topic for feed in self.feeds() for topic in (feed.source, feed.dest)]
 
     def _unlink(self, topic: Topic) -> None:
-        links: Links = topic.links
+        links = linked(topic)
         if not links.feeds and links.fed is None and not links.frozen:
             topic.links = None
 
@@ -256,7 +269,7 @@ def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
     line = {topic: None}
     at = topic
     # Bound: the number of topics. Each round adds another one to the line.
-    while (links := at.links) is not None and (feed := links.fed) is not None:
+    while (links := links_of(at)) is not None and (feed := links.fed) is not None:
         if (without is not None and feed.routers == [without]) or feed.source in line:
             break
         at = feed.source
@@ -269,7 +282,7 @@ def cycle_through(feed: Feed) -> list[Feed]:
     ring = {feed: None}
     at = feed
     # Bound: the number of feeds. Each round adds another one to the ring.
-    while (links := at.source.links) is not None and (before := links.fed) is not None:
+    while (links := links_of(at.source)) is not None and (before := links.fed) is not None:
         if before is feed:
             return list(ring)
         if before in ring:

@@ -9,7 +9,7 @@ from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import count_lost, mark
 from topics.engine.routers.due import DueFeeds
-from topics.engine.routers.graph import Links, Router
+from topics.engine.routers.graph import Links, Router, links_of
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
@@ -131,8 +131,8 @@ class LiveRouters:
         def undo() -> None:
             feed.busy -= 1
             router.under_way = was
-            if feed.source.links is not None:
-                feed.source.links.low = 0  # it included this step
+            if (links := links_of(feed.source)) is not None:
+                links.low = 0  # it included this step
             self._due.back_off(feed, self._staging.clock.now_ms())  # the log refused the step
 
         ticket.apply, ticket.undo = take_effect, undo

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.routers import copy
-from topics.engine.routers.graph import Feed, Links, Router, Table
+from topics.engine.routers.graph import Feed, Links, Router, Table, links_of
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -128,7 +128,8 @@ def _grow(state: State, source: Topic, cursor: int) -> None:
 
 def fill(state: State, topic: Topic, head: int) -> None:
     """Copy records into a topic until it reaches `head`, if its feed can."""
-    feed = None if topic.links is None else topic.links.fed
+    links = links_of(topic)
+    feed = None if links is None else links.fed
     if feed is None or feed.busy or not derives(feed):
         return
     while topic.head < head:
@@ -343,9 +344,9 @@ apply.replays(RouterDrop)(drop_router)
 @apply.replays(Mark)
 def _replay_mark(state: State, entry: Mark) -> None:
     topic = state.by_id.get(entry.topic_id)
-    if topic is None or topic.links is None:
+    links = None if topic is None else links_of(topic)
+    if topic is None or links is None:
         return
-    links: Links = topic.links
     others = dict(entry.others)
     if links.fed is not None:
         into = {router.router_id: others.get(router.router_id, router.cursor) for router in links.fed.routers}
@@ -408,9 +409,10 @@ def _replay_copies(state: State, entry: Copies) -> None:
 def resume(state: State, entry: Resume) -> None:
     """Let a full destination take copies again, live and in a replay."""
     dest = state.by_id.get(entry.topic_id)
-    if dest is None or dest.links is None or dest.links.fed is None:
+    links = None if dest is None else links_of(dest)
+    if dest is None or links is None or links.fed is None:
         return
-    feed: Feed = dest.links.fed
+    feed = links.fed
     feed.floor_ms = max(feed.floor_ms, entry.at_ms)
     if dest.config.ttl_ms:
         retention.expire(dest, entry.at_ms)

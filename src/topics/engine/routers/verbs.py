@@ -13,7 +13,7 @@ from topics.engine.routers import replay
 from topics.engine.routers.copy import Eligible, look_for, mark
 from topics.engine.routers.due import DueFeeds
 from topics.engine.routers.forwarder import Forwarder
-from topics.engine.routers.graph import Feed, Router, upstream
+from topics.engine.routers.graph import Feed, Router, links_of, upstream
 from topics.engine.routers.live import LiveRouters
 from topics.engine.routers.replay import table_of
 from topics.engine.state.topic import Topic
@@ -224,8 +224,9 @@ class Routers:
         self, router: Router | None, request: RouterRequest, source: Topic | None, dest: Topic | None
     ) -> None:
         """Raise if the destination would have two sources, or if the router closes a cycle without `allow_cycle`."""
-        if dest is not None and dest.links is not None and dest.links.fed is not None:
-            feed: Feed = dest.links.fed
+        links = None if dest is None else links_of(dest)
+        if dest is not None and links is not None and links.fed is not None:
+            feed = links.fed
             if feed.source is not source and feed.routers != [router]:
                 raise fan_in(dest.name, feed.source.name)
         if source is not None and not request.allow_cycle:
@@ -256,8 +257,12 @@ class Routers:
         return PutRouter(router, created)
 
     def _marks(self, topics: set[Topic]) -> list[Mark]:
-        linked = sorted((topic for topic in topics if topic.links is not None), key=lambda topic: topic.topic_id)
-        return [mark(topic.links, head=topic.head, out=True, holds=False) for topic in linked]
+        ordered = sorted(topics, key=lambda topic: topic.topic_id)
+        return [
+            mark(links, head=topic.head, out=True, holds=False)
+            for topic in ordered
+            if (links := links_of(topic)) is not None
+        ]
 
 
 def _preview_segment(
