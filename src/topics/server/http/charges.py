@@ -14,14 +14,14 @@ class Charges:
     """The bytes that one connection holds. Input is parked until its request is begun, then running until answered."""
 
     __slots__ = (
-        "_account", "_budget", "_input_bytes", "_parked_bytes", "_running_bytes", "_written_bytes",
-        "output_bytes",
+        "_account", "_budget", "_parked_bytes", "_running_bytes", "_written_bytes",
+        "input_bytes", "output_bytes",
     )  # fmt: skip
 
     def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._account = ANSWERS
-        self._input_bytes = self.output_bytes = 0  # as charged
+        self.input_bytes = self.output_bytes = 0  # as charged
         self._parked_bytes = self._running_bytes = 0
         self._written_bytes = 0  # written while the transport was above its high-water mark
 
@@ -56,9 +56,9 @@ class Charges:
         """Charge for input: queued requests, and bytes of requests that are not whole. `receiver` is the connection."""
         unhandled_bytes = self._parked_bytes + unparsed_bytes
         held_bytes = unhandled_bytes + self._running_bytes
-        if held_bytes != self._input_bytes:
-            self._budget.charge(BODIES, held_bytes - self._input_bytes)
-            self._input_bytes = held_bytes
+        if held_bytes != self.input_bytes:
+            self._budget.charge(BODIES, held_bytes - self.input_bytes)
+            self.input_bytes = held_bytes
             self._budget.receive(receiver, unhandled_bytes)
 
     # --- output

@@ -333,8 +333,12 @@ class Connection(asyncio.Protocol):
             self._unpack()
         if self._turn is None and pipeline.needs_turn:
             self._turn = asyncio.get_running_loop().call_soon(self._next_turn)
-        self.pace_reading()
-        self.note_memory()
+        if state is not IDLE or not self.transport.is_reading():
+            self.pace_reading()
+        charges = pipeline.queue.charges
+        # An idle connection holds no input, so there is nothing to note if it did not before.
+        if state is not IDLE or charges.input_bytes or charges.output_bytes or self.transport.get_write_buffer_size():
+            self.note_memory()
 
     def _unpack(self) -> None:
         """Have threads unpack the bodies that take too long here."""
@@ -347,7 +351,7 @@ class Connection(asyncio.Protocol):
     def _next_turn(self) -> None:
         self._turn = None
         self.pipeline.begin_turn()
-        if self.pipeline.has_work:
+        if self.pipeline.state is not IDLE and self.pipeline.has_work:
             self.pump()
 
     def _open_stream(self) -> None:

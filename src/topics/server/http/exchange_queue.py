@@ -46,8 +46,10 @@ class ExchangeQueue:
     def make_ready(self, exchange: Exchange, answer: Response, size_bytes: int) -> None:
         """Take an answer whose body has `size_bytes`."""
         exchange.answer = answer
-        waits = self.exchanges and self.exchanges[0] is not exchange
-        self.hold(exchange, size_bytes if waits else 0)
+        if self.exchanges and self.exchanges[0] is not exchange:
+            self.hold(exchange, size_bytes)
+        elif exchange.held_bytes:
+            self.hold(exchange, 0)
 
     def hold(self, exchange: Exchange, size_bytes: int) -> None:
         """Count an answer that cannot be written yet."""

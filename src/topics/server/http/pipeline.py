@@ -315,7 +315,9 @@ class Pipeline:
         """Move the answer that is next in order to the output."""
         if isinstance(answer, Stream):
             self._open_stream(exchange, answer)
-        elif self.output.add(exchange, answer, last=not exchange.head.keep_alive or self._is_last()):
+            return
+        last = not exchange.head.keep_alive or (self._ending is not NOT_ENDING and self._is_last())
+        if self.output.add(exchange, answer, last=last):
             self._finish()
 
     def _open_stream(self, exchange: Exchange, stream: Stream) -> None:
@@ -339,8 +341,8 @@ class Pipeline:
         self.change(OPEN)
 
     def _is_last(self) -> bool:
-        """Whether no answer follows, because the server or the client wants to end."""
-        if self._ending is NOT_ENDING or self.queue.exchanges or self._has_input():
+        """Whether no answer follows on a connection that is to end."""
+        if self.queue.exchanges or self._has_input():
             return False
         return self._ending is EOF or self._phase() == BETWEEN
 
