@@ -4,6 +4,7 @@ Timed, and therefore not part of the default suite: `pytest -m torture tests/sec
 figures. The bounds behind them are counted in operations by `tests/live/test_websocket_turns.py` and its likes.
 """
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.torture
 P99_MS = 50
 WORST_MS = 200
 ATTEMPTS = 3  # other work on the machine only ever makes the figures worse
+BUSY_P99_MS = 10  # without a flood, a quiet machine stays below 2 ms
 TOPICS = 1_000
 
 
@@ -36,4 +38,12 @@ def test_a_flood_delays_no_other_client(port: int, name: str) -> None:
         print(f"\n{name:28} {figures}")
         if figures.p99_ms < P99_MS and figures.worst_ms < WORST_MS:
             return
-    pytest.fail(f"{name}: {figures}")
+    calm = measure(port, quiet)
+    if calm.p99_ms > BUSY_P99_MS:
+        pytest.skip(f"the machine is too busy to judge {name}: {figures}; without a flood: {calm}")
+    pytest.fail(f"{name}: {figures}; without a flood: {calm}")
+
+
+def quiet(port: int) -> None:
+    """Send nothing for a second."""
+    time.sleep(1)
