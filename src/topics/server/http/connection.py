@@ -253,6 +253,7 @@ class Connection(asyncio.Protocol):
         self._pumping = True
         pipeline, full_bytes = self.pipeline, self._server.limits.high_water_bytes
         try:
+            # Bound: the received requests. A round handles one, or writes the output and ends unless that was full.
             while True:
                 exchange = pipeline.next_request()
                 if exchange is not None:
@@ -343,6 +344,7 @@ class Connection(asyncio.Protocol):
     def _unpack(self) -> None:
         """Have threads unpack the bodies that take too long here."""
         server, packed = self._server, self.pipeline.queue.packed
+        # Bound: each round takes one body out of the list.
         while packed:
             exchange, gunzip = packed.pop(0)
             unpacking = Unpacking(self, exchange, gunzip, budget=server.budget, slots=server.unpacking_slots)
