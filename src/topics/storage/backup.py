@@ -35,7 +35,7 @@ from topics.storage import snapshot as snap
 from topics.storage.check import examine
 from topics.storage.datadir import TEMP_SUFFIX, UNFINISHED, DataDir
 from topics.storage.fs import File, Fs
-from topics.storage.log import walfile
+from topics.storage.log import ledger, walfile
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
 from topics.storage.segments.marks import pack_marks, put_marks
@@ -201,6 +201,7 @@ class _Copier:
             self.fs.sync_dir(folder)
         if snapshot is not None:
             snapshot.boot_id = COPIED_BOOT_ID
+            snapshot.extra.pop(snap.LEDGER, None)  # the copy gets its ledger last: until then none is missing
             if self._restored_ms is not None:
                 snapshot.extra[snap.RESTORED] = msgspec.Raw(msgspec.msgpack.encode(self._restored_ms))
             for topic in snapshot.topics:
@@ -211,7 +212,18 @@ class _Copier:
             self.target.publish(path)
         for log_number in sorted(staged):
             self.target.publish(self.target.wal_path(log_number))
+        self._write_ledger(0 if snapshot is None else snapshot.wal_number, staged)
         self.target.complete()
+
+    def _write_ledger(self, since: int, staged: list[int]) -> None:
+        """Write a ledger for the log files of the copy, so that one that is missing or cut short is noticed there."""
+        files = [(number, self._read(self.target.wal_path(number))) for number in sorted(staged)]
+        path = self.target.ledger_path(since)
+        self._write(path, ledger.copied(self.source, since, files))
+        self.target.publish(path)
+        for number in self.target.ledger_numbers():
+            if number != since:
+                self.fs.unlink(self.target.ledger_path(number))
 
     # --- is the target ours to go on with?
 

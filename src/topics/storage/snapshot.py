@@ -30,6 +30,8 @@ from topics.model.topic import TopicConfig
 MAGIC = b"TOPICSNP"
 # in `Snapshot.extra`: when this directory was made from a backup, in ms; gone once a server has seen it
 RESTORED = "restored"
+# in `Snapshot.extra`: that a ledger of the same number was written before the snapshot
+LEDGER = "ledger"
 VERSION = 1
 TOPICS_A_PART = 64
 _HEADER = struct.Struct("<8sIIQ")

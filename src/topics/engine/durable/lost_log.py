@@ -21,6 +21,8 @@ from topics.storage.log.frame import Head
 
 log = logs.Log("recovery")
 
+NO_LEDGER = "the ledger is missing: nothing is lost by that, but a log file that is missing or cut short goes unnoticed"
+
 
 class Lost(NamedTuple):
     """Seqs of a topic that may have been in a part of the log that is not there."""

@@ -99,6 +99,10 @@ def _recover(
     boot_id = datadir.fs.boot_id()
     same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
     account = ledger.read(datadir, since)
+    if snapshot is not None and snap.LEDGER in snapshot.extra and since not in datadir.ledger_numbers():
+        path = datadir.ledger_path(since)
+        damage.append(f"{path} at byte 0: {lost_log.NO_LEDGER}")
+        log.error("ledger_missing", file=path)
     cut: list[str] = []
     files = read_log(datadir, since, damage, cut, unsynced_from=None if same_boot else account.unsynced_from)
     resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)

@@ -13,6 +13,8 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
+import msgspec
+
 from topics import logs
 from topics.clock import Clock
 from topics.engine.durable import files, recovery
@@ -223,7 +225,8 @@ class Store:
                     one.snapshot.segments[at].footer = list(footer)
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
             files.write(self.dir, self.dir.tails_path(number), _tails(number, capture))
-            self.wal.ledger.write(notes)
+            if notes and self.wal.ledger.write(notes):
+                head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(True))
             parts = snap.encode_parts(head, (one.snapshot for one in capture), len(capture))
             files.write(self.dir, self.dir.snapshot_path(number), parts)
             self._note_written(capture, tails, pending)

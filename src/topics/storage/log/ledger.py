@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from topics import logs
+from topics.errors import Corrupt
 from topics.model.topic import TopicConfig
 from topics.storage.datadir import DataDir
 from topics.storage.fs import File
@@ -123,10 +124,10 @@ class Ledger:
         with self._lock:
             self._notes = notes + self._notes
 
-    def write(self, notes: list[bytes]) -> None:
-        """Write and sync the notes. Raise nothing: what cannot be written now is tried again with the next sync."""
+    def write(self, notes: list[bytes]) -> bool:
+        """Write and sync the notes. Return False if that fails: they are tried again with the next sync."""
         if not notes:
-            return
+            return True
         path = self._path
         try:
             with self._file_lock:
@@ -136,8 +137,9 @@ class Ledger:
             if not self._failed:
                 self._failed = True
                 log.error("ledger_failed", file=path, reason=error.strerror or str(error))
-        else:
-            self._failed = False
+            return False
+        self._failed = False
+        return True
 
     def close(self) -> None:
         self.write(self.take())
@@ -173,17 +175,45 @@ def read(datadir: DataDir, since: int) -> Account:
         if number < since:
             continue
         path = datadir.ledger_path(number)
-        file = datadir.fs.open(path)
-        try:
-            data = file.pread(file.size(), 0)
-        finally:
-            file.close()
-        for item in walfile.scan(data, start=0):
+        for item in walfile.scan(_read_whole(datadir, path), start=0):
             if isinstance(item, walfile.Found):
                 _take(account, item.frame, since)
             elif not item.torn:
                 account.damage.append((path, item.at))
     return account
+
+
+def copied(datadir: DataDir, since: int, files: list[tuple[int, bytes]]) -> bytes:
+    """Return a ledger for copies of log files, by number and content, that end with their last whole frame.
+
+    What the ledger of `datadir` says of topics is true of the copies, too. What it says of files is not: those are
+    longer.
+    """
+    notes: list[bytes] = []
+    for number in datadir.ledger_numbers():
+        if number >= since:
+            data = _read_whole(datadir, datadir.ledger_path(number))
+            items = [item for item in walfile.scan(data, start=0) if isinstance(item, walfile.Found)]
+            notes += [data[item.at : item.end] for item in items if item.frame.head.kind in (TOPIC, GONE)]
+    previous = (0, 0)
+    for number, data in files:
+        with suppress(Corrupt):  # the copy reports a damaged header
+            header = walfile.decode_header(data, path=datadir.wal_path(number))
+            if header.resume_number:
+                is_copied = any(header.resume_number == other for other, _ in files)  # a file without entries is not
+                previous = (header.resume_number, header.resume_offset) if is_copied else (0, 0)
+        notes.append(frame.encode(FILE, 0, number, 0, _encode([*previous, len(data)])))
+        previous = number, walfile.whole_end(data)
+        notes.append(frame.encode(REACHED, 0, number, 0, _encode([previous[1]])))
+    return b"".join(notes)
+
+
+def _read_whole(datadir: DataDir, path: str) -> bytes:
+    file = datadir.fs.open(path)
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
 
 
 def _take(account: Account, found: frame.Frame, since: int) -> None:
