@@ -355,6 +355,8 @@ class Commits:
             try:
                 if ticket.apply is not None:
                     ticket.result = ticket.apply(ticket)
+            except OSError as failure:
+                ticket.error = _not_applied(ticket, failure)
             except Exception as broken:  # a broken invariant must not take the rest of the batch with it
                 log.failure("entry_not_applied", broken, topic="" if ticket.topic is None else ticket.topic.name)
                 ticket.error = TopicsError(Code.INTERNAL, "internal error")
@@ -392,3 +394,15 @@ def _refusal(failure: LogFailed) -> TopicsError:
     return TopicsError(
         Code.READ_ONLY, message, detail={"reason": str(failure), "outcome": outcome}, retry_after_ms=1000
     )
+
+
+def _not_applied(ticket: Ticket, failure: OSError) -> TopicsError:
+    """Log a change that the log has and the disk prevents, and return the error that says what becomes of it."""
+    name = "" if ticket.topic is None else ticket.topic.name
+    reason = failure.strerror or str(failure)
+    log.error("entry_not_applied", topic=name, reason=reason, file=failure.filename or "")
+    message = (
+        f"the change is in the log, but not all of it is applied, because stored records cannot be read: {reason}; "
+        "the rest is applied at the next start, or when the same request is sent again"
+    )
+    return TopicsError(Code.READ_ONLY, message, detail={"reason": reason, "outcome": "logged"}, retry_after_ms=1000)
