@@ -1,8 +1,8 @@
-"""From a data directory to a running state: the snapshot, then the log behind it through the same `apply` as live
+"""Recovery of the state from a data directory: the snapshot, then the log after it, through the same `apply` as live
 writes.
 
-What cannot be read is never passed over in silence: it is logged with file and offset, and where the seqs are known the
-topic's readers get a tombstone for them.
+Everything that cannot be read is logged with file and offset. Where its seqs are known, readers of the topic get a
+tombstone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REPLAYED_ELSEWHERE = (archived, verbs)  # entries of theirs are read back here: 
 
 
 class Recovered(NamedTuple):
-    """Where the log goes on, and what there was to tell."""
+    """The result of a recovery."""
 
     snapshot_number: int
     resume: tuple[int, int]  # file number and offset at which the good part of the log ends
@@ -65,10 +65,9 @@ def recover(
     progress: Progress,
     defer_memory: bool = False,
 ) -> Recovered:
-    """Fills `state`. Blocks; meant for a thread of its own. Raises `Corrupt` only where nothing can be known at all.
+    """Recover `state`. Blocks: call it on a thread of its own. Raise `Corrupt` if no snapshot can be read.
 
-    With `defer_memory` the records of `memory` topics are left in the backlog, for a server that wants to be ready
-    first.
+    With `defer_memory`, leave the records of `memory` topics in the backlog, so that the server is ready sooner.
     """
     with replay.recovering(state) as routers:
         return _recover(datadir, state, shelf, routers, cold_dir=cold_dir, progress=progress, defer_memory=defer_memory)
@@ -149,7 +148,7 @@ def _recover(
         backlog.replay_all(state)
     check.end()
     if restored is not None:
-        _begin_new_lives(state, msgspec.msgpack.decode(restored, type=int))
+        _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
     routers.catch_up()
     found_ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
     _close_gaps(state, backlog, after_power_loss=after_power_loss, restored=restored is not None)
@@ -164,7 +163,7 @@ def _recover(
 
 
 def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
-    """The newest snapshot that can be read. None of several readable is worse than none at all: that raises."""
+    """Return the newest readable snapshot and its number. Raise `Corrupt` if snapshots exist and none is readable."""
     numbers = datadir.snapshot_numbers()
     for number in reversed(numbers):
         path = datadir.snapshot_path(number)
@@ -260,7 +259,7 @@ def restore_topic(
 
 
 def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | None) -> None:
-    """Records in a folder that is not there at the moment are not lost: better not to start than to say so."""
+    """Raise `DataDirError` if a cold segment is missing: its disk may not be mounted, and then nothing is lost."""
     ref = next((ref for ref in found.segments if ref.cold), None)
     if ref is None:
         return
@@ -291,7 +290,7 @@ def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str])
 
 
 def _note_gap(state: State, entry: entries.Append, item: walfile.Found, file: LogFile, damage: list[str]) -> None:
-    """Seqs missing before an entry, though every entry in the log can be read: a part of it was never written."""
+    """Report seqs that are missing before an entry although every entry can be read."""
     topic = state.by_id.get(entry.topic_id)
     if topic is None or entry.first <= topic.head + 1:
         return
@@ -313,10 +312,9 @@ def _note_damage(state: State, file: LogFile, item: walfile.Damage, damage: list
 
 
 def _lose_head(state: State, head: Head, size: int) -> None:
-    """The entry under this head is gone. What it held of a topic is known; what else it may have said is not.
+    """Count the records of an unreadable append as lost, and missing seqs before it, too.
 
-    Seqs before it that are missing too went with it. No more of them than the damage has bytes: the head may be damaged
-    as well.
+    Count no more seqs than the damage has bytes: the head itself may be damaged.
     """
     topic = state.by_id.get(head.topic_id)
     if topic is not None and head.kind == entries.APPEND and head.first > topic.head:
@@ -325,7 +323,7 @@ def _lose_head(state: State, head: Head, size: int) -> None:
 
 
 def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> None:
-    """Everything behind the sealed segments is lost."""
+    """Count all records after the sealed segments as lost."""
     sealed_end = max([ref.first + ref.count for ref in found.segments], default=1)
     first = max(sealed_end, topic.earliest)
     topic.removed(tail.live, tail.live_bytes)
@@ -337,8 +335,8 @@ def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> N
     retention.advance(topic)
 
 
-def _begin_new_lives(state: State, restored_ms: int) -> None:
-    """A backup brought back is another history from here on: readers of the old one must be able to tell."""
+def _begin_new_epochs(state: State, restored_ms: int) -> None:
+    """Give every topic of a restored backup a new epoch, so that readers notice that its history changed."""
     for topic in state.by_name.values():
         state.last_epoch = max(restored_ms, state.last_epoch + 1)
         topic.begin_epoch(state.last_epoch)
@@ -346,9 +344,9 @@ def _begin_new_lives(state: State, restored_ms: int) -> None:
 
 
 def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, restored: bool) -> None:
-    """Never give out a seq again that may have been acknowledged; report those that are not there as lost.
+    """Skip seqs that may have been acknowledged and are not in the log, and report them as lost.
 
-    A restored directory is another history with epochs of its own: its seqs go on behind the last known one.
+    A restored directory has new epochs, so its seqs continue after the last known one.
     """
     for topic in state.by_name.values():
         durability = topic.config.durability
@@ -363,7 +361,7 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
 
 
 def _make_durable(datadir: DataDir, files: list[LogFile]) -> None:
-    """What was replayed may have been in the page cache alone; from here on it counts as safe."""
+    """Sync the log files: what was replayed may be in the page cache alone, and is relied on from here on."""
     for found in files:
         file = datadir.fs.open(found.path, write=True)
         try:

@@ -1,10 +1,9 @@
-"""The data directory of a running engine: sealing, checkpoints, cleaning up. The only part of the engine that knows
-files.
+"""The data directory of a running engine: sealed segments, checkpoints, removal of old files.
 
-A checkpoint is taken at one point of the log: what is open and large is closed, all closed segments get their files,
-small open ends go together into one tails file, and a snapshot ties it up. Only once that is in place do older log
-files, and files that nothing refers to any more, go away: a crash at any moment finds the last snapshot and everything
-it needs. Marks of deleted records are written into segment files after the snapshot that knows them, never before.
+A checkpoint saves the state at one point of the log. It closes large open segments, writes a file for every closed
+segment, writes the small open segments into one tails file, and then the snapshot that refers to all of them. Older log
+files and unused files are removed only after that, so a crash at any moment finds the last snapshot and all its files.
+Marks of deleted records are written into segment files only after a snapshot that has the same marks.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _tails(number: int, topics: Iterable[Captured]) -> Iterator[bytes]:
 
 
 class Store:
-    """Ties a state to its directory. Everything but the work given to `worker` happens on the owner's thread."""
+    """Keeps a state in its directory. All code runs on the owner's thread, except for the work given to `worker`."""
 
     def __init__(
         self, datadir: DataDir, state: State, wal: Wal, *, worker: Worker, clock: Clock, cold_dir: str | None = None,
@@ -99,11 +98,10 @@ class Store:
         state.dropped = self._forget
 
     def recover(self, progress: recovery.Progress, *, defer_memory: bool = False) -> recovery.Recovered:
-        """Opens the directory's past and the log's next file. Blocks.
+        """Recover the state from the directory and open the next log file. Blocks.
 
-        What had to be pieced together is written down as a snapshot of its own before anything new is built upon it:
-        what was lost is then lost for one reason only, whatever happens next, and bytes of the old log that only the
-        page cache has are no longer needed.
+        If the log had to be replayed, take a snapshot before anything new is logged. Then every loss has one reason,
+        whatever happens next, and bytes of the old log that only the page cache has are no longer needed.
         """
         self.state.rolled = lambda topic, segment: (
             None
@@ -117,7 +115,7 @@ class Store:
         self.snapshot_number = found.snapshot_number
         self._backlog = found.backlog
         if not found.settled and not found.backlog:
-            self._settle_past(found)
+            self._save_recovered(found)
         self.wal.begin(found.next_number, resume=found.resume)
         self.state.ledger = self.wal.ledger
         if found.backlog:  # there is no snapshot yet of what was replayed
@@ -128,7 +126,7 @@ class Store:
                     self.wal.ledger.note_gone(topic_id)
         return found
 
-    def _settle_past(self, found: recovery.Recovered) -> None:
+    def _save_recovered(self, found: recovery.Recovered) -> None:
         def done(error: Exception | None) -> None:
             if error is None and not found.damage and found.snapshot_number:
                 with suppress(OSError):
@@ -142,7 +140,7 @@ class Store:
             self._worker, self._runner = worker, runner
 
     def checkpoint(self, done: Callable[[Exception | None], None] = lambda error: None, *, clean: bool = False) -> bool:
-        """Takes a snapshot and lets go of what it makes superfluous. False if it cannot, or one is under way."""
+        """Begin a snapshot and the removal of what it replaces. Return False if one is under way or cannot begin."""
         assert self.commits is not None
         if self._snapshotting or self.wal.broken or self._backlog:  # what waits is in the old log alone
             return False
@@ -276,7 +274,7 @@ class Store:
             yield None
 
     def when_idle(self, then: Callable[[], None]) -> None:
-        """Calls `then` once the worker has nothing left of ours."""
+        """Call `then` once no work of the store is under way."""
         if self._jobs:
             self._waiting.append(then)
         else:
@@ -308,7 +306,7 @@ class Store:
     # --- segments
 
     def _seal(self, topic: Topic, segment: MemorySegment) -> None:
-        """A closed segment gets its file as soon as the worker has time; until then it is served from memory."""
+        """Have the worker write the file of a closed segment. Until then the segment is served from memory."""
         if topic.config.durability == "ephemeral":
             return
         frozen = snapshot_parts.freeze(segment)
@@ -327,7 +325,7 @@ class Store:
         self._submit(work, finished)
 
     def _adopt(self, topic_id: int, segment: MemorySegment, path: str, footer: codec.Footer) -> None:
-        """Serves the segment from its file from now on, if it is still there."""
+        """Serve the segment from its file from now on, if its topic still has it."""
         topic = self.state.by_id.get(topic_id)
         if topic is not None:
             for at, known in enumerate(topic.segments):
@@ -426,7 +424,7 @@ class Store:
                     segment.moved(target)
                     segment.cold = True
                 else:
-                    self.shelf.retired.append(target)  # its records went while it was copied
+                    self.shelf.retired.append(target)  # the topic dropped the segment meanwhile
 
         self._run(find(), found)
 
@@ -457,7 +455,7 @@ class Store:
                     self.fs.rmdir(folder)
 
     def _remove_orphans(self) -> None:
-        """Segment files that a stopped process wrote and no snapshot ever named."""
+        """Remove segment files that a stopped process wrote and no snapshot refers to."""
         named = {
             segment.path
             for topic in self.state.by_id.values()

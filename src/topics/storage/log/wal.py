@@ -38,10 +38,10 @@ JOIN_BYTES = 64 << 10  # frames that are fewer go to the kernel as one piece: ch
 
 
 class LogFailed(Exception):
-    """The log could not take what it was given. Everything before is intact.
+    """The log refused frames. Everything written before is intact.
 
-    `written` says that some of it may have reached the disk. It is erased, but a power loss before the log has healed
-    may bring it back.
+    `written` says that some of the frames may have reached the disk. They are erased, but a power loss before the log
+    has healed may bring them back.
     """
 
     def __init__(self, reason: str | None, *, written: bool = False) -> None:
@@ -56,7 +56,7 @@ class Worker(Protocol):
 
 
 class InlineWorker:
-    """Does the work on the spot: for tools and tests."""
+    """Runs the work at once. For tools and tests."""
 
     def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         try:
@@ -68,7 +68,7 @@ class InlineWorker:
 
 
 class Wal:
-    """The open end of the log. Everything but the work given to `worker` happens on the owner's thread."""
+    """The open end of the log. All code runs on the owner's thread, except for the work given to `worker`."""
 
     def __init__(self, datadir: DataDir, *, file_bytes: int, worker: Worker, clock: Clock) -> None:
         self._dir = datadir
@@ -106,7 +106,7 @@ class Wal:
         self._noted_ns = 0  # when the ledger was last told how far the log is synced
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
-        """Opens the log's first file in this process. Blocks. Where that fails the log begins broken, to heal later."""
+        """Create the first file of this process. Blocks. If that fails, the log is broken and heals later."""
         try:
             self._file = self._create(number, walfile.Header(number, *resume))
         except OSError as error:
@@ -174,7 +174,7 @@ class Wal:
             stats.queue_depth_peak = depth
 
     def rotate(self) -> None:
-        """Goes on in a new file. Raises OSError and stays where it is if there is no room for one."""
+        """Continue in a new file. Raise `OSError` and change nothing if none can be created."""
         if self._file is None:
             raise LogFailed(self.read_only)
         if self._spare is not None:
@@ -259,7 +259,7 @@ class Wal:
         self._voided = True
 
     def tick(self) -> None:
-        """What is due now and then: sync what nobody waits for, prepare the next file, heal."""
+        """Do periodic work: sync, prepare the next file, heal."""
         if self._file is not None and not self._dir.is_there:
             self._fail(OSError(errno.ENOENT, "the data directory is gone"), broken=True)
         if self._file is None:
@@ -275,7 +275,7 @@ class Wal:
             self._prepare()
 
     def heal(self) -> None:
-        """Tries to go on in a new file after a failure."""
+        """Try to continue in a new file after a failure."""
         if self._healing or self._syncing or self.undecided():
             return
         self._healing = True
@@ -289,7 +289,7 @@ class Wal:
             try:
                 made.append((file, walfile.HEADER_BYTES + len(data), file.size()))
             except OSError:
-                _let_go(file)
+                _close(file)
                 raise
 
         def finished(error: Exception | None) -> None:
@@ -302,7 +302,7 @@ class Wal:
             self.ledger.note_file(number, previous=self._synced_to, size_bytes=size_bytes)
             self.number, self.read_only = number, None
             for file in self._behind:
-                _let_go(file)
+                _close(file)
             self._behind.clear()
             self._forget(covered)
             self._synced_to = self.position
@@ -319,18 +319,18 @@ class Wal:
         self._worker.submit(work, finished)
 
     def close(self) -> None:
-        """Everything written is synced, then the files are let go. Raises nothing: what failed was told before."""
+        """Sync everything written and close the files. Raise nothing: failures were reported before."""
         with suppress(LogFailed):
             self.sync_now()
         for file in (*self._behind, self._file, self._spare and self._spare[1]):
             if file:
-                _let_go(file)
+                _close(file)
         self._file = None
         self._behind.clear()
         self.ledger.close()
 
     def _create(self, number: int, header: walfile.Header, frames: bytes = b"") -> File:
-        """A new file, durable, with `frames` in it. It gets its name last: nothing in it counts until all is there."""
+        """Create a durable file with `frames` in it. It is renamed to its name last, when it is complete."""
         path = self._dir.wal_path(number)
         temporary = path + TEMP_SUFFIX
         file = self._fs.open(temporary, write=True, create=True)
@@ -341,7 +341,7 @@ class Wal:
             file.sync()
             self._dir.publish(path)
         except OSError:
-            _let_go(file)
+            _close(file)
             with suppress(OSError):
                 self._fs.unlink(temporary)
             raise
@@ -362,7 +362,7 @@ class Wal:
                 self._spare = number, made[0]
                 self.read_only = None
             elif error is None:
-                _let_go(made[0])
+                _close(made[0])
 
         self._worker.submit(work, finished)
 
@@ -404,7 +404,7 @@ class Wal:
             if file in self._behind:
                 self._behind.remove(file)
                 # Behind the syncs that the worker still has: one of them may have been told to sync this file too.
-                self._worker.submit(partial(_let_go, file), lambda error: None)
+                self._worker.submit(partial(_close, file), lambda error: None)
         if position > self._synced_to:
             self._synced_to = position
             self._forget(covered)
@@ -465,7 +465,7 @@ class Wal:
             self._behind.append(self._file)
             self._places = self._locate()
             if self._spare is not None:
-                _let_go(self._spare[1])
+                _close(self._spare[1])
             self._spare = None
             self._file = None
             if not self._unsynced:
@@ -476,7 +476,7 @@ def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
-def _let_go(file: File) -> None:
-    """Nothing depends on it any more: what had to be durable was synced, or will be written elsewhere."""
+def _close(file: File) -> None:
+    """Close a file that nothing depends on: its bytes are synced, or will be written elsewhere."""
     with suppress(OSError):
         file.close()
