@@ -78,7 +78,7 @@ demo-pipeline: $(READY_DEV) ## demonstrate archive, eviction, healing and audit;
 docs: $(READY) ## regenerate the generated pages
 	$(VENV)/bin/topics config --markdown > docs/configuration.md
 	$(PYTHON) -m topics.cli.formats > docs/formats.md
-	$(PYTHON) -m topics.cli.error_page > docs/guide/errors.md
+	$(PYTHON) -m topics.cli.errors_doc > docs/guide/errors.md
 
 clean: ## remove the environment and caches, but not ./data
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from topics.model.record_bytes import DATA, END_BYTES, META, NODE, SEQ_AND_TS_BYTES, encode_json
 from topics.storage.segments.columns import GrowingNames, SortedNames
-from topics.storage.segments.run import Run
+from topics.storage.segments.record_run import Run
 
 RECORD, GAP = "record", "gap"
 UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.contract.api import Api
-from topics.model.outline import is_slow
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
+from topics.model.write_outline import is_slow
 
 
 def test_body_with_far_too_many_records_is_refused(api: Api, topic: str):

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import ServerProcess, StartServer
 from tests.contract.api import Api
 from topics.client import Client
-from topics.storage.segments import run as runs
+from topics.storage.segments import record_run as runs
 
 NDJSON = "application/x-ndjson"
 SEGMENTS = "application/vnd.topics.segments"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.cli import error_page
+from topics.cli import errors_doc
 from topics.errors import Code
 from topics.model.topic import TopicConfig
 
@@ -18,11 +18,11 @@ _CODE = re.compile(r"^(`{3,}).*?^\1\s*?$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
 def test_errors_page_is_up_to_date() -> None:
-    assert (ROOT / "docs/guide/errors.md").read_text() == error_page.page(), "run `make docs`"
+    assert (ROOT / "docs/guide/errors.md").read_text() == errors_doc.page(), "run `make docs`"
 
 
 def test_every_error_code_has_an_explanation() -> None:
-    assert list(error_page.MEANINGS) == list(Code)
+    assert list(errors_doc.MEANINGS) == list(Code)
 
 
 def test_topics_page_lists_every_field_with_its_default() -> None:

@@ -19,7 +19,7 @@ from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Hold
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
-from topics.storage.segments.shelf import Shelf
+from topics.storage.segments.segment_cache import Shelf
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
 

@@ -19,7 +19,7 @@ from tests.faults.evicting import Evicting, can_evict, evict
 from tests.live.events import Events
 from topics.client import Client
 from topics.client.request import End
-from topics.storage.segments.run import Run
+from topics.storage.segments.record_run import Run
 
 RECORDS = 6_000
 TAGS = 60

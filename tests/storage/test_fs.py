@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.storage import mapped
+from topics.storage import mapped_file
 from topics.storage.fs import File, Fs, Held, RealFs
 from topics.testing.disk import SimDisk
 
@@ -305,7 +305,7 @@ def test_a_read_that_would_wait_gives_nothing(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def lender(tmp_path: Path) -> Iterator[File]:
-    if mapped._kernel is None:
+    if mapped_file._kernel is None:
         pytest.skip("only Linux tells which pages are in memory")
     file = RealFs().open(str(tmp_path / "lender"), create=True)
     file.pwrite(bytes(range(256)) * 256, 0)
@@ -332,7 +332,7 @@ def test_what_is_not_in_memory_is_not_lent(lender: File, monkeypatch: pytest.Mon
         ctypes.memset(found + 1, 0, 1)
         return 0
 
-    monkeypatch.setattr(mapped._kernel, "mincore", without_the_second_page)
+    monkeypatch.setattr(mapped_file._kernel, "mincore", without_the_second_page)
     assert [lender.lend(page, at * page) is None for at in range(4)] == [False, True, False, False]
     assert lender.lend(2, page - 1) is None
     assert lender.lend(1, page - 1) is not None
@@ -340,15 +340,15 @@ def test_what_is_not_in_memory_is_not_lent(lender: File, monkeypatch: pytest.Mon
 
 def test_what_was_asked_holds_for_a_moment(lender: File, monkeypatch: pytest.MonkeyPatch):
     clock, asked = [0.0], 0
-    real = mapped._kernel.mincore
+    real = mapped_file._kernel.mincore
 
     def count(*question: int) -> int:
         nonlocal asked
         asked += 1
         return real(*question)
 
-    monkeypatch.setattr(mapped, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(mapped._kernel, "mincore", count)
+    monkeypatch.setattr(mapped_file, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(mapped_file._kernel, "mincore", count)
     for clock[0] in (100.0, 100.2, 100.49, 100.51, 100.9, 101.02):
         assert lender.lend(1, 0) is not None
     assert asked == 3

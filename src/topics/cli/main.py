@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from topics import __version__
-from topics.cli import early
+from topics.cli import pipeline_start
 
 # Each module registers its subcommands and sets `args.execute`. They are imported by name, after `main` has installed
 # its signal handlers.
@@ -15,7 +15,7 @@ COMMANDS = ("serve", "config", "data", "pipeline", "sql")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = early.Parser(
+    parser = pipeline_start.Parser(
         prog="topics", description="A persistent event engine for one machine, over HTTP.", allow_abbrev=False
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -29,14 +29,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        with early.interruptible(words):
+        with pipeline_start.interruptible(words):
             args = build_parser().parse_args(words)
             code: int = args.execute(args)
             sys.stdout.flush()
     except KeyboardInterrupt:
-        if not early.is_pipeline(words):
+        if not pipeline_start.is_pipeline(words):
             raise
-        return early.print_interrupted(words)
+        return pipeline_start.print_interrupted(words)
     except BrokenPipeError:
         # The reader of the output closed its pipe (`topics config | head`). Python would print an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

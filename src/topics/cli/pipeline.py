@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from topics.cli import early
+from topics.cli import pipeline_start
 from topics.clock import SystemClock
 from topics.installation import install_command
 
@@ -159,14 +159,19 @@ def run(name: str, execute: Execute, args: argparse.Namespace, show: Show) -> in
 def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     """Print a failure to standard error, and with `--json` its report to standard output."""
     if isinstance(error, ImportError):
-        early.print_failure(
+        pipeline_start.print_failure(
             name, kind="no_spark", message=f"pipelines need Spark: {error}", next=install_command("spark"),
             as_json=args.json, dry_run=args.dry_run,
         )  # fmt: skip
         return EXIT_FAILED
     if isinstance(error, KeyboardInterrupt) and "report" not in error.__dict__:
-        early.print_failure(
-            name, kind="interrupted", message="interrupted", next=early.AGAIN, as_json=args.json, dry_run=args.dry_run
+        pipeline_start.print_failure(
+            name,
+            kind="interrupted",
+            message="interrupted",
+            next=pipeline_start.AGAIN,
+            as_json=args.json,
+            dry_run=args.dry_run,
         )
         return EXIT_INTERRUPTED
     from topics.spark.pipelines.run.failures import explain, kind_of, report_of

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from topics.client.items import NewRecord as NewRecord
     from topics.client.items import Position as Position
     from topics.client.items import Record as Record
-    from topics.client.sync import Client as Client
+    from topics.client.raw import Client as Client
     from topics.client.watching import Start as Start
 
 _HOMES = {
@@ -42,7 +42,7 @@ _HOMES = {
     "NewRecord": "items",
     "Position": "items",
     "Record": "items",
-    "Client": "sync",
+    "Client": "raw",
     "Start": "watching",
 }
 __all__ = sorted(_HOMES)

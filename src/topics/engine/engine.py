@@ -29,9 +29,9 @@ from topics.engine.steps import Steps
 from topics.engine.write import apply
 from topics.engine.write.append import Appends, join
 from topics.engine.write.archived import Archives
-from topics.engine.write.class_change import Saver, when_saved
 from topics.engine.write.commit import Commits, Log, NoLog, Ticket
 from topics.engine.write.delete import Deletes
+from topics.engine.write.durability_change import Saver, when_saved
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
 from topics.model.names import check_topic

@@ -13,7 +13,7 @@ from topics.model.records import Limits
 from topics.server.access.keyring import KeyRing
 from topics.server.access.quotas import Quotas
 from topics.server.api import openapi
-from topics.server.api.foreign_pages import protected
+from topics.server.api.cross_site import protected
 from topics.server.api.guard import Guard
 from topics.server.api.request_handler import RequestHandler
 from topics.server.api.route import RouteTable
@@ -22,13 +22,13 @@ from topics.server.api.table import ROUTES
 from topics.server.http.browser_origin import Pages
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
+from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.poll_cache import PollCache
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.slices import Slices
+from topics.server.loop.sliced_work import Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
-from topics.server.loop.upkeep import Upkeep
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.jobs.waiters import JobWaiters
 from topics.server.push.sessions import Sessions

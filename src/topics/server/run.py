@@ -25,9 +25,9 @@ from topics.server.http.cors import CorsApp
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
 from topics.server.http.server import HttpServer
-from topics.server.limits import machine
+from topics.server.limits import os_limits
 from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.garbage import Garbage
+from topics.server.loop.gc_pauses import Garbage
 from topics.storage.datadir import DataDirError
 
 log = logs.Log("server")
@@ -65,8 +65,8 @@ def run(settings: Settings, *, build: Build | None = None) -> int:
         from topics.server.app import TopicsApp
 
         build = TopicsApp
-    machine.raise_descriptor_limit()
-    machine.use_one_heap()
+    os_limits.raise_descriptor_limit()
+    os_limits.use_one_heap()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, build))
 
@@ -258,7 +258,7 @@ def _remove_port_file(path: Path | None) -> None:
 
 def _check_descriptors(settings: Settings) -> None:
     """Log a warning if the descriptor limit allows fewer connections than the settings do."""
-    found = machine.descriptors()
+    found = os_limits.descriptors()
     wanted = max(settings.max_connections, settings.max_sse_connections)
     if found.connections < wanted:
         log.warning("few_descriptors", limit=found.limit, connections=found.connections, wanted=wanted)

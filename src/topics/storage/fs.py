@@ -25,7 +25,7 @@ from typing import Protocol
 
 import numpy as np
 
-from topics.storage.mapped import Mapped
+from topics.storage.mapped_file import Mapped
 
 Buffer = bytes | bytearray | memoryview
 

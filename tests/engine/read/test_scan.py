@@ -12,8 +12,8 @@ from topics.engine.engine import Engine
 from topics.engine.read.read import Query, Tombstone
 from topics.engine.read.scan import Scan, Step
 from topics.model.records import STORED_FORM, Projection, TagMatch
-from topics.storage.segments import run as runs
-from topics.storage.segments.run import Run
+from topics.storage.segments import record_run as runs
+from topics.storage.segments.record_run import Run
 from topics.testing.disk import SimDisk
 
 TAGGED = Projection(tags=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.server.limits.machine import BASE_DESCRIPTORS, divide, memory_bytes
+from topics.server.limits.os_limits import BASE_DESCRIPTORS, divide, memory_bytes
 
 GIB = 1 << 30
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from topics.server.loop.garbage import FULL, MAX_PAUSE_NS, THRESHOLDS, Garbage
+from topics.server.loop.gc_pauses import FULL, MAX_PAUSE_NS, THRESHOLDS, Garbage
 from topics.testing.clock import SimClock
 
 

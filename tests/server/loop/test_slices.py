@@ -17,8 +17,8 @@ from topics.server.api.handlers import health, topics
 from topics.server.api.route import Call
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.loads import Loads
-from topics.server.loop.slices import SLICE_NS, TURN_NS, Slices
+from topics.server.loop.cold_loads import Loads
+from topics.server.loop.sliced_work import SLICE_NS, TURN_NS, Slices
 from topics.storage.segments.cold import Cold, Need
 from topics.testing.clock import SimClock
 from topics.testing.harness import SimServer

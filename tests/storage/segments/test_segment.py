@@ -12,7 +12,7 @@ from topics.storage.segments.columns import extend
 from topics.storage.segments.marks import marked_positions, pack_marks
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged, MemorySegment
-from topics.storage.segments.shelf import Shelf
+from topics.storage.segments.segment_cache import Shelf
 from topics.testing.disk import SimDisk
 
 ROWS = [b'{"$seq":%d},' % seq for seq in range(10, 16)]

@@ -33,7 +33,7 @@ from topics.storage.log.frame import Head
 from topics.storage.segments.codec import Footer
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment
-from topics.storage.segments.shelf import Shelf
+from topics.storage.segments.segment_cache import Shelf
 
 log = logs.Log("recovery")
 

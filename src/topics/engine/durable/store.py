@@ -16,9 +16,9 @@ import msgspec
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine.durable import files, recovery
-from topics.engine.durable.capture import Capture
+from topics.engine.durable import atomic_files, recovery
 from topics.engine.durable.deferred_replay import Backlog
+from topics.engine.durable.snapshot_capture import Capture
 from topics.engine.state import snapshot_parts
 from topics.engine.state.snapshot_parts import Captured, Frozen
 from topics.engine.state.topic import Topic
@@ -32,7 +32,7 @@ from topics.storage.log.wal import InlineWorker, LogFailed, Wal, Worker
 from topics.storage.segments import codec
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
-from topics.storage.segments.shelf import OPEN_FILES, Shelf
+from topics.storage.segments.segment_cache import OPEN_FILES, Shelf
 
 log = logs.Log("store")
 
@@ -222,11 +222,11 @@ class Store:
                     path, footer = self._write_segment(one.snapshot.topic_id, one.snapshot.epoch, frozen)
                     one.snapshot.segments[at].footer = list(footer)
                     sealed.append((one.snapshot.topic_id, frozen.segment, path, footer))
-            files.write(self.dir, self.dir.tails_path(number), _tails(number, capture))
+            atomic_files.write(self.dir, self.dir.tails_path(number), _tails(number, capture))
             if notes and self.wal.ledger.write(notes):
                 head.extra[snap.LEDGER] = msgspec.Raw(msgspec.msgpack.encode(True))
             parts = snap.encode_parts(head, (one.snapshot for one in capture), len(capture))
-            files.write(self.dir, self.dir.snapshot_path(number), parts)
+            atomic_files.write(self.dir, self.dir.snapshot_path(number), parts)
             self._note_written(capture, tails, pending)
 
         def written(error: Exception | None) -> None:
@@ -350,7 +350,7 @@ class Store:
             self.fs.sync_dir(self.dir.segments_dir)  # one that is already there may be so in memory only
             self._topic_dirs.add(topic_id)
         path = self.dir.segment_path(topic_id, frozen.segment.first)
-        files.write(self.dir, path, parts)
+        atomic_files.write(self.dir, path, parts)
         size = sum(map(len, parts))
         return path, codec.decode_footer(b"".join(parts[-2:]), path=path, file_bytes=size)
 
@@ -412,7 +412,7 @@ class Store:
 
         def work() -> None:
             for _, segment, target in moves:
-                files.copy(self.dir, segment.path, target)
+                atomic_files.copy(self.dir, segment.path, target)
 
         def finished(error: Exception | None) -> None:
             if error is not None:

@@ -26,12 +26,12 @@ from topics.storage.datadir import DataDir
 from topics.storage.fs import Fs
 from topics.storage.readonly import ReadOnlyFs
 from topics.storage.segments import codec
-from topics.storage.segments import run as runs
+from topics.storage.segments import record_run as runs
 from topics.storage.segments.cold import waiting
-from topics.storage.segments.run import Run
+from topics.storage.segments.record_run import Run
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
-from topics.storage.segments.shelf import Shelf
+from topics.storage.segments.segment_cache import Shelf
 
 SLICE_BYTES = 2 << 20  # nobody else waits for this process
 

@@ -19,7 +19,7 @@ from topics import engine
 from topics.engine import retention
 from topics.engine.durable import recovery
 from topics.engine.durable.log_files import LogFile, read_log, read_whole
-from topics.engine.offline.account import Account, account
+from topics.engine.offline.seq_account import Account, account
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt
@@ -34,7 +34,7 @@ from topics.storage.segments import codec
 from topics.storage.segments.marks import put_marks
 from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import Damaged
-from topics.storage.segments.shelf import Shelf
+from topics.storage.segments.segment_cache import Shelf
 
 RESTORE = (
     "if these records matter, restore them from a backup; "

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from msgspec import UNSET, Struct
 
 from topics import logs
-from topics.engine.queue import letters, pick
-from topics.engine.queue.moves import Copy, Moved, Moves, undo_also
+from topics.engine.queue import letter_records, pick
+from topics.engine.queue.job_moves import Copy, Moved, Moves, undo_also
 from topics.engine.state.leases import Job, Leases, leases_of, terms_of
 from topics.engine.state.topic import Topic
 from topics.engine.write import removal
@@ -59,8 +59,8 @@ class DeadLetters:
         queue = leases_of(topic)
         copies = []
         for job in jobs:
-            [row] = letters.decode(rendered[job.seq].whole())
-            meta = letters.stamp(None if row.meta is UNSET else bytes(row.meta), topic.name, job)
+            [row] = letter_records.decode(rendered[job.seq].whole())
+            meta = letter_records.stamp(None if row.meta is UNSET else bytes(row.meta), topic.name, job)
             copies.append(Copy(bytes(row.data), row.tag, row.node, meta, job.priority or 0))
         for job in jobs:
             queue.leaving[job.seq] = job
@@ -118,13 +118,17 @@ class DeadLetters:
                 return Ticket.of(Redriven(topic, name, [], 0, True))
             raise topic_not_found(name)
         now = self._staging.clock.now_ms()
-        found = letters.find(source, topic.name, match=match, seqs=seqs, from_seq=from_seq, limit=limit, now_ms=now)
+        found = letter_records.find(
+            source, topic.name, match=match, seqs=seqs, from_seq=from_seq, limit=limit, now_ms=now
+        )
         rows = found.letters
         result = Redriven(topic, name, [row.seq for row in rows], found.upto, found.caught_up)
         if dry_run or not rows:
             return Ticket.of(result)
         copies = [
-            Copy(bytes(row.data), row.tag, row.node, letters.unstamp(bytes(row.meta)), _priority(source, row.seq))
+            Copy(
+                bytes(row.data), row.tag, row.node, letter_records.unstamp(bytes(row.meta)), _priority(source, row.seq)
+            )
             for row in rows
             if row.meta is not UNSET
         ]

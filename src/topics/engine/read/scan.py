@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from topics.engine.read.read import Query, Reading, Tombstone
 from topics.engine.state.topic import Topic
-from topics.storage.segments.run import Slice
+from topics.storage.segments.record_run import Slice
 from topics.storage.segments.segment import Rendered
 
 SLICE_BYTES = 384 << 10

@@ -20,10 +20,10 @@ from topics.engine.routers.copy import (
     storable,
     too_large,
 )
-from topics.engine.routers.due import DueFeeds
 from topics.engine.routers.graph import Feed, Router, Table, linked, links_of
-from topics.engine.routers.live import LiveRouters
 from topics.engine.routers.replay import room
+from topics.engine.routers.router_log import LiveRouters
+from topics.engine.routers.schedule import DueFeeds
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket

@@ -11,11 +11,11 @@ from msgspec import Struct
 from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import Eligible, look_for, mark
-from topics.engine.routers.due import DueFeeds
 from topics.engine.routers.forwarder import Forwarder
 from topics.engine.routers.graph import Feed, Router, links_of, upstream
-from topics.engine.routers.live import LiveRouters
 from topics.engine.routers.replay import table_of
+from topics.engine.routers.router_log import LiveRouters
+from topics.engine.routers.schedule import DueFeeds
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, each_loaded, once_loaded
 from topics.engine.write import apply

@@ -6,7 +6,7 @@ A row of this table has:
     scope    scopes that the key must have, all of them
     names    names besides the target (the topic or router in the path, the topic of a command) that the prefixes of
              the key must cover, by their source: a field of the request, or the state of the server
-    effects  whether a GET changes anything, by its query string; `api/foreign_pages.py` protects those
+    effects  whether a GET changes anything, by its query string; `api/cross_site.py` protects those
 
 Names are looked up in the state with all writes in progress applied, as the handler will find it.
 """

@@ -12,10 +12,10 @@ from topics.server.access.operations import Scope
 from topics.server.api.guard import Guard
 from topics.server.api.route import Call, RouteTable
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
-from topics.server.http.write_body import LARGE_BYTES
+from topics.server.http.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
 from topics.server.loop.answer import error_answer, forward
-from topics.server.loop.loads import unreadable
+from topics.server.loop.cold_loads import unreadable
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from topics.server.access.quotas import Quotas
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.poll_cache import PollCache
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.slices import Slices
+from topics.server.loop.sliced_work import Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher

@@ -8,7 +8,7 @@ from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
 from topics.server.api.handlers import archives, assets, health, queues, records, routers, scan, topics, watch
 from topics.server.api.route import Parameter, Route
-from topics.server.http import write_body
+from topics.server.http import write_request
 
 _TOUCH = "whether this request counts as a read of the topic (auto-priority)"
 _PAGE = (
@@ -49,7 +49,7 @@ ROUTES = [
     Route(
         method="POST", path="/v0/topics/{topic}", handler=records.append, operation=operations.APPEND,
         summary="Append records, all or none",
-        body=WriteRequest, decode=write_body.decode_write, decode_steps=write_body.decode_write_steps,
+        body=WriteRequest, decode=write_request.decode_write, decode_steps=write_request.decode_write_steps,
         answers={200: wire.Written, 201: wire.Written},
         errors=(
             Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.TOPIC_NOT_FOUND, Code.TOPIC_FULL, Code.THROTTLED,

@@ -14,6 +14,7 @@ from topics.errors import TopicsError
 from topics.server.http import response_head
 from topics.server.http.exchange import Exchange, failure
 from topics.server.http.gzip_body import MIN_GZIP_BYTES, compressible, gzip
+from topics.server.http.gzip_threads import Unpacking
 from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Upgrade
 from topics.server.http.pipeline import Pipeline, Wait
 from topics.server.http.pipeline_state import (
@@ -30,7 +31,6 @@ from topics.server.http.pipeline_state import (
     WORK,
 )
 from topics.server.http.stream_sink import StreamSink
-from topics.server.http.unpacking import Unpacking
 from topics.server.limits.budget import SMALL_BYTES
 
 if TYPE_CHECKING:

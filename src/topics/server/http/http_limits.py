@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topics.server.http.browser_origin import Pages
-from topics.server.limits import machine
+from topics.server.limits import os_limits
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, settings: "Settings") -> "HttpLimits":
         """Return the limits that the settings, the memory and the descriptors of the process allow."""
-        descriptors = machine.descriptors()
+        descriptors = os_limits.descriptors()
         budget = MemoryBudget(budget_bytes_of(settings))
         allowed = (settings.max_connections, descriptors.connections, budget.max_connections())
         return cls(

@@ -27,7 +27,7 @@ from typing import Protocol
 
 from topics.config import Settings
 from topics.errors import Code, TopicsError
-from topics.server.limits.machine import memory_bytes
+from topics.server.limits.os_limits import memory_bytes
 
 RETRY_AFTER_MS = 1000
 DEFAULT_SHARE = 4  # the default budget is a quarter of the memory: records and their indexes need the rest

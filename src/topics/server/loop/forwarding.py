@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics import logs
-from topics.server.loop.loads import NOT_LOADING
+from topics.server.loop.cold_loads import NOT_LOADING
 from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.engine import Engine
-from topics.server.loop.loads import Failed, Loading, Loads, Work
+from topics.server.loop.cold_loads import Failed, Loading, Loads, Work
 from topics.storage.segments.cold import Cold
 
 IO_THREADS = 4

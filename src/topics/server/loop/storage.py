@@ -14,8 +14,8 @@ from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.store import Store
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
-from topics.server.limits import machine
-from topics.server.loop.slices import Slices
+from topics.server.limits import os_limits
+from topics.server.loop.sliced_work import Slices
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
 from topics.storage.log.wal import Wal
@@ -91,7 +91,7 @@ class Storage:
             cold_dir=None if settings.cold_dir is None else str(settings.cold_dir),
             hot_segments=settings.hot_retain_segments,
             hot_bytes=settings.hot_retain_bytes,
-            open_files=machine.descriptors().segment_files,
+            open_files=os_limits.descriptors().segment_files,
             runner=self._run,
         )
         self._timer: asyncio.TimerHandle | None = None

@@ -26,7 +26,7 @@ from topics.spark.source.plan import Span
 from topics.spark.source.record_batches import Batches
 from topics.spark.source.schema import Shape, shape_of
 from topics.storage.fs import RealFs
-from topics.storage.segments.run import Run
+from topics.storage.segments.record_run import Run
 
 HINTS = {
     OTHER_LAKE: "the server was told that a lake has them, but this lake does not: it is another lake, an older copy, "

@@ -10,7 +10,7 @@ import pyarrow as pa
 from topics.arrow import GAP, RECORD, Cells, cells
 from topics.model import surrogates
 from topics.spark.source.schema import HEADERS, Shape
-from topics.storage.segments.run import Run
+from topics.storage.segments.record_run import Run
 
 LOG_APPEND_TIME = 1  # Kafka's timestampType for a timestamp that the log assigned
 

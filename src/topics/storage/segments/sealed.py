@@ -24,7 +24,7 @@ from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
 from topics.storage.segments.marks import FEW, LIVE, Positions, marked_positions, pack_marks, put_marks
 from topics.storage.segments.segment import Damaged, Held, MemorySegment, Rendered, Segment
-from topics.storage.segments.shelf import Loaded, Shelf
+from topics.storage.segments.segment_cache import Loaded, Shelf
 
 LARGE_INDEX_BYTES = 4 << 20  # a larger index is decoded on a thread even if the page cache has it
 SMALL_INDEX_BYTES = 64 << 10  # a larger one is, where one of many segments is looked at

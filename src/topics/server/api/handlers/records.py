@@ -32,9 +32,9 @@ from topics.model.records import (
 from topics.model.wire import RecordsDeleted, check_u64, decode_body
 from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
-from topics.server.http.write_body import LARGE_BYTES, decode_write, decode_write_steps
+from topics.server.http.write_request import LARGE_BYTES, decode_write, decode_write_steps
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
-from topics.server.loop.loads import NOT_LOADING, unreadable
+from topics.server.loop.cold_loads import NOT_LOADING, unreadable
 
 if TYPE_CHECKING:
     from topics.engine.write.commit import Ticket

@@ -18,7 +18,7 @@ from topics.engine.state.leases import leases_of
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
-from topics.server.loop.loads import NOT_LOADING
+from topics.server.loop.cold_loads import NOT_LOADING
 
 if TYPE_CHECKING:
     from topics.server.loop.runtime import Runtime

@@ -33,8 +33,8 @@ from topics.engine.read.scan import Step
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection
 from topics.server.http.messages import Request
-from topics.storage.segments import run as runs
-from topics.storage.segments.run import Run
+from topics.storage.segments import record_run as runs
+from topics.storage.segments.record_run import Run
 
 NDJSON = b"application/x-ndjson"
 SEGMENTS = b"application/vnd.topics.segments"

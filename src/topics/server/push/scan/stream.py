@@ -16,7 +16,7 @@ from topics.engine.read.scan import SLICE_BYTES, Scan, Step
 from topics.errors import Code, TopicsError
 from topics.server.http.messages import Response, Sink, Stream
 from topics.server.limits.budget import STREAMS
-from topics.server.loop.loads import NOT_LOADING
+from topics.server.loop.cold_loads import NOT_LOADING
 from topics.server.push.scan import formats
 from topics.storage.segments.cold import Cold
 

@@ -13,9 +13,9 @@ from topics.model.watch import Command, Ping, Publish, RequestId, Subscribe, Uns
 from topics.server.access.caller import authorise
 from topics.server.access.operations import operation_of
 from topics.server.limits.budget import MemoryBudget
-from topics.server.loop.loads import NOT_LOADING, unreadable
+from topics.server.loop.cold_loads import NOT_LOADING, unreadable
 from topics.server.loop.runtime import Runtime
-from topics.server.loop.slices import Slices
+from topics.server.loop.sliced_work import Slices
 from topics.server.loop.throttle import Throttle
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.pattern_waiters import PatternWaiters

@@ -11,7 +11,7 @@ from topics.model import surrogates
 from topics.model.records import Limits
 from topics.model.watch import Addressed, Command, Publish, RequestId
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, decode_body
-from topics.server.http.write_body import decode_steps
+from topics.server.http.write_request import decode_steps
 
 _decode_command = msgspec.json.Decoder(Command)
 _decode_publish = msgspec.json.Decoder(Publish)

@@ -16,7 +16,7 @@ from wsproto.frame_protocol import CloseReason
 from topics import logs
 from topics.errors import TopicsError
 from topics.model.watch import Command, RequestId
-from topics.server.http.write_body import LARGE_BYTES
+from topics.server.http.write_request import LARGE_BYTES
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
 from topics.server.push.websocket.decode import address_of, decode_long, decode_short
 

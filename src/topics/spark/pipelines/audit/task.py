@@ -22,7 +22,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import Damaged, File, Lake
 from topics.spark.options import ConnectionOptions
 from topics.spark.source.catalog import client_for
-from topics.storage.segments.run import Run
+from topics.storage.segments.record_run import Run
 
 Marks: TypeAlias = npt.NDArray[np.uint8]
 Range = tuple[int, int]  # seqs, both ends inclusive

@@ -35,7 +35,7 @@ from topics.spark.pipelines.run.failures import LakeFailed
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.report import RunReport
 from topics.spark.pipelines.run.unknown_names import begins_with, existing_lake, no_topic, unknown_topic
-from topics.storage.segments.run import Run
+from topics.storage.segments.record_run import Run
 
 SEQS_A_REQUEST = 1000
 ROUTER_PATIENCE_S = 30.0

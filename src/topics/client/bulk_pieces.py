@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from topics.client.request import End, Tombstone, error_of
-from topics.storage.segments import run as runs
-from topics.storage.segments.run import Run
+from topics.storage.segments import record_run as runs
+from topics.storage.segments.record_run import Run
 
 HEAD_BYTES = 8
 RECORDS, CONTROL = 1, 2

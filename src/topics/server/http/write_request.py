@@ -18,9 +18,9 @@ from msgspec import Struct
 from topics.engine.write.render import check_sizes
 from topics.errors import Code, TopicsError, invalid
 from topics.model import surrogates
-from topics.model.outline import is_slow, outline
 from topics.model.records import Limits, NewRecord, PlainWriteRequest, WriteRequest
 from topics.model.wire import MAX_PLAIN_BODY_BYTES, check_text, decode_body, decode_error
+from topics.model.write_outline import is_slow, outline
 
 BATCH_BYTES = 1 << 10  # a larger request probably has many records
 LARGE_BYTES = 256 << 10  # a larger body is decoded in steps

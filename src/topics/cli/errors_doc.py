@@ -1,6 +1,6 @@
 """Generate docs/guide/errors.md from the table of error codes.
 
-`python -m topics.cli.error_page` prints the page. A code without an entry in `MEANINGS` raises `KeyError`.
+`python -m topics.cli.errors_doc` prints the page. A code without an entry in `MEANINGS` raises `KeyError`.
 """
 
 import sys

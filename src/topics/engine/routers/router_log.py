@@ -8,8 +8,8 @@ from typing import Any
 from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import count_lost, mark
-from topics.engine.routers.due import DueFeeds
 from topics.engine.routers.graph import Links, Router, links_of
+from topics.engine.routers.schedule import DueFeeds
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging

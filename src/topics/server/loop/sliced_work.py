@@ -18,7 +18,7 @@ from topics.errors import Code, TopicsError
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.answer import error_answer, forward
-from topics.server.loop.loads import Loads, unreadable
+from topics.server.loop.cold_loads import Loads, unreadable
 from topics.storage.segments.cold import Cold
 
 log = logs.Log("app")

@@ -13,10 +13,10 @@ from typing import Any, Self, TypeVar
 import msgspec
 from msgspec import Raw
 
-from topics.client import pieces, request
+from topics.client import bulk_pieces, request
 from topics.client.request import ApiCall
 from topics.errors import Code, Corrupt, TopicsError
-from topics.storage.segments.run import Run
+from topics.storage.segments.record_run import Run
 
 Answer = TypeVar("Answer")
 
@@ -141,15 +141,15 @@ class Client:
         self, topic: str, lake: str | os.PathLike[str], from_seq: int, last: int, fields: dict[str, Any]
     ) -> Iterator[request.Record | request.Tombstone]:
         try:
-            from topics.client import healed
+            from topics.client import lake_read
             from topics.lake import Lake
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != "pyarrow":
                 raise
             raise NoPyArrow() from None
 
-        source = healed.HealedTopic(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic))
-        return healed.read(source, from_seq=from_seq, last=last, fields=fields)
+        source = lake_read.HealedTopic(topic, Lake(os.fspath(lake)), self.diff, lambda: self._found(topic))
+        return lake_read.read(source, from_seq=from_seq, last=last, fields=fields)
 
     def _found(self, topic: str) -> request.State | None:
         try:
@@ -173,10 +173,10 @@ class Client:
                     if isinstance(piece, request.End):
                         yield piece
                         return
-                    from_seq, epoch = pieces.resume_at(piece)
+                    from_seq, epoch = bulk_pieces.resume_at(piece)
                     if epoch is not None:
                         fields["epoch"] = epoch
-                    if not isinstance(piece, pieces.At):
+                    if not isinstance(piece, bulk_pieces.At):
                         yield piece
             except TopicsError as error:
                 if not error.code.retryable or attempt >= self._retries:
@@ -226,7 +226,7 @@ class Client:
 
     # --- inside
 
-    def _pieces(self, call: ApiCall) -> Iterator[pieces.Piece]:
+    def _pieces(self, call: ApiCall) -> Iterator[bulk_pieces.Piece]:
         """Yield the pieces of one attempt, on a separate connection: other calls may run before the answer ends."""
         connection = None
         try:
@@ -234,8 +234,8 @@ class Client:
             response = self._exchange(connection, call)
             if response.status != 200:
                 raise self._error(call, response, response.read())
-            yield from pieces.read(response.read, source=f"{self.url}{call.path}")
-        except (OSError, http.client.HTTPException, pieces.CutOff, Corrupt) as error:
+            yield from bulk_pieces.read(response.read, source=f"{self.url}{call.path}")
+        except (OSError, http.client.HTTPException, bulk_pieces.CutOff, Corrupt) as error:
             raise Unreachable(self.url, error) from error
         finally:
             if connection is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from topics.engine.state import idempotency
 from topics.server.limits.budget import IDEMPOTENCY, WRITES
-from topics.server.limits.machine import find_trim
+from topics.server.limits.os_limits import find_trim
 
 if TYPE_CHECKING:
     from topics.server.limits.budget import MemoryBudget
