@@ -521,7 +521,7 @@ def _resumes(data: bytes, path: str) -> bool:
 
 
 def _vacant(fs: Fs, path: str) -> bool:
-    """Nothing is there, or what an earlier copy left unfinished."""
+    """Return whether the path is free: absent, empty, or an unfinished copy."""
     if not fs.exists(path):
         return True
     names = set(fs.listdir(path)) - {"lost+found"}

@@ -105,7 +105,7 @@ class Fs(Protocol):
     def unlink(self, path: str) -> None: ...
 
     def link(self, src: str, dst: str) -> None:
-        """A second name for the file `src`; raises FileExistsError where `dst` is taken."""
+        """Create `dst` as a hard link to `src`. Raise FileExistsError if `dst` exists."""
 
     def mkdir(self, path: str) -> None:
         """Make the directory and its parents; one that exists is fine."""

@@ -252,7 +252,7 @@ def _cut(segment: Segment, positions: npt.NDArray[np.intp]) -> Iterator[Piece]:
 
 
 def _read_around(segment: Segment, positions: npt.NDArray[np.intp]) -> bytes:
-    """Read from the first position to the last. If only bytes between positions are damaged, leave those zero."""
+    """Return the bytes from the first position to the last. Damaged bytes that no position needs are zero."""
     start, stop = int(positions[0]), int(positions[-1]) + 1
     try:
         return bytes(_read_ahead(segment, start, stop))

@@ -21,7 +21,7 @@ PARTIES = (Trim, Resume, Copies)  # entries about a destination that leave the r
 
 
 class LiveRouters:
-    """Stages the entries that a replay needs to find the routers where they were. Implements `graph.Live`."""
+    """Stages the log entries from which recovery restores the position of each router. Implements `graph.Live`."""
 
     def __init__(self, staging: Staging, due: DueFeeds) -> None:
         self._staging = staging

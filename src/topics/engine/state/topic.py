@@ -181,7 +181,7 @@ class Topic:
 
     @property
     def has_holes(self) -> bool:
-        """Whether records were lost above `evict_floor`."""
+        """Return whether records with a seq of at least `evict_floor` were lost."""
         runs = self.losses.runs
         return bool(runs) and runs[-1][1] >= self.evict_floor
 

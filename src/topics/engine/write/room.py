@@ -37,7 +37,10 @@ def check(
 def _check_caps(
     config: TopicConfig, topic: Topic | None, *, count: int, used_bytes: int, new: int, new_bytes: int
 ) -> None:
-    """Raise `topic_full` if a topic that rejects would pass its caps, and cannot evict archived records instead."""
+    """Raise `topic_full` if the write would exceed a cap of a topic with `discard: reject`.
+
+    A topic that holds for an archive evicts archived records instead, if that makes room.
+    """
     full_records = config.cap_records and count + new > config.cap_records
     if not full_records and not (config.cap_bytes and used_bytes + new_bytes > config.cap_bytes):
         return

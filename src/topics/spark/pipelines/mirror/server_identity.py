@@ -26,7 +26,7 @@ def identity(client: Client, *, name: str | None = None, dry_run: bool = False) 
         raise BadUsage(f"{name!r} is not a server name: use 1 to 64 letters, digits, dots, dashes and underscores")
     known = _known(client)
     if known is None and not dry_run:
-        _give(client, name)
+        _store_name(client, name)
         known = _known(client) or name
     if known is None:
         return name or NEW
@@ -49,8 +49,8 @@ def _known(client: Client) -> str | None:
     return None
 
 
-def _give(client: Client, name: str | None) -> None:
-    """Store a name on the server. If two runs do this at once, the first record is valid for both."""
+def _store_name(client: Client, name: str | None) -> None:
+    """Store the name of this server on it. If two runs do this at once, both use the first record."""
     record = {"data": {"id": name or secrets.token_hex(8)}}
     try:
         client.append(TOPIC, [record], create=True, config=CONFIG)

@@ -238,7 +238,7 @@ class PipelineJob:
         )
 
     def reading(self, url: str) -> dict[str, str]:
-        """Return the options of `format("topics")` that reach the server with the job's key."""
+        """Return the options with which `format("topics")` reads from the server, the key of the job included."""
         known = self.connection(url)
         options = {"url": known.servers[0], "retries": str(known.retries)}
         if known.token is not None:
