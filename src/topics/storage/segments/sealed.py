@@ -187,7 +187,7 @@ class SealedSegment(Segment):
         return pack_marks(known, np.flatnonzero(np.frombuffer(self._unsaved, np.uint8)))
 
     def save_marks(self, packed: bytes) -> Callable[[], None]:
-        """Return a function that writes these delete marks to the file and syncs it. Call it on a pool thread: it blocks."""
+        """Return a function that writes these delete marks to the file and syncs it. It blocks: call it on a thread."""
         saved: bytearray | None = None  # the marks that the file has, if all of them are known
         if self._marks_known and self._marks is not None and self._unsaved is not None:
             saved = bytearray(self._marks)
