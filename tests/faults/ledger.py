@@ -42,7 +42,7 @@ class Attempt:
     def failed(self, error: TopicsError) -> None:
         """Record the error of the request. The request stays open unless the error says that nothing was done."""
         outcome = (error.detail or {}).get("outcome")
-        if error.code is not Code.INTERNAL and outcome != "unsaved":
+        if error.code is not Code.INTERNAL and outcome not in ("unsaved", "logged"):
             self.status = "unknown" if outcome == "unknown" else "refused"
 
 
