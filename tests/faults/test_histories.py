@@ -127,6 +127,8 @@ class Pair:
             for verb in turn.verbs:
                 self.stage(verb, states, tickets)
             self.server.engine.flush()
+            if not all(ticket.done for ticket in tickets):
+                self.server.steps.release()  # a verb can wait for the snapshot of the checkpoint that is held
             if turn.tick:
                 self.server.tick()
             self.checkpoint(turn.checkpoint)
