@@ -14,8 +14,8 @@ from tests.client.proxy import CuttingProxy
 from tests.conftest import Counts, ServerProcess
 from topics.client import AsyncTopics, Gap, MemoryCursor, Record
 
-RECORDS = 60
-JOBS = 8
+RECORDS = 40
+JOBS = 5
 _numbers = count(1)
 
 

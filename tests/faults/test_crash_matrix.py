@@ -133,10 +133,13 @@ def test_some_triples_of_operations_survive_every_crash(counts: Counts) -> None:
 BETWEEN = [name for name in STEPS if "checkpoint" not in name]
 
 
-def test_operations_between_two_slices_of_a_checkpoint_survive_every_crash(counts: Counts) -> None:
+@pytest.mark.parametrize(("single", "double"), [(10, 3), pytest.param(len(BETWEEN), 20, marks=pytest.mark.torture)])
+def test_operations_between_two_slices_of_a_checkpoint_survive_every_crash(
+    single: int, double: int, counts: Counts
+) -> None:
     """Two topics are captured before the operation, the others after it or because of it."""
-    cut = [("begin_checkpoint", name, "end_checkpoint") for name in BETWEEN]
-    twice = Random(SEED).sample([(one, other) for one in BETWEEN for other in BETWEEN], 20)
+    cut = [("begin_checkpoint", name, "end_checkpoint") for name in Random(SEED).sample(BETWEEN, single)]
+    twice = Random(SEED).sample([(one, other) for one in BETWEEN for other in BETWEEN], double)
     cut += [("begin_checkpoint", *names, "end_checkpoint", "append_disk") for names in twice]
     points = sweep(cut, lambda at: [MODES[at % 5]], thorough_every=5)
     counts(f"in checkpoints in slices (seed {SEED})", crash_points=points)

@@ -129,8 +129,9 @@ def test_every_step_of_a_job_survives_every_crash(counts: Counts) -> None:
     counts(f"in single steps of queues (seed {SEED})", crash_points=points)
 
 
-def test_steps_between_two_slices_of_a_checkpoint_survive_every_crash(counts: Counts) -> None:
-    steps = [step for step in STEPS if "checkpoint" not in step]
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.torture)])
+def test_steps_between_two_slices_of_a_checkpoint_survive_every_crash(every: int, counts: Counts) -> None:
+    steps = [step for step in STEPS if "checkpoint" not in step][::every]
     cut = ((name, ("begin_checkpoint", step, "end_checkpoint")) for name in QUEUES for step in steps)
     points = sweep(cut, lambda at: [MODES[at % len(MODES)]], thorough_every=3)
     counts(f"in checkpoints in slices (seed {SEED})", crash_points=points)
