@@ -53,4 +53,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("httpx", "websockets"):
+            raise
+        from topics.installation import install_command
+
+        raise ImportError(f"{name} needs {error.name}: {install_command('client')}") from error
