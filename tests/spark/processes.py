@@ -39,7 +39,8 @@ def free_port() -> int:
 class Process:
     """A process and all that it starts, which end together."""
 
-    def __init__(self, command: list[str], log: Path, **env: str) -> None:
+    def __init__(self, command: list[str], log: Path, **env: str | None) -> None:
+        """Start the command with these variables; None removes one."""
         self._log = log
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         ours = {
@@ -47,9 +48,10 @@ class Process:
             "PYSPARK_PYTHON": sys.executable,
             "JAVA_TOOL_OPTIONS": QUICK_JAVA,
         }
+        given = {name: value for name, value in (kept | ours | env).items() if value is not None}
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=kept | ours | env,
+                command, cwd=ROOT, env=given,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
 
@@ -116,10 +118,10 @@ def slim_home(directory: Path) -> str:
     return str(home)
 
 
-def application(log: Path, *arguments: object) -> Process:
+def application(log: Path, *arguments: object, **env: str | None) -> Process:
     """`tests.spark.driver`, in a process of its own."""
     command = [sys.executable, "-m", "tests.spark.driver", *map(str, arguments)]
-    return Process(command, log, SPARK_HOME=slim_home(log.parent))
+    return Process(command, log, SPARK_HOME=slim_home(log.parent), **env)
 
 
 class Server:

@@ -30,6 +30,7 @@ def test_connect_session_reads_writes_and_streams(server: ServerProcess, client:
     driver = application(
         tmp_path / "driver.log", "connect:local[2]", "report", server.url, topic, f"{topic}.batch",
         "copy", server.url, topic, f"{topic}.stream", tmp_path / "checkpoint", 1000, 1,
+        PYSPARK_PYTHON=None,  # `session` has to set it
     )  # fmt: skip
     try:
         driver.succeed()

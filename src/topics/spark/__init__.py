@@ -1,6 +1,6 @@
 """topics as a source and sink of PySpark. Needs the extra `spark`.
 
-    from topics.spark import infer_schema, register, session, table
+    from topics.spark import infer_schema, lag, register, session, table
 
 `pyspark_topics` lets Spark find the source by itself; `register` registers it where Spark does not. PySpark is imported
 with the first name that is used, because it takes seconds and reports of pipelines do not need it.
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topics.spark.spark_session import register, session
+    from topics.spark.stream_lag import lag
     from topics.spark.typed_tables import infer_schema, table
 
-__all__ = ["infer_schema", "register", "session", "table"]
+__all__ = ["infer_schema", "lag", "register", "session", "table"]
 
 _HOMES = {
     "infer_schema": "topics.spark.typed_tables",
+    "lag": "topics.spark.stream_lag",
     "register": "topics.spark.spark_session",
     "session": "topics.spark.spark_session",
     "table": "topics.spark.typed_tables",

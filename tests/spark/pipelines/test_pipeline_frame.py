@@ -284,6 +284,7 @@ def test_long_round_publishes_its_lag(
         job.lags(server.url, note, lambda: forget([row]))
         for _ in job.rounds(follow=True):
             job.step("archiving")
+            job.progress.show(1200, 3000, unit="seqs")
             client.append(topic, [{"data": 2}, {"data": 3}])
             while "so far" not in screen.getvalue() or not (reported := _running(client, job)):
                 time.sleep(0.05)
@@ -291,7 +292,7 @@ def test_long_round_publishes_its_lag(
         client.append(topic, [{"data": 4}])
 
     assert reported[-1]["topics"][0]["lag"] in (1, 2)  # two records are one append
-    assert "topics: archiving: 0 s so far" in screen.getvalue()
+    assert "topics: archiving: 1,200 of 3,000 seqs, 0 s so far" in screen.getvalue()
     assert row.lag == 3
     assert runs(client)[-1]["topics"][0]["lag"] == 3
 

@@ -138,14 +138,19 @@ def test_topic_recreated_after_planning_is_not_mixed_in(spark: SparkSession, ser
     assert by_spark(frames[1]) == {"reborn": [Seen(1, gap_to=10, reason="recreated")]}
 
 
-def test_start_past_the_head_is_reported_as_in_diff(spark: SparkSession, server: ServerProcess, client: Client):
+def test_start_past_the_head_is_refused_and_a_stale_one_is_a_gap(
+    spark: SparkSession, server: ServerProcess, client: Client
+):
     client.append("short", [{"data": 1}] * 3)
-    options = {"startingOffsets": '{"short": 50}', "failOnDataLoss": "false"}
-    found = by_spark(load(spark, url=server.url, subscribe="short", **options))
-    expected = by_diff(client, "short", from_seq=49)
-    assert sorted(found["short"], key=lambda seen: (seen.seq, seen.data or "")) == sorted(
-        expected, key=lambda seen: (seen.seq, seen.data or "")
-    )
+    wrong = {"startingOffsets": '{"short": 5}', "failOnDataLoss": "false"}
+    with pytest.raises(PySparkException, match="topic short has no seq 4 yet; its head is 3"):
+        load(spark, url=server.url, subscribe="short", **wrong).count()
+    stale = json.dumps({"short": {"epoch": client.topic("short").epoch - 1, "seq": 2}})
+    found = by_spark(load(spark, url=server.url, subscribe="short", startingOffsets=stale, failOnDataLoss="false"))
+    assert sorted((seen.seq, seen.reason) for seen in found["short"] if seen.reason) == [(1, "recreated")]
+    assert sorted(seen.seq for seen in found["short"] if not seen.reason) == [1, 2, 3]
+    with pytest.raises(PySparkException, match=r"are lost \(recreated\)"):
+        load(spark, url=server.url, subscribe="short", startingOffsets=stale).count()
 
 
 # --- shapes

@@ -58,6 +58,15 @@ def test_offsets_may_differ_between_servers():
     assert (found.of("http://a", "orders"), found.of("http://b", "orders")) == (4, 9)
 
 
+def test_offset_may_name_its_epoch():
+    found = options(startingOffsets='{"orders": {"epoch": 3, "seq": 7}}').starting
+    assert (found.of("any", "orders"), found.epoch_of("any", "orders")) == (7, 3)
+    assert options(startingOffsets='{"orders": 7}').starting.epoch_of("any", "orders") is None
+    given = '{"http://b": {"orders": {"epoch": 3, "seq": 9}}}'
+    by_server = options(url="http://a,http://b", startingOffsets=given).starting
+    assert (by_server.epoch_of("http://a", "orders"), by_server.epoch_of("http://b", "orders")) == (None, 3)
+
+
 def test_times_are_milliseconds_or_iso():
     assert options(startingTimestamp="1748450001000").starting_ts == 1748450001000
     assert options(startingTimestamp="2025-05-28T16:33:21Z").starting_ts == 1748450001000
@@ -102,6 +111,8 @@ def test_key_in_a_file_is_read_at_its_use(tmp_path: Any):
         ({"startingOffsets": '{"orders": 0}'}, "neither"),
         ({"startingOffsets": '{"orders": true}'}, "neither"),
         ({"startingOffsets": "[1]"}, "neither"),
+        ({"startingOffsets": '{"orders": {"epoch": "x", "seq": 1}}'}, "neither"),
+        ({"startingOffsets": '{"orders": {"epoch": 1, "seq": "latest"}}'}, "neither"),
         ({"startingOffsets": '{"other": 1}'}, "'other' is not one of"),
         ({"startingOffsets": '{"http://c": {"orders": 1}}'}, "not one of the servers"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "give one of them"),

@@ -39,8 +39,31 @@ def test_start_below_the_retained_seqs_is_kept_for_the_gap():
     assert planned(extent(), startingOffsets='{"t": 1}') == [(1, 91, None)]
 
 
-def test_start_past_the_head_is_of_an_earlier_epoch():
-    assert planned(extent(), startingOffsets='{"t": 200}') == [(1, 91, "recreated"), (11, 91, None)]
+def test_start_right_after_the_head_reads_nothing():
+    assert planned(extent(), startingOffsets='{"t": 91}') == []
+
+
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_start_past_the_next_seq_is_an_error(loss: str):
+    with pytest.raises(Impossible, match="no seq 91 yet; its head is 90"):
+        planned(extent(), startingOffsets='{"t": 92}', failOnDataLoss=loss)
+    with pytest.raises(Impossible, match="no seq 199 yet; its head is 90"):
+        planned(extent(), startingOffsets='{"t": {"epoch": 5, "seq": 200}}', failOnDataLoss=loss)
+
+
+def test_start_in_an_earlier_epoch_is_reported_as_recreated():
+    for seq in (20, 200):
+        offsets = f'{{"t": {{"epoch": 4, "seq": {seq}}}}}'
+        assert planned(extent(), startingOffsets=offsets) == [(1, 91, "recreated"), (11, 91, None)]
+
+
+def test_start_in_the_present_epoch_reads_from_its_seq():
+    assert planned(extent(), startingOffsets='{"t": {"epoch": 5, "seq": 20}}') == [(20, 91, None)]
+
+
+def test_end_in_an_earlier_epoch_is_an_error():
+    with pytest.raises(Impossible, match="created again; its epoch is 5"):
+        planned(extent(), endingOffsets='{"t": {"epoch": 4, "seq": 20}}')
 
 
 def test_end_past_the_head_is_an_error():

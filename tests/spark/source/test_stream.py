@@ -6,8 +6,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.conftest import ServerProcess
-from tests.spark.streams import drain, fails, numbers, source
+from tests.spark.streams import drain, fails, finish, numbers, source
 from topics.client import Client
+from topics.spark import lag
 
 
 def seqs(batches: list[list[object]]) -> list[list[int]]:
@@ -86,6 +87,32 @@ def test_recreated_topic_fails_the_query_or_is_a_gap_row(
         ("gap", 1, 20, "recreated")
     ]
     assert [row.seq for row in batch if row.kind == "record"] == list(range(1, 21))
+
+
+def test_start_past_the_head_fails_and_a_stale_one_is_a_gap(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    numbers(client, topic, range(3))
+    wrong = {"subscribe": topic, "startingOffsets": json.dumps({topic: 5}), "failOnDataLoss": "false"}
+    assert f"topic {topic} has no seq 4 yet" in fails(lambda: drain(source(spark, server.url, **wrong), tmp_path / "a"))
+    stale = wrong | {"startingOffsets": json.dumps({topic: {"epoch": client.topic(topic).epoch - 1, "seq": 2}})}
+    [batch] = drain(source(spark, server.url, **stale), tmp_path / "b")
+    assert sorted((row.kind, row.seq) for row in batch) == [("gap", 1), ("record", 1), ("record", 2), ("record", 3)]
+    client.drop_topic(topic)
+    strict = stale | {"failOnDataLoss": "true"}
+    assert "was deleted" in fails(lambda: drain(source(spark, server.url, **strict), tmp_path / "c"))
+
+
+def test_lag_is_the_distance_to_the_latest_offset(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    numbers(client, topic, range(5))
+    stream = source(spark, server.url, subscribe=topic, maxOffsetsPerTrigger=2).writeStream.foreachBatch(
+        lambda *_: None
+    )
+    query = finish(stream.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start())
+    assert [lag(progress) for progress in query.recentProgress] == [{topic: 3}, {topic: 1}, {topic: 0}]
+    assert lag(query) == {topic: 0}
 
 
 def test_evicted_range_is_a_gap_and_costs_nothing_of_the_rate(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,7 +14,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from tests.conftest import ServerProcess
 from topics.client import Client
-from topics.spark import infer_schema, java, register, table
+from topics.spark import infer_schema, java, register, spark_session, table
 
 
 @pytest.fixture
@@ -61,6 +64,21 @@ def test_topic_without_objects_needs_a_schema(spark: SparkSession, server: Serve
 
 def test_session_may_be_registered_twice(spark: SparkSession):
     assert register(register(spark)) is spark
+
+
+@pytest.mark.parametrize(("remote", "python"), [("local[2]", sys.executable), ("sc://far", None)])
+def test_local_connect_session_runs_workers_with_the_callers_python(
+    remote: str, python: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    """A remote of `local[2]` starts its own server, whose workers would otherwise run the first python3 of PATH."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    started = SimpleNamespace(conf={spark_session.REGISTERED: "true"})
+    builder = SimpleNamespace(getOrCreate=lambda: started)
+    builder.appName = builder.remote = lambda _: builder
+    monkeypatch.setattr(spark_session, "SparkSession", SimpleNamespace(builder=builder))
+    spark_session.session(remote=remote)
+    found = os.environ.pop("PYSPARK_PYTHON", None)
+    assert found == python
 
 
 def test_java_wrapper_drops_only_one_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

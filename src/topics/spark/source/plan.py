@@ -75,12 +75,13 @@ def _extent_spans(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt) -> l
         stop = seq_at(extent, options.ending_ts)
     else:
         stop = at_offset(extent, options.ending, otherwise="latest")
+        if is_stale(extent, options.ending):
+            raise Impossible(f"endingOffsets: topic {extent.topic} was created again; its epoch is {extent.epoch}")
         if stop > extent.head + 1:
             raise Impossible(
                 f"endingOffsets: topic {extent.topic} has no seq {stop - 1} yet; its head is {extent.head}"
             )
-    if start > extent.head + 1:
-        # A cursor past the head comes from an earlier epoch of the topic. `diff` gives the same reason.
+    if is_stale(extent, options.starting):
         lost = Span(
             server=extent.server,
             topic=extent.topic,
@@ -89,9 +90,28 @@ def _extent_spans(options: ReadOptions, extent: TopicExtent, seq_at: SeqAt) -> l
             stop=extent.head + 1,
             lost="recreated",
         )
-        start = extent.earliest
-        return [lost, *_span(extent, start, stop)]
+        return [lost, *_span(extent, extent.earliest, stop)]
+    check_written(extent, start)
     return _span(extent, start, stop)
+
+
+def is_stale(extent: TopicExtent, offsets: Offsets | None) -> bool:
+    """Return whether the offset of the topic belongs to an earlier epoch."""
+    epoch = None if offsets is None else offsets.epoch_of(extent.server, extent.topic)
+    return epoch is not None and epoch != extent.epoch
+
+
+def check_written(extent: TopicExtent, start: int) -> None:
+    """Raise `Impossible` if a read would start after the next seq of the topic.
+
+    An offset without an epoch may be stale or wrong. Neither a gap nor records of another range would be the answer.
+    """
+    if start > extent.head + 1:
+        raise Impossible(
+            f"startingOffsets: topic {extent.topic} has no seq {start - 1} yet; its head is {extent.head}. If the "
+            f'offset is of an earlier epoch, name it: {{"{extent.topic}": {{"epoch": …, "seq": {start}}}}}; '
+            f"the present epoch is {extent.epoch}"
+        )
 
 
 def _span(extent: TopicExtent, start: int, stop: int) -> list[Span]:

@@ -58,12 +58,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return the start of the stream. Spark asks more than once, and the answer must be the same each time."""
         if self._initial is None:
-            at = {
-                (extent.server, extent.topic): offsets.StreamPosition(
-                    extent.epoch, self._first_seq(extent, otherwise="latest")
-                )
-                for extent in self._extents()
-            }
+            at = {(extent.server, extent.topic): self._first_position(extent) for extent in self._extents()}
+            at = self._deleted_starts() | at
             self._initial = self._names.dump(at, at)
         return self._initial
 
@@ -177,6 +173,28 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._servers.wait(extents[0], WAIT_MS)
         else:
             time.sleep(WAIT_AMONG_MANY_MS / 1000)
+
+    def _first_position(self, extent: TopicExtent) -> offsets.StreamPosition:
+        """Return where the stream starts in a topic. A stale position stays, so that it is reported as recreated."""
+        seq = self._first_seq(extent, otherwise="latest")
+        if plan.is_stale(extent, starting := self.options.starting):
+            assert starting is not None
+            return offsets.StreamPosition(starting.epoch_of(extent.server, extent.topic) or 0, seq)
+        plan.check_written(extent, seq)
+        return offsets.StreamPosition(extent.epoch, seq)
+
+    def _deleted_starts(self) -> StreamPositions:
+        """Return the starts that name an epoch. If their topic does not exist, its deletion must be reported."""
+        found: StreamPositions = {}
+        if (starting := self.options.starting) is None:
+            return found
+        for server in self.options.connection.servers:
+            for topic in starting.names():
+                if (epoch := starting.epoch_of(server, topic)) is not None:
+                    seq = starting.of(server, topic)
+                    assert isinstance(seq, int)
+                    found[server, topic] = offsets.StreamPosition(epoch, seq)
+        return found
 
     def _first_seq(self, extent: TopicExtent, *, otherwise: Offset) -> int:
         assert self._servers is not None

@@ -42,18 +42,21 @@ class ProgressLines:
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
         self._text, self._printed_s = "", 0.0
+        self._counts = ""
 
     def step(self, text: str) -> None:
         self._text, self._printed_s = text, time.monotonic()
+        self._counts = ""
         _print(f"topics: {text}", self._out)
 
-    def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None: ...
+    def show(self, done: int, total: int | None = None, *, unit: str = "records") -> None:
+        self._counts = f"{done:,} of {total:,} {unit}, " if total else f"{done:,} {unit}, "
 
     def beat(self, seconds: float) -> None:
         now = time.monotonic()
         if min(now - self._printed_s, seconds) >= self.EVERY_S:
             self._printed_s = now
-            _print(f"topics: {self._text}: {seconds:.0f} s so far", self._out)
+            _print(f"topics: {self._text}: {self._counts}{seconds:.0f} s so far", self._out)
 
     def warn(self, text: str) -> None:
         _print(f"topics: warning: {text}", self._out)
