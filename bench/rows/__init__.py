@@ -1,12 +1,13 @@
 """The table: every row, in the order of running and printing. A new row is a new file and one line here."""
 
 from row import Row
-from rows import append, cold, features, growth, live, memory, queue, read, recovery, routers, spark, topics
+from rows import append, cold, features, growth, live, memory, queue, read, recovery, room, routers, spark, topics
 
 ROWS: tuple[Row, ...] = (
     *append.ROWS,
     *read.ROWS,
     *live.ROWS,
+    *room.ROWS,
     queue.ROW,
     recovery.ROW,
     memory.ROW,
