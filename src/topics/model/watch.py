@@ -95,6 +95,11 @@ def with_match(view: View, match: TagMatch | None) -> View:
     return view if match is None else structs.replace(view, match=match)
 
 
+def without_nodes(view: View) -> View:
+    """Return the view of readers without nodes of their own."""
+    return view if view.nodes is None else structs.replace(view, nodes=None)
+
+
 def heartbeat_ms(wanted_ms: int) -> int:
     return clamp(check_u64(wanted_ms, "heartbeat_ms"), *HEARTBEAT_MS_RANGE)
 
@@ -198,6 +203,27 @@ class WatchedTopic(Struct):
     head_seq: U64
     earliest_seq: U64
     epoch: U64
+
+
+class PublishTimes(Struct, gc=False):
+    """The `performance` of a publish."""
+
+    wal_append_ms: float
+    fsync_ms: float
+
+
+class PublishAck(Struct, tag_field="op", tag="ack", gc=False):
+    """The answer to a `publish` command."""
+
+    topic: str
+    first_seq: U64
+    last_seq: U64
+    head_seq: U64
+    created: bool
+    deduped: bool
+    performance: PublishTimes
+    seqs: list[int] | UnsetType = UNSET
+    request_id: str | int | UnsetType = UNSET
 
 
 class WatchCreated(Struct):

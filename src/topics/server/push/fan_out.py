@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from topics import logs
 from topics.engine.state.topic import Topic
-from topics.model.watch import View
+from topics.model.watch import View, without_nodes
 from topics.server.loop.cold_loads import NOT_LOADING
 from topics.server.push.rendering import Event, FrameRenderer, Key, RenderedFrame, deleted_data, tombstone_data
 from topics.server.push.subscription import Subscription, TailGroup, notify_deleted
@@ -168,7 +168,10 @@ class FanOut:
         self._remove_full(group)
         group.seq = frame.next_seq
         for subscription in group.members:
-            subscription.watcher.push(subscription, frame)  # type: ignore[union-attr]
+            nodes = subscription.view.nodes
+            own = frame if nodes is None else frame.without(nodes)
+            if own.count:
+                subscription.watcher.push(subscription, own)  # type: ignore[union-attr]
 
     def _remove_full(self, group: TailGroup) -> None:
         for subscription in [one for one in group.members if one.watcher.full]:  # type: ignore[union-attr]
@@ -225,9 +228,10 @@ class FanOut:
         if not subscription.caught_up:
             subscription.caught_up = True
             subscription.watcher.notify(subscription, Event.CAUGHT_UP, self._caught_up_data(visible))
-        group = self.groups.get(subscription.view)
+        view = without_nodes(subscription.view)
+        group = self.groups.get(view)
         if group is None:
-            group = self.groups[subscription.view] = TailGroup(subscription.view, subscription.seq)
+            group = self.groups[view] = TailGroup(view, subscription.seq)
         if group.seq == subscription.seq:
             del self.behind[subscription]
             subscription.group = group

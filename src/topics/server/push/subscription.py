@@ -62,12 +62,12 @@ class Subscription:
 
 
 class TailGroup:
-    """The subscriptions of one view at the same position near the head of a topic."""
+    """The subscriptions at the same position near the head of a topic whose views differ in their nodes alone."""
 
     __slots__ = ("caught_up", "members", "seq", "view")
 
     def __init__(self, view: View, seq: int) -> None:
-        self.view = view
+        self.view = view  # without nodes
         self.seq = seq
         self.members: dict[Subscription, None] = {}
         self.caught_up = True

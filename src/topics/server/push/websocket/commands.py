@@ -5,11 +5,22 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from topics.engine.state.topic import Topic
 from topics.errors import TopicsError, invalid
-from topics.model.watch import Command, Ping, Publish, RequestId, Subscribe, Unsubscribe, check_name, is_pattern
+from topics.model.watch import (
+    Command,
+    Ping,
+    Publish,
+    PublishAck,
+    PublishTimes,
+    RequestId,
+    Subscribe,
+    Unsubscribe,
+    check_name,
+    is_pattern,
+)
 from topics.server.access.caller import authorise
 from topics.server.access.operations import operation_of
 from topics.server.limits.budget import MemoryBudget
@@ -21,6 +32,7 @@ from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.pattern_waiters import PatternWaiters
 from topics.server.push.subscription import Subscription, Watcher
 from topics.server.push.subscription_set import SubscriptionSet, resolve
+from topics.storage.segments.cold import Cold
 
 if TYPE_CHECKING:
     from topics.engine.write.commit import Ticket
@@ -48,6 +60,9 @@ class CommandClient(Watcher, Protocol):
 
     def answer(self, answer: dict[str, Any], request_id: RequestId) -> None:
         """Send the answer to a command."""
+
+    def acknowledge(self, ack: PublishAck) -> None:
+        """Send the answer to a publish."""
 
     def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
         """Send an error."""
@@ -77,8 +92,11 @@ class SocketCommands:
 
     def begin(self, command: Command, size_bytes: int) -> None:
         """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`."""
-        work = partial(self._run, command, size_bytes)
-        self._loading = self._services.runtime.attempt(work, partial(self._cannot_read, command))
+        try:
+            self._run(command, size_bytes)
+        except Cold as cold:
+            work = partial(self._run, command, size_bytes)
+            self._loading = self._services.runtime.load(cold, work, partial(self._cannot_read, command))
 
     def resume(self, *, stale: bool) -> None:
         """Continue delivery: the client has read what it was sent."""
@@ -208,14 +226,12 @@ class SocketCommands:
             self._client.refuse(ticket.error, request_id)
         else:
             done = ticket.result
-            ack = {
-                "op": "ack", "topic": name, "first_seq": done.first, "last_seq": done.last, "head_seq": done.head,
-                "created": done.created, "deduped": done.deduped,
-                "performance": {
-                    "wal_append_ms": round(ticket.wal_ns / 1e6, 3), "fsync_ms": round(ticket.sync_ns / 1e6, 3),
-                },
-            }  # fmt: skip
-            if with_seqs:
-                ack["seqs"] = list(range(done.first, done.last + 1))
-            self._client.answer(ack, request_id)
+            self._client.acknowledge(
+                PublishAck(
+                    name, done.first, done.last, done.head, done.created, done.deduped,
+                    PublishTimes(round(ticket.wal_ns / 1e6, 3), round(ticket.sync_ns / 1e6, 3)),
+                    list(range(done.first, done.last + 1)) if with_seqs else UNSET,
+                    UNSET if request_id is None else request_id,
+                )
+            )  # fmt: skip
         self._client.unblock()

@@ -19,7 +19,7 @@ from wsproto.extensions import Extension
 from wsproto.frame_protocol import CloseReason
 
 from topics.errors import Code, TopicsError
-from topics.model.watch import DEFAULT_HEARTBEAT_MS, Command, RequestId
+from topics.model.watch import DEFAULT_HEARTBEAT_MS, Command, PublishAck, RequestId
 from topics.server.http.messages import Response, Upgrade
 from topics.server.push.live_stream import LiveConnection
 from topics.server.push.rendering import Event, RenderedFrame, socket_payload
@@ -35,14 +35,13 @@ UNANSWERED_PINGS = 3
 _encode = msgspec.json.encode
 
 
-def text_frame(payload: bytes) -> bytes:
-    """Return one unmasked text message (RFC 6455 section 5.2). `wsproto` would make one per connection."""
-    size = len(payload)
-    if size < 126:
-        return b"\x81%c%b" % (size, payload)
-    if size < 1 << 16:
-        return b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), payload)
-    return b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload)
+def text_head(size_bytes: int) -> bytes:
+    """Return the head of an unmasked text message (RFC 6455 section 5.2). `wsproto` would make one per connection."""
+    if size_bytes < 126:
+        return b"\x81%c" % size_bytes
+    if size_bytes < 1 << 16:
+        return b"\x81\x7e" + size_bytes.to_bytes(2, "big")
+    return b"\x81\x7f" + size_bytes.to_bytes(8, "big")
 
 
 class WebSocket(LiveConnection, Upgrade):
@@ -158,6 +157,10 @@ class WebSocket(LiveConnection, Upgrade):
             answer["request_id"] = request_id
         self._send_json(answer)
 
+    def acknowledge(self, ack: PublishAck) -> None:
+        """Send the answer to a publish."""
+        self._send_text(_encode(ack))
+
     def refuse(self, error: TopicsError, request_id: RequestId, **more: Any) -> None:
         """Send an error."""
         answer: dict[str, Any] = {"op": "error", "code": error.code.wire, "message": error.message, **more}
@@ -172,7 +175,7 @@ class WebSocket(LiveConnection, Upgrade):
 
     def _send_text(self, payload: bytes) -> None:
         if not self._deflated:
-            self.send(text_frame(payload))
+            self.send(text_head(len(payload)) + payload)
         elif self.open and self._ws.state is ConnectionState.OPEN:
             self.send(self._ws.send(events.TextMessage(data=payload.decode())))
 
@@ -182,7 +185,7 @@ class WebSocket(LiveConnection, Upgrade):
         if self._deflated:
             self._send_text(socket_payload(Event.RECORD, frame.payload))
         else:
-            self.send(frame.socket(text_frame))
+            self.send(frame.socket(text_head))
 
     def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
         self._send_text(socket_payload(event, data))

@@ -19,6 +19,7 @@ from topics.model.watch import Command, RequestId
 from topics.server.http.write_request import LARGE_BYTES
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
 from topics.server.push.websocket.decode import address_of, decode_long, decode_short
+from topics.server.push.websocket.frame_cutter import FrameCutter
 
 if TYPE_CHECKING:
     from topics.server.push.websocket.commands import SocketServices
@@ -69,8 +70,8 @@ class SocketInput:
     """Unhandled input, the message that is being assembled, and the long message that is being decoded."""
 
     __slots__ = (
-        "_charged_bytes", "_client", "_decoding", "_decoding_bytes", "_deflated", "_fragments", "_services", "_state",
-        "_unfed", "_ws", "message",
+        "_charged_bytes", "_client", "_cutter", "_decoding", "_decoding_bytes", "_deflated", "_ends_ns", "_fed",
+        "_fragments", "_frames_left", "_services", "_state", "_unfed", "_ws", "message",
     )  # fmt: skip
 
     def __init__(self, services: SocketServices, ws: Connection, client: InputClient, *, deflated: bool) -> None:
@@ -81,7 +82,10 @@ class SocketInput:
         self.message = bytearray()  # the fragments of a message so far
         self._fragments = 0  # of that message
         self._state = InputState.READING
-        self._unfed = b""  # input that `_ws` has not seen yet
+        self._unfed = b""  # input that is not handled and that `_ws` has not seen
+        self._cutter = FrameCutter(passes_all=deflated)
+        self._fed = False  # `_ws` may have events
+        self._frames_left = self._ends_ns = 0  # of this turn
         self._decoding: Generator[None, None, Command] | None = None  # of a long message
         self._decoding_bytes = 0
         self._charged_bytes = 0
@@ -133,32 +137,55 @@ class SocketInput:
         The rest waits for the next turn, or for `unblock` if the connection is blocked.
         """
         self._state = InputState.HANDLING
-        ws, client, tick_ns = self._ws, self._client, self._services.runtime.clock.monotonic_ns
-        frames, ends_ns = 0, tick_ns() + TURN_NS
-        fed_bytes, piece_bytes = 0, PACKED_PIECE_BYTES if self._deflated else BYTES_PER_TURN
-        # Bound: each round but the last feeds a piece, and `BYTES_PER_TURN` of them end the turn.
+        cutter = self._cutter
+        self._frames_left = FRAMES_PER_TURN
+        self._ends_ns = self._services.runtime.clock.monotonic_ns() + TURN_NS
+        at, piece_bytes = 0, PACKED_PIECE_BYTES if self._deflated else BYTES_PER_TURN
+        # Bound: each round but the last handles a message or feeds a piece, and `BYTES_PER_TURN` of them end the turn.
         while True:
-            for event in ws.events():
-                self.take(event)
-                if not client.open:
-                    return
-                if client.is_blocked():
-                    self._read_later(InputState.BLOCKED)
-                    return
-                frames += 1
-                if frames == FRAMES_PER_TURN or tick_ns() > ends_ns:
-                    self._read_later(InputState.NEXT_TURN)
-                    return
-            if not self._unfed:
-                self._state = InputState.READING
-                client.hold(held=False)
-                return
-            if fed_bytes >= BYTES_PER_TURN:
+            if self._fed and not self._take_events():
+                break
+            if at >= BYTES_PER_TURN and at < len(self._unfed):
                 self._read_later(InputState.NEXT_TURN)
-                return
-            fed_bytes += piece_bytes
-            ws.receive_data(self._unfed[:piece_bytes])
-            self._unfed = self._unfed[piece_bytes:]
+                break
+            text, end = cutter.next(self._unfed, at, piece_bytes)
+            if end == at:
+                self._state = InputState.READING
+                self._client.hold(held=False)
+                break
+            if text is None:
+                self._ws.receive_data(self._unfed[at:end])
+                self._fed = True
+            at = end
+            if text is not None:
+                self._take_whole(text)
+                if not self._goes_on():
+                    break
+        if at:
+            self._unfed = self._unfed[at:]
+
+    def _take_events(self) -> bool:
+        """Handle the events of the input that `_ws` was fed. Return whether the turn goes on."""
+        for event in self._ws.events():
+            self.take(event)
+            if not self._goes_on():
+                return False
+        self._fed = False
+        return True
+
+    def _goes_on(self) -> bool:
+        """Count a frame. Return whether the turn goes on, and see to it that the input is handled later if not."""
+        client = self._client
+        if not client.open:
+            return False
+        if client.is_blocked():
+            self._read_later(InputState.BLOCKED)
+            return False
+        self._frames_left -= 1
+        if not self._frames_left or self._services.runtime.clock.monotonic_ns() > self._ends_ns:
+            self._read_later(InputState.NEXT_TURN)
+            return False
+        return True
 
     def _next_turn(self) -> None:
         """Handle more input. A failure ends this connection and no other."""
@@ -204,6 +231,13 @@ class SocketInput:
                 text = bytes(message)
                 message.clear()
             self._fragments = 0
+            self._decode(text)
+
+    def _take_whole(self, text: bytes) -> None:
+        """Decode a message that came in one frame."""
+        if len(text) > self._services.runtime.settings.max_body_bytes:
+            self._client.close(CloseReason.MESSAGE_TOO_BIG, "the message is too long")
+        else:
             self._decode(text)
 
     def _decode(self, text: bytes) -> None:
