@@ -1,6 +1,7 @@
 """The cutter of WebSocket input: whatever it does by itself, `wsproto` would have done too."""
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,37 +56,39 @@ frames = st.one_of(
 )
 
 
-def seen(event: events.Event) -> list[object]:
+def seen(event: events.Event) -> list[Any]:
     if isinstance(event, events.TextMessage):
-        return ["text", event.data, event.message_finished]
+        return ["text", event.data.encode(), event.message_finished]
+    if isinstance(event, events.BytesMessage):
+        return ["binary", bytes(event.data), event.message_finished]
     if isinstance(event, events.CloseConnection):
-        return ["close", event.code]
-    return [type(event).__name__, bytes(getattr(event, "payload", b"") or getattr(event, "data", b""))]
+        return ["close", event.code, True]
+    return [type(event).__name__, bytes(getattr(event, "payload", b"")), True]
 
 
-def joined(found: list[list[object]]) -> list[list[object]]:
+def joined(found: list[list[Any]]) -> list[list[Any]]:
     """Join the pieces of a message, which depend on where the input was cut, and end after a close.
 
     A message that does not come to its end is left out: how much of it is reported depends on the cuts, too.
     """
-    whole: list[list[object]] = []
+    whole: list[list[Any]] = []
     for one in found:
-        if whole and one[0] == whole[-1][0] == "text" and whole[-1][2] is False:
-            whole[-1] = ["text", f"{whole[-1][1]}{one[1]}", one[2]]
+        if whole and one[0] == whole[-1][0] and not whole[-1][2]:
+            whole[-1] = [one[0], whole[-1][1] + one[1], one[2]]
         else:
             whole.append(one)
         if one[0] == "close":
             break
-    return [one for one in whole if one[0] != "text" or one[2]]
+    return [one for one in whole if one[2]]
 
 
-def by_wsproto(data: bytes) -> list[list[object]]:
+def by_wsproto(data: bytes) -> list[list[Any]]:
     ws = Connection(ConnectionType.SERVER)
     ws.receive_data(data)
     return joined([seen(event) for event in ws.events()])
 
 
-def by_cutter(data: bytes, cuts: list[int], piece_bytes: int) -> list[list[object]]:
+def by_cutter(data: bytes, cuts: list[int], piece_bytes: int) -> list[list[Any]]:
     ws, cutter, found, waiting = Connection(ConnectionType.SERVER), FrameCutter(passes_all=False), [], b""
     for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):
         waiting += data[begin:end]
@@ -95,7 +98,7 @@ def by_cutter(data: bytes, cuts: list[int], piece_bytes: int) -> list[list[objec
             if after == at:
                 break
             if text is not None:
-                found.append(["text", text.decode(), True])
+                found.append(["text", text, True])
             else:
                 ws.receive_data(waiting[at:after])
                 for event in ws.events():
