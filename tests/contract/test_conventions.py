@@ -91,11 +91,6 @@ def test_invalid_name_in_the_path_is_refused(api: Api, part: str):
     api.refused(400, "invalid_request", "PUT", f"/v0/topics/{part}")
 
 
-def test_unknown_query_parameter_is_ignored(api: Api, topic: str):
-    api.put(topic)
-    assert api.get(f"/v0/topics/{topic}", colour="blue")["topic"] == topic
-
-
 @pytest.mark.parametrize("value", ["yes", "", "2", "null"])
 @pytest.mark.parametrize(
     ("method", "path", "field"),
@@ -250,18 +245,6 @@ def test_ordinary_nesting_is_accepted(api: Api, topic: str):
 
 
 # --- fields
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("POST", "", {"records": [{"data": 1, "colour": "blue", "$seq": 99}]}),
-        ("POST", "/diff", {}),
-    ],
-)
-def test_unknown_field_of_a_write_or_read_is_ignored(api: Api, topic: str, method: str, path: str, body: Any):
-    api.put(topic)
-    succeeded(api.call(method, f"/v0/topics/{topic}{path}", body | {"colour": {"r": [1, None]}, "$ts": 1}))
 
 
 @pytest.mark.parametrize(

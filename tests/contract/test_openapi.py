@@ -82,6 +82,17 @@ def test_fields_of_a_record_carry_their_dollar_sign(document: Any):
     assert {"$seq", "$ts", "data"} == set(record["required"])
 
 
+def test_every_json_answer_may_have_warnings(document: Any):
+    schemas = document["components"]["schemas"]
+    for (method, path), operation in operations(document).items():
+        for status, answer in operation["responses"].items():
+            schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
+            if status < "300" and "$ref" in schema:
+                found = schemas[schema["$ref"].rpartition("/")[2]]
+                assert found["properties"]["warnings"]["items"] == {"type": "string"}, (method, path)
+                assert "warnings" not in found["required"]
+
+
 def test_body_is_required_only_where_a_field_is(document: Any):
     found = {key: row["requestBody"]["required"] for key, row in operations(document).items() if "requestBody" in row}
     assert found["POST", "/v0/topics/{topic}"] is True

@@ -365,3 +365,33 @@ def test_lone_surrogate_in_a_name_is_refused(live, open_socket, command):
     ws.ws.send(f"{{{command}}}")
     assert ws.next()["code"] == "invalid_request"
     assert ws.call("ping")["op"] == "pong"
+
+
+# --- unknown fields
+
+
+def test_unknown_field_of_a_command_is_reported_in_its_answer(live, topic, open_socket):
+    live.api.write(topic, 1)
+    ws = open_socket(live.url)
+    ack = ws.call("publish", topic=topic, records=[{"data": 2, "tga": "x"}], nod="n")
+    assert ack["warnings"] == [
+        'unknown field "records[0].tga" ignored; did you mean "tag"?',
+        'unknown field "nod" ignored; did you mean "node"?',
+    ]
+    subscribed = ws.call("subscribe", topics={topic: {"from": 1}})
+    assert subscribed["warnings"] == [f'unknown field "topics.{topic}.from" ignored; did you mean "from_seq"?']
+    assert ws.call("ping", colour=1)["warnings"] == ['unknown field "colour" ignored']
+    assert ws.call("unsubscribe", topic=topic, colour=1)["warnings"] == ['unknown field "colour" ignored']
+    assert "warnings" not in ws.call("publish", topic=topic, records=[{"data": 3}])
+
+
+def test_unknown_field_of_a_long_publish_is_reported_in_its_ack(live, topic, open_socket):
+    ws = open_socket(live.url, max_size=None)
+    ack = ws.call("publish", topic=topic, records=[{"data": "x" * 400_000}], retrun_seqs=False)
+    assert ack["warnings"] == ['unknown field "retrun_seqs" ignored; did you mean "return_seqs"?']
+
+
+def test_unknown_field_in_the_configuration_of_a_publish_is_refused(live, topic, open_socket):
+    ws = open_socket(live.url)
+    error = ws.call("publish", topic=topic, records=[{"data": 1}], config={"cap_record": 5})
+    assert (error["op"], error["code"], error["detail"]) == ("error", "invalid_request", {"field": "config.cap_record"})

@@ -53,10 +53,34 @@ The [clients](clients.md) for Python and JavaScript retry by these rules.
 ## What is not an error
 
 - **A lost record.** The server reports it as a [tombstone](tombstones.md) with status 200.
-- **An unknown field** of a request that writes or reads. The server ignores it, so that old and new clients and servers
-  work together. A request that deletes, configures or moves (delete, `PUT` of a topic or router, an inline `config`,
-  redrive) is refused with `invalid_request` instead: a misspelt `dry_run` must not delete.
+- **An unknown field** or query parameter of a request that writes or reads. The server ignores it, so that old and new
+  clients and servers work together, and the answer has [warnings](#warnings). A request that deletes, configures or
+  moves (delete, `DELETE`, `PUT` of a topic or router, an inline `config`, redrive) is refused with `invalid_request`
+  instead: a misspelt `dry_run` must not delete.
 - **A number above its maximum**, if a smaller one serves the purpose: `limit` and `wait_ms` are clamped.
+
+## Warnings
+
+```sh
+curl localhost:4000/v0/topics/orders -H 'content-type: application/json' -d '{"records": [{"data": 1}], "nod": "till-1"}'
+```
+
+<!-- answer -->
+```json
+{"topic": "orders", "first_seq": 1, "last_seq": 1, "seqs": [1], "head_seq": 1, "count": 1, "created": true,
+ "deduped": false, "warnings": ["unknown field \\"nod\\" ignored; did you mean \\"node\\"?"]}
+```
+
+The request was carried out as if the field were not there. Warnings are texts for people: do not branch on them.
+
+| where | warnings |
+|---|---|
+| HTTP answer with a JSON object | `"warnings"`, its last member |
+| scan, event stream, WebSocket handshake, metrics, `openapi.json` | the header `topics-warnings`: the same list, as JSON in ASCII |
+| WebSocket command | `"warnings"` in its answer, such as the `ack` of a `publish` |
+
+An answer without unknown fields has no `warnings`, and neither has an error. There are at most 16, and a body of more than
+64 KiB gets one about its first unknown field.
 
 ## Errors in streams
 

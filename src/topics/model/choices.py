@@ -19,7 +19,7 @@ def choices(request_type: Any, path: str) -> list[str]:
 def field_names(request_type: Any, path: str) -> list[str]:
     """Return the names of the fields that the object at `path` may have."""
     types, _ = _at(request_type, path)
-    found = [one for each in types for one in _alternatives(each)]
+    found = [one for each in types for one in alternatives(each)]
     names = [field.encode_name for one in found if isinstance(one, inspect.StructType) for field in one.fields]
     return list(dict.fromkeys(names))
 
@@ -30,18 +30,19 @@ def _at(request_type: Any, path: str) -> tuple[list[inspect.Type], list[str]]:
     tags: list[str] = []
     for part in _PART.finditer(path):
         name = part[1]
-        found = [one for each in types for one in _alternatives(each)]
+        found = [one for each in types for one in alternatives(each)]
         tags = [str(one.tag) for one in found if isinstance(one, inspect.StructType) and one.tag_field == name]
         types = list(_fields(found, name) if name is not None else _items(found))
     return types, tags
 
 
-def _alternatives(one: inspect.Type) -> Iterator[inspect.Type]:
+def alternatives(one: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield the types that a value of the type may have, each without its annotations."""
     if isinstance(one, inspect.UnionType):
         for alternative in one.types:
-            yield from _alternatives(alternative)
+            yield from alternatives(alternative)
     elif isinstance(one, inspect.Metadata):
-        yield from _alternatives(one.type)
+        yield from alternatives(one.type)
     else:
         yield one
 
@@ -61,6 +62,6 @@ def _items(found: list[inspect.Type]) -> Iterator[inspect.Type]:
 
 
 def _values(one: inspect.Type) -> Iterator[Any]:
-    for alternative in _alternatives(one):
+    for alternative in alternatives(one):
         if isinstance(alternative, inspect.LiteralType):
             yield from alternative.values

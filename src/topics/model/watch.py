@@ -224,6 +224,7 @@ class PublishAck(Struct, tag_field="op", tag="ack", gc=False):
     performance: PublishTimes
     seqs: list[int] | UnsetType = UNSET
     request_id: str | int | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
 
 
 class WatchCreated(Struct):

@@ -223,11 +223,7 @@ def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes, rescue: Rescue 
     than writes; bodies of writes are decoded elsewhere.
     """
     if len(body) > MAX_PLAIN_BODY_BYTES:
-        raise TopicsError(
-            Code.PAYLOAD_TOO_LARGE,
-            f"the body of this request has {len(body)} bytes; the limit is {MAX_PLAIN_BODY_BYTES}",
-            detail={"max": MAX_PLAIN_BODY_BYTES},
-        )
+        raise body_too_large(len(body))
     if not body.isascii():
         check_text(body)
     try:
@@ -239,6 +235,14 @@ def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes, rescue: Rescue 
             return rescued
     except (msgspec.MsgspecError, RecursionError) as error:
         raise decode_error(error, decoder.type) from None
+
+
+def body_too_large(size_bytes: int) -> TopicsError:
+    return TopicsError(
+        Code.PAYLOAD_TOO_LARGE,
+        f"the body of this request has {size_bytes} bytes; the limit is {MAX_PLAIN_BODY_BYTES}",
+        detail={"max": MAX_PLAIN_BODY_BYTES},
+    )
 
 
 def check_text(body: bytes) -> None:
@@ -277,19 +281,33 @@ def _wrong_type(error: msgspec.ValidationError, request_type: Any) -> TopicsErro
         path = f"{path}.{missing}" if path else missing
         return invalid(f"{path} is required", field=path)
     if "unknown field" in what:
-        return _unknown_field(what.split("`")[1], path, field_names(request_type, where))
+        return UnknownField(what.split("`")[1], path, field_names(request_type, where))
     name = path or "the body"
     if (given := _NOT_A_CHOICE.fullmatch(what)) is not None and (allowed := choices(request_type, where)):
         return invalid(f"{name} must be one of {', '.join(allowed)}, not {given[1]}", field=path or None)
     return invalid(f"{name}: {_in_plain_words(what)}", field=path or None)
 
 
-def _unknown_field(name: str, path: str, known: list[str]) -> TopicsError:
-    """Return the error for a field that a request which deletes, configures or moves does not have."""
-    field = f"{path}.{name}" if path else name
-    similar = get_close_matches(name, known, n=1)
-    hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(known)}"
-    return invalid(f"there is no field {field}; {hint}", field=field)
+class UnknownField(TopicsError):
+    """The refusal of a field, or of a query parameter, that a request does not have."""
+
+    def __init__(self, name: str, path: str, known: list[str], *, kind: str = "field") -> None:
+        self.name = name
+        self.path = path  # of the object that has the field; "" for the request itself
+        self.known = known
+        field = f"{path}.{name}" if path else name
+        similar = did_you_mean(name, known)
+        hint = f"; there are {', '.join(known)}" if known else ""
+        if similar is not None:
+            hint = f"; did you mean {similar}?"
+        super().__init__(Code.INVALID_REQUEST, f"there is no {kind} {field}{hint}", detail={"field": field})
+
+
+def did_you_mean(name: str, known: list[str]) -> str | None:
+    """Return the known name that is most similar: one that begins with the unknown name, or with few differences."""
+    begun = [one for one in known if len(name) > 1 and one.startswith(f"{name}_")]
+    similar = begun or get_close_matches(name[:64], known, n=1)
+    return similar[0] if similar else None
 
 
 _WORDS = {

@@ -23,6 +23,7 @@ from topics.model.queue import RedriveRequest
 from topics.model.records import WriteRequest
 from topics.model.router import PreviewRequest, RouterRequest
 from topics.model.topic import ConfigPatch
+from topics.model.unknown_fields import strict
 from topics.model.watch import Command, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
 from topics.server.http import query_string
 
@@ -202,7 +203,10 @@ COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
 }
 
 
+_PICK = {**COMMANDS, **{strict(kind): pick for kind, pick in COMMANDS.items()}}
+
+
 def operation_of(command: Command) -> tuple[Operation, tuple[str, ...]]:
     """Return the operation of a command, and its targets."""
     targets = (command.topic,) if isinstance(command, Publish) else ()
-    return COMMANDS[type(command)](command), targets
+    return _PICK[type(command)](command), targets

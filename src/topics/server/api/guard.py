@@ -15,7 +15,7 @@ from topics.errors import Code, TopicsError
 from topics.server.access.caller import ANYONE, Caller, admit, authorise
 from topics.server.access.keyring import KeyRing
 from topics.server.access.quotas import Quotas
-from topics.server.api.route import Call, Route, RouteTable
+from topics.server.api.route import TOKEN, Call, Route, RouteTable
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.limits.budget import SMALL_BYTES
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from topics.engine.engine import Engine
 
 BEARER = b"bearer "
-TOKEN = "token"
 NAME_PARTS = ("topic", "router")  # path parameters that the prefixes of a key must cover
 
 
@@ -60,7 +59,7 @@ class Guard:
         route = call.route
         if call.caller.prefixes and route.operation.names:
             if route.decode is not None and call.wanted is None:
-                call.wanted = route.decode(call.request.body)
+                call.wanted = call.body()
             authorise(engine, call.caller, route.operation, *targets_of(call), wanted=call.wanted)
 
     def _authenticate(self, request: Request, route: Route | None) -> Caller:

@@ -32,6 +32,11 @@ _TAGS = {
     "/extend": "queues", "/work": "queues", "/jobs": "queues", "/redrive": "queues", "/diff": "records",
     "/scan": "records", "/delete": "records", "/archived": "records", "/topics": "topics",
 }  # fmt: skip
+_WARNINGS = {
+    "type": "array",
+    "items": {"type": "string"},
+    "description": "unknown fields and query parameters that the server ignored; absent if there are none",
+}
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
 
 
@@ -48,6 +53,8 @@ def _document(routes: tuple[Route, ...]) -> bytes:
     unique = list(dict.fromkeys(types))
     schemas, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(unique, schemas, strict=True))
+    for kind in {kind for route in routes for kind in route.answers.values() if _is_schema(kind)}:
+        components[kind.__name__]["properties"]["warnings"] = _WARNINGS
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         operation = _operation(route, schema_of)

@@ -10,7 +10,8 @@ from topics.errors import Code, TopicsError
 from topics.server.access.caller import ANYONE
 from topics.server.access.operations import Scope
 from topics.server.api.guard import Guard
-from topics.server.api.route import Call, RouteTable
+from topics.server.api.request_warnings import note_parameters, with_warnings
+from topics.server.api.route import Call, Route, RouteTable
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logs.Log("app")
 
 JSON_TYPE = b"application/json"
+KNOWN_QUERIES, KNOWN_QUERY_BYTES = 4096, 128
 
 
 class RequestHandler:
@@ -42,6 +44,7 @@ class RequestHandler:
         self._budget = budget
         self._startup = startup
         self._recovered = False
+        self._known_queries: set[tuple[Route, bytes]] = set()  # query strings without unknown parameters
         budget.listeners.append(self._choose_path)
 
     def begin(self, services: Services) -> None:
@@ -106,7 +109,10 @@ class RequestHandler:
                 call.caller = ANYONE
             if request.body and request.headers.get(b"content-type") != JSON_TYPE:
                 _check_type(request)
-            return call.route.handler(self._services, call)
+            if request.query and (call.route, request.query) not in self._known_queries:
+                self._check_query(call)
+            answer = call.route.handler(self._services, call)
+            return answer if call.warnings is None else with_warnings(call, answer)
         except TopicsError as error:
             return error_answer(error, request)
         except Cold as cold:
@@ -126,6 +132,8 @@ class RequestHandler:
     def _serve(self, call: Call) -> Answer:
         """Authorise the caller and run the handler. A retry is authorised again."""
         services = self._services
+        if call.request.query and (call.route, call.request.query) not in self._known_queries:
+            self._check_query(call)
         if self.guard is not None:
             if call.route.decode_steps is not None and call.wanted is None and len(call.request.body) > LARGE_BYTES:
                 return services.slices.answer(call.request, self._decode_and_serve(call))
@@ -133,12 +141,19 @@ class RequestHandler:
         answer = call.route.handler(services, call)
         if self._budget.full and isinstance(answer, Response) and _only_reads(call):
             self._budget.check_answer(body_bytes(answer.body))
-        return answer
+        return answer if call.warnings is None else with_warnings(call, answer)
+
+    def _check_query(self, call: Call) -> None:
+        """Note unknown query parameters, or refuse them. A short query string without any is remembered."""
+        if note_parameters(call) and len(call.request.query) <= KNOWN_QUERY_BYTES:
+            if len(self._known_queries) >= KNOWN_QUERIES:
+                self._known_queries.clear()
+            self._known_queries.add((call.route, call.request.query))
 
     def _decode_and_serve(self, call: Call) -> Steps[Answer]:
         """Decode a large body in steps, then serve."""
         assert call.route.decode_steps is not None
-        call.wanted = yield from call.route.decode_steps(call.request.body, self._services.engine.limits)
+        call.wanted = yield from call.route.decode_steps(call.request.body, self._services.engine.limits, call)
         return (yield from once_loaded(lambda: self._serve(call)))
 
     def _answer_early(self, call: Call) -> Answer:

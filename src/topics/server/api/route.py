@@ -11,6 +11,7 @@ from msgspec import Struct
 from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError, invalid
 from topics.model.records import Limits
+from topics.model.unknown_fields import Noted
 from topics.server.access.operations import Operation, Scope
 from topics.server.http.messages import Answer, Request
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # Cached paths. The longest name of a topic has 255 characters, three bytes each if percent-encoded.
 KNOWN_PATHS, KNOWN_PATH_BYTES = 32_768, 1024
+TOKEN = "token"  # the query parameter with the key of a caller
 
 
 class Parameter(Struct, frozen=True):
@@ -42,8 +44,9 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     summary: str
     operation: Operation  # also says what a key needs
     body: Any = None  # request type; None if a body is ignored
-    decode: Callable[[bytes], Any] | None = None  # set if the operation has names in the body
-    decode_steps: Callable[[bytes, Limits], Steps[Any]] | None = None  # the same for a body larger than `LARGE_BYTES`
+    decode: Callable[[bytes, Noted], Any] | None = None  # set if the operation has names in the body
+    # The same for a body larger than `LARGE_BYTES`.
+    decode_steps: Callable[[bytes, Limits, Noted], Steps[Any]] | None = None
     answers: dict[int, Any] = {}  # status → type of the answer
     errors: tuple[Code, ...] = ()
     query: tuple[Parameter, ...] = ()
@@ -57,6 +60,17 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     def scope(self) -> Scope:
         return self.operation.scope
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether unknown fields and parameters are refused: the request deletes, configures or moves."""
+        return self.method in ("PUT", "DELETE") or (
+            self.body is not None and self.body.__struct_config__.forbid_unknown_fields
+        )
+
+    def parameter_names(self) -> list[str]:
+        """Return the query parameters that the route has."""
+        return [*(row.name for row in self.query), *([TOKEN] if self.query_token else [])]
+
 
 class Call(Struct, gc=False):
     """A request and its route."""
@@ -67,13 +81,14 @@ class Call(Struct, gc=False):
     caller: Any = None  # a `Caller`; never None once the call is admitted
     typed: bool = False  # whether the content type has been checked
     wanted: Any = None  # the decoded body, if authorisation needed it
+    warnings: list[str] | None = None  # for the answer: what the request has and the server ignores
 
     def body(self) -> Any:
         """Return the decoded body of a route with `decode`."""
         if self.wanted is not None:
             return self.wanted
         assert self.route.decode is not None
-        return self.route.decode(self.request.body)
+        return self.route.decode(self.request.body, self)
 
 
 class _Node:

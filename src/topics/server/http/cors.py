@@ -7,7 +7,8 @@ browsers send them without credentials.
 from topics.server.http.messages import Answer, App, Deferred, Header, Request, Response, Stream, Upgrade
 
 METHODS = b"GET, POST, PUT, DELETE"
-EXPOSED = b"retry-after"
+WARNINGS = b"topics-warnings"  # warnings of an answer that is no JSON object
+EXPOSED = b"retry-after, " + WARNINGS
 MAX_AGE_S = b"600"
 VARY: Header = (b"vary", b"origin")
 

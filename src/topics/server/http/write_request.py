@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,8 @@ from topics.engine.write.render import check_sizes
 from topics.errors import Code, TopicsError, invalid
 from topics.model import surrogates
 from topics.model.records import Limits, NewRecord, PlainWriteRequest, WriteRequest
-from topics.model.wire import MAX_PLAIN_BODY_BYTES, check_text, decode_body, decode_error
+from topics.model.unknown_fields import Noted, Notes, RequestDecoder, note, warnings_about
+from topics.model.wire import MAX_PLAIN_BODY_BYTES, UnknownField, check_text, decode_error
 from topics.model.write_outline import is_slow, outline
 
 BATCH_BYTES = 1 << 10  # a larger request probably has many records
@@ -32,55 +33,74 @@ class Batch(Struct, gc=False):
     records: list[NewRecord]
 
 
-_decode_write = msgspec.json.Decoder(WriteRequest)
-_decode_plain = msgspec.json.Decoder(PlainWriteRequest)
-_decode_batch = msgspec.json.Decoder(Batch)
+_write_decoder: RequestDecoder[WriteRequest] = RequestDecoder(WriteRequest, surrogates.decode)
+_batch_decoder: RequestDecoder[Batch] = RequestDecoder(Batch)
+_plain_decoder = msgspec.json.Decoder(PlainWriteRequest)
+_decode_write = _write_decoder.decode
 _WHITE = b" \t\r\n"
 _INDEX = re.compile(r"\brecords\[(\d+)\]")
 
 
-def decode_write(body: bytes) -> WriteRequest:
-    """Return the write in a body of at most `LARGE_BYTES`. Raise `invalid_request`.
+def decode_write(body: bytes, noted: Noted) -> WriteRequest:
+    """Return the write in a body of at most `LARGE_BYTES`, and note its unknown fields. Raise `invalid_request`.
 
     A batch is first decoded as plain records, which is faster because optional fields are not looked for.
     """
-    write: WriteRequest
     if len(body) > BATCH_BYTES:
-        with contextlib.suppress(TopicsError):
-            write = decode_body(_decode_plain, body)
-            return write
-    write = decode_body(_decode_write, body, surrogates.decode)
-    return write
+        check_text(body)
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            return _plain_decoder.decode(body)
+    return _decode_write(body, noted)
 
 
-def decode_write_steps(body: bytes, limits: Limits) -> Generator[None, None, WriteRequest]:
+def decode_write_steps(body: bytes, limits: Limits, noted: Noted) -> Generator[None, None, WriteRequest]:
     """Return the write in a body of any size, in steps. Raise also `batch_too_large` and `record_too_large`."""
-    write: WriteRequest = yield from decode_steps((_decode_plain, _decode_write), body, limits)
+    write: WriteRequest = yield from decode_steps(_write_decoder, body, limits, noted, plain=_plain_decoder)
     return write
 
 
 def decode_steps(
-    decoders: Sequence[msgspec.json.Decoder[Any]], body: bytes, limits: Limits
+    decoder: RequestDecoder[Any],
+    body: bytes,
+    limits: Limits,
+    noted: Noted,
+    *,
+    plain: msgspec.json.Decoder[Any] | None = None,
 ) -> Generator[None, None, Any]:
-    """Return the result of the first decoder that accepts the body, in steps. Raise the error of the last one."""
+    """Return the decoded write, in steps, and note its unknown fields. Try `plain` first, which is faster."""
     check_text(body)
     if is_slow(body):
-        return (yield from _decode_parts(decoders[-1], body, limits))
+        return (yield from _decode_parts(decoder, body, limits, noted))
     try:
-        for decoder in decoders[:-1]:
+        if plain is not None:
             with contextlib.suppress(msgspec.ValidationError):
-                return _checked(decoder.decode(body), limits)
+                return _checked(plain.decode(body), limits)
             yield
-        return _checked(decoders[-1].decode(body), limits)
+        return _checked(decoder.strict.decode(body), limits)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise decode_error(error, decoders[-1].type) from None
+        refused = decode_error(error, decoder.strict.type)
     except msgspec.DecodeError as error:
         if b"\\ud" not in body and b"\\uD" not in body:
-            raise decode_error(error, decoders[-1].type) from None
-    return (yield from _decode_parts(decoders[-1], body, limits))
+            raise decode_error(error, decoder.strict.type) from None
+        return (yield from _decode_parts(decoder, body, limits, noted))
+    if not isinstance(refused, UnknownField):
+        raise refused
+    yield
+    write = _decode_or_fail(decoder.lenient, body)
+    note(noted, warnings_about(refused, body, decoder.lenient.type))
+    return _checked(write, limits)
 
 
-def _decode_parts(decoder: msgspec.json.Decoder[Any], body: bytes, limits: Limits) -> Generator[None, None, Any]:
+def _decode_or_fail(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise decode_error(error, decoder.type) from None
+
+
+def _decode_parts(
+    decoder: RequestDecoder[Any], body: bytes, limits: Limits, noted: Noted
+) -> Generator[None, None, Any]:
     """Decode the records a part at a time, and the rest of the body with `decoder`.
 
     The parts are cut where records begin. A cut at another position would leave a part that is not JSON.
@@ -90,7 +110,7 @@ def _decode_parts(decoder: msgspec.json.Decoder[Any], body: bytes, limits: Limit
     if len(around) > MAX_PLAIN_BODY_BYTES:
         what = f"a write may have {MAX_PLAIN_BODY_BYTES} bytes beside its records, not {len(around)}"
         raise TopicsError(Code.PAYLOAD_TOO_LARGE, what, detail={"max": MAX_PLAIN_BODY_BYTES})
-    write = yield from _decode_or_rescue(decoder, around)
+    write = yield from _decode_or_rescue(decoder, around, noted)
     records: list[NewRecord] = []
     cuts = [found.low, *found.parts[1:], found.high]
     for low, high in pairwise(cuts):
@@ -100,17 +120,30 @@ def _decode_parts(decoder: msgspec.json.Decoder[Any], body: bytes, limits: Limit
                 raise invalid("the body is not valid JSON: a comma is missing between two records", field="records")
             part = part[:-1]
         try:
-            batch: Batch = yield from _decode_or_rescue(_decode_batch, b'{"records":[%b]}' % part)
+            notes = Notes()
+            batch: Batch = yield from _decode_or_rescue(_batch_decoder, b'{"records":[%b]}' % part, notes)
         except TopicsError as error:
             raise _moved(error, len(records)) from None
+        if notes.warnings:
+            note(noted, [_moved_text(warning, len(records)) for warning in notes.warnings])
         records += batch.records
         yield
     write.records = records
     return _checked(write, limits)
 
 
-def _decode_or_rescue(decoder: msgspec.json.Decoder[Any], text: bytes) -> Generator[None, None, Any]:
+def _decode_or_rescue(decoder: RequestDecoder[Any], text: bytes, noted: Noted) -> Generator[None, None, Any]:
     """Return the decoded text, even with escapes that the decoder rejects. Raise `invalid_request`."""
+    try:
+        return (yield from _rescue(decoder.strict, text))
+    except UnknownField as unknown:
+        refused = unknown
+    found = yield from _rescue(decoder.lenient, text)
+    note(noted, warnings_about(refused, text, decoder.lenient.type))
+    return found
+
+
+def _rescue(decoder: msgspec.json.Decoder[Any], text: bytes) -> Generator[None, None, Any]:
     try:
         try:
             return decoder.decode(text)
@@ -127,14 +160,14 @@ def _decode_or_rescue(decoder: msgspec.json.Decoder[Any], text: bytes) -> Genera
 
 def _moved(error: TopicsError, by: int) -> TopicsError:
     """Return the error of a part, with the index of its record in the whole body."""
-
-    def moved(text: str) -> str:
-        return _INDEX.sub(lambda found: f"records[{int(found[1]) + by}]", text)
-
     detail = None if error.detail is None else {
-        name: moved(value) if isinstance(value, str) else value for name, value in error.detail.items()
+        name: _moved_text(value, by) if isinstance(value, str) else value for name, value in error.detail.items()
     }  # fmt: skip
-    return TopicsError(error.code, moved(error.message), detail=detail)
+    return TopicsError(error.code, _moved_text(error.message, by), detail=detail)
+
+
+def _moved_text(text: str, by: int) -> str:
+    return _INDEX.sub(lambda found: f"records[{int(found[1]) + by}]", text)
 
 
 def _checked(decoded: Any, limits: Limits) -> Any:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from topics.engine.write import archived
-from topics.model.wire import ArchivedAnswer, ArchivedRequest, ArchiveStanding, check_u64, decode_body
+from topics.model.unknown_fields import RequestDecoder
+from topics.model.wire import ArchivedAnswer, ArchivedRequest, ArchiveStanding, check_u64
 from topics.server.http.messages import Answer
 from topics.server.loop.answer import json_answer, performance, when_done
 
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from topics.server.api.services import Services
     from topics.server.http.messages import Request, Response
 
-_decode = msgspec.json.Decoder(ArchivedRequest)
+_decode = RequestDecoder[ArchivedRequest](ArchivedRequest).decode
 
 
 def report(services: Services, call: Call) -> Answer:
     """Record how far an archive has copied a topic."""
-    body: ArchivedRequest = decode_body(_decode, call.request.body)
+    body = _decode(call.request.body, call)
     seq, epoch = check_u64(body.seq, "seq"), check_u64(body.epoch, "epoch")
     trimmed = check_u64(body.trimmed_seq, "trimmed_seq")
 

@@ -32,6 +32,7 @@ from topics.model.queue import (
 )
 from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
+from topics.model.unknown_fields import Noted, RequestDecoder
 from topics.model.wire import check_u64, decode_body
 from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Request, Response
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
     from topics.server.api.route import Call
     from topics.server.api.services import Services
 
-_decode_claim = msgspec.json.Decoder(ClaimRequest)
-_decode_ack = msgspec.json.Decoder(AckRequest)
-_decode_nack = msgspec.json.Decoder(NackRequest)
-_decode_extend = msgspec.json.Decoder(ExtendRequest)
+_decode_claim = RequestDecoder[ClaimRequest](ClaimRequest).decode
+_decode_ack = RequestDecoder[AckRequest](AckRequest).decode
+_decode_nack = RequestDecoder[NackRequest](NackRequest).decode
+_decode_extend = RequestDecoder[ExtendRequest](ExtendRequest).decode
 _decode_redrive = msgspec.json.Decoder(RedriveRequest)
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
@@ -59,7 +60,7 @@ _now_ns = time.perf_counter_ns
 
 def claim(services: Services, call: Call) -> Answer:
     """Lease jobs to a worker, or wait for some."""
-    wanted: ClaimRequest = decode_body(_decode_claim, call.request.body)
+    wanted = _decode_claim(call.request.body, call)
     limits = services.engine.limits
     check_worker(wanted.node, limits)
     for field in ("max", "lease_ms", "wait_ms"):
@@ -174,7 +175,7 @@ class WaitingClaim:
 
 def ack(services: Services, call: Call) -> Answer:
     """Delete finished jobs."""
-    wanted: AckRequest = decode_body(_decode_ack, call.request.body)
+    wanted = _decode_ack(call.request.body, call)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     topic = services.engine.queues.get(call.params["topic"])
     return when_done(
@@ -188,7 +189,7 @@ def _acked(ticket: Ticket, request: Request) -> Response:
 
 def nack(services: Services, call: Call) -> Answer:
     """Return jobs to the queue."""
-    wanted: NackRequest = decode_body(_decode_nack, call.request.body)
+    wanted = _decode_nack(call.request.body, call)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     delay_ms = clamp(check_u64(wanted.delay_ms, "delay_ms"), 0, MAX_DELAY_MS)
     topic = services.engine.queues.get(call.params["topic"])
@@ -214,7 +215,7 @@ def _acknowledged(what: bytes, ticket: Ticket, request: Request) -> Response:
 
 def extend(services: Services, call: Call) -> Answer:
     """Extend the leases of jobs."""
-    wanted: ExtendRequest = decode_body(_decode_extend, call.request.body)
+    wanted = _decode_extend(call.request.body, call)
     check_held(wanted.node, wanted.seqs, wanted.lease_ids, services.engine.limits)
     lease_ms = clamp(check_u64(wanted.lease_ms, "lease_ms"), *LEASE_MS_RANGE)
     topic = services.engine.queues.get(call.params["topic"])
@@ -287,7 +288,7 @@ def _state(given: str | None) -> JobState | None:
     raise invalid(f"state must be one of {', '.join(JOB_STATES)}", field="state")
 
 
-def decode_redrive(body: bytes) -> RedriveRequest:
+def decode_redrive(body: bytes, _: Noted) -> RedriveRequest:
     """Return the decoded body of a redrive."""
     wanted: RedriveRequest = decode_body(_decode_redrive, body)
     return wanted

@@ -29,7 +29,9 @@ from topics.model.records import (
     node_set,
     parse_match,
 )
+from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import RecordsDeleted, check_u64, decode_body
+from topics.server.api.request_warnings import with_warnings
 from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.http.write_request import LARGE_BYTES, decode_write, decode_write_steps
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from topics.server.api.route import Call
     from topics.server.api.services import Services
 
-_decode_diff = msgspec.json.Decoder(DiffRequest)
+_decode_diff = RequestDecoder[DiffRequest](DiffRequest).decode
 _decode_delete = msgspec.json.Decoder(DeleteRequest)
 _encode = msgspec.json.encode
 _now_ns = time.perf_counter_ns
@@ -56,7 +58,7 @@ def append(services: Services, call: Call) -> Answer:
     if write is None:
         if len(request.body) > LARGE_BYTES:
             return services.slices.answer(request, _append_large(services, call))
-        write = decode_write(request.body)
+        write = decode_write(request.body, call)
     if write.idempotency_key is None and (key := request.headers.get(b"idempotency-key")):
         write.idempotency_key = key.decode("latin-1")
     with_seqs = not request.query or query_string.flag(query_string.parse(request.query), "return_seqs", default=True)
@@ -68,8 +70,8 @@ def append(services: Services, call: Call) -> Answer:
 
 def _append_large(services: Services, call: Call) -> Steps[Answer]:
     """Append a large body, which is decoded in steps."""
-    call.wanted = yield from decode_write_steps(call.request.body, services.engine.limits)
-    return (yield from once_loaded(lambda: append(services, call)))
+    call.wanted = yield from decode_write_steps(call.request.body, services.engine.limits, call)
+    return with_warnings(call, (yield from once_loaded(lambda: append(services, call))))
 
 
 def _appended_listing(ticket: Ticket, request: Request) -> Response:
@@ -131,7 +133,7 @@ def diff(services: Services, call: Call) -> Answer:
         cached.topic.last_read_ts = services.runtime.clock.now_ms()
         took = _ms(_now_ns() - request.started_ns).encode()
         return Response(200, b"".join((cached.before, took, cached.after)))
-    wanted: DiffRequest = decode_body(_decode_diff, request.body)
+    wanted = _decode_diff(request.body, call)
     query = _query(services, wanted)
     if query.projection is STORED_FORM:  # lend the stored bytes to the socket, unless the answer may be compressed
         query.lend = request.headers.get(b"accept-encoding", b"identity") == b"identity"
@@ -139,7 +141,7 @@ def diff(services: Services, call: Call) -> Answer:
     if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
         return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))
     before, after = _diff_answer(topic, reading)
-    if query.plain and len(before) == 1:
+    if query.plain and len(before) == 1 and call.warnings is None:
         services.poll_cache.keep(topic, request.body, bytes(before[0]), after)
     return _timed(before, after, request)
 

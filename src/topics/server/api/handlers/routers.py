@@ -22,6 +22,7 @@ from topics.model.router import (
     parse_filter,
     router_cycle,
 )
+from topics.model.unknown_fields import Noted, RequestDecoder
 from topics.model.wire import check_u64, decode_body
 from topics.server.access.operations import router_names
 from topics.server.http import query_string
@@ -38,12 +39,13 @@ if TYPE_CHECKING:
     from topics.server.http.messages import Request, Response
 
 _decode_router = msgspec.json.Decoder(RouterRequest)
-_decode_preview = msgspec.json.Decoder(PreviewRequest)
+
+decode_preview = RequestDecoder[PreviewRequest](PreviewRequest).decode
 
 HIDDEN = "…"  # replaces a name that the prefixes of a key do not cover
 
 
-def decode_router(body: bytes) -> RouterRequest:
+def decode_router(body: bytes, _: Noted) -> RouterRequest:
     """Return the decoded body of `PUT /v0/routers/{router}`."""
     request: RouterRequest = decode_body(_decode_router, body)
     return request
@@ -112,20 +114,13 @@ def drop_router(services: Services, call: Call) -> Answer:
     return when_done(services.engine.routers.drop(call.params["router"]), call.request, encode)
 
 
-def decode_preview(body: bytes) -> PreviewRequest:
-    """Return the decoded body of a preview."""
-    wanted: PreviewRequest = decode_body(_decode_preview, body)
-    return wanted
-
-
 def preview(services: Services, call: Call) -> Answer:
     """Count what a router would forward. Runs in slices: a preview looks at all records of its source."""
-    return services.slices.answer(call.request, _preview(services, call))
+    return services.slices.answer(call.request, _preview(services, call, call.body()))
 
 
-def _preview(services: Services, call: Call) -> Steps[Answer]:
+def _preview(services: Services, call: Call, wanted: PreviewRequest) -> Steps[Answer]:
     """Preview a router as it is, with another filter, or (with `source`) one that does not exist yet."""
-    wanted: PreviewRequest = call.body()
     name = check_router(call.params["router"])
     match = parse_filter(wanted.filter)
     if wanted.source is None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from topics.engine.read.read import Query
 from topics.engine.read.scan import Scan
 from topics.model.records import Projection, ScanRequest, node_set, parse_match
-from topics.model.wire import check_u64, decode_body
+from topics.model.unknown_fields import RequestDecoder
+from topics.model.wire import check_u64
 from topics.server.http.messages import Answer
 from topics.server.push.scan import formats
 from topics.server.push.scan.stream import ScanStream
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from topics.server.api.route import Call
     from topics.server.api.services import Services
 
-_decode_scan = msgspec.json.Decoder(ScanRequest)
+_decode_scan = RequestDecoder[ScanRequest](ScanRequest).decode
 
 
 def scan(services: Services, call: Call) -> Answer:
     """Return a range of records as one stream."""
-    wanted: ScanRequest = decode_body(_decode_scan, call.request.body)
+    wanted = _decode_scan(call.request.body, call)
     name = call.params["topic"]
     query = _query(wanted)
     form = formats.format_for(call.request, Projection(tags=wanted.include_tags, meta=wanted.include_meta), name)

@@ -8,6 +8,7 @@ import msgspec
 
 from topics.engine.engine import Configured, Dropped
 from topics.model.topic import ConfigPatch
+from topics.model.unknown_fields import Noted
 from topics.model.wire import QueueCounts, TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
 from topics.server.api.handlers import archives
 from topics.server.http import query_string
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _decode_config = msgspec.json.Decoder(ConfigPatch)
 
 
-def decode_config(body: bytes) -> ConfigPatch:
+def decode_config(body: bytes, _: Noted) -> ConfigPatch:
     """Return the decoded body of `PUT /v0/topics/{topic}`."""
     patch: ConfigPatch = decode_body(_decode_config, body)
     return patch

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from topics.model.unknown_fields import RequestDecoder
 from topics.model.watch import WatchCreated, WatchRequest
-from topics.model.wire import decode_body
 from topics.server.http import query_string
 from topics.server.http.messages import Answer
 from topics.server.loop.answer import json_answer, performance
@@ -20,13 +18,7 @@ if TYPE_CHECKING:
     from topics.server.api.route import Call
     from topics.server.api.services import Services
 
-_decode_watch = msgspec.json.Decoder(WatchRequest)
-
-
-def decode_watch(body: bytes) -> WatchRequest:
-    """Return the decoded body of `POST /v0/watch`."""
-    wanted: WatchRequest = decode_body(_decode_watch, body)
-    return wanted
+decode_watch = RequestDecoder[WatchRequest](WatchRequest).decode  # the body of `POST /v0/watch`
 
 
 def create(services: Services, call: Call) -> Answer:

@@ -58,8 +58,8 @@ class CommandClient(Watcher, Protocol):
 
     open: bool
 
-    def answer(self, answer: dict[str, Any], request_id: RequestId) -> None:
-        """Send the answer to a command."""
+    def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
+        """Send the answer to a command, with warnings about its unknown fields."""
 
     def acknowledge(self, ack: PublishAck) -> None:
         """Send the answer to a publish."""
@@ -90,12 +90,12 @@ class SocketCommands:
         """Return whether a command waits for the disk, or too many publishes are in progress."""
         return self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES or self._loading.waiting
 
-    def begin(self, command: Command, size_bytes: int) -> None:
+    def begin(self, command: Command, size_bytes: int, warnings: list[str] | None = None) -> None:
         """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`."""
         try:
-            self._run(command, size_bytes)
+            self._run(command, size_bytes, warnings)
         except Cold as cold:
-            work = partial(self._run, command, size_bytes)
+            work = partial(self._run, command, size_bytes, warnings)
             self._loading = self._services.runtime.load(cold, work, partial(self._cannot_read, command))
 
     def resume(self, *, stale: bool) -> None:
@@ -124,9 +124,9 @@ class SocketCommands:
 
     # --- commands
 
-    def _run(self, command: Command, size_bytes: int) -> None:
+    def _run(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
         if self._client.open:
-            self._carry_out(command, size_bytes=size_bytes)
+            self._carry_out(command, warnings, size_bytes=size_bytes)
             self._client.unblock()
 
     def _cannot_read(self, command: Command, failure: BaseException) -> None:
@@ -134,24 +134,24 @@ class SocketCommands:
             self._client.refuse(unreadable(failure), command.request_id)
             self._client.unblock()
 
-    def _carry_out(self, command: Command, *, size_bytes: int) -> None:
+    def _carry_out(self, command: Command, warnings: list[str] | None, *, size_bytes: int) -> None:
         """Carry out and answer a command. Raise `Cold` before anything has happened."""
         request_id = command.request_id
         try:
             operation, targets = operation_of(command)
             authorise(self._services.runtime.engine, self._caller, operation, *targets, wanted=command)
             if isinstance(command, Publish):
-                self._publish(command, size_bytes=size_bytes)
+                self._publish(command, warnings, size_bytes=size_bytes)
             elif isinstance(command, Subscribe):
-                self._subscribe(command)
+                self._subscribe(command, warnings)
             elif isinstance(command, Unsubscribe):
-                self._unsubscribe(command)
+                self._unsubscribe(command, warnings)
             elif isinstance(command, Ping):
-                self._client.answer({"op": "pong"}, request_id)
+                self._client.answer({"op": "pong"}, request_id, warnings)
         except TopicsError as error:
             self._client.refuse(error, request_id)
 
-    def _subscribe(self, command: Subscribe) -> None:
+    def _subscribe(self, command: Subscribe, warnings: list[str] | None) -> None:
         services, own = self._services, self.subscriptions
         resolved = resolve(services.runtime, command.watched(), command, self._caller, lenient=command.lenient)
         most = services.runtime.settings.max_watch_topics
@@ -162,7 +162,7 @@ class SocketCommands:
             raise invalid(f"the connection would have more than {most} patterns", field="topics")
         services.budget.check(resolved.size_bytes())
         topics = resolved.answer()
-        self._client.answer({"op": "subscribed", "topics": topics}, command.request_id)
+        self._client.answer({"op": "subscribed", "topics": topics}, command.request_id, warnings)
         for name, subscription in resolved.subscriptions.items():
             self._remove(name)
             own.add(subscription)
@@ -173,7 +173,7 @@ class SocketCommands:
         if resolved.patterns:
             services.pattern_waiters.put(self._client, own.prefixes(), self._match)
 
-    def _unsubscribe(self, command: Unsubscribe) -> None:
+    def _unsubscribe(self, command: Unsubscribe, warnings: list[str] | None) -> None:
         name, own = command.topic, self.subscriptions
         check_name(name)
         if is_pattern(name):
@@ -185,7 +185,7 @@ class SocketCommands:
         else:
             self._remove(name)
         own.charge()
-        self._client.answer({"op": "unsubscribed", "topic": name}, command.request_id)
+        self._client.answer({"op": "unsubscribed", "topic": name}, command.request_id, warnings)
 
     def _remove(self, name: str) -> None:
         for subscription in self.subscriptions.named(name):
@@ -205,7 +205,7 @@ class SocketCommands:
         self.subscriptions.add_matched(subscription)
         self._services.dispatcher.attach(subscription, self._client)
 
-    def _publish(self, command: Publish, *, size_bytes: int) -> None:
+    def _publish(self, command: Publish, warnings: list[str] | None, *, size_bytes: int) -> None:
         write, throttle = command.write(), self._services.throttle
         if throttle.pressed and not write.disable_backpressure:
             throttle.check(command.topic)
@@ -217,11 +217,13 @@ class SocketCommands:
         def finish(done: Ticket) -> None:
             self.unacked -= 1
             self.unacked_bytes -= size_bytes
-            self._published(done, request_id, name, with_seqs=with_seqs)
+            self._published(done, request_id, name, warnings, with_seqs=with_seqs)
 
         ticket.on_done(finish)
 
-    def _published(self, ticket: Ticket, request_id: RequestId, name: str, *, with_seqs: bool) -> None:
+    def _published(
+        self, ticket: Ticket, request_id: RequestId, name: str, warnings: list[str] | None, *, with_seqs: bool
+    ) -> None:
         if ticket.error is not None:
             self._client.refuse(ticket.error, request_id)
         else:
@@ -232,6 +234,7 @@ class SocketCommands:
                     PublishTimes(round(ticket.wal_ns / 1e6, 3), round(ticket.sync_ns / 1e6, 3)),
                     list(range(done.first, done.last + 1)) if with_seqs else UNSET,
                     UNSET if request_id is None else request_id,
+                    UNSET if warnings is None else warnings,
                 )
             )  # fmt: skip
         self._client.unblock()

@@ -131,9 +131,9 @@ class WebSocket(LiveConnection, Upgrade):
         if sink is not None and sink.held is not held:
             sink.hold(held)
 
-    def command(self, command: Command, size_bytes: int) -> None:
-        """Carry out a command."""
-        self.commands.begin(command, size_bytes)
+    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
+        """Carry out a command. Its answer has the warnings."""
+        self.commands.begin(command, size_bytes, warnings)
 
     def control(self, event: events.Event) -> None:
         """Handle an event of the protocol that is no text message."""
@@ -151,10 +151,12 @@ class WebSocket(LiveConnection, Upgrade):
 
     # --- for the commands
 
-    def answer(self, answer: dict[str, Any], request_id: RequestId) -> None:
-        """Send the answer to a command, with its `request_id` if it has one."""
+    def answer(self, answer: dict[str, Any], request_id: RequestId, warnings: list[str] | None = None) -> None:
+        """Send the answer to a command, with its `request_id` and its warnings if it has any."""
         if request_id is not None:
             answer["request_id"] = request_id
+        if warnings is not None:
+            answer["warnings"] = warnings
         self._send_json(answer)
 
     def acknowledge(self, ack: PublishAck) -> None:

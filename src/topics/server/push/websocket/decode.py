@@ -9,27 +9,27 @@ import msgspec
 from topics.errors import Code, TopicsError
 from topics.model import surrogates
 from topics.model.records import Limits
+from topics.model.unknown_fields import Noted, RequestDecoder
 from topics.model.watch import Addressed, Command, Publish, RequestId
-from topics.model.wire import MAX_PLAIN_BODY_BYTES, decode_body
+from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.http.write_request import decode_steps
 
-_decode_command = msgspec.json.Decoder(Command)
-_decode_publish = msgspec.json.Decoder(Publish)
+_command_decoder: RequestDecoder[Command] = RequestDecoder(Command, surrogates.decode)
+_publish_decoder: RequestDecoder[Publish] = RequestDecoder(Publish)
 _decode_address = msgspec.json.Decoder(Addressed)
 
 
-def decode_short(text: bytes) -> Command:
-    """Return the command in a message. Raise `invalid_request` if it is none."""
-    command: Command = decode_body(_decode_command, text, surrogates.decode)
-    return command
+def decode_short(text: bytes, noted: Noted) -> Command:
+    """Return the command in a message, and note its unknown fields. Raise `invalid_request` if it is none."""
+    return _command_decoder.decode(text, noted)
 
 
-def decode_long(text: bytes, limits: Limits) -> Generator[None, None, Command]:
+def decode_long(text: bytes, limits: Limits, noted: Noted) -> Generator[None, None, Command]:
     """Decode a long message in steps. Only a publish may be longer than the body of a request that is no write."""
     if len(text) <= MAX_PLAIN_BODY_BYTES and not text.startswith(b'{"op":"publish"'):
-        return decode_short(text)
+        return decode_short(text, noted)
     try:
-        publish: Publish = yield from decode_steps((_decode_publish,), text, limits)
+        publish: Publish = yield from decode_steps(_publish_decoder, text, limits, noted)
     except TopicsError as error:
         if error.detail is not None and error.detail.get("field") == "op":
             what = f"a message of more than {MAX_PLAIN_BODY_BYTES} bytes can only be a publish"

@@ -15,6 +15,7 @@ from wsproto.frame_protocol import CloseReason
 
 from topics import logs
 from topics.errors import TopicsError
+from topics.model.unknown_fields import Notes
 from topics.model.watch import Command, RequestId
 from topics.server.http.write_request import LARGE_BYTES
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
@@ -56,8 +57,8 @@ class InputClient(Protocol):
     def control(self, event: events.Event) -> None:
         """Handle any event that is not text."""
 
-    def command(self, command: Command, size_bytes: int) -> None:
-        """Carry out a command."""
+    def command(self, command: Command, size_bytes: int, warnings: list[str] | None) -> None:
+        """Carry out a command. Its answer has the warnings."""
 
     def refuse(self, error: TopicsError, request_id: RequestId) -> None:
         """Send an error."""
@@ -247,18 +248,20 @@ class SocketInput:
             if len(text) > LARGE_BYTES:
                 self._decode_in_slices(text)
                 return
-            command: Command = decode_short(text)
+            notes = Notes()
+            command = decode_short(text, notes)
         except TopicsError as error:
             self._client.refuse(error, address_of(text))
         else:
-            self._client.command(command, len(text))
+            self._client.command(command, len(text), notes.warnings)
 
     def _decode_in_slices(self, text: bytes) -> None:
         """Decode a long message while other connections are served. Later messages of this one wait."""
+        notes = Notes()
 
         def finish(command: Command) -> None:
             self._end_decoding()
-            self._client.command(command, len(text))
+            self._client.command(command, len(text), notes.warnings)
             self.unblock()
 
         def fail(error: TopicsError) -> None:
@@ -266,7 +269,8 @@ class SocketInput:
             self._client.refuse(error, address_of(text))
             self.unblock()
 
-        self._decoding, self._decoding_bytes = decode_long(text, self._services.runtime.engine.limits), len(text)
+        self._decoding = decode_long(text, self._services.runtime.engine.limits, notes)
+        self._decoding_bytes = len(text)
         self._services.slices.run(self._decoding, finish, fail)
 
     def _end_decoding(self) -> None:
