@@ -262,6 +262,7 @@ class Settings:
         "Format of log lines. auto means human on a terminal and json elsewhere.",
         group=LOGGING,
     )
+    slow_request_ms: int = _millis(1000, "Log requests that take longer. 0 disables this.", group=LOGGING, low=0)
 
     api_keys: tuple[KeyRule, ...] = _row(
         KEYS,

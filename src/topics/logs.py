@@ -56,6 +56,10 @@ class Log:
         """Log an error with the type and traceback of its exception."""
         self._emit(logging.ERROR, event, fields, (type(error), error, error.__traceback__))
 
+    def is_enabled(self, level: int) -> bool:
+        """Return whether lines of this level are written."""
+        return self._logger.isEnabledFor(level)
+
     def _emit(self, level: int, event: str, fields: dict[str, Field], exc: ExcInfo | None = None) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", event, extra={"fields": fields}, exc_info=exc)

@@ -62,7 +62,7 @@ The [clients](clients.md) for Python and JavaScript retry by these rules.
 ## Warnings
 
 ```sh
-curl localhost:4000/v0/topics/orders -H 'content-type: application/json' -d '{"records": [{"data": 1}], "nod": "till-1"}'
+curl localhost:4000/v0/topics/orders -H 'content-type: application/json' -d '{"records": [{"data": 1}], "nod": "a"}'
 ```
 
 <!-- answer -->
@@ -76,11 +76,11 @@ The request was carried out as if the field were not there. Warnings are texts f
 | where | warnings |
 |---|---|
 | HTTP answer with a JSON object | `"warnings"`, its last member |
-| scan, event stream, WebSocket handshake, metrics, `openapi.json` | the header `topics-warnings`: the same list, as JSON in ASCII |
+| scan, event stream, WebSocket handshake, metrics, documents | the header `topics-warnings`: the same list as JSON |
 | WebSocket command | `"warnings"` in its answer, such as the `ack` of a `publish` |
 
-An answer without unknown fields has no `warnings`, and neither has an error. There are at most 16, and a body of more than
-64 KiB gets one about its first unknown field.
+An answer without unknown fields has no `warnings`, and neither has an error. There are at most 16, and a body of more
+than 64 KiB gets one about its first unknown field.
 
 ## Errors in streams
 

@@ -24,6 +24,7 @@ from topics.errors import Corrupt, TopicsError
 from topics.server.http.cors import CorsApp
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
+from topics.server.http.request_log import RequestLog
 from topics.server.http.server import HttpServer
 from topics.server.limits import os_limits
 from topics.server.limits.budget import MemoryBudget
@@ -89,7 +90,8 @@ async def _serve(settings: Settings, build: Build) -> int:
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
-    app.http = http = HttpServer(served, HttpLimits.of(settings), budget=app.budget)
+    limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
+    app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log)
     servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
     _announce(settings, sockets)
     code = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns))

@@ -47,25 +47,9 @@ class Connection(asyncio.Protocol):
     """The protocol object of one socket."""
 
     __slots__ = (
-        "_answer",
-        "_answers",
-        "_entered",
-        "_fast_served",
-        "_handle",
-        "_known",
-        "_late",
-        "_peer",
-        "_prefixes",
-        "_pumping",
-        "_seen",
-        "_seen_at",
-        "_server",
-        "_sink",
-        "_turn",
-        "_usual",
-        "pipeline",
-        "transport",
-    )
+        "_answer", "_answers", "_entered", "_fast_served", "_handle", "_known", "_late", "_log", "_noted_ns", "_peer",
+        "_prefixes", "_pumping", "_seen", "_seen_at", "_server", "_sink", "_turn", "_usual", "pipeline", "transport",
+    )  # fmt: skip
 
     transport: asyncio.Transport
     pipeline: Pipeline
@@ -78,6 +62,8 @@ class Connection(asyncio.Protocol):
         self._prefixes = server.answers.prefixes
         self._usual = server.answers.usual
         self._known = server.heads.known
+        self._log = server.request_log
+        self._noted_ns = server.request_log.noted_ns
         self._peer = ""
         self._fast_served = 0  # requests of the fast path
         # The deferred answer to a request of the fast path, the request, and whether the answer may be gzipped; set
@@ -171,6 +157,8 @@ class Connection(asyncio.Protocol):
             answer = failure(request, error)
         if type(answer) is Response:
             if self._write_plain(answer, may_gzip):
+                if self._noted_ns and _perf_counter_ns() - request.started_ns > self._noted_ns:
+                    self._log.note(request, answer)
                 return
         elif isinstance(answer, Deferred):
             pipeline.state = AWAITING  # as the table has it for DEFER, without the call
@@ -189,9 +177,12 @@ class Connection(asyncio.Protocol):
         assert late is not None
         pipeline = self.pipeline
         pipeline.state = IDLE  # as the table has it for ANSWER, without the call
+        request = late[1]
         if not self._write_plain(response, late[2]):
-            self._take(pipeline.adopt(late[1], may_gzip=late[2]), response)
+            self._take(pipeline.adopt(request, may_gzip=late[2]), response)
             self.pump()
+        elif self._noted_ns and _perf_counter_ns() - request.started_ns > self._noted_ns:
+            self._log.note(request, response)
 
     def _write_plain(self, answer: Response, may_gzip: bool) -> bool:
         """Write an answer that needs no more than the usual head; return False if this one does."""
@@ -258,6 +249,8 @@ class Connection(asyncio.Protocol):
                 exchange = pipeline.next_request()
                 if exchange is not None:
                     request = exchange.head.request
+                    if self._noted_ns:
+                        self._log.begin(request)
                     try:
                         answer = self._handle(request)
                     except Exception as error:
@@ -274,6 +267,8 @@ class Connection(asyncio.Protocol):
 
     def _take(self, exchange: Exchange, answer: Answer) -> None:
         """Pass the application's answer to the pipeline, now or when it is there."""
+        if self._noted_ns and not isinstance(answer, Deferred):
+            self._log.note(exchange.head.request, answer)
         if isinstance(answer, Response):
             if not self.pipeline.answer(exchange, answer):
                 self.run_in_thread(partial(gzip, answer.body), partial(self._compressed, exchange, answer))

@@ -35,6 +35,7 @@ class Request(msgspec.Struct, gc=False):
     peer: str  # "127.0.0.1:51234"
     started_ns: int  # perf_counter_ns when the head was complete
     context: Any = None  # set by the application: what `admit` found (route, key), for `handle`
+    waited_ns: int = 0  # of the time since `started_ns`: the part in which the client let the server wait
 
 
 class Response(msgspec.Struct, gc=False):

@@ -48,6 +48,7 @@ from topics.server.http.pipeline_state import (
     Ending,
 )
 from topics.server.http.request_head import RequestHead
+from topics.server.http.request_log import RequestLog
 from topics.server.http.request_parser import BETWEEN, IN_BODY, IN_HEAD
 from topics.server.http.response_head import GZIPPED, VARY, AnswerHeads
 from topics.server.http.turn_share import TurnShare
@@ -57,6 +58,7 @@ class PipelineService(IntakeService, Protocol):
     """What the pipelines of one server share."""
 
     answers: AnswerHeads
+    request_log: RequestLog
 
     def clock_ns(self) -> int: ...
 
@@ -190,6 +192,8 @@ class Pipeline:
                     queue.begin(exchange)
                     if exchange.answer is None:
                         return exchange
+                    if self._service.request_log.noted_ns:  # refused before the application could handle it
+                        self._service.request_log.note(exchange.head.request, exchange.answer)
                     continue
             if not self._parse_piece():
                 break

@@ -17,6 +17,7 @@ from topics.server.http.gzip_body import WorkSlots
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App, answer_of
 from topics.server.http.request_head import HeadCache
+from topics.server.http.request_log import RequestLog
 from topics.server.http.response_head import AnswerHeads
 from topics.server.http.stream_sink import StreamSink
 from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget
@@ -33,7 +34,14 @@ CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported a
 class HttpServer:
     """Serves one `App` on any number of sockets of one event loop."""
 
-    def __init__(self, app: App, limits: HttpLimits | None = None, *, budget: MemoryBudget | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        limits: HttpLimits | None = None,
+        *,
+        budget: MemoryBudget | None = None,
+        request_log: RequestLog | None = None,
+    ) -> None:
         # Bound once and shared: a connection needs neither the lookup nor bound methods of its own.
         self.admit = app.admit
         self.handle = app.handle
@@ -41,6 +49,7 @@ class HttpServer:
         self.abandon = app.abandon
         self.limits = limits or HttpLimits()
         self.budget = budget or MemoryBudget()
+        self.request_log = request_log or RequestLog()
         self.heads = HeadCache()
         self.answers = AnswerHeads(time.time)
         self.clock_ns = time.perf_counter_ns

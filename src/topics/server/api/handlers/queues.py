@@ -118,11 +118,13 @@ class WaitingClaim:
         if self._patient:
             self._timer = self._services.runtime.call_later(wait_ms, self.end)
         self._services.runtime.open_ended.add(self)
+        self._waits_since_ns = _now_ns()
         self._waiters = self._services.job_waiters.join(self._topic, self)
         return self._deferred
 
     def end(self) -> None:
         """Answer without jobs: the time is over, or the server stops."""
+        self._end_wait()
         self._leave()
         self._answer(_claimed(Claimed(self._topic, [], [], self._ready()), self._request, b""))
 
@@ -134,6 +136,7 @@ class WaitingClaim:
     def assign(self, claimed: Claimed, ticket: Ticket | None) -> bool:
         if not claimed.rows and self._patient:
             return True
+        self._end_wait()
         if ticket is None or not claimed.rows:
             self._answer(_claimed(claimed, self._request, b""))
         else:
@@ -141,10 +144,12 @@ class WaitingClaim:
         return False
 
     def refuse(self, error: TopicsError) -> bool:
+        self._end_wait()
         self._answer(error_answer(error, self._request))
         return False
 
     def queue_deleted(self) -> None:
+        self._end_wait()
         self._answer(error_answer(topic_not_found(self._topic.name), self._request))
 
     def _finish(self, claimed: Claimed, ticket: Ticket) -> None:
@@ -152,6 +157,10 @@ class WaitingClaim:
             self._answer(error_answer(ticket.error, self._request))
         else:
             self._answer(_claimed(claimed, self._request, _written(ticket)))
+
+    def _end_wait(self) -> None:
+        """Note how long the claim waited because its client or the queue asked for it."""
+        self._request.waited_ns += _now_ns() - self._waits_since_ns
 
     def _ready(self) -> int:
         return 0 if self._topic.queue is None else self._topic.queue.ready

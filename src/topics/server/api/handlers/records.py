@@ -215,7 +215,7 @@ class LongPoll:
 
     __slots__ = (
         "_cancel_wait", "_deferred", "_loading", "_name", "_over", "_query", "_request", "_scanned", "_services",
-        "_timer",
+        "_timer", "_waits_since_ns",
     )  # fmt: skip
 
     def __init__(self, services: Services, name: str, query: Query, request: Request) -> None:
@@ -242,9 +242,11 @@ class LongPoll:
         # Skipped records need not be scanned again.
         self._scanned += reading.scanned
         self._query.from_seq, self._query.from_ts = reading.next_from_seq, None
+        self._waits_since_ns = _now_ns()
         self._cancel_wait = self._services.engine.wait(topic, self._woken)
 
     def _woken(self) -> None:
+        self._request.waited_ns += _now_ns() - self._waits_since_ns
         self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
 
     def _cannot_read(self, failure: BaseException) -> None:
