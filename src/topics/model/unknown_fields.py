@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import or_
 from types import UnionType
 from typing import Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
@@ -124,11 +124,15 @@ def warnings_about(refused: UnknownField, text: bytes, kind: Any) -> list[str]:
 # --- the strict twin
 
 
-@lru_cache(maxsize=256)
+_TWINS: dict[type[Struct], type[Struct]] = {}
+
+
 def strict(kind: Any) -> Any:
     """Return the type with a strict twin in the place of each request type: subclasses that refuse unknown fields."""
     if isinstance(kind, type) and issubclass(kind, Struct):
-        return _twin(kind)
+        if kind not in _TWINS:
+            _TWINS[kind] = _twin(kind)
+        return _TWINS[kind]
     parts = get_args(kind)
     twins = tuple(strict(part) if isinstance(part, type) or get_args(part) else part for part in parts)
     if twins == parts:
