@@ -304,6 +304,7 @@ def test_failed_start_logs_the_reason_only(tmp_path: Path):
     [failure] = [event for event in events(err) if event["event"] == "cannot_start"]
     assert failure["reason"] == "snapshot at byte 12: checksum does not match"
     assert "frames" not in failure
+    assert not {"draining", "stopped"} & {event["event"] for event in events(err)}
 
 
 def test_unavailable_data_directory_logs_the_reason_only():

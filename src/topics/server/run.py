@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -94,14 +94,19 @@ async def _serve(settings: Settings, build: Build) -> int:
     app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log)
     servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
     _announce(settings, sockets)
-    code = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns))
-    code = max(code, await _drain(settings, app, http, servers))
-    log.info("stopped", status=code)
+    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns))
+    for server in servers:
+        server.close()
+    if started:
+        log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
+    code = max(await _drain(settings, app, http), 0 if started else EXIT_FAILED)
+    if started:
+        log.info("stopped", status=code)
     return code
 
 
-async def _serve_until_stopped(app: ServedApp, stop: "StopSignals", garbage: Garbage) -> int:
-    """Start the application and wait for the signal to stop. Return the exit status so far."""
+async def _serve_until_stopped(app: ServedApp, stop: "StopSignals", garbage: Garbage) -> bool:
+    """Start the application and wait for the signal to stop. Return False, and log why, if it cannot start."""
     starting = asyncio.ensure_future(app.start())
     stopping = asyncio.ensure_future(stop.wait())
     try:
@@ -112,21 +117,17 @@ async def _serve_until_stopped(app: ServedApp, stop: "StopSignals", garbage: Gar
             log.info("ready")
             await stopping
     except Exception as error:
-        return _cannot_start(error)
+        _cannot_start(error)
+        return False
     finally:
         for task in (starting, stopping):
             task.cancel()
         await asyncio.gather(starting, stopping, return_exceptions=True)
-    return 0
+    return True
 
 
-async def _drain(
-    settings: Settings, app: ServedApp, http: HttpServer, servers: Sequence[asyncio.AbstractServer]
-) -> int:
-    """Stop listening, finish open requests, stop the application. Return the exit status."""
-    for server in servers:
-        server.close()
-    log.info("draining", connections=http.open_connections, timeout_ms=settings.drain_timeout_ms)
+async def _drain(settings: Settings, app: ServedApp, http: HttpServer) -> int:
+    """Finish open requests and stop the application. Return the exit status."""
     app.begin_drain()
     left = await http.drain(settings.drain_timeout_ms)
     if left:
