@@ -34,6 +34,7 @@ from topics.server.http.pipeline_state import (
     ConnectionState,
 )
 from topics.server.http.request_head import HeadCache
+from topics.server.http.request_log import RequestLog
 from topics.server.http.response_head import AnswerHeads
 from topics.server.http.turn_share import MAX_PIECES, TURN_NS
 from topics.server.limits.budget import MemoryBudget
@@ -54,6 +55,7 @@ class FakeService:
         self.budget = MemoryBudget(budget_bytes)
         self.heads = HeadCache()
         self.answers = AnswerHeads(lambda: 0.0)
+        self.request_log = RequestLog()
         self.now_ns = 1
         self.abandoned: list[bytes] = []
 
