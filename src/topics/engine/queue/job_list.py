@@ -58,7 +58,7 @@ def _page(
 
 def _seqs(topic: Topic, queue: Leases, state: JobState | None, after: int, limit: int) -> list[int]:
     if state == "in_flight":
-        return nsmallest(limit, (seq for seq in chain(queue.leases, queue.leaving) if seq > after))
+        return nsmallest(limit, (seq for seq in queue.in_flight_seqs() if seq > after))
     if state == "delayed":
         return nsmallest(limit, (seq for seq in chain(queue.resting, queue.later) if seq > after))
     return list(islice(_from_log(topic, queue, state, after), limit))
@@ -73,7 +73,7 @@ def _from_log(topic: Topic, queue: Leases, state: JobState | None, after: int) -
 
 
 def state_of(queue: Leases, seq: int) -> JobState:
-    if seq in queue.leases or seq in queue.leaving:
+    if queue.is_out(seq):
         return "in_flight"
     return "delayed" if seq in queue.resting or seq in queue.later else "ready"
 

@@ -169,4 +169,4 @@ def _is_from(row: Letter, origin: str) -> bool:
 
 def _is_out(topic: Topic, seq: int) -> bool:
     queue = topic.queue
-    return queue is not None and (seq in queue.leases or seq in queue.leaving)
+    return queue is not None and queue.is_out(seq)

@@ -147,7 +147,7 @@ class Queues:
 
         def undo() -> None:
             for job, deadline_ms in zip(jobs, before, strict=True):
-                if queue.leases.get(job.seq) is job and job.deadline_ms == deadline:
+                if queue.held(job.seq) is job and job.deadline_ms == deadline:
                     queue.extend([job], deadline_ms)
 
         entry = Extended(topic.topic_id, [job.seq for job in jobs], deadline)
@@ -160,7 +160,7 @@ class Queues:
         if topic.gone:
             return Ticket.of(None)
         queue = waiting(lambda: expire(topic, self._staging.clock.now_ms()))  # there is no client that could retry
-        jobs = [queue.leases[seq] for seq in sorted(holder.held) if seq in queue.leases]
+        jobs = [job for seq in sorted(holder.held) if (job := queue.held(seq)) is not None]
         return self._release(topic, jobs, [], due_ms=0, now_ms=self._staging.clock.now_ms())
 
     def _release(self, topic: Topic, jobs: list[Job], skipped: list[int], *, due_ms: int, now_ms: int) -> Ticket:
@@ -284,7 +284,7 @@ def _held(queue: Leases, node: str, seqs: list[int], lease_ids: list[str] | None
     jobs: dict[int, Job] = {}
     skipped = []
     for at, seq in enumerate(seqs):
-        job = queue.leases.get(seq)
+        job = queue.held(seq)
         if job is None or job.node != node or seq in jobs or (lease_ids is not None and lease_ids[at] != job.lease_id):
             skipped.append(seq)
         else:
