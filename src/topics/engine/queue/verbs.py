@@ -82,7 +82,9 @@ class Queues:
         topic.last_read_ts = now = self._staging.clock.now_ms()
         queue = expire(topic, now)
         config = topic.config
-        taken, rendered, leaving = _take(topic, min(sum(want.max for want in wants), PASS_MAX_JOBS))
+        most = min(sum(want.max for want in wants), PASS_MAX_JOBS)
+        queue.refill(most + pick.MOVES_MAX)
+        taken, rendered, leaving = _take(topic, most)
         if taken.dead:
             self.dead_letters.bury(topic, taken.dead, rendered, leaving, now)
         shares = divide(taken.jobs, [want.max for want in wants])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from topics.engine.state.topic import Topic
 
 PRIORITIES = 10
-RECLAIM_MAX = 12_000  # jobs that one call of `expire` moves: three milliseconds, and more than one claim takes
+RECLAIM_MAX = 4096  # jobs that one call of `expire` moves: one to two milliseconds
 STALE_MAX = 4096  # outdated marks that a heap may hold beyond its use before it is rebuilt
 
 
@@ -214,7 +214,7 @@ class Leases:
                 self.lanes[self.later.pop(seq) & 15].seqs.append(seq)
 
     def _reclaim_ended(self) -> None:
-        """Move jobs whose lease has ended to `reclaim`, at most `RECLAIM_MAX`, in the order in which they ended."""
+        """Look at `RECLAIM_MAX` jobs whose lease has ended, in this order, and move those that are still there."""
         ending, leases, left = self._ending, self.leases, RECLAIM_MAX
         # Bound: each round removes a term, or the last `left` jobs of one.
         while ending and left:
@@ -231,6 +231,12 @@ class Leases:
                     self.reclaim[job.seq] = job
             if not term.jobs:
                 ending.popleft()
+
+    def refill(self, jobs: int) -> None:
+        """Move jobs whose lease has ended until `reclaim` has so many, or there are no more."""
+        # Bound: each round looks at `RECLAIM_MAX` of them. A claim takes longer to answer than to move what it takes.
+        while self._ending and len(self.reclaim) < jobs:
+            self._reclaim_ended()
 
     def next_ms(self) -> int | None:
         """Return when `expire` will next have something to do; None for never."""
