@@ -120,6 +120,7 @@ def test_counts_stay_exact_whatever_happens_to_leases(few_moves: int, seed: int)
                 for row in shop.claim(max=rng.randrange(1, 60), lease_ms=lease_ms):
                     assert row["$seq"] not in live
                     held[row["$seq"]] = now + lease_ms
+                seqs = []
             case 1 if seqs:
                 gone.update(seqs)
                 assert shop.ack("w", *seqs).done == len(seqs)
