@@ -76,7 +76,7 @@ demo-pipeline: $(READY_DEV) ## demonstrate archive, eviction, healing and audit;
 	$(PYTHON) demo/pipeline.py
 
 docs: $(READY) ## regenerate the generated pages
-	$(VENV)/bin/topics config --markdown > docs/configuration.md
+	$(VENV)/bin/topics settings --markdown > docs/configuration.md
 	$(PYTHON) -m topics.cli.formats > docs/formats.md
 	$(PYTHON) -m topics.cli.errors_doc > docs/guide/errors.md
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from topics.cli.config import reference
+from topics.cli.servers.settings import reference
 from topics.config import GIB, KIB, MIB, SETTINGS, TIERS, BadSettings, Setting, Settings, unknown_variables
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,8 +9,8 @@ import errno
 import os
 import sys
 
-from topics.cli import serve
 from topics.cli.main import build_parser
+from topics.cli.servers import serve
 from topics.clock import Clock
 from topics.config import Settings
 from topics.errors import Corrupt

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from topics.cli import serve
 from topics.cli.main import build_parser
+from topics.cli.servers import serve
 from topics.engine.durable import recovery
 from topics.server.loop.storage import Storage
 

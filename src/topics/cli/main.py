@@ -1,41 +1,56 @@
-"""Entry point of the `topics` command: find the subcommand and run it."""
+"""Entry point of the `topics` command: find the command, import its module, and run it."""
 
-import argparse
-import importlib
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from topics import __version__
-from topics.cli import pipeline_start
+from topics.cli import tree, version
 
-# Each module registers its subcommands and sets `args.execute`. They are imported by name, after `main` has installed
-# its signal handlers.
-COMMANDS = ("serve", "config", "data", "pipeline", "sql")
+if TYPE_CHECKING:
+    import argparse
+
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+HELP_FLAGS = ("-h", "--help", "help")
+VERSION_FLAGS = ("-V", "--version", "version")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = pipeline_start.Parser(
-        prog="topics", description="A persistent event engine for one machine, over HTTP.", allow_abbrev=False
-    )
+def build_parser(words: list[str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser for a command line, with only the command that it names; without words, with all commands."""
+    import importlib
+
+    from topics.cli import pipeline_start
+
+    parser = pipeline_start.Parser(prog="topics", allow_abbrev=False)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        importlib.import_module(f"topics.cli.{command}").register(subparsers)
-    version = subparsers.add_parser("version", help="print the version")
-    version.set_defaults(execute=_print_version)
+    for module in tree.modules_of(words):
+        importlib.import_module(f"topics.cli.{module}").register(subparsers)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] and words[0] in VERSION_FLAGS:
+        return version.print_version()
+    if not words or words[0] in HELP_FLAGS or words[0] not in tree.ROWS:
+        return _help(words)
+    return _run(_settings_if_meant(words))
+
+
+def _run(words: list[str]) -> int:
+    from topics.cli import pipeline_start
+
     try:
         with pipeline_start.interruptible(words):
-            args = build_parser().parse_args(words)
+            args = build_parser(words).parse_args(words)
             code: int = args.execute(args)
             sys.stdout.flush()
     except KeyboardInterrupt:
         if not pipeline_start.is_pipeline(words):
-            raise
+            return EXIT_INTERRUPTED
         return pipeline_start.print_interrupted(words)
     except BrokenPipeError:
         # The reader of the output closed its pipe (`topics config | head`). Python would print an error at exit.
@@ -44,6 +59,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _print_version(args: argparse.Namespace) -> int:
-    print(__version__)
-    return 0
+def _settings_if_meant(words: list[str]) -> list[str]:
+    """Return `settings …` for `config …` without a topic: `config` printed the settings of the server first."""
+    if words[0] != "config":
+        return words
+    flag = words[1].partition("=")[0] if len(words) > 1 else "--markdown"
+    if flag.startswith("--") and (flag == "--markdown" or _is_setting(flag)):
+        return ["settings", *words[1:]]
+    return words
+
+
+def _is_setting(flag: str) -> bool:
+    from topics.config import SETTINGS
+
+    return any(row.flag == flag for row in SETTINGS)
+
+
+def _help(words: list[str]) -> int:
+    """Print the commands. An unknown command is an error, with the closest known name."""
+    known = words[:1] and words[0] in HELP_FLAGS
+    if known and len(words) > 1 and words[1] in tree.ROWS:
+        return _run([*words[1:], "--help"])
+    if not words or known:
+        print(_overview(), file=sys.stdout if known else sys.stderr)
+        return 0 if known else EXIT_USAGE
+    from difflib import get_close_matches
+
+    near = get_close_matches(words[0], tree.ROWS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    what = "option" if words[0].startswith("-") else "command"
+    print(f"topics: there is no {what} {words[0]!r}\nnext: {hint}`topics --help` lists the commands", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _overview() -> str:
+    bold = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "")
+    lines = ["usage: topics COMMAND …", "", "A persistent event engine for one machine, over HTTP.", ""]
+    lines += [*tree.EXAMPLES.splitlines(), ""]
+    width = max(len(name) for name in tree.ROWS)
+    for title, rows in tree.GROUPS.items():
+        lines.append(f"{bold[0]}{title}{bold[1]}")
+        lines += [f"  {row.name.ljust(width)}  {row.help}" for row in rows]
+    lines += [
+        "",
+        "`topics COMMAND --help` explains a command. On a terminal, commands print tables; in a pipe, JSON lines.",
+    ]
+    return "\n".join(lines)

@@ -83,7 +83,10 @@ class Parser(argparse.ArgumentParser):
             if is_pipeline(words):
                 _print_failure_of(words, kind="usage", message=str(mistake), next=CORRECT)
             else:
-                print(f"{mistake.parser.prog}: error: {mistake}", file=sys.stderr)
+                command = (
+                    mistake.parser.prog if mistake.parser is not self else f"topics {words[0]}" if words else "topics"
+                )
+                print(f"topics: {mistake}\nnext: `{command} --help` explains the arguments", file=sys.stderr)
         raise SystemExit(EXIT_USAGE)
 
 

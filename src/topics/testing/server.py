@@ -26,7 +26,7 @@ STOP_S = 10.0
 
 @contextmanager
 def server(*, data_dir: str | os.PathLike[str] | None = None, **settings: object) -> Iterator[str]:
-    """Start a server, yield its URL, and stop it. Settings are those of `topics config`, in lower case.
+    """Start a server, yield its URL, and stop it. Settings are those of `topics settings`, in lower case.
 
         with server(max_record_bytes=1000) as url: ...
 

@@ -79,6 +79,10 @@ class Losses:
             reason = why if reason in ("", why) else "mixed"
         return missed, reason or "cap"
 
+    def count(self) -> int:
+        """Return how many seqs were lost. Runs that `compact` joined count the seqs between them, too."""
+        return sum(last - first + 1 for first, last, _ in self.runs)
+
     def covering(self, seq: int) -> Run | None:
         """Return the run that has `seq`, if there is one."""
         at = bisect_left(self.runs, seq, key=lambda run: run[1])

@@ -176,6 +176,7 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
         ("earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
         ("records_live", "Live records per topic.", lambda topic: topic.count),
         ("bytes_live", "Bytes of the live records per topic.", lambda topic: topic.bytes),
+        ("lost", "Seqs per topic that a cap, a TTL, a restart or damage removed.", lambda topic: topic.losses.count()),
     ]
     for name, help, value in columns:
         samples: list[Sample] = [("", "topic", topic.name, value(topic)) for topic in shown]

@@ -5,8 +5,8 @@ import os
 from typing import TYPE_CHECKING
 
 from topics import logs
-from topics.cli import secrets
-from topics.cli.settings import add_flags, chosen_flags, report
+from topics.cli.servers import secrets
+from topics.cli.servers.setting_flags import add_flags, chosen_flags, report
 from topics.config import BadSettings, Settings, unknown_variables
 
 if TYPE_CHECKING:

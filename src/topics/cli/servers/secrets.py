@@ -5,7 +5,7 @@ import ctypes
 import os
 import sys
 
-from topics.cli.settings import DEST
+from topics.cli.servers.setting_flags import DEST
 from topics.config import SETTINGS, Setting
 
 HIDDEN = "(hidden)"

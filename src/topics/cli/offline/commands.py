@@ -9,10 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
+from topics.cli.output.meter import Meter
+from topics.cli.output.units import size
 from topics.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -201,50 +202,3 @@ def _print_json(what: object) -> None:
     import msgspec
 
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(what)).decode() + "\n")
-
-
-def size(count: int) -> str:
-    """Return a number of bytes as text with a unit."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
-class Meter:
-    """Progress on standard error: a bar on a terminal, otherwise a line every few seconds."""
-
-    WIDTH = 30
-    LINE_EVERY_S = 5.0
-    BAR_EVERY_S = 0.1
-
-    def __init__(self, verb: str, out: TextIO | None = None) -> None:
-        self._verb = verb
-        self._out = out or sys.stderr
-        self._bar = self._out.isatty()
-        self._last = time.monotonic()
-        self._drawn = False
-
-    def __enter__(self) -> Meter:
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        if self._drawn and self._bar:
-            with suppress(OSError):
-                print("\r\x1b[K", end="", file=self._out, flush=True)
-
-    def show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._last < (self.BAR_EVERY_S if self._bar else self.LINE_EVERY_S):
-            return
-        self._last, self._drawn = now, True
-        share = min(done / total, 1.0) if total else 1.0
-        text = f"{self._verb} {size(done)} of {size(max(done, total))}"
-        if self._bar:
-            filled = round(share * self.WIDTH)
-            bar = "#" * filled + "." * (self.WIDTH - filled)
-            print(f"\r\x1b[K[{bar}] {share:4.0%}  {text}", end="", file=self._out, flush=True)
-        else:
-            print(f"{text} ({share:.0%})", file=self._out, flush=True)

@@ -1,0 +1,132 @@
+"""The frame of every command that talks to a server: one declaration, and the options that all of them share.
+
+A `Command` says which request it sends (`request`) and how a person sees the answer (`show`). From that alone come
+`--curl`, which prints the request instead of sending it, `--json`, the choice between a table and JSON lines, the
+errors and the exit status. A command that does more than send one request has `run`; its `request` is then the first
+one that it sends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from topics.cli.connect import target as targets
+from topics.cli.connect.request import Request, as_curl, get, list_path
+from topics.cli.connect.server import Server
+from topics.cli.output.failures import EXIT_DONE, EXIT_USAGE, Failure, failure_of
+from topics.cli.output.screen import Screen
+from topics.errors import Code, TopicsError
+
+Subparsers = argparse._SubParsersAction  # argparse has no public name for it
+Args = argparse.Namespace
+
+
+@dataclass(frozen=True)
+class Call:
+    """One execution of a command: its arguments, the server, and the output."""
+
+    args: Args
+    server: Server
+    screen: Screen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command. `rows` is the member of the answer that has its rows; all pages are then printed."""
+
+    name: str
+    help: str
+    request: Callable[[Args], Request]
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    show: Callable[[Call, Any], None] = lambda call, answer: call.screen.json(answer)
+    run: Callable[[Call], int] | None = None
+    rows: str | None = None
+    examples: str = ""
+    details: str = ""
+
+
+def add(subparsers: Subparsers[argparse.ArgumentParser], command: Command) -> argparse.ArgumentParser:
+    """Add a command to the parser."""
+    parser = subparsers.add_parser(
+        command.name,
+        help=command.help,
+        description=f"{command.help[:1].upper()}{command.help[1:]}.{command.details and ' ' + command.details}",
+        epilog=f"examples:\n{command.examples.rstrip()}" if command.examples else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.arguments(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print JSON lines, also on a terminal")
+    output.add_argument("--curl", action="store_true", help="print the request as a curl command, and do not send it")
+    targets.add_options(parser)
+    parser.set_defaults(execute=lambda args: execute(command, args))
+    return parser
+
+
+def execute(command: Command, args: Args) -> int:
+    """Run a command and return its exit status. Print an expected failure in one line, with the next step."""
+    screen = Screen(as_json=args.json)
+    try:
+        target = targets.resolve(args, os.environ)
+        if args.token is not None:
+            screen.warn("other users of this machine can see --token in the process list; use --token-file")
+        if args.curl:
+            screen.line(as_curl(command.request(args), target))
+            return EXIT_DONE
+        with Server(target) as server:
+            call = Call(args, server, screen)
+            try:
+                return command.run(call) if command.run is not None else _send(command, call)
+            except TopicsError as error:
+                raise failure_of(error, names=_names(error, server)) from error
+    except Failure as failure:
+        screen.fail(str(failure), failure.next_step)
+        return failure.status
+    except UnicodeEncodeError:
+        screen.fail("an argument is not UTF-8 text", "pass other bytes as JSON lines on standard input")
+        return EXIT_USAGE
+
+
+def _send(command: Command, call: Call) -> int:
+    """Send the request of the command and print the answer."""
+    request = command.request(call.args)
+    if command.rows is None:
+        answer = call.server.json(request)
+        answer.pop("performance", None)
+    else:
+        answer = list(call.server.rows(request, command.rows))
+    if call.screen.is_human:
+        command.show(call, answer)
+    else:
+        for row in [answer] if command.rows is None else answer:
+            call.screen.json(row)
+    return EXIT_DONE
+
+
+def _names(error: TopicsError, server: Server) -> list[str]:
+    """Return topics of the server, to suggest a similar name. Empty if they cannot be listed."""
+    if error.code is not Code.TOPIC_NOT_FOUND:
+        return []
+    try:
+        answer = server.json(get(list_path("/v0/topics", page_size=1000)))
+    except (TopicsError, Failure):
+        return []
+    return [row["topic"] for row in answer["topics"]]
+
+
+# --- arguments that several commands have
+
+
+def topic_argument(parser: argparse.ArgumentParser, name: str = "topic", **options: Any) -> None:
+    """Add the name of a topic. A shell completes it with the topics of the server."""
+    action = parser.add_argument(name, **{"metavar": name.upper(), "help": "the topic", **options})
+    action.completes = "queues" if name == "queue" else "topics"  # type: ignore[attr-defined]
+
+
+def yes_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")

@@ -1,0 +1,100 @@
+"""Which server a command talks to, and with which key.
+
+The address is the first of: `--url`, `--context`, `TOPICS_URL`, `TOPICS_CONTEXT`, the current context, the default. The
+key is the first of: `--token`, `--token-file`, the key file of the context if the context gave the address,
+`TOPICS_TOKEN_FILE`. The key of a context is never sent to an address that came from elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from topics.cli.connect import contexts
+from topics.cli.output.failures import EXIT_USAGE, Failure
+
+DEFAULT_URL = "http://127.0.0.1:4000"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A server, and where its key comes from. `token` is not shown by `repr`."""
+
+    url: str
+    source: str  # what gave the address, for messages
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+
+    @property
+    def token_in_shell(self) -> str | None:
+        """Return the key as a shell would read it, without the key itself."""
+        if self.token is None:
+            return None
+        return f"$(cat {self.token_file})" if self.token_file else "$TOPICS_TOKEN"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose a server."""
+    group = parser.add_argument_group("server")
+    group.add_argument("--url", metavar="URL", help=f"address of the server [TOPICS_URL; {DEFAULT_URL}]")
+    context = group.add_argument("-c", "--context", metavar="NAME", help="use this context [TOPICS_CONTEXT]")
+    context.completes = "contexts"  # type: ignore[attr-defined]
+    keys = group.add_mutually_exclusive_group()
+    keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
+    keys.add_argument("--token", metavar="KEY", help="API key; other users of this machine can see it")
+
+
+def resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Target:
+    """Return the server that the options, the environment and the contexts choose. Raise `Failure`."""
+    url, source, context = _address(args, env)
+    token_file = args.token_file
+    if token_file is None and args.token is None:
+        token_file = (context.token_file if context is not None else None) or env.get("TOPICS_TOKEN_FILE") or None
+    token = args.token if token_file is None else _read_token(token_file)
+    return Target(url=normal(url), source=source, token=token, token_file=token_file)
+
+
+def _address(args: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, str, contexts.Context | None]:
+    if args.url:
+        return args.url, "--url", None
+    if args.context:
+        found = contexts.load(env).find(args.context)
+        return found.url, f"context {args.context}", found
+    if env.get("TOPICS_URL"):
+        return env["TOPICS_URL"], "TOPICS_URL", None
+    known = contexts.load(env)
+    name = env.get("TOPICS_CONTEXT") or known.current
+    if name is not None:
+        found = known.find(name)
+        return found.url, f"context {name}", found
+    return DEFAULT_URL, "the default", None
+
+
+def normal(url: str) -> str:
+    """Return an address as `http://host:port`. Raise `Failure` if it is not one."""
+    from urllib.parse import urlsplit
+
+    whole = url if "//" in url else f"http://{url}"
+    try:
+        parts = urlsplit(whole)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise Failure(f"{url!r} is not the URL of a server", status=EXIT_USAGE, next_step=f"use {DEFAULT_URL}, say")
+    return whole.rstrip("/")
+
+
+def _read_token(path: str) -> str:
+    try:
+        token = Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise Failure(f"the key file {path} cannot be read: {reason}", status=EXIT_USAGE) from None
+    if not token or not token.isprintable() or " " in token:
+        raise Failure(
+            f"the key file {path} does not hold one API key", status=EXIT_USAGE, next_step="put the key on one line"
+        )
+    return token

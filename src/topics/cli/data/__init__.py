@@ -1,0 +1,1 @@
+"""Commands for topics and their records: list, create, configure, append, read, watch, delete."""

@@ -1,0 +1,161 @@
+"""`topics append`: append records from arguments, or from a pipe in batches."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import uuid
+from typing import Any
+
+from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
+from topics.cli.connect.request import Request, given, post, topic_path
+from topics.cli.output import json_text
+from topics.cli.output.failures import EXIT_DONE, usage
+from topics.cli.output.units import counted, parse_count, parse_duration, parse_positive
+
+MAX_BATCH = 10_000  # the server's default limit for one write
+PIPE_BATCH = 2000
+WRITTEN = ("data", "tag", "node", "meta", "priority", "delay_ms", "deliver_at")
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    add(subparsers, APPEND)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser, help="the topic; the first append creates it")
+    parser.add_argument(
+        "data",
+        nargs="+",
+        metavar="DATA",
+        help="JSON values; other text becomes a string; - reads JSON lines from a pipe",
+    )
+    parser.add_argument("--text", action="store_true", help="take every DATA as a string, also if it is JSON")
+    parser.add_argument(
+        "--records", action="store_true",
+        help="every value is a whole record, with data, tag, node and meta, as `topics read` prints it",
+    )  # fmt: skip
+    parser.add_argument("--tag", metavar="TAG", help="tag of the records")
+    parser.add_argument("--node", metavar="NODE", help="name of the writer")
+    parser.add_argument("--meta", metavar="JSON", type=_object, help="an object with metadata")
+    parser.add_argument("--key", metavar="KEY", help="idempotency key: the same key is stored once")
+    parser.add_argument("--priority", metavar="0-9", type=parse_count, help="queues: higher priorities come first")
+    parser.add_argument(
+        "--delay", metavar="DURATION", type=parse_duration, help="queues: not before this time has passed"
+    )
+    parser.add_argument("--no-create", action="store_true", help="fail if the topic does not exist")
+    parser.add_argument(
+        "--batch", metavar="N", type=parse_positive, default=PIPE_BATCH, help="most records per request [%(default)s]"
+    )
+
+
+def _request(args: Args) -> Request:
+    """Return the request for the arguments, or for the first lines of the pipe."""
+    if args.data == ["-"]:
+        from topics.cli.data import pipe_append
+
+        return pipe_append.first_request(args)
+    if "-" in args.data:
+        raise usage("- reads the records from a pipe, so it must be the only DATA")
+    records = [_record(text, args) for text in args.data]
+    if len(records) > MAX_BATCH:
+        raise usage(f"{len(records)} records are too many arguments", "pass them as JSON lines on standard input: -")
+    return write(args, b",".join(records), key=args.key)
+
+
+def write(args: Args, records: bytes, *, key: str | None) -> Request:
+    """Return one write of encoded records, separated by commas, with the options that hold for all of them."""
+    fields = given(node=args.node, idempotency_key=key or uuid.uuid4().hex, create=False if args.no_create else None)
+    body = b'{"records":[' + records + b"]," + json_text.encode(fields)[1:]
+    return post(topic_path(args.topic, return_seqs=False), body)
+
+
+def defaults(args: Args) -> dict[str, Any]:
+    """Return the fields that the options give to every record."""
+    return given(tag=args.tag, meta=args.meta, priority=args.priority, delay_ms=args.delay)
+
+
+def _record(text: str, args: Args) -> bytes:
+    """Return an encoded record. JSON is sent as it was typed: the server keeps `1.0` and the order of members."""
+    value, encoded = (text, json_text.encode(text)) if args.text else _value(text)
+    if args.records:
+        return json_text.encode({**defaults(args), **as_record(value)})
+    extra = json_text.encode(defaults(args))[1:-1]
+    return b'{"data":' + encoded + (b"," + extra if extra else b"") + b"}"
+
+
+def as_record(value: Any) -> dict[str, Any]:
+    """Return a record to write for a record as the API takes it or as a reader prints it."""
+    if not isinstance(value, dict) or "data" not in value:
+        raise usage("with --records, every value must be an object with data", "leave out --records to append values")
+    record = {name: value[name] for name in WRITTEN if name in value}
+    for read, written in (("$tag", "tag"), ("$node", "node")):
+        if read in value:
+            record[written] = value[read]
+    return record
+
+
+def _value(text: str) -> tuple[Any, bytes]:
+    """Return a JSON value and its text. Text that does not look like JSON becomes a string."""
+    try:
+        return json.loads(text, parse_constant=_no_constant), text.encode()
+    except ValueError as error:
+        if text[:1] in ("{", "[", '"'):
+            hint = "correct it, or pass --text to append it as a string"
+            raise usage(f"{text!r} is not valid JSON: {error}", hint) from None
+        return text, json_text.encode(text)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _run(call: Call) -> int:
+    if call.args.data == ["-"]:
+        from topics.cli.data import pipe_append
+
+        if sys.stdin.isatty():
+            call.screen.note("type one JSON value per line; Ctrl-D ends the input")
+        return pipe_append.run(call)
+    answer = call.server.json(_request(call.args))
+    answer.pop("performance", None)
+    if not call.screen.is_human:
+        call.screen.json(answer)
+        return EXIT_DONE
+    seqs = f"seq {answer['first_seq']}"
+    if answer["count"] > 1:
+        seqs = f"seqs {answer['first_seq']} to {answer['last_seq']}"
+    notes = [
+        text for name, text in (("created", "new topic"), ("deduped", "written before with this key")) if answer[name]
+    ]
+    call.screen.line(
+        f"appended {counted(answer['count'], 'record')} to {answer['topic']}: {seqs}"
+        + (f" ({', '.join(notes)})" if notes else "")
+    )
+    return EXIT_DONE
+
+
+APPEND = Command(
+    name="append",
+    help="append records, from arguments or from a pipe",
+    arguments=_arguments,
+    request=_request,
+    run=_run,
+    examples="""\
+  topics append orders '{"sku": "V60", "qty": 2}' --tag order-7
+  topics append notes hello 'two words' 42
+  cat events.jsonl | topics append events -
+  topics read orders | topics append orders-copy - --records
+""",
+)

@@ -1,0 +1,106 @@
+"""The configuration fields of a topic as options: `ttl_ms` is `--ttl 7d`, `cap_bytes` is `--cap-bytes 10MiB`.
+
+One row per field of the configuration. `--set FIELD=JSON` takes any field, also one that this version does not know.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from topics.cli.output.units import count, duration, parse_count, parse_duration, parse_size, size
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return text == "true"
+
+
+class Field(NamedTuple):
+    """One field: its option, how its value is read and printed, and what it means."""
+
+    name: str
+    flag: str
+    metavar: str
+    parse: Callable[[str], Any]
+    help: str
+    choices: tuple[str, ...] = ()
+    show: Callable[[Any], str] = str
+
+    def shown(self, value: Any) -> str:
+        """Return a value of the configuration for a person."""
+        if value is None or (value == 0 and self.show is not str and self.name != "claim_jitter_ms"):
+            return "off"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return self.show(value)
+
+
+FIELDS = (
+    Field("type", "--type", "TYPE", str, "log, or queue for jobs; cannot change later", ("log", "queue")),
+    Field("durability", "--durability", "CLASS", str, "when a write is acknowledged [disk]",
+          ("ephemeral", "memory", "disk", "fsync")),
+    Field("ttl_ms", "--ttl", "DURATION", parse_duration, "records older than this expire; 0 is never", show=duration),
+    Field("cap_records", "--cap-records", "N", parse_count, "most records; 0 is no limit", show=count),
+    Field("cap_bytes", "--cap-bytes", "SIZE", parse_size, "most bytes; 0 is no limit", show=size),
+    Field("discard", "--discard", "WHAT", str, "at a cap, evict the oldest records, or reject the write [old]",
+          ("old", "reject")),
+    Field("priority", "--priority", "N", _integer, "order of service under pressure, -1000 to 1000"),
+    Field("auto_priority", "--auto-priority", "BOOL", _boolean, "serve topics first that were read recently [true]"),
+    Field("auto_create", "--auto-create", "BOOL", _boolean, "let the server create the dead-letter topic [true]"),
+    Field("idempotency_window_ms", "--idempotency-window", "DURATION", parse_duration,
+          "how long a key of `append --key` is remembered [2m]", show=duration),
+    Field("dedupe_node", "--dedupe-node", "BOOL", _boolean, "let readers skip their own records [true]"),
+    Field("lease_ms", "--lease", "DURATION", parse_duration, "queues: how long a worker holds a job [30s]",
+          show=duration),
+    Field("claim_jitter_ms", "--claim-jitter", "DURATION", parse_duration,
+          "queues: collect claims for this long and share the jobs", show=duration),
+    Field("max_deliveries", "--max-deliveries", "N", parse_count,
+          "queues: after this many deliveries, move the job to the dead letters", show=count),
+    Field("dead_letter", "--dead-letter", "TOPIC", str, "queues: topic for the dead letters"),
+    Field("leases_durable", "--leases-durable", "BOOL", _boolean, "queues: leases survive a restart [false]"),
+)  # fmt: skip
+BY_NAME = {field.name: field for field in FIELDS}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("configuration")
+    for field in FIELDS:
+        group.add_argument(
+            field.flag,
+            dest=f"config_{field.name}",
+            metavar=field.metavar,
+            type=field.parse,
+            choices=field.choices or None,
+            help=field.help,
+        )
+    group.add_argument(
+        "--set", dest="config_set", metavar="FIELD=JSON", type=_assignment, action="append", default=[],
+        help="set any field of the API, such as archive='{\"hold\": true}'",
+    )  # fmt: skip
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields that the options set."""
+    given = {field.name: getattr(args, f"config_{field.name}") for field in FIELDS}
+    return {name: value for name, value in given.items() if value is not None} | dict(args.config_set)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=JSON")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -1,0 +1,73 @@
+"""`topics delete`: delete records by tag or seq, after showing how many."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument, yes_argument
+from topics.cli.connect.request import Request, given, post, tag_match, topic_path
+from topics.cli.output.ask import confirm
+from topics.cli.output.failures import EXIT_DONE, usage
+from topics.cli.output.units import counted, parse_count, parse_seqs
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    add(subparsers, DELETE)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser)
+    parser.add_argument("--tag", metavar="TAG", help="records with this tag; a trailing * matches the beginning")
+    parser.add_argument("--before", metavar="SEQ", type=parse_count, help="records with a seq below this one")
+    parser.add_argument(
+        "--seq", metavar="SEQ", type=parse_seqs, action="append", default=[], help="one record, or a range such as 7-9"
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="count the records, and delete none")
+    yes_argument(parser)
+
+
+def _request(args: Args) -> Request:
+    seqs = [seq for part in args.seq for seq in part] or None
+    body: dict[str, Any] = given(
+        match=None if args.tag is None else tag_match(args.tag), before_seq=args.before, seqs=seqs
+    )
+    if not body:
+        raise usage("name the records: --tag, --before or --seq", "`topics rm` removes a whole topic")
+    if args.dry_run:
+        body["dry_run"] = True
+    return post(topic_path(args.topic, "delete"), body)
+
+
+def _run(call: Call) -> int:
+    request = _request(call.args)
+    if not call.args.yes and not call.args.dry_run:
+        found = call.server.json(replace(request, body={**request.body, "dry_run": True}))["deleted"]
+        if not found:
+            call.screen.note("no record matches")
+            return EXIT_DONE
+        confirm(f"delete {counted(found, 'record')} of {call.args.topic}?", yes=False)
+    answer = call.server.json(request)
+    answer.pop("performance", None)
+    if call.screen.is_human:
+        verb = "would delete" if call.args.dry_run else "deleted"
+        call.screen.line(f"{verb} {counted(answer['deleted'], 'record')}; {counted(answer['count'], 'record')} left")
+    else:
+        call.screen.json(answer)
+    return EXIT_DONE
+
+
+DELETE = Command(
+    name="delete",
+    help="delete records by tag or seq",
+    arguments=_arguments,
+    request=_request,
+    run=_run,
+    details="Shows the number of records and asks first. Readers see no gap where records were deleted.",
+    examples="""\
+  topics delete chat --tag 'bob:*'
+  topics delete orders --before 1000 --yes
+  topics delete orders --seq 7 --seq 20-29
+""",
+)

@@ -1,0 +1,128 @@
+"""`topics ls`: the topics of a server, with sizes, rates and lag."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
+from topics.cli.connect.request import Request, get, list_path, router_path
+from topics.cli.output.failures import EXIT_DONE
+from topics.cli.output.screen import Cell, Styled
+from topics.cli.output.units import count, counted, parse_duration, rate, size
+
+Topics = dict[str, dict[str, Any]]
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    add(subparsers, LS)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(
+        parser, "pattern", nargs="?", default="", metavar="PATTERN", help="a prefix, or a pattern such as 'chat-*'"
+    )
+    parser.add_argument(
+        "--rates", metavar="DURATION", nargs="?", const=1000, type=parse_duration,
+        help="measure the records per second over this time [1s]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sort", choices=("name", "records", "size", "rate", "lag"), default="name", help="order [name]"
+    )
+
+
+def _request(args: Args) -> Request:
+    return get(list_path("/v0/topics", prefix=args.pattern.partition("*")[0] or None))
+
+
+def _run(call: Call) -> int:
+    found = _with_lag(call, _list(call))
+    window_ms = call.args.rates or (1000 if call.args.sort == "rate" else 0)
+    if window_ms:
+        _add_rates(call, found, window_ms)
+    rows = sorted(found.values(), key=lambda row: row["topic"])
+    if call.args.sort != "name":
+        member = {"records": "count", "size": "bytes"}.get(call.args.sort, call.args.sort)
+        rows.sort(key=lambda row: -(row.get(member) or 0))
+    if not call.screen.is_human:
+        for row in rows:
+            call.screen.json(row)
+    elif rows:
+        _print(call, rows, rates=bool(window_ms))
+    else:
+        call.screen.note("no topics; `topics append NAME 'hello'` creates one")
+    return EXIT_DONE
+
+
+def _list(call: Call) -> Topics:
+    pattern = call.args.pattern
+    rows = call.server.rows(_request(call.args), "topics")
+    return {row["topic"]: row for row in rows if "*" not in pattern or fnmatchcase(row["topic"], pattern)}
+
+
+def _with_lag(call: Call, found: Topics) -> Topics:
+    """Add the jobs of queues, and the lag of the slowest router that reads a topic."""
+    if any(row["type"] == "queue" for row in found.values()):
+        metrics = call.server.json(get("/v0/metrics"))
+        for field in ("ready", "in_flight"):
+            for topic, number in _by_name(metrics, f"topics_topic_queue_{field}").items():
+                if topic in found:
+                    found[topic][field] = number
+    for router in call.server.rows(get(router_path()), "routers"):
+        if (source := found.get(router["source"])) is not None:
+            source["lag"] = max(source.get("lag", 0), router["lag"])
+    return found
+
+
+def _by_name(metrics: Mapping[str, Any], name: str) -> dict[str, int]:
+    found = metrics.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _add_rates(call: Call, found: Topics, window_ms: int) -> None:
+    """Measure how fast the heads move."""
+    began = time.monotonic()
+    time.sleep(window_ms / 1000)
+    later, took_s = _list(call), time.monotonic() - began
+    for topic, row in found.items():
+        now = later.get(topic, row)
+        row["rate"] = round(max(now["head_seq"] - row["head_seq"], 0) / took_s, 1)
+
+
+def _print(call: Call, rows: list[dict[str, Any]], *, rates: bool) -> None:
+    columns = ["topic", "type", "records>", "size>", "head>", "lag>", *(["rate>"] if rates else []), "jobs"]
+    call.screen.table(columns, [_cells(row, rates=rates) for row in rows])
+    call.screen.note(
+        f"{counted(len(rows), 'topic')}, {counted(sum(row['count'] for row in rows), 'record')}, "
+        f"{size(sum(row['bytes'] for row in rows))}"
+    )
+
+
+def _cells(row: Mapping[str, Any], *, rates: bool) -> list[Cell]:
+    lag = row.get("lag")
+    cells: list[Cell] = [
+        Styled(row["topic"], "bold"),
+        row["type"],
+        count(row["count"]),
+        size(row["bytes"]),
+        count(row["head_seq"]),
+        "" if lag is None else Styled(count(lag), "yellow" if lag else "dim"),
+    ]
+    if rates:
+        cells.append(rate(row["rate"]))
+    jobs = f"{row.get('ready', 0):,} ready, {row.get('in_flight', 0):,} in flight" if row["type"] == "queue" else ""
+    return [*cells, jobs]
+
+
+LS = Command(
+    name="ls",
+    help="list topics with their sizes, rates and lag",
+    arguments=_arguments,
+    request=_request,
+    run=_run,
+    details="The lag is that of the slowest router that reads the topic.",
+    examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
+)

@@ -1,0 +1,196 @@
+"""`topics append TOPIC -`: JSON lines from a pipe, in batches.
+
+A batch is what the pipe holds when the last batch was answered, up to `--batch` records: a slow writer sees each line
+appended at once, and a fast one gets full batches. Every batch has an idempotency key, so that it is sent again without
+harm if the server restarts meanwhile. With `--key`, batches are always full, so that the same input makes the same
+batches and the same keys.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from topics.cli.command import Args, Call
+from topics.cli.connect.request import Request
+from topics.cli.data.append import as_record, defaults, write
+from topics.cli.output.failures import EXIT_DONE, Failure, usage
+from topics.cli.output.units import counted, rate
+
+READ_BYTES = 1 << 20
+BATCH_BYTES = 8 << 20  # of text, well below the server's limit for a body
+PATIENCE_S = 60.0
+SHOW_EVERY_S = 0.2
+
+_decode_lines = msgspec.json.Decoder(Raw).decode_lines
+_encode = msgspec.json.Encoder().encode
+
+
+class Line(Struct, omit_defaults=True):
+    """A record whose data is a line of the input."""
+
+    data: Raw
+    tag: str | None = None
+    meta: dict[str, Any] | None = None
+    priority: int | None = None
+    delay_ms: int | None = None
+
+
+class Progress:
+    """What was appended so far, shown on standard error if that is a terminal."""
+
+    def __init__(self) -> None:
+        self.records = self.batches = 0
+        self.first_seq = self.last_seq = 0
+        self._began = self._shown_s = time.monotonic()
+        self._shows = sys.stderr.isatty()
+
+    @property
+    def per_second(self) -> float:
+        return self.records / max(time.monotonic() - self._began, 1e-6)
+
+    def note(self, answer: dict[str, Any]) -> None:
+        self.records += answer["count"]
+        self.batches += 1
+        self.first_seq = self.first_seq or answer["first_seq"]
+        self.last_seq = answer["last_seq"]
+        if self._shows and time.monotonic() - self._shown_s > SHOW_EVERY_S:
+            self._shown_s = time.monotonic()
+            print(
+                f"\r\x1b[K{counted(self.records, 'record')}, {rate(self.per_second)}",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def clear(self) -> None:
+        if self._shows:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def run(call: Call) -> int:
+    """Append the lines of standard input and print how many there were."""
+    progress = Progress()
+    try:
+        for body in _bodies(call.args):
+            progress.note(json.loads(call.server.send(body, patience_s=PATIENCE_S, reconnect=True)))
+    except Failure as failure:
+        raise _with_progress(failure, progress) from failure
+    finally:
+        progress.clear()
+    answer = {
+        "topic": call.args.topic, "count": progress.records, "first_seq": progress.first_seq,
+        "last_seq": progress.last_seq, "batches": progress.batches,
+    }  # fmt: skip
+    if not call.screen.is_human:
+        call.screen.json(answer)
+    elif progress.records:
+        seqs = f"seqs {progress.first_seq} to {progress.last_seq}, {rate(progress.per_second)}"
+        call.screen.line(f"appended {counted(progress.records, 'record')} to {call.args.topic}: {seqs}")
+    else:
+        call.screen.line("the input was empty; nothing was appended")
+    return EXIT_DONE
+
+
+def first_request(args: Args) -> Request:
+    """Return the request of the first batch, for `--curl`."""
+    for request in _bodies(args):
+        return request
+    raise usage("standard input has no lines to append")
+
+
+def _with_progress(failure: Failure, progress: Progress) -> Failure:
+    done = counted(progress.records, "record")
+    failure.args = (f"{failure}; {done} of the input were appended before",)
+    return failure
+
+
+def _bodies(args: Args) -> Iterator[Request]:
+    """Yield the writes for the lines of standard input."""
+    make = _record_maker(args)
+    base, number = args.key or os.urandom(8).hex(), 0
+    for batch in _batches(args, exact=args.key is not None):
+        number += 1
+        yield write(args, _encode([make(raw) for raw in batch])[1:-1], key=f"{base}/{number}")
+
+
+def _record_maker(args: Args) -> Any:
+    if args.records:
+        common = defaults(args)
+        return lambda raw: {**common, **as_record(json.loads(bytes(raw)))}
+    if args.text:
+        return lambda raw: {"data": raw, **defaults(args)}
+    extra = defaults(args)
+    return (lambda raw: Line(raw, **extra)) if extra else Line
+
+
+def _batches(args: Args, *, exact: bool) -> Iterator[list[Any]]:
+    """Yield batches of values. With `exact`, all but the last are full, however the input arrives."""
+    held: list[Any] = []
+    for values in _values(text=args.text):
+        held += values
+        rest = iter(held)
+        whole = len(held) - len(held) % args.batch if exact else len(held)
+        for _ in range(0, whole, args.batch):
+            yield list(islice(rest, min(args.batch, whole)))
+        held = list(rest)
+    if held:
+        yield held
+
+
+def _values(*, text: bool) -> Iterator[list[Any]]:
+    """Yield the values of the lines that have arrived. Raise `Failure` with the number of a line that is not JSON."""
+    before = 0
+    for block in _whole_lines(sys.stdin.fileno()):
+        if text:
+            values: list[Any] = [line.decode(errors="replace") for line in block.splitlines()]
+        else:
+            try:
+                values = _decode_lines(block)
+            except msgspec.DecodeError:
+                raise _bad_line(block, before) from None
+        before += block.count(b"\n")
+        yield values
+
+
+def _whole_lines(descriptor: int) -> Iterator[bytes]:
+    """Yield the lines that the pipe holds now, and wait if it holds none. The last line may lack its line break."""
+    held, ended = b"", False
+    while not ended:
+        parts, length = [held], len(held)
+        while not ended and (length == len(held) or (length < BATCH_BYTES and _is_ready(descriptor))):
+            part = os.read(descriptor, READ_BYTES)
+            ended = not part
+            parts.append(part)
+            length += len(part)
+        block = b"".join(parts)
+        cut = len(block) if ended else block.rfind(b"\n") + 1
+        held = block[cut:]
+        if cut and (lines := block[:cut]).strip():
+            yield lines
+
+
+def _is_ready(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def _bad_line(block: bytes, before: int) -> Failure:
+    for number, line in enumerate(block.splitlines(), before + 1):
+        if line.strip():
+            try:
+                _decode_lines(line)
+            except msgspec.DecodeError as error:
+                return usage(
+                    f"line {number} of the input is not JSON ({error})",
+                    f"correct it, then continue with `tail -n +{before + 1}`; --text appends lines as strings",
+                )
+    return usage("the input is not JSON lines", "put every JSON value on one line")

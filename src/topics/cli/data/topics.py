@@ -1,0 +1,194 @@
+"""`topics create`, `config`, `state` and `rm`: whole topics."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument, yes_argument
+from topics.cli.connect.request import Request, get, topic_path
+from topics.cli.data import config_options
+from topics.cli.output.ask import confirm
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
+from topics.cli.output.screen import Cell, Styled
+from topics.cli.output.units import count, counted, duration, moment, size
+from topics.clock import SystemClock
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    for command in (CREATE, CONFIG, STATE, RM):
+        add(subparsers, command)
+
+
+# --- create
+
+
+def _create_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser, help="name of the topic: letters, digits, and . _ : -")
+    config_options.add_options(parser)
+
+
+def _put(args: Args) -> Request:
+    return Request(method="PUT", path=topic_path(args.topic), body=config_options.chosen(args))
+
+
+def _show_put(call: Call, answer: Mapping[str, Any]) -> None:
+    word = "created" if answer["created"] else "already there; configuration updated:"
+    call.screen.line(f"{call.screen.paint(word, 'green')} {answer['topic']}")
+    if not answer["created"]:
+        call.screen.fields(answer, _config_rows(answer["config"]))
+
+
+CREATE = Command(
+    name="create",
+    help="create a topic or a queue",
+    arguments=_create_arguments,
+    request=_put,
+    show=_show_put,
+    details="The first append creates a topic with the defaults, so this is for other settings.",
+    examples="""\
+  topics create orders --durability fsync --cap-records 1M
+  topics create mail --type queue --max-deliveries 3 --dead-letter mail.dead
+  topics create sessions --ttl 30m
+""",
+)
+
+
+# --- config
+
+
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser)
+    config_options.add_options(parser)
+
+
+def _config(args: Args) -> Request:
+    return _put(args) if config_options.chosen(args) else get(topic_path(args.topic, touch=False))
+
+
+def _run_config(call: Call) -> int:
+    patch = config_options.chosen(call.args)
+    if patch:
+        call.server.json(get(topic_path(call.args.topic, touch=False)))  # a PUT would create a topic with this name
+    answer = call.server.json(_config(call.args))
+    call.screen.fields(answer["config"], _config_rows(answer["config"]))
+    return EXIT_DONE
+
+
+def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
+    for name, value in config.items():
+        field = config_options.BY_NAME.get(name)
+        if field is not None and (config["type"] == "queue" or not field.help.startswith("queues:")):
+            yield field.flag.removeprefix("--"), field.shown(value)
+
+
+CONFIG = Command(
+    name="config",
+    help="show or change the configuration of a topic",
+    arguments=_config_arguments,
+    request=_config,
+    run=_run_config,
+    details="Options change it; an option that is left out keeps its value. The settings of the server itself are "
+    "`topics settings`.",
+    examples="""\
+  topics config orders
+  topics config orders --ttl 7d --cap-bytes 1GiB
+""",
+)
+
+
+# --- state
+
+
+def _state_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser)
+
+
+def _state(args: Args) -> Request:
+    return get(topic_path(args.topic, touch=False))
+
+
+def _show_state(call: Call, answer: Mapping[str, Any]) -> None:
+    call.screen.fields(answer, _state_rows(answer))
+
+
+def _state_rows(state: Mapping[str, Any]) -> Iterator[tuple[str, Cell]]:
+    now_ms = SystemClock().now_ms()
+    yield "topic", Styled(state["topic"], "bold")
+    yield "type", f"{state['type']}, {state['config']['durability']}"
+    yield "records", f"{count(state['count'])} ({size(state['bytes'])})"
+    if state["count"]:
+        yield "seqs", f"{state['earliest_seq']} to {state['head_seq']}"
+    else:
+        yield "next seq", str(state["next_seq"])
+    for name in ("last_write_ts", "last_read_ts"):
+        ms = state[name]
+        age = "never" if ms is None else f"{moment(ms, now_ms)} ({duration(max(now_ms - ms, 0))} ago)"
+        yield name.removesuffix("_ts").replace("_", " "), age
+    yield "priority", str(state["effective_priority"])
+    for name, value in (state.get("queue") or {}).items():
+        yield name.replace("_", " "), Styled(str(value), "red") if "error" in name else f"{value:,}"
+    for name, value in (state.get("archive") or {}).items():
+        yield f"archive {name}", f"{value:,}"
+    limits = [f"{name} {text}" for name, text in _config_rows(state["config"]) if name in _LIMITS and text != "off"]
+    yield "limits", ", ".join(limits) or "none: every record is kept"
+    yield "epoch", str(state["epoch"])
+
+
+_LIMITS = ("ttl", "cap-records", "cap-bytes")
+
+STATE = Command(
+    name="state",
+    help="show the state of a topic",
+    arguments=_state_arguments,
+    request=_state,
+    show=_show_state,
+    examples="  topics state orders\n  topics state orders | jq .head_seq\n",
+)
+
+
+# --- rm
+
+
+def _rm_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser, "topics", nargs="+", metavar="TOPIC", help="topics to remove")
+    parser.add_argument("--if-empty", action="store_true", help="refuse a topic that has records")
+    yes_argument(parser)
+
+
+def _rm(args: Args, topic: str | None = None) -> Request:
+    path = topic_path(topic or args.topics[0], if_empty=True if args.if_empty else None)
+    return Request(method="DELETE", path=path)
+
+
+def _run_rm(call: Call) -> int:
+    if not call.args.yes:
+        for topic in call.args.topics:
+            state = call.server.json(get(topic_path(topic, touch=False)))
+            held = f"{counted(state['count'], 'record')} ({size(state['bytes'])})"
+            call.screen.note(f"{topic}: {held}")
+        confirm(f"remove {', '.join(call.args.topics)} and everything in them?", yes=False)
+    status = EXIT_DONE
+    for topic in call.args.topics:
+        answer = call.server.json(_rm(call.args, topic))
+        answer.pop("performance", None)
+        if not answer["deleted"]:
+            status = EXIT_NOT_FOUND
+        if not call.screen.is_human:
+            call.screen.json(answer)
+            continue
+        routers = f", with {counted(len(answer['routers_removed']), 'router')}" if answer["routers_removed"] else ""
+        call.screen.line(f"removed {topic}{routers}" if answer["deleted"] else f"{topic} does not exist")
+    return status
+
+
+RM = Command(
+    name="rm",
+    help="remove topics with everything in them",
+    arguments=_rm_arguments,
+    request=_rm,
+    run=_run_rm,
+    details="Asks first. To delete only some records, use `topics delete`.",
+    examples="  topics rm orders\n  topics rm old-1 old-2 --yes\n",
+)

@@ -1,0 +1,144 @@
+"""`topics watch`: follow many topics at once, over one stream."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
+from topics.cli.connect.request import Request, given, post, tag_match
+from topics.cli.output.failures import EXIT_DONE, Failure, Unreachable
+from topics.cli.output.records import print_gap, print_record
+from topics.cli.output.units import parse_positive
+from topics.errors import Code, TopicsError
+
+PAUSE_S = 0.5
+HEARTBEAT_S = 15.0
+
+
+class _Frame(Struct):
+    topic: str
+    records: list[Raw]
+
+
+_decode_frame = msgspec.json.Decoder(_Frame).decode
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    add(subparsers, WATCH)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(
+        parser,
+        "topics",
+        nargs="+",
+        metavar="TOPIC",
+        help="topics, or patterns such as 'chat-*', also for future topics",
+    )
+    parser.add_argument("--from-start", action="store_true", help="print the records that are there already, too")
+    parser.add_argument("--tag", metavar="TAG", help="only this tag; a trailing * matches the beginning")
+    parser.add_argument("--skip-node", metavar="NODE", action="append", help="leave out records of this writer")
+    parser.add_argument("-n", "--limit", metavar="N", type=parse_positive, help="stop after N records")
+
+
+def _request(args: Args, cursor: str | None = None) -> Request:
+    options = given(tail=None if args.from_start else True, filter=None if args.tag is None else tag_match(args.tag))
+    body = {"topics": dict.fromkeys(args.topics, options), "include_tags": True}
+    return post("/v0/watch", {**body, **given(cursor=cursor, node=args.skip_node)}, safe=False)
+
+
+def _run(call: Call) -> int:
+    left, cursor, lost_contact = call.args.limit, None, False
+    while True:
+        try:
+            for name, data, event_id in _events(call, _request(call.args, cursor)):
+                lost_contact, cursor = False, event_id or cursor
+                left = _print(call, name, data, left)
+                if left == 0:
+                    return EXIT_DONE
+        except (Unreachable, TopicsError) as error:
+            known = cursor is not None or lost_contact
+            passing = isinstance(error, Unreachable) or error.code.retryable or error.code is Code.NOT_FOUND
+            if not known or not passing:
+                raise
+            if not lost_contact:
+                call.screen.warn(f"{error}; trying again")
+            lost_contact = True
+        time.sleep(PAUSE_S)
+
+
+def _events(call: Call, request: Request) -> Iterator[tuple[str, bytes, str | None]]:
+    """Open a session and yield the name, data and id of its events."""
+    from topics.client.sse import EventParser
+
+    session = call.server.json(request)
+    parser = EventParser()
+    stream = Request(method="GET", path=session["stream_url"], accept="text/event-stream", stream=True)
+    for chunk in call.server.stream(stream, timeout_s=3 * HEARTBEAT_S):
+        for event in parser.feed(chunk):
+            if event.name:
+                yield event.name, event.data, event.id
+        call.screen.flush()
+
+
+def _print(call: Call, name: str, data: bytes, left: int | None) -> int | None:
+    """Print one event and return how many records are left to print."""
+    if name == "record":
+        return _print_records(call, data, left)
+    fields = json.loads(data)
+    if name == "tombstone":
+        if call.screen.is_human:
+            print_gap(call.screen, fields, topic=fields["topic"])
+        else:
+            call.screen.json({"topic": fields.pop("topic"), "tombstone": fields})
+    elif name == "topic-deleted":
+        if call.screen.is_human:
+            call.screen.line(call.screen.paint(f"  ────  {fields['topic']} was removed  ────", "yellow"))
+        else:
+            call.screen.json({"topic": fields.pop("topic"), "topic_deleted": fields})
+    elif name == "error":
+        text = f"the server reports {fields.get('code')}: {fields.get('error')}"
+        if fields.get("code") not in (429, 503, 408):
+            raise Failure(text)
+        call.screen.warn(text)
+    return left
+
+
+def _print_records(call: Call, data: bytes, left: int | None) -> int | None:
+    topic, records = _decode(data)
+    start = b'{"topic":' + json.dumps(topic).encode() + b","
+    for record in records[:left]:
+        if call.screen.is_human:
+            print_record(call.screen, record, topic=topic)
+        else:
+            sys.stdout.buffer.write(start + record[1:] + b"\n")
+    return None if left is None else max(left - len(records), 0)
+
+
+def _decode(data: bytes) -> tuple[str, list[bytes]]:
+    """Return the topic and the records of a frame. The decoder refuses half a surrogate pair; `json` keeps it."""
+    try:
+        frame = _decode_frame(data)
+        return frame.topic, [bytes(record) for record in frame.records]
+    except msgspec.DecodeError:
+        fields: dict[str, Any] = json.loads(data)
+        return fields["topic"], [json.dumps(record, separators=(",", ":")).encode() for record in fields["records"]]
+
+
+WATCH = Command(
+    name="watch",
+    help="follow many topics at once",
+    arguments=_arguments,
+    request=_request,
+    run=_run,
+    details="Prints new records of all topics and patterns, and gaps where records were lost, until interrupted.",
+    examples="  topics watch 'chat-*' orders\n  topics watch orders --from-start --tag 'eu:*'\n",
+)

@@ -1,0 +1,91 @@
+"""Failures of commands: their exit statuses, and what a person can do about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics.errors import Code, TopicsError
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_FOUND = 3
+EXIT_UNREACHABLE = 4
+EXIT_REFUSED = 5
+EXIT_RETRY = 6
+EXIT_INTERRUPTED = 130
+
+EXIT_MEANINGS = {
+    EXIT_DONE: "success",
+    EXIT_FAILED: "the command or the request failed",
+    EXIT_USAGE: "the arguments are invalid, or a question was answered with no",
+    EXIT_NOT_FOUND: "the topic, router or context does not exist, or no job is ready",
+    EXIT_UNREACHABLE: "the server did not answer",
+    EXIT_REFUSED: "the API key is missing, unknown, or lacks a scope or prefix",
+    EXIT_RETRY: "the server is busy, starting, read-only or full: the same command can succeed later",
+    EXIT_INTERRUPTED: "interrupted",
+}
+
+EXIT_OF_CODE = {
+    Code.INVALID_REQUEST: EXIT_USAGE,
+    Code.NOT_FOUND: EXIT_NOT_FOUND,
+    Code.TOPIC_NOT_FOUND: EXIT_NOT_FOUND,
+    Code.ROUTER_NOT_FOUND: EXIT_NOT_FOUND,
+    Code.UNAUTHORIZED: EXIT_REFUSED,
+    Code.FORBIDDEN: EXIT_REFUSED,
+}
+
+NEXT_STEPS = {
+    Code.INVALID_REQUEST: "correct the arguments; --help explains them",
+    Code.UNAUTHORIZED: "pass --token-file FILE, set TOPICS_TOKEN_FILE, or add the key to the context with "
+    "`topics context add NAME --url URL --token-file FILE`",
+    Code.FORBIDDEN: "use a key with the scope and prefix that the message names",
+    Code.TOPIC_NOT_FOUND: "`topics ls` lists the topics, and `topics create` creates one",
+    Code.ROUTER_NOT_FOUND: "`topics router ls` lists the routers",
+    Code.NOT_A_QUEUE: "`topics queue ls` lists the queues; `topics create NAME --type queue` creates one",
+    Code.TOPIC_NOT_EMPTY: "leave out --if-empty to remove the topic and its records",
+    Code.TOPIC_FULL: "delete records, or raise the cap with `topics config TOPIC --cap-records N`",
+    Code.ROUTER_CYCLE: "pass --allow-cycle if you want the cycle",
+    Code.THROTTLED: "wait a moment and run the command again",
+    Code.NOT_READY: "the server is starting: run the command again in a moment",
+    Code.SHUTTING_DOWN: "the server is stopping: start it again",
+    Code.READ_ONLY: "free space on the server's disk; `topics doctor` shows its state",
+    Code.INTERNAL: "the log of the server has the details",
+}
+
+
+class Failure(Exception):
+    """A failure that a command reports in one line, with an exit status and a next step."""
+
+    def __init__(self, message: str, *, status: int = EXIT_FAILED, next_step: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.next_step = next_step
+
+
+class Unreachable(Failure):
+    """The server did not answer."""
+
+    def __init__(self, url: str, cause: object) -> None:
+        super().__init__(
+            f"no answer from {url}: {cause}",
+            status=EXIT_UNREACHABLE,
+            next_step="start a server with `topics serve`, or name another with --url or `topics context use`",
+        )
+
+
+def usage(message: str, next_step: str = "") -> Failure:
+    return Failure(message, status=EXIT_USAGE, next_step=next_step)
+
+
+def failure_of(error: TopicsError, *, names: Any = ()) -> Failure:
+    """Return the failure for an error of the server. `names` are known topics, to suggest a similar one."""
+    status = EXIT_OF_CODE.get(error.code, EXIT_RETRY if error.code.retryable else EXIT_FAILED)
+    next_step = NEXT_STEPS.get(error.code, "")
+    wanted = (error.detail or {}).get("topic")
+    if error.code is Code.TOPIC_NOT_FOUND and wanted:
+        from difflib import get_close_matches
+
+        if near := get_close_matches(str(wanted), list(names), n=1):
+            next_step = f"did you mean {near[0]}? {next_step}"
+    return Failure(error.message, status=status, next_step=next_step)

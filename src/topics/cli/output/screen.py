@@ -1,0 +1,115 @@
+"""The output of one command: for a person on a terminal, as JSON lines otherwise. The only place that decides which."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from topics.cli.output import json_text
+from topics.cli.output.units import printable
+
+STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+class Styled(NamedTuple):
+    """Text in a style of `STYLES`, for a cell of a table."""
+
+    text: str
+    style: str
+
+
+Cell = str | Styled
+
+
+class Screen:
+    """Prints results to standard output, and notes and questions to standard error.
+
+    `is_human` says whether a person reads: standard output is a terminal, and `--json` was not given.
+    """
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.is_human = sys.stdout.isatty() and not as_json
+        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+        self._colours_out = self.is_human and not plain
+        self._colours_err = sys.stderr.isatty() and not plain
+
+    # --- results
+
+    def json(self, answer: object) -> None:
+        """Print a value as one line of JSON."""
+        self.raw_line(json_text.encode(answer))
+
+    def raw_line(self, line: bytes) -> None:
+        """Print a line of encoded JSON."""
+        sys.stdout.buffer.write(line + b"\n")
+
+    def line(self, text: str = "") -> None:
+        print(text)
+
+    def fields(self, answer: Mapping[str, Any], shown: Iterable[tuple[str, Cell]]) -> None:
+        """Print an answer: its fields in two columns for a person, otherwise the whole answer as JSON."""
+        if not self.is_human:
+            self.json(answer)
+            return
+        rows = list(shown)
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, cell in rows:
+            text, style = cell if isinstance(cell, Styled) else (cell, "")
+            self.line(f"{self.paint(name.ljust(width), 'dim')}  {self.paint(printable(text), style)}")
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Print a table for a person. A column whose name ends in `>` is aligned to the right."""
+        from rich.console import Console
+
+        console = Console(file=sys.stdout, highlight=False, no_color=not self._colours_out, soft_wrap=False)
+        console.print(table(columns, rows))
+
+    def paint(self, text: str, style: str) -> str:
+        """Return text in a style, if standard output shows colours."""
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style and self._colours_out else text
+
+    # --- beside the results
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Print a remark to standard error."""
+        self.flush()
+        print(self._paint_err(text, style), file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        self.note(f"warning: {text}", "yellow")
+
+    def fail(self, message: str, next_step: str = "") -> None:
+        """Print an error and what to do next."""
+        self.flush()
+        print(f"{self._paint_err('topics:', 'red')} {message}", file=sys.stderr)
+        if next_step:
+            print(f"{self._paint_err('next:', 'cyan')} {next_step}", file=sys.stderr)
+        sys.stderr.flush()
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+    def _paint_err(self, text: str, style: str) -> str:
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style and self._colours_err else text
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Any:
+    """Return a `rich` table without lines. A column whose name ends in `>` is aligned to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in columns:
+        made.add_column(
+            name.rstrip(">"), justify="right" if name.endswith(">") else "left", overflow="ellipsis", no_wrap=True
+        )
+    for row in rows:
+        made.add_row(
+            *(
+                Text(printable(cell.text), style=cell.style) if isinstance(cell, Styled) else Text(printable(cell))
+                for cell in row
+            )
+        )
+    return made

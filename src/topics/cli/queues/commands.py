@@ -1,0 +1,253 @@
+"""`topics queue …`: the group, and the commands that send one request."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
+from topics.cli.connect.request import Request, get, given, list_path, post, topic_path
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
+from topics.cli.output.records import print_record
+from topics.cli.output.screen import Cell, Styled
+from topics.cli.output.units import count, counted, duration, parse_duration, parse_positive, parse_seqs
+from topics.cli.queues import dead, work
+from topics.cli.queues.node import add_node
+from topics.clock import SystemClock
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    text = "work with queues: claim, finish, return and inspect jobs"
+    parser = subparsers.add_parser("queue", help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (LS, CLAIM, ACK, NACK, EXTEND, PEEK, dead.DEAD, dead.REDRIVE, work.WORK):
+        add(verbs, command)
+
+
+# --- ls
+
+
+def _list(args: Args) -> Request:
+    return get(list_path("/v0/topics", prefix=args.prefix or None))
+
+
+def _run_ls(call: Call) -> int:
+    names = [row["topic"] for row in call.server.rows(_list(call.args), "topics") if row["type"] == "queue"]
+    rows = []
+    for name in names:
+        state = call.server.json(get(topic_path(name, touch=False)))
+        config = state["config"]
+        rows.append({"topic": name, **state["queue"], **{key: config[key] for key in _SHOWN}})
+    if not call.screen.is_human:
+        for row in rows:
+            call.screen.json(row)
+    elif rows:
+        columns = ("queue", "ready>", "in flight>", "delayed>", "dead>", "lease>", "deliveries>", "dead letters")
+        call.screen.table(columns, [_queue_cells(row) for row in rows])
+    else:
+        call.screen.note("no queues; `topics create NAME --type queue` creates one")
+    return EXIT_DONE
+
+
+_SHOWN = ("lease_ms", "max_deliveries", "dead_letter")
+
+
+def _queue_cells(row: Mapping[str, Any]) -> list[Cell]:
+    return [
+        Styled(row["topic"], "bold"),
+        Styled(count(row["ready"]), "green" if row["ready"] else "dim"),
+        count(row["in_flight"]),
+        count(row["delayed"]),
+        Styled(count(row["dead_lettered"]), "red" if row["dead_lettered"] else "dim"),
+        duration(row["lease_ms"]),
+        count(row["max_deliveries"]) if row["max_deliveries"] else "any",
+        row.get("dead_letter_error") or row["dead_letter"] or "none",
+    ]
+
+
+LS = Command(
+    name="ls",
+    help="list queues and their jobs",
+    arguments=lambda parser: topic_argument(
+        parser, "prefix", nargs="?", default="", metavar="PREFIX", help="only names that begin so"
+    ),
+    request=_list,
+    run=_run_ls,
+    examples="  topics queue ls\n",
+)
+
+
+# --- claim
+
+
+def _claim_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser, "queue", help="the queue")
+    parser.add_argument("-n", "--max", metavar="N", type=parse_positive, default=1, help="most jobs to claim [1]")
+    parser.add_argument("--lease", metavar="DURATION", type=parse_duration, help="how long to hold them [the queue's]")
+    parser.add_argument("--wait", metavar="DURATION", type=parse_duration, default=0, help="wait for a job, up to 30s")
+    add_node(parser)
+
+
+def _claim(args: Args) -> Request:
+    body = {"node": args.node, "max": args.max, "wait_ms": args.wait, **given(lease_ms=args.lease)}
+    return post(topic_path(args.queue, "claim"), body, safe=False, wait_ms=args.wait)
+
+
+def _run_claim(call: Call) -> int:
+    from topics.cli.queues.jobs import raw_jobs
+
+    jobs = raw_jobs(call.server.send(_claim(call.args)), "claimed")
+    for job in jobs:
+        if call.screen.is_human:
+            print_record(call.screen, job)
+        else:
+            call.screen.raw_line(job)
+    if not jobs:
+        call.screen.note("no job is ready")
+        return EXIT_NOT_FOUND
+    if call.screen.is_human:
+        call.screen.note(f"finish with `topics queue ack {call.args.queue} SEQ`, or return with `topics queue nack`")
+    return EXIT_DONE
+
+
+CLAIM = Command(
+    name="claim",
+    help="lease jobs, and print them",
+    arguments=_claim_arguments,
+    request=_claim,
+    run=_run_claim,
+    details="The exit status is 3 if no job is ready.",
+    examples="  topics queue claim mail --max 10 --lease 5m\n  topics queue claim mail --wait 20s | jq .data\n",
+)
+
+
+# --- ack, nack, extend
+
+
+def _held_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser, "queue", help="the queue")
+    parser.add_argument("seqs", metavar="SEQ", nargs="+", type=parse_seqs, help="jobs, or ranges such as 7-9")
+    add_node(parser)
+
+
+def _held(args: Args) -> dict[str, Any]:
+    return {"node": args.node, "seqs": [seq for part in args.seqs for seq in part]}
+
+
+def _ack(args: Args) -> Request:
+    return post(topic_path(args.queue, "ack"), _held(args))
+
+
+def _nack(args: Args) -> Request:
+    return post(topic_path(args.queue, "nack"), {**_held(args), "delay_ms": args.delay})
+
+
+def _extend(args: Args) -> Request:
+    return post(topic_path(args.queue, "extend"), {**_held(args), "lease_ms": args.lease})
+
+
+def _show_held(member: str, verb: str) -> Any:
+    def show(call: Call, answer: Mapping[str, Any]) -> None:
+        call.screen.line(f"{verb} {counted(answer[member], 'job')}")
+        if answer["skipped"]:
+            seqs = ", ".join(map(str, answer["skipped"]))
+            call.screen.note(f"not held by {call.args.node}, and left alone: {seqs}", "yellow")
+
+    return show
+
+
+def _nack_arguments(parser: argparse.ArgumentParser) -> None:
+    _held_arguments(parser)
+    parser.add_argument(
+        "--delay", metavar="DURATION", type=parse_duration, default=0, help="not before this time has passed [at once]"
+    )
+
+
+def _extend_arguments(parser: argparse.ArgumentParser) -> None:
+    _held_arguments(parser)
+    parser.add_argument(
+        "--lease", metavar="DURATION", type=parse_duration, required=True, help="hold for this time from now"
+    )
+
+
+ACK = Command(
+    name="ack",
+    help="finish jobs: they are deleted",
+    arguments=_held_arguments,
+    request=_ack,
+    show=_show_held("acked", "finished"),
+    examples="  topics queue ack mail 7 8\n  topics queue ack mail 7-20\n",
+)
+NACK = Command(
+    name="nack",
+    help="return jobs to the queue",
+    arguments=_nack_arguments,
+    request=_nack,
+    show=_show_held("nacked", "returned"),
+    examples="  topics queue nack mail 7 --delay 1m\n",
+)
+EXTEND = Command(
+    name="extend",
+    help="hold jobs longer",
+    arguments=_extend_arguments,
+    request=_extend,
+    show=_show_held("extended", "extended"),
+    examples="  topics queue extend mail 7 --lease 10m\n",
+)
+
+
+# --- peek
+
+
+def _peek_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser, "queue", help="the queue")
+    parser.add_argument("--state", choices=("ready", "in_flight", "delayed"), help="only jobs in this state")
+    parser.add_argument("-n", "--limit", metavar="N", type=parse_positive, default=20, help="most jobs to print [20]")
+
+
+def _peek(args: Args) -> Request:
+    return get(topic_path(args.queue, "jobs", state=args.state, page_size=min(args.limit, 1000)))
+
+
+def _run_peek(call: Call) -> int:
+    from itertools import islice
+
+    path = topic_path(call.args.queue, "jobs", state=call.args.state)
+    jobs = list(islice(call.server.rows(get(path), "jobs"), call.args.limit))
+    if not call.screen.is_human:
+        for job in jobs:
+            call.screen.json(job)
+        return EXIT_DONE
+    if jobs:
+        columns = ("seq>", "state", "deliveries>", "held by", "until", "tag", "data")
+        call.screen.table(columns, [_job_cells(job) for job in jobs])
+    call.screen.note(f"{counted(len(jobs), 'job')} shown; the queue still has them all")
+    return EXIT_DONE
+
+
+def _job_cells(job: Mapping[str, Any]) -> list[Cell]:
+    import json
+
+    now_ms = SystemClock().now_ms()
+    until = job.get("deadline") or job.get("deliver_at")
+    style = {"ready": "green", "in_flight": "yellow"}.get(job["state"], "dim")
+    return [
+        str(job["$seq"]),
+        Styled(job["state"].replace("_", " "), style),
+        str(job["deliveries"]),
+        job.get("node") or "",
+        "" if until is None or until < now_ms else f"in {duration(until - now_ms)}",
+        job.get("$tag") or "",
+        json.dumps(job["data"], ensure_ascii=False),
+    ]
+
+
+PEEK = Command(
+    name="peek",
+    help="look at jobs without claiming them",
+    arguments=_peek_arguments,
+    request=_peek,
+    run=_run_peek,
+    examples="  topics queue peek mail --state in_flight\n",
+)

@@ -1,0 +1,158 @@
+"""`topics queue dead` and `redrive`: the dead letters of a queue, and their way back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from topics.cli.command import Args, Call, Command, topic_argument, yes_argument
+from topics.cli.connect.request import Request, get, given, post, tag_match, topic_path
+from topics.cli.output.ask import confirm
+from topics.cli.output.failures import EXIT_DONE, usage
+from topics.cli.output.screen import Styled
+from topics.cli.output.units import counted, moment, parse_positive, parse_seqs
+from topics.clock import SystemClock
+
+PAGE_LETTERS = 1000
+ORIGIN, DELIVERIES, SOURCE_SEQ = "$dead_letter_from", "$dead_letter_deliveries", "$dead_letter_src_seq"
+
+
+def _dead_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser, "queue", help="the queue")
+    parser.add_argument(
+        "-n", "--limit", metavar="N", type=parse_positive, default=20, help="most letters to print [20]"
+    )
+
+
+def _state(args: Args) -> Request:
+    return get(topic_path(args.queue, touch=False))
+
+
+def _run_dead(call: Call) -> int:
+    state = call.server.json(_state(call.args))
+    topic = state["config"]["dead_letter"]
+    if topic is None:
+        hint = f"set one: `topics config {call.args.queue} --dead-letter {call.args.queue}.dead --max-deliveries 3`"
+        raise usage(f"{call.args.queue} has no dead-letter topic", hint)
+    letters = _letters(call, topic)
+    if not call.screen.is_human:
+        for letter in letters:
+            call.screen.json(letter)
+        return EXIT_DONE
+    if letters:
+        call.screen.table(
+            ("seq>", "moved at", "was job>", "deliveries>", "tag", "data"), [_cells(one) for one in letters]
+        )
+        call.screen.note(f"`topics queue redrive {call.args.queue}` moves them back")
+    else:
+        call.screen.note(f"{topic} has no dead letters of {call.args.queue}")
+    return EXIT_DONE
+
+
+def _letters(call: Call, topic: str) -> list[dict[str, Any]]:
+    """Return the first dead letters that come from this queue."""
+    from topics.errors import Code, TopicsError
+
+    found: list[dict[str, Any]] = []
+    cursor = 0
+    while len(found) < call.args.limit:
+        body = {"from_seq": cursor, "limit": PAGE_LETTERS, "include_tags": True}
+        try:
+            page = call.server.json(post(topic_path(topic, "diff"), body))
+        except TopicsError as error:
+            if error.code is Code.TOPIC_NOT_FOUND:
+                return []  # the server creates the topic with the first dead letter
+            raise
+        found += [one for one in page["records"] if one.get("meta", {}).get(ORIGIN) == call.args.queue]
+        cursor = page["next_from_seq"]
+        if page["caught_up"]:
+            break
+    return found[: call.args.limit]
+
+
+def _cells(letter: dict[str, Any]) -> list[Any]:
+    meta = letter.get("meta", {})
+    return [
+        Styled(str(letter["$seq"]), "red"),
+        moment(letter["$ts"], SystemClock().now_ms()),
+        str(meta.get(SOURCE_SEQ, "")),
+        str(meta.get(DELIVERIES, "")),
+        letter.get("$tag") or "",
+        json.dumps(letter["data"], ensure_ascii=False),
+    ]
+
+
+DEAD = Command(
+    name="dead",
+    help="list the dead letters of a queue",
+    arguments=_dead_arguments,
+    request=_state,
+    run=_run_dead,
+    examples="  topics queue dead mail\n",
+)
+
+
+def _redrive_arguments(parser: argparse.ArgumentParser) -> None:
+    topic_argument(parser, "queue", help="the queue")
+    parser.add_argument("--tag", metavar="TAG", help="only this tag; a trailing * matches the beginning")
+    parser.add_argument(
+        "--seq", metavar="SEQ", type=parse_seqs, action="append", default=[], help="only these seqs of `queue dead`"
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="count the letters, and move none")
+    yes_argument(parser)
+
+
+def _redrive(args: Args, *, dry_run: bool | None = None, from_seq: int = 0) -> Request:
+    body = {
+        **given(
+            match=None if args.tag is None else tag_match(args.tag),
+            seqs=[seq for part in args.seq for seq in part] or None,
+        ),
+        "from_seq": from_seq,
+        "dry_run": args.dry_run if dry_run is None else dry_run,
+    }
+    return post(topic_path(args.queue, "redrive"), body, safe=bool(body["dry_run"]))
+
+
+def _run_redrive(call: Call) -> int:
+    """Count first, ask, then move, page by page."""
+    count = _all_pages(call, dry_run=True)
+    if call.args.dry_run or not count["redriven"]:
+        return _report(call, count)
+    confirm(f"move {counted(count['redriven'], 'dead letter')} of {count['dead_letter']} back to {call.args.queue}?",
+            yes=call.args.yes)  # fmt: skip
+    return _report(call, _all_pages(call, dry_run=False))
+
+
+def _all_pages(call: Call, *, dry_run: bool) -> dict[str, Any]:
+    total: dict[str, Any] = {}
+    moved, from_seq = 0, 0
+    while True:
+        total = call.server.json(_redrive(call.args, dry_run=dry_run, from_seq=from_seq))
+        moved += total["redriven"]
+        if total["caught_up"]:
+            return {
+                "topic": total["topic"], "dead_letter": total["dead_letter"], "redriven": moved, "dry_run": dry_run
+            }  # fmt: skip
+        from_seq = total["next_from_seq"]
+
+
+def _report(call: Call, answer: dict[str, Any]) -> int:
+    if call.screen.is_human:
+        verb = "would move" if answer["dry_run"] else "moved"
+        call.screen.line(f"{verb} {counted(answer['redriven'], 'dead letter')} back to {call.args.queue}")
+    else:
+        call.screen.json(answer)
+    return EXIT_DONE
+
+
+REDRIVE = Command(
+    name="redrive",
+    help="move dead letters back to their queue",
+    arguments=_redrive_arguments,
+    request=_redrive,
+    run=_run_redrive,
+    details="Counts them first and asks.",
+    examples="  topics queue redrive mail --dry-run\n  topics queue redrive mail --tag 'welcome*' --yes\n",
+)

@@ -1,0 +1,175 @@
+"""`topics router …`: copy the records of one topic into another."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument, yes_argument
+from topics.cli.connect.request import Request, get, given, post, router_path, tag_match
+from topics.cli.output.ask import confirm
+from topics.cli.output.failures import EXIT_DONE, EXIT_NOT_FOUND
+from topics.cli.output.screen import Styled
+from topics.cli.output.units import count, counted, parse_count, size
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    text = "copy the records of one topic into another"
+    parser = subparsers.add_parser("router", help=text, description=f"{text.capitalize()}.", allow_abbrev=False)
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (LS, CREATE, RM, PREVIEW):
+        add(verbs, command)
+
+
+def _name(parser: argparse.ArgumentParser, **options: Any) -> None:
+    action = parser.add_argument("router", **{"metavar": "ROUTER", "help": "name of the router", **options})
+    action.completes = "routers"  # type: ignore[attr-defined]
+
+
+# --- ls
+
+
+def _ls_arguments(parser: argparse.ArgumentParser) -> None:
+    _name(parser, nargs="?", metavar="PREFIX", help="only names that begin so")
+    parser.add_argument("--source", metavar="TOPIC", help="only routers from this topic")
+    parser.add_argument("--dest", metavar="TOPIC", help="only routers to this topic")
+
+
+def _list(args: Args) -> Request:
+    return get(router_path(prefix=args.router, source=args.source, dest=args.dest))
+
+
+def _show_list(call: Call, rows: list[Mapping[str, Any]]) -> None:
+    if not rows:
+        call.screen.note("no routers; `topics router create NAME --from TOPIC --to TOPIC` creates one")
+        return
+    cells = [
+        (
+            Styled(row["router"], "bold"),
+            row["source"],
+            row["dest"],
+            Styled(count(row["lag"]), "yellow" if row["lag"] else "dim"),
+            count(row["forwarded_total"]),
+            row["guarantee"].replace("_", " "),
+            Styled(row["last_error"] or "", "red"),
+        )
+        for row in rows
+    ]
+    call.screen.table(("router", "from", "to", "lag>", "copied>", "guarantee", "problem"), cells)
+
+
+LS = Command(
+    name="ls",
+    help="list routers with their lag",
+    arguments=_ls_arguments,
+    request=_list,
+    show=_show_list,
+    rows="routers",
+)
+
+
+# --- create
+
+
+def _create_arguments(parser: argparse.ArgumentParser) -> None:
+    _name(parser)
+    topic_argument(parser, "--from", dest="source", metavar="TOPIC", required=True, help="topic to copy from")
+    topic_argument(parser, "--to", dest="dest", metavar="TOPIC", required=True, help="topic to copy to")
+    parser.add_argument("--tag", metavar="TAG", help="copy only this tag; a trailing * matches the beginning")
+    parser.add_argument("--start", metavar="SEQ", type=parse_count, help="first seq to copy [new records only]")
+    parser.add_argument("--exactly-once", action="store_true", help="stamp each copy, so that none is made twice")
+    parser.add_argument("--allow-cycle", action="store_true", help="allow a router that closes a cycle")
+    parser.add_argument("--drop-node", action="store_true", help="copies have no node")
+    parser.add_argument("--drop-tag", action="store_true", help="copies have no tag")
+
+
+def _create(args: Args) -> Request:
+    body = {
+        "source": args.source, "dest": args.dest,
+        "preserve_node": not args.drop_node, "preserve_tag": not args.drop_tag,
+        "allow_cycle": args.allow_cycle, "guarantee": "exactly_once" if args.exactly_once else "at_least_once",
+        **given(
+            filter=None if args.tag is None else tag_match(args.tag),
+            from_seq=None if args.start is None else max(args.start - 1, 0),
+        ),
+    }  # fmt: skip
+    return Request(method="PUT", path=router_path(args.router), body=body)
+
+
+def _show_created(call: Call, answer: Mapping[str, Any]) -> None:
+    verb = "created" if answer["created"] else "updated"
+    what = f" where the tag matches {answer['filter'][2]}" if answer["filter"] else ""
+    call.screen.line(f"{verb} {answer['router']}: {answer['source']} → {answer['dest']}{what}, lag {answer['lag']:,}")
+
+
+CREATE = Command(
+    name="create",
+    help="create a router, or change it",
+    arguments=_create_arguments,
+    request=_create,
+    show=_show_created,
+    examples="""\
+  topics router create audit --from orders --to orders-audit
+  topics router create eu --from orders --to orders-eu --tag 'eu:*' --start 1
+""",
+)
+
+
+# --- rm
+
+
+def _rm_arguments(parser: argparse.ArgumentParser) -> None:
+    _name(parser)
+    yes_argument(parser)
+
+
+def _rm(args: Args) -> Request:
+    return Request(method="DELETE", path=router_path(args.router))
+
+
+def _run_rm(call: Call) -> int:
+    if not call.args.yes:
+        found = call.server.json(get(router_path(call.args.router)))
+        confirm(f"remove {call.args.router} ({found['source']} → {found['dest']})? Its copies stay.", yes=False)
+    answer = call.server.json(_rm(call.args))
+    answer.pop("performance", None)
+    if call.screen.is_human:
+        call.screen.line(f"removed {call.args.router}" if answer["deleted"] else f"{call.args.router} does not exist")
+    else:
+        call.screen.json(answer)
+    return EXIT_DONE if answer["deleted"] else EXIT_NOT_FOUND
+
+
+RM = Command(name="rm", help="remove a router; its copies stay", arguments=_rm_arguments, request=_rm, run=_run_rm)
+
+
+# --- preview
+
+
+def _preview_arguments(parser: argparse.ArgumentParser) -> None:
+    _name(parser, help="an existing router, or any name with --from")
+    topic_argument(parser, "--from", dest="source", metavar="TOPIC", help="topic to copy from [that of the router]")
+    parser.add_argument("--tag", metavar="TAG", help="copy only this tag [the filter of the router]")
+
+
+def _preview(args: Args) -> Request:
+    body = given(source=args.source, filter=None if args.tag is None else tag_match(args.tag))
+    return post(router_path(args.router, "preview"), body)
+
+
+def _show_preview(call: Call, answer: Mapping[str, Any]) -> None:
+    call.screen.line(
+        f"would copy {counted(answer['matched'], 'record')} ({size(answer['bytes'])}) of {answer['scanned']:,} "
+        f"in {answer['source']}"
+    )
+
+
+PREVIEW = Command(
+    name="preview",
+    help="count what a router would copy of the stored records",
+    arguments=_preview_arguments,
+    request=_preview,
+    show=_show_preview,
+    examples="  topics router preview eu --from orders --tag 'eu:*'\n",
+)

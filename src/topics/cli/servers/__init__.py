@@ -1,0 +1,1 @@
+"""Commands that start servers, print their settings, and name them in contexts."""

@@ -1,0 +1,107 @@
+"""`topics context`: name servers, and choose the one that commands use."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+from topics.cli.command import Subparsers
+from topics.cli.connect import contexts, target
+from topics.cli.connect.contexts import Context, Contexts
+from topics.cli.output.failures import EXIT_DONE, Failure, usage
+from topics.cli.output.screen import Screen, Styled
+
+Act = Callable[[argparse.Namespace, Contexts, Screen], bool]
+
+
+def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    text = "name servers, and choose the one that commands use"
+    parser = subparsers.add_parser(
+        "context", help=text, description=f"{text.capitalize()}. A context never holds a key, only its file.",
+        epilog="examples:\n  topics context add prod --url https://topics.example --token-file ~/.topics-prod\n"
+        "  topics context use prod\n  topics ls --context dev",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    added = _add(verbs, "add", _add_context, "add a context, or change it")
+    added.add_argument("name", metavar="NAME")
+    added.add_argument("--url", required=True, metavar="URL", help="address of the server")
+    added.add_argument("--token-file", metavar="FILE", help="file with the API key")
+    added.add_argument("--use", action="store_true", help="make it the current context")
+    for verb, act, help in (("use", _use, "make a context the current one"), ("rm", _rm, "remove a context")):
+        known = _add(verbs, verb, act, help).add_argument("name", metavar="NAME")
+        known.completes = "contexts"  # type: ignore[attr-defined]
+    _add(verbs, "ls", _ls, "list the contexts")
+
+
+def _add(verbs: Subparsers[argparse.ArgumentParser], name: str, act: Act, help: str) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=help, description=f"{help.capitalize()}.", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print JSON lines, also on a terminal")
+    parser.set_defaults(execute=lambda args: _execute(act, args))
+    return parser
+
+
+def _execute(act: Act, args: argparse.Namespace) -> int:
+    """Load the contexts, act on them, and save them if they changed."""
+    screen = Screen(as_json=args.json)
+    try:
+        known = contexts.load(os.environ)
+        if act(args, known, screen):
+            contexts.save(known, os.environ)
+    except Failure as failure:
+        screen.fail(str(failure), failure.next_step)
+        return failure.status
+    return EXIT_DONE
+
+
+def _add_context(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
+    if not args.name or args.name.startswith("-") or not args.name.isprintable() or " " in args.name:
+        raise usage(f"{args.name!r} cannot name a context", "use letters, digits and dashes")
+    token_file = None if args.token_file is None else os.path.abspath(os.path.expanduser(args.token_file))
+    if token_file is not None and not os.path.isfile(token_file):
+        raise usage(f"there is no key file {token_file}", "write the key to it first, then add the context")
+    known.by_name[args.name] = Context(target.normal(args.url), token_file)
+    if args.use or known.current is None:
+        known.current = args.name
+    current = " and made it the current context" if known.current == args.name else ""
+    _report(screen, f"added {args.name}{current}", name=args.name, current=known.current == args.name)
+    return True
+
+
+def _use(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
+    url = known.find(args.name).url
+    known.current = args.name
+    _report(screen, f"commands now use {args.name} ({url})", name=args.name, current=True)
+    return True
+
+
+def _rm(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
+    known.find(args.name)
+    del known.by_name[args.name]
+    known.current = None if known.current == args.name else known.current
+    _report(screen, f"removed {args.name}", name=args.name, removed=True)
+    return True
+
+
+def _ls(args: argparse.Namespace, known: Contexts, screen: Screen) -> bool:
+    rows = [(name, row, name == known.current) for name, row in sorted(known.by_name.items())]
+    if not screen.is_human:
+        for name, row, current in rows:
+            screen.json({"name": name, "url": row.url, "token_file": row.token_file, "current": current})
+    elif rows:
+        cells = [
+            (Styled("*" if current else "", "green"), Styled(name, "bold"), row.url, row.token_file or "")
+            for name, row, current in rows
+        ]
+        screen.table(("", "context", "url", "key file"), cells)
+    else:
+        screen.note("no contexts; `topics context add NAME --url URL` adds one")
+    return False
+
+
+def _report(screen: Screen, text: str, **fields: object) -> None:
+    if screen.is_human:
+        screen.line(text)
+    else:
+        screen.json(fields)

@@ -1,0 +1,68 @@
+"""The tree of commands: one row for each, with its module. A module is imported only when its command is used.
+
+A module has `register(subparsers)`, which adds the parsers of its commands and sets `args.execute`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """One command of the first level: name, module below `topics.cli`, one line of help."""
+
+    name: str
+    module: str
+    help: str
+
+
+GROUPS: dict[str, tuple[Row, ...]] = {
+    "Start": (
+        Row("serve", "servers.serve", "run the server"),
+        Row("settings", "servers.settings", "print the settings of the server"),
+    ),
+    "Records": (
+        Row("ls", "data.ls", "list topics with their sizes, rates and lag"),
+        Row("create", "data.topics", "create a topic or a queue"),
+        Row("config", "data.topics", "show or change the configuration of a topic"),
+        Row("state", "data.topics", "show the state of a topic"),
+        Row("rm", "data.topics", "remove topics with everything in them"),
+        Row("append", "data.append", "append records, from arguments or from a pipe"),
+        Row("read", "data.read", "read the records of a topic; -f follows it"),
+        Row("watch", "data.watch", "follow many topics at once"),
+        Row("delete", "data.delete", "delete records by tag or seq"),
+    ),
+    "Queues and routers": (
+        Row("queue", "queues.commands", "work with queues: claim, finish, return and inspect jobs"),
+        Row("router", "routers", "copy the records of one topic into another"),
+    ),
+    "Looking": (
+        Row("top", "looking.top", "watch a server on one live screen"),
+        Row("ping", "looking.ping", "measure how long an append and its delivery take"),
+    ),
+    "Servers": (Row("context", "servers.context", "name servers, and choose the one that commands use"),),
+    "Data directories": (
+        Row("backup", "offline.commands", "copy a data directory, also while its server runs"),
+        Row("restore", "offline.commands", "restore a backup"),
+        Row("verify", "offline.commands", "check every file of a data directory, without changing it"),
+    ),
+    "Analysis": (
+        Row("sql", "sql", "query topics and lakes with SQL"),
+        Row("pipeline", "pipeline", "run bulk jobs over topics, with Spark"),
+    ),
+    "This command": (Row("version", "version", "print the version"),),
+}
+
+ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
+
+EXAMPLES = """\
+topics create orders --cap-records 1M     topics append orders '{"sku": "V60"}' --tag order-7
+topics read orders --last 10 -f           topics watch 'chat-*' orders
+"""
+
+
+def modules_of(words: list[str] | None) -> list[str]:
+    """Return the modules that a command line needs: all of them if it names no known command."""
+    if words and words[0] in ROWS:
+        return [ROWS[words[0]].module]
+    return list(dict.fromkeys(row.module for row in ROWS.values()))

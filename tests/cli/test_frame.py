@@ -1,0 +1,187 @@
+"""What all commands share: help, version, errors, exit statuses, `--curl`, `--json`, contexts, keys."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import TOPICS, Cli
+from tests.conftest import ServerProcess, StartServer
+from topics import __version__
+from topics.cli import tree
+from topics.cli.main import build_parser
+
+KEY = "s3cret-key"
+
+
+def test_version_is_printed_without_loading_much(home: Cli) -> None:
+    for flag in ("--version", "-V", "version"):
+        assert home.pipe(flag).out == f"{__version__}\n"
+    program = "import sys; from topics.cli.main import main; main(['--version']); print(len(sys.modules), *sys.modules)"
+    done = subprocess.run([str(Path(TOPICS).with_name("python")), "-c", program], capture_output=True, text=True)
+    loaded = done.stdout.split()
+    assert not {"argparse", "http.client", "msgspec", "rich", "httpx", "numpy", "asyncio"} & set(loaded)
+
+
+def test_commands_in_a_pipe_start_without_slow_packages(cli: Cli) -> None:
+    program = (
+        "import sys; from topics.cli.main import main; status = main(['ls'])\n"
+        "print(status, *sorted({'httpx', 'numpy', 'rich', 'asyncio', 'uvloop', 'topics.config'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [str(Path(TOPICS).with_name("python")), "-c", program], capture_output=True, text=True, env=cli.env
+    )
+    assert done.stdout.splitlines()[-1] == "0", done.stderr
+
+
+def test_help_lists_every_command_and_each_explains_itself(home: Cli) -> None:
+    shown = home.pipe("--help")
+    assert shown.status == 0
+    for name, row in tree.ROWS.items():
+        assert f"  {name} " in shown.out
+        assert row.help in shown.out
+    assert home.pipe("help", "read").out == home.pipe("read", "--help").out
+    bare = home.pipe()
+    assert (bare.status, bare.out, bare.err == shown.out) == (2, "", True)
+
+
+def test_every_row_of_the_tree_has_a_parser_with_the_same_help() -> None:
+    parser = build_parser()
+    [commands] = [action for action in parser._actions if action.choices]
+    helps = {action.dest: action.help for action in commands._choices_actions}  # type: ignore[attr-defined]
+    assert set(helps) == set(tree.ROWS)
+
+
+def test_unknown_command_suggests_the_closest(home: Cli) -> None:
+    done = home.pipe("apend", "x")
+    assert (done.status, done.out) == (2, "")
+    assert "there is no command 'apend'" in done.err
+    assert "did you mean append?" in done.err
+
+
+def test_missing_argument_says_where_to_look(home: Cli) -> None:
+    done = home.pipe("append", "x")
+    assert done.status == 2
+    assert done.err.splitlines()[-1] == "next: `topics append --help` explains the arguments"
+
+
+def test_no_server_is_its_own_exit_status(home: Cli) -> None:
+    done = home.pipe("ls", "--url", "http://127.0.0.1:1")
+    assert (done.status, done.out) == (4, "")
+    assert "topics: no answer from http://127.0.0.1:1: Connection refused" in done.err
+    assert "next: start a server with `topics serve`" in done.err
+
+
+def test_bad_url_is_a_usage_error(home: Cli) -> None:
+    for url in ("ftp://x", "http://", "http://host:port"):
+        done = home.pipe("ls", "--url", url)
+        assert (done.status, "is not the URL of a server" in done.err) == (2, True), url
+
+
+def test_closed_pipe_ends_a_command_quietly(cli: Cli) -> None:
+    cli.pipe("append", "long", "-", stdin="1\n" * 50_000)
+    done = subprocess.run(
+        ["bash", "-c", f"{TOPICS} read long | head -n 2 | wc -l"],
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("2", "")
+
+
+# --- contexts and keys
+
+
+def test_contexts_choose_the_server(cli: Cli, server: ServerProcess, tmp_path: Path) -> None:
+    user = Cli(tmp_path / "home")
+    assert "no contexts" in user.tty("context", "ls").out
+    user.pipe("context", "add", "nowhere", "--url", "http://127.0.0.1:1")
+    user.pipe("context", "add", "here", "--url", server.url)
+    assert user.pipe("ls").status == 4
+    assert user.pipe("ls", "--context", "here").status == 0
+    assert user.pipe("ls", TOPICS_CONTEXT="here").status == 0
+    assert user.pipe("context", "use", "here").status == 0
+    assert user.pipe("ls").status == 0
+    listed = [json.loads(line) for line in user.pipe("context", "ls").lines]
+    assert {row["name"]: row["current"] for row in listed} == {"here": True, "nowhere": False}
+    assert "* here" in user.tty("context", "ls").out.replace("  ", " ")
+    assert user.pipe("context", "rm", "here").status == 0
+    assert user.pipe("context", "use", "here").status == 3
+    assert user.pipe("ls", "-c", "here").status == 3
+
+
+@pytest.fixture
+def guarded(start_server: StartServer) -> ServerProcess:
+    return start_server(api_keys=KEY)
+
+
+def test_key_comes_from_a_file_and_is_never_printed(guarded: ServerProcess, tmp_path: Path) -> None:
+    user = Cli(tmp_path / "home", guarded.url)
+    key_file = tmp_path / "key"
+    key_file.write_text(f"{KEY}\n")
+    without = user.pipe("ls")
+    assert (without.status, "--token-file" in without.err) == (5, True)
+    assert user.pipe("ls", "--token-file", str(key_file)).status == 0
+    assert user.pipe("ls", TOPICS_TOKEN_FILE=str(key_file)).status == 0
+    user.pipe("context", "add", "guarded", "--url", guarded.url, "--token-file", str(key_file))
+    assert user.pipe("ls", "--context", "guarded").status == 0
+    stored = (tmp_path / "home" / "config" / "topics" / "contexts.json").read_text()
+    shown = user.pipe("state", "x", "--curl", "--token-file", str(key_file))
+    assert f"$(cat {key_file})" in shown.out
+    assert KEY not in stored + shown.out + shown.err
+
+
+def test_key_on_the_command_line_is_warned_about(guarded: ServerProcess, tmp_path: Path) -> None:
+    done = Cli(tmp_path / "home", guarded.url).pipe("ls", "--token", KEY)
+    assert done.status == 0
+    assert "warning: other users of this machine can see --token" in done.err
+    assert KEY not in done.out + done.err
+
+
+def test_key_of_a_context_is_not_sent_to_another_server(guarded: ServerProcess, tmp_path: Path) -> None:
+    user = Cli(tmp_path / "home")
+    key_file = tmp_path / "key"
+    key_file.write_text(KEY)
+    user.pipe("context", "add", "prod", "--url", "http://127.0.0.1:1", "--token-file", str(key_file))
+    assert user.pipe("ls", "--url", guarded.url).status == 5
+
+
+# --- --curl
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_curl_prints_a_request_that_works(cli: Cli) -> None:
+    for words, member in (
+        (("create", "curled", "--ttl", "7d"), "created"),
+        (("append", "curled", "it's", '{"a": "b"}', "--tag", "t"), "first_seq"),
+        (("state", "curled"), "head_seq"),
+        (("config", "curled"), "config"),
+        (("ls", "curled"), "topics"),
+        (("delete", "curled", "--tag", "t", "--dry-run"), "deleted"),
+        (("watch", "curled"), "stream_url"),
+        (("rm", "curled", "--yes"), "deleted"),
+    ):
+        shown = cli.pipe(*words, "--curl")
+        assert shown.status == 0, shown
+        ran = subprocess.run(["bash", "-c", shown.out], capture_output=True, text=True, timeout=20)
+        assert member in json.loads(ran.stdout), (words, shown.out, ran)
+    cli.pipe("append", "curled", "1")
+    read = subprocess.run(["bash", "-c", cli.pipe("read", "curled", "--curl").out], capture_output=True, timeout=20)
+    assert [json.loads(line).keys() for line in read.stdout.splitlines()][-1] == {"end"}
+
+
+def test_version_takes_less_than_a_tenth_of_a_second(home: Cli) -> None:
+    """The processor time of the best start counts, because other processes may use the machine."""
+    took_s = []
+    for _ in range(5):
+        started = os.posix_spawn(TOPICS, [TOPICS, "--version"], home.env)
+        _, status, usage = os.wait4(started, 0)
+        assert status == 0
+        took_s.append(usage.ru_utime + usage.ru_stime)
+        if took_s[-1] < 0.1:
+            return
+    raise AssertionError(f"the fastest of {len(took_s)} starts took {min(took_s) * 1000:.0f} ms")
