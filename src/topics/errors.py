@@ -15,6 +15,7 @@ class Code(Enum):
     NOT_FOUND = "not_found", 404, False
     TOPIC_NOT_FOUND = "topic_not_found", 404, False
     ROUTER_NOT_FOUND = "router_not_found", 404, False
+    CONSUMER_NOT_FOUND = "consumer_not_found", 404, False
     METHOD_NOT_ALLOWED = "method_not_allowed", 405, False
     NOT_ACCEPTABLE = "not_acceptable", 406, False
     REQUEST_TIMEOUT = "request_timeout", 408, True
@@ -23,6 +24,7 @@ class Code(Enum):
     TOPIC_NOT_EMPTY = "topic_not_empty", 409, False
     NOT_A_QUEUE = "not_a_queue", 409, False
     EPOCH_MISMATCH = "epoch_mismatch", 409, False
+    CONSUMER_MOVED = "consumer_moved", 409, False
     SESSION_GONE = "session_gone", 410, False
     PAYLOAD_TOO_LARGE = "payload_too_large", 413, False
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, False

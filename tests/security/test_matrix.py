@@ -50,6 +50,11 @@ RULES: dict[str, Rule] = {
     "POST /v0/topics/{topic}/scan": Rule("read", dict),
     "POST /v0/topics/{topic}/delete": Rule("delete", lambda: {"before_seq": 1}),
     "POST /v0/topics/{topic}/archived": Rule("write", lambda: {"seq": 0, "epoch": 1}),
+    "PUT /v0/topics/{topic}/consumers/{consumer}": Rule("read write", lambda: {"seq": 0}),
+    "GET /v0/topics/{topic}/consumers/{consumer}": Rule("read"),
+    "DELETE /v0/topics/{topic}/consumers/{consumer}": Rule("delete"),
+    "GET /v0/topics/{topic}/consumers": Rule("read"),
+    "GET /v0/consumers": Rule("read"),
     "PUT /v0/routers/{router}": Rule("admin", lambda source, dest: {"source": source, "dest": dest + ".to"}, 2),
     "GET /v0/routers/{router}": Rule("read"),
     "GET /v0/routers": Rule("read"),
@@ -89,6 +94,7 @@ def rule_of(route: Route) -> Rule:
 def ask(caller: Caller, route: Route, key: str | None, name: str, *body_names: str, body: Any = None) -> Reply:
     rule = rule_of(route)
     path = route.path.replace("{topic}", name).replace("{router}", name).replace("{wid}", "wid_" + "A" * 22)
+    path = path.replace("{consumer}", "billing")
     if body is None and rule.body is not None:
         body = rule.body(*(body_names or [name] * rule.body_names))
     reply = caller.send(route.method, path + rule.query, body, key=key, fields=rule.fields)
@@ -126,8 +132,10 @@ def test_the_table_asks_for_the_scopes_that_the_contract_names():
 
 
 def test_every_part_of_a_path_that_is_a_variable_is_a_name_the_guard_checks_or_a_session():
+    """A consumer belongs to its topic, whose name is in the same path."""
     parts = {part for route in ROUTES for part in route.path.split("/") if part.startswith("{")}
-    assert parts <= {"{topic}", "{router}", "{wid}"}
+    assert parts <= {"{topic}", "{router}", "{wid}", "{consumer}"}
+    assert all("{topic}" in route.path for route in ROUTES if "{consumer}" in route.path)
 
 
 def test_only_the_two_event_streams_take_a_token_from_the_url():

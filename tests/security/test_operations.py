@@ -22,9 +22,9 @@ from topics.errors import TopicsError
 from topics.model.queue import RedriveRequest
 from topics.model.router import RouterRequest
 from topics.model.topic import ConfigPatch
-from topics.model.watch import Command
+from topics.model.watch import Command, TopicOptions
 from topics.server.access import caller, operations
-from topics.server.access.operations import COMMANDS, OPERATIONS, Operation, Scope
+from topics.server.access.operations import COMMANDS, MORE, OPERATIONS, Operation, Scope
 from topics.server.api.table import ROUTES
 
 WAIT_S = 20
@@ -38,10 +38,13 @@ SCOPES = {
     "append": "write",
     "publish with config": "write admin",
     "diff": "read",
+    "diff as consumer": "read write",
     "scan": "read",
     "delete records": "delete",
     "report archived": "write",
     "watch": "read",
+    "watch as consumer": "read write",
+    "commit": "read write",
     "open session": "",
     "connect socket": "",
     "unsubscribe": "",
@@ -53,6 +56,11 @@ SCOPES = {
     "extend": "write",
     "list jobs": "read",
     "redrive": "read write delete",
+    "put consumer": "read write",
+    "hold for consumer": "read write admin",
+    "read consumer": "read",
+    "list consumers": "read",
+    "drop consumer": "delete",
     "put router": "admin",
     "read router": "read",
     "list routers": "read",
@@ -103,6 +111,14 @@ ESCAPES: dict[tuple[str, str, str], list[Ask]] = {
         lambda name: {"op": "subscribe", "topic": f"{name}*", "lenient": True},
         lambda name: {"op": "subscribe", "topic": "in.*" if name == INSIDE else "*", "lenient": True},
     ],
+    ("watch as consumer", "http", "topics"): [
+        lambda name: Http("POST", "/v0/watch?lenient=true", {"topics": {name: {"consumer": "c"}}}),
+        lambda name: Http("POST", "/v0/watch?lenient=true", {"topics": {"in.from": {"consumer": "c"}, name: {}}}),
+    ],
+    ("watch as consumer", "ws", "topics"): [
+        lambda name: {"op": "subscribe", "topic": name, "consumer": "c", "lenient": True},
+        lambda name: {"op": "subscribe", "topics": {INSIDE: {}, name: {"consumer": "c"}}, "lenient": True},
+    ],
     ("redrive", "http", "dead_letter"): [
         lambda name: Http("POST", f"/v0/topics/in.q.{INSIDE}/redrive", {"dead_letter": name}),
         lambda name: Http("POST", f"/v0/topics/in.q.{name}/redrive", {}),
@@ -124,7 +140,16 @@ ESCAPES: dict[tuple[str, str, str], list[Ask]] = {
         lambda name: Http("POST", f"/v0/routers/in.to.{name}/preview", {}),
     ],
 }
+# Requests to a route whose body asks for more than the route does, by that operation.
+BODIES: dict[str, Ask] = {
+    "diff as consumer": lambda name: Http("POST", f"/v0/topics/{name}/diff", {"consumer": "c", "commit": True}),
+    "watch as consumer": lambda name: Http("POST", "/v0/watch", {"topics": {name: {"consumer": "c"}}}),
+    "hold for consumer": lambda name: Http(
+        "PUT", f"/v0/topics/{name}/consumers/c", {"seq": 0, "hold": True, "max_hold_bytes": 1}
+    ),
+}
 TARGETS: dict[str, Ask] = {
+    "commit": lambda name: {"op": "commit", "topic": name, "consumer": "c", "seq": 0},
     "append": lambda name: {"op": "publish", "topic": name} | RECORDS,
     "publish with config": lambda name: {"op": "publish", "topic": name, "config": {}} | RECORDS,
 }
@@ -190,17 +215,22 @@ def transports() -> list[tuple[Operation, str]]:
     """Every operation with every transport that offers it."""
     commands = {operation for pick in COMMANDS.values() for operation in _picked(pick)}
     found = {(route.operation, "http") for route in ROUTES} | {(operation, "ws") for operation in commands}
+    found |= {(operation, "http") for operation, _ in MORE.values()}
     return sorted(found, key=lambda pair: (pair[0].name, pair[1]))
 
 
 def _picked(pick: Callable[[Any], Operation]) -> set[Operation]:
-    """The operations that a command can ask for, with and without a configuration."""
+    """The operations that a command can ask for, with and without a configuration or a consumer."""
 
     class Asked:
-        def __init__(self, config: Any) -> None:
+        def __init__(self, config: Any, consumer: str | None) -> None:
             self.config = config
+            self._consumer = consumer
 
-    return {pick(Asked(None)), pick(Asked(ConfigPatch()))}
+        def watched(self) -> dict[str, TopicOptions]:
+            return {"t": TopicOptions(consumer=self._consumer)}
+
+    return {pick(Asked(None, None)), pick(Asked(ConfigPatch(), "c"))}
 
 
 def test_every_operation_is_offered_and_every_offer_is_an_operation():
@@ -221,6 +251,7 @@ def _words(scope: Scope) -> set[str]:
 def test_every_place_of_a_name_has_cases():
     places = {(operation.name, way, place) for operation, way in transports() for place in operation.names}
     assert places == set(ESCAPES)
+    assert {operation.name for operation, _ in MORE.values()} == set(BODIES)
     sockets = {operation.name for operation, way in transports() if way == "ws"}
     with_places = {name for name, way, _ in ESCAPES if way == "ws"}
     assert sockets == set(TARGETS) | set(WITHOUT_NAMES) | (with_places - set(TARGETS))
@@ -241,6 +272,8 @@ def requests() -> Iterator[Any]:
         for place in operation.names:
             for at, ask in enumerate(ESCAPES[operation.name, way, place]):
                 yield pytest.param(operation, ask, id=f"{operation.name}-{way}-{place}-{at}")
+        if way == "http" and operation.name in BODIES:
+            yield pytest.param(operation, BODIES[operation.name], id=f"{operation.name}-http-body")
         if way == "ws" and operation.name in TARGETS:
             yield pytest.param(operation, TARGETS[operation.name], id=f"{operation.name}-ws-target")
     for route in ROUTES:
@@ -252,6 +285,7 @@ def _targeted(route: Any) -> Ask:
     def ask(name: str) -> Http:
         rule = rule_of(route)
         path = route.path.replace("{topic}", f"{name}.target").replace("{router}", f"{name}.target") + rule.query
+        path = path.replace("{consumer}", "billing")
         body = None if rule.body is None else rule.body(*[INSIDE] * rule.body_names)
         return Http(route.method, path, body)
 

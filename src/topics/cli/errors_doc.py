@@ -55,8 +55,8 @@ The [clients](clients.md) for Python and JavaScript retry by these rules.
 - **A lost record.** The server reports it as a [tombstone](tombstones.md) with status 200.
 - **An unknown field** or query parameter of a request that writes or reads. The server ignores it, so that old and new
   clients and servers work together, and the answer has [warnings](#warnings). A request that deletes, configures or
-  moves (delete, `DELETE`, `PUT` of a topic or router, an inline `config`, redrive) is refused with `invalid_request`
-  instead: a misspelt `dry_run` must not delete.
+  moves (delete, `DELETE`, `PUT` of a topic, router or consumer, an inline `config`, redrive) is refused with
+  `invalid_request` instead: a misspelt `dry_run` must not delete.
 - **A number above its maximum**, if a smaller one serves the purpose: `limit` and `wait_ms` are clamped.
 
 ## Warnings
@@ -106,6 +106,7 @@ MEANINGS = {
     Code.NOT_FOUND: "The path does not exist, or the watch session has expired. Create a new session.",
     Code.TOPIC_NOT_FOUND: "The topic does not exist. Create it, or write to it without `create: false`.",
     Code.ROUTER_NOT_FOUND: "The router does not exist.",
+    Code.CONSUMER_NOT_FOUND: "The topic has no consumer of this name: it was deleted, expired, or never stored.",
     Code.METHOD_NOT_ALLOWED: "The path does not support this method. `Allow` lists the supported ones.",
     Code.NOT_ACCEPTABLE: "The route cannot return what `Accept` names. Streams return `text/event-stream`.",
     Code.REQUEST_TIMEOUT: "The request did not arrive completely in time.",
@@ -114,6 +115,8 @@ MEANINGS = {
     Code.TOPIC_NOT_EMPTY: "The topic has records, and the request has `if_empty`.",
     Code.NOT_A_QUEUE: "The operation needs a topic of type `queue`.",
     Code.EPOCH_MISMATCH: "The topic has another epoch: it was deleted and created again, or restored.",
+    Code.CONSUMER_MOVED: "The consumer does not stand at `if_seq`, but at `detail.seq`: another instance has moved it. "
+    "Continue from there.",
     Code.SESSION_GONE: "The watch session ended while its stream was open. Create a new session.",
     Code.PAYLOAD_TOO_LARGE: (
         "The body exceeds `TOPICS_MAX_BODY_BYTES`, compressed or decompressed, or 1 MiB for requests other than "

@@ -8,6 +8,7 @@ decision has taken effect. Every verb is a method of the part that it belongs to
     engine.queues                       jobs
     engine.routers                      routers
     engine.archives                     reports of archives
+    engine.consumers                    named consumers
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from msgspec import Struct
 
 from topics.clock import Clock
 from topics.engine import pressure, retention
+from topics.engine.consumers.consumer_log import Consumed
+from topics.engine.consumers.verbs import Consumers, complete
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
 from topics.engine.read.read import Query, Reading, expire_and_read
@@ -51,6 +54,14 @@ class Dropped(Struct):
     routers_removed: list[str]
 
 
+def _join(leader: Ticket, followers: list[Ticket]) -> None:
+    """Complete the entry of a ticket that others follow, at the end of the turn."""
+    if type(leader.entry) is Consumed:
+        complete(leader)
+    else:
+        join(leader, followers)
+
+
 class Engine:
     """All topics of one server. Not thread-safe: one thread owns it, and no verb waits in its middle."""
 
@@ -66,7 +77,7 @@ class Engine:
         self.clock = clock
         self.limits = limits or Limits()
         self.state = state or State(max_keys=self.limits.max_idempotency_keys)
-        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, join=join)
+        self.commits = Commits(log or NoLog(), schedule=schedule, tick_ns=clock.monotonic_ns, join=_join)
         self.staging = staging = Staging(
             self.state, self.commits, clock=clock, limits=self.limits, logged=log is not None
         )
@@ -75,6 +86,7 @@ class Engine:
         self.queues = Queues(staging)
         self.routers = Routers(staging)
         self.archives = Archives(staging)
+        self.consumers = Consumers(staging)
         # Attributes and no methods: one call less on the hottest paths.
         self.append = Appends(staging).append
         self.delete_records = Deletes(staging).delete_records

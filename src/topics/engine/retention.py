@@ -113,8 +113,8 @@ def refresh_front(topic: Topic) -> None:
 def enforce_caps(topic: Topic) -> None:
     """Evict the oldest live records until both caps hold.
 
-    A topic that rejects never evicts, unless it holds records for its archive: then it evicts archived records, see
-    `spare`.
+    A topic that rejects evicts only if it holds records for its archive, and then only archived records: see `spare`.
+    Records that a consumer holds stay: see `released`.
     """
     config = topic.config
     take = evict
@@ -123,9 +123,28 @@ def enforce_caps(topic: Topic) -> None:
     elif config.discard == "reject":
         return
     if config.cap_records and topic.count > config.cap_records:
-        take(topic, _after_oldest(topic, topic.count - config.cap_records), "cap")
+        if (upto := released(topic, _after_oldest(topic, topic.count - config.cap_records))) > topic.earliest:
+            take(topic, upto, "cap")
     if config.cap_bytes and topic.bytes > config.cap_bytes:
-        take(topic, _after_bytes(topic, topic.bytes - config.cap_bytes), "cap")
+        if (upto := released(topic, _after_bytes(topic, topic.bytes - config.cap_bytes))) > topic.earliest:
+            take(topic, upto, "cap")
+
+
+def released(topic: Topic, upto: int) -> int:
+    """Return the seq below which a cap may evict records: `upto`, or less if consumers hold records below it.
+
+    A consumer with `hold` holds every record that it has not read. Once the topic has more than `max_hold_bytes`, a
+    topic that discards old records evicts the oldest ones all the same. A topic that rejects evicts none of them.
+    """
+    own = topic.consumers
+    if own is None or not own.holders:
+        return upto
+    for consumer in own.holders:
+        if consumer.seq + 1 < upto:
+            excess = topic.bytes - consumer.max_hold_bytes
+            past = _after_bytes(topic, excess) if excess > 0 and topic.config.discard == "old" else 0
+            upto = min(upto, max(consumer.seq + 1, past))
+    return max(upto, topic.earliest)
 
 
 def _evict_archived_first(topic: Topic, upto: int, reason: str) -> None:
@@ -149,7 +168,7 @@ def spare(topic: Topic) -> tuple[int, int]:
     """Return how many live records a topic that rejects may evict to make room, and their bytes: the archived ones."""
     if not makes_room(topic):
         return 0, 0
-    return live_between(topic, topic.earliest, topic.archived + 1)
+    return live_between(topic, topic.earliest, released(topic, topic.archived + 1))
 
 
 def gives_way(topic: Topic, *, count: int, used_bytes: int) -> bool:
@@ -193,6 +212,8 @@ def would_free(topic: Topic, count: int, used_bytes: int) -> int:
     if config.cap_records and count > config.cap_records:
         upto = _after_oldest(topic, min(count - config.cap_records, topic.count))
         freed = max(freed, live_between(topic, topic.earliest, upto)[1])
+    if topic.consumers is not None and topic.consumers.holders:
+        freed = min(freed, live_between(topic, topic.earliest, released(topic, topic.head + 1))[1])
     return freed
 
 
@@ -206,7 +227,12 @@ def reach(topic: Topic, *, first: int, sizes: Sequence[int], ts: int, before_byt
     if config.ttl_ms and topic.front_ts < ts - config.ttl_ms:
         expired = expired_before(topic, ts - config.ttl_ms)
         upto = max(upto, min(expired, topic.archived + 1) if topic.holds else expired)
-    end = first + len(sizes)
+    return max(upto, released(topic, _reach_of_caps(topic, first=first, sizes=sizes, before_bytes=before_bytes)))
+
+
+def _reach_of_caps(topic: Topic, *, first: int, sizes: Sequence[int], before_bytes: int) -> int:
+    """Return the seq below which the caps evict all records once records of these sizes are appended."""
+    config, upto, end = topic.config, topic.earliest, first + len(sizes)
     if config.cap_records and (excess := topic.count + end - topic.head - 1 - config.cap_records) > 0:
         upto = max(upto, _after_oldest(topic, excess) if excess <= topic.count else end - config.cap_records)
     if config.cap_bytes and (excess := topic.bytes + before_bytes + sum(sizes) - config.cap_bytes) > 0:

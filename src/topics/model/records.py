@@ -109,6 +109,12 @@ MatchWire = Annotated[
 ]
 
 
+CommitWire = Annotated[
+    bool | U64,
+    Meta(description="true: everything that the last answer to this consumer had is processed; a seq: up to this one"),
+]
+
+
 class DiffRequest(Struct, gc=False):
     """Body of `POST /v0/topics/:topic/diff`."""
 
@@ -122,6 +128,8 @@ class DiffRequest(Struct, gc=False):
     filter: MatchWire = None
     from_ts: U64 | None = None
     epoch: U64 | None = None
+    consumer: str | None = None  # read from the position of this consumer, instead of `from_seq`
+    commit: CommitWire = False
 
 
 class ScanRequest(Struct, gc=False):
@@ -176,6 +184,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_routers: int = 10_000
     max_total_bytes: int = 0
     max_idempotency_keys: int = 1_000_000
+    max_consumers: int = 1000
 
 
 def too_many_records(limits: Limits) -> TopicsError:

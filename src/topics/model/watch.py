@@ -12,6 +12,7 @@ from topics.model.records import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_LIMIT,
     MAX_BATCH_BYTES,
+    CommitWire,
     MatchWire,
     NewRecord,
     Projection,
@@ -38,6 +39,13 @@ class TopicOptions(Struct, gc=False):
     tail: bool = False
     filter: MatchWire = None
     epoch: U64 | None = None  # epoch that `from_seq` belongs to
+    consumer: str | None = None  # begin at the position of this consumer, instead of `from_seq`
+    commit: CommitWire = False
+
+    @property
+    def by_name(self) -> bool:
+        """Whether the position is that of a consumer, or should be moved."""
+        return self.consumer is not None or self.commit is not False
 
 
 class ViewOptions(Struct, kw_only=True):
@@ -120,6 +128,19 @@ def check_watched(topics: dict[str, TopicOptions], *, max_topics: int) -> None:
             raise invalid(f"topics.{name}.from_seq does not fit in 64 bits", field=f"topics.{name}.from_seq")
 
 
+def check_by_name(name: str, options: TopicOptions) -> None:
+    """Raise `invalid_request` if the other options of a topic cannot go with a consumer or a commit."""
+    field = f"topics.{name}.consumer"
+    if options.consumer is None:
+        raise invalid("commit needs consumer: whose position to move", field=f"topics.{name}.commit")
+    if is_pattern(name):
+        raise invalid("a pattern cannot have a consumer: name each topic", field=field)
+    if options.from_seq or options.tail:
+        raise invalid("consumer goes without from_seq and tail: its position says where to begin", field=field)
+    if type(options.commit) is int:
+        check_u64(options.commit, f"topics.{name}.commit")
+
+
 def check_name(name: str) -> None:
     """Raise `invalid_request` unless the name is a topic name, or a name prefix followed by `*`."""
     if not is_pattern(name):
@@ -144,6 +165,8 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
     tail: bool = False
     filter: MatchWire = None
     epoch: U64 | None = None
+    consumer: str | None = None
+    commit: CommitWire = False
     topics: dict[str, TopicOptions] | None = None
     lenient: bool = False
 
@@ -153,7 +176,7 @@ class Subscribe(ViewOptions, kw_only=True, tag_field="op", tag="subscribe"):
         if self.topic is None:
             assert self.topics is not None
             return self.topics
-        return {self.topic: TopicOptions(self.from_seq, self.tail, self.filter, self.epoch)}
+        return {self.topic: TopicOptions(self.from_seq, self.tail, self.filter, self.epoch, self.consumer, self.commit)}
 
 
 class Unsubscribe(Struct, kw_only=True, tag_field="op", tag="unsubscribe"):
@@ -180,11 +203,20 @@ class Publish(Struct, kw_only=True, tag_field="op", tag="publish"):
         )
 
 
+class Commit(Struct, kw_only=True, tag_field="op", tag="commit", forbid_unknown_fields=True):
+    """Command `commit`: the consumer of a subscription has processed every record up to `seq`."""
+
+    topic: str
+    seq: U64
+    request_id: RequestId = None
+    consumer: str | None = None  # of another subscription, or of none
+
+
 class Ping(Struct, kw_only=True, tag_field="op", tag="ping"):
     request_id: RequestId = None
 
 
-Command = Subscribe | Unsubscribe | Publish | Ping
+Command = Subscribe | Unsubscribe | Publish | Commit | Ping
 
 
 class Addressed(Struct):

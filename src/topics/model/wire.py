@@ -183,6 +183,8 @@ class Diff(Struct):
     tombstone: TombstoneAnswer | None
     lag: U64
     performance: Performance
+    consumer: str | None = None  # only in answers to a consumer, with its position
+    committed_seq: U64 | None = None
 
 
 class RecordsDeleted(Struct, omit_defaults=True):

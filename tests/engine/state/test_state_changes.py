@@ -11,10 +11,12 @@ from topics.engine.state.topic import Topic
 
 # Fields of a topic that a restart rebuilds from the log and the snapshot.
 KEPT = {
-    "archived", "bytes", "config", "count", "earliest", "epoch", "evict_floor", "evicted_unarchived", "gone", "head",
-    "key_bytes", "keys", "last_ts", "last_write_ts", "losses", "lost_ts", "queue", "segments", "topic_id", "trimmed",
+    "archived", "bytes", "config", "consumers", "count", "earliest", "epoch", "evict_floor", "evicted_unarchived",
+    "gone", "head", "key_bytes", "keys", "last_ts", "last_write_ts", "losses", "lost_ts", "queue", "segments",
+    "topic_id", "trimmed",
 }  # fmt: skip
-CHANGE = {"engine/write/apply.py", "engine/retention.py", "engine/write/archived.py", "engine/state/idempotency.py"}
+CHANGE = {"engine/write/apply.py", "engine/retention.py", "engine/write/archived.py", "engine/state/idempotency.py",
+          "engine/consumers/consumer_log.py"}  # fmt: skip
 BUILD = {"engine/state/topic.py", "engine/state/snapshot_parts.py", "engine/offline/directory.py"}
 TOPICS = {"topic", "source", "dest", "self.topic", "self._topic", "queue.topic"}  # what code calls a topic
 

@@ -14,6 +14,7 @@ import msgspec
 
 from topics import logs
 from topics.engine import retention
+from topics.engine.consumers import consumer_log
 from topics.engine.durable import lost_log
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.log_files import LogFile, read_log, read_whole
@@ -38,7 +39,11 @@ from topics.storage.segments.segment_cache import Shelf
 log = logs.Log("recovery")
 
 Progress = Callable[[float], None]
-REPLAYED_ELSEWHERE = (archived, verbs)  # entries of theirs are read back here: the modules that know how must be loaded
+REPLAYED_ELSEWHERE = (
+    archived,
+    consumer_log,
+    verbs,
+)  # entries of theirs are read back here: the modules that know how must be loaded
 
 
 class Recovered(NamedTuple):
@@ -358,6 +363,7 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
             backlog.replay(state, topic)
             retention.skip_to(topic, topic.ceiling + 1, "restart")
         archived.recovered(topic)
+        consumer_log.recovered(topic)
 
 
 def _make_durable(datadir: DataDir, files: list[LogFile]) -> None:

@@ -46,6 +46,11 @@ class NameIndex:
         if not chunk and at:
             del self._chunks[at], self._firsts[at]
 
+    def __contains__(self, name: str) -> bool:
+        chunk = self._chunks[bisect_right(self._firsts, name) - 1]
+        at = bisect_left(chunk, name)
+        return at < len(chunk) and chunk[at] == name
+
     def __len__(self) -> int:
         return sum(map(len, self._chunks))
 

@@ -1,9 +1,10 @@
 """What the engine knows of one topic.
 
-Some of it a restart must find again: records, losses, configuration, archive marks (`KEPT` in the tests of the module).
-It changes in `apply`, `retention`, `archived` and `idempotency` only, by the same functions for a live write and for a
-replayed entry; `snapshot_parts` and `offline` build it from files. The rest belongs to the running process: what is
-under way (`staging`, `append`, `commit`, `ceilings`), and which readers wait (`growth`, the server's push).
+Some of it a restart must find again: records, losses, configuration, archive marks, consumers (`KEPT` in the tests of
+the module). It changes in `apply`, `retention`, `archived`, `consumer_log` and `idempotency` only, by the same
+functions for a live write and for a replayed entry; `snapshot_parts` and `offline` build it from files. The rest
+belongs to the running process: what is under way (`staging`, `append`, `commit`, `ceilings`), and which readers wait
+(`growth`, the server's push).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from topics.engine.state.consumers import TopicConsumers
 from topics.engine.state.leases import Leases
 from topics.engine.state.losses import Losses
 from topics.model.topic import TopicConfig
@@ -75,6 +77,7 @@ class Topic:
         "ceiling_step",
         "changing",
         "config",
+        "consumers",
         "count",
         "diff_start",
         "earliest",
@@ -158,6 +161,7 @@ class Topic:
         self.gone = False  # whether the topic was dropped
         self.links: RouterLinks | None = None  # the routers around the topic, see `routers.graph.Links`
         self.queue = Leases(self) if config.type == "queue" else None
+        self.consumers: TopicConsumers | None = None  # None until one is stored; only `consumer_log` changes them
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin another history: of a new topic, or of one that was restored from a backup."""

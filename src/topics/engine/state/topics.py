@@ -51,6 +51,8 @@ class State:
         self.by_id: dict[int, Topic] = {}
         self.names = NameIndex()  # of `by_name`
         self.queues: dict[int, Topic] = {}  # the queues of `by_id`
+        self.consumed = NameIndex()  # topics with named consumers
+        self.expiring: dict[Topic, None] = {}  # topics with consumers that may expire, in the order of a sweep
         self.by_class: dict[str, int] = {}  # how many topics have each durability
         self.totals = Totals()
         self.next_topic_id = 1
@@ -83,6 +85,19 @@ class State:
             self.names.remove(topic.name)
         self.queues.pop(topic.topic_id, None)
         self.count_class(topic.config, -1)
+
+    def note_consumers(self, topic: Topic) -> None:
+        """Update the indexes of topics with consumers, after the first or the last one of a topic came or went."""
+        own = topic.consumers
+        known, has_some = topic.name in self.consumed, own is not None and bool(own.by_name)
+        if has_some and not known:
+            self.consumed.add(topic.name)
+        elif known and not has_some:
+            self.consumed.remove(topic.name)
+        if own is not None and own.expiring:
+            self.expiring[topic] = None
+        else:
+            self.expiring.pop(topic, None)
 
     def count_class(self, config: TopicConfig, delta: int) -> None:
         self.by_class[config.durability] = self.by_class.get(config.durability, 0) + delta

@@ -82,6 +82,9 @@ def drop(state: State, topic: Topic) -> None:
         state.dropped(topic, segment)
     topic.segments = []
     topic.queue = None
+    if topic.consumers is not None:
+        topic.consumers = None
+        state.note_consumers(topic)
     idempotency.forget_all(state, topic)
     topic.gone = True
 

@@ -154,6 +154,7 @@ class Commits:
         self.tick_ns = tick_ns
         self.creating: dict[str, Ticket] = {}  # by name: staged creations of topics
         self.turn_ms = 0  # the time of all writes of this turn; 0 before the first
+        self.turn = 0  # how often a batch was closed: a ticket that collects changes is complete once this moves on
         # Called with a topic before the first logged change of it is staged, while a snapshot is being taken.
         self.before_change: Callable[[Topic], None] | None = None
         self.pending_bytes = 0  # of accepted records of all topics that have not taken effect yet
@@ -205,6 +206,7 @@ class Commits:
             return
         self._staged = []
         self.turn_ms = 0
+        self.turn += 1
         frames = []
         for ticket in batch:
             if ticket.topic is not None:
@@ -340,6 +342,7 @@ class Commits:
         waiting = waiting[upto:]
         staged, self._staged = self._staged, []
         self.turn_ms = 0
+        self.turn += 1
         self.log.void([ticket.frame for ticket in waiting if ticket.frame is not None])
         self.refuse(waiting, LogFailed(str(failure), written=True), behind=staged)
         self._land()

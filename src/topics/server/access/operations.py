@@ -1,6 +1,7 @@
 """The operations: everything a client can request, and what a key needs for it. One table for all transports. Pure.
 
 A row of the route table and a WebSocket command each refer to an operation here, and `caller.authorise` decides by it.
+A body that asks for more than its route (`MORE`) is authorised for that operation as well.
 A row of this table has:
 
     scope    scopes that the key must have, all of them
@@ -19,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from topics.model.consumer import ConsumerRequest
 from topics.model.queue import RedriveRequest
-from topics.model.records import WriteRequest
+from topics.model.records import DiffRequest, WriteRequest
 from topics.model.router import PreviewRequest, RouterRequest
 from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import strict
-from topics.model.watch import Command, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
+from topics.model.watch import Command, Commit, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
 from topics.server.http import query_string
 
 if TYPE_CHECKING:
@@ -153,11 +155,15 @@ PUBLISH_CONFIGURED = _row(
     "publish with config", Scope.WRITE | Scope.ADMIN, names={"config.dead_letter": _inline_dead_letter}
 )
 DIFF = _row("diff", Scope.READ)
+# Reading by name begins and moves a consumer, so it needs what storing one needs.
+DIFF_AS_CONSUMER = _row("diff as consumer", Scope.READ | Scope.WRITE)
 SCAN = _row("scan", Scope.READ)
 DELETE_RECORDS = _row("delete records", Scope.DELETE)
 REPORT_ARCHIVED = _row("report archived", Scope.WRITE)
 
 WATCH = _row("watch", Scope.READ, names={"topics": _watched})
+WATCH_AS_CONSUMER = _row("watch as consumer", Scope.READ | Scope.WRITE, names={"topics": _watched})
+COMMIT = _row("commit", Scope.READ | Scope.WRITE)
 # The session was authorised when it was created, and `Sessions.find` returns it only to the key that created it.
 OPEN_SESSION = _row("open session", effects=_always)
 # Every command is authorised by itself. The handshake refuses pages of other sites.
@@ -172,6 +178,13 @@ NACK = _row("nack", Scope.WRITE)
 EXTEND = _row("extend", Scope.WRITE)
 LIST_JOBS = _row("list jobs", Scope.READ)
 REDRIVE = _row("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_letter": _redriven})
+
+PUT_CONSUMER = _row("put consumer", Scope.READ | Scope.WRITE)
+# A hold keeps records past the caps that the topic was configured with, so it needs what configuring needs.
+HOLD_FOR_CONSUMER = _row("hold for consumer", Scope.READ | Scope.WRITE | Scope.ADMIN)
+READ_CONSUMER = _row("read consumer", Scope.READ)
+LIST_CONSUMERS = _row("list consumers", Scope.READ)
+DROP_CONSUMER = _row("drop consumer", Scope.DELETE)
 
 PUT_ROUTER = _row("put router", Scope.ADMIN, names={"source": _source, "dest": _dest})
 READ_ROUTER = _row(
@@ -188,6 +201,33 @@ READ_METRICS = _row("read metrics", Scope.READ)
 READ_DOCUMENT = _row("read document")
 
 
+# --- requests whose body asks for more than the operation of their route
+
+
+def _holds(wanted: ConsumerRequest) -> bool:
+    return wanted.hold is True or (type(wanted.max_hold_bytes) is int and wanted.max_hold_bytes > 0)
+
+
+def _consumes(wanted: WatchRequest | Subscribe) -> bool:
+    return any(options.by_name for options in wanted.watched().values())
+
+
+MORE: Mapping[type[Any], tuple[Operation, Callable[[Any], bool]]] = {
+    ConsumerRequest: (HOLD_FOR_CONSUMER, _holds),
+    DiffRequest: (DIFF_AS_CONSUMER, lambda wanted: wanted.consumer is not None),
+    WatchRequest: (WATCH_AS_CONSUMER, _consumes),
+}
+
+
+_MORE = {**MORE, **{strict(kind): row for kind, row in MORE.items()}}
+
+
+def more_than_route(wanted: Any) -> Operation | None:
+    """Return the operation that a decoded body asks for besides that of its route; None if there is none."""
+    operation, asks = _MORE[type(wanted)]
+    return operation if asks(wanted) else None
+
+
 # --- WebSocket commands
 
 
@@ -197,8 +237,9 @@ def _publish(command: Publish) -> Operation:
 
 COMMANDS: Mapping[type[Any], Callable[[Any], Operation]] = {
     Publish: _publish,
-    Subscribe: lambda _: WATCH,
+    Subscribe: lambda command: WATCH_AS_CONSUMER if _consumes(command) else WATCH,
     Unsubscribe: lambda _: UNSUBSCRIBE,
+    Commit: lambda _: COMMIT,
     Ping: lambda _: PING,
 }
 
@@ -208,5 +249,5 @@ _PICK = {**COMMANDS, **{strict(kind): pick for kind, pick in COMMANDS.items()}}
 
 def operation_of(command: Command) -> tuple[Operation, tuple[str, ...]]:
     """Return the operation of a command, and its targets."""
-    targets = (command.topic,) if isinstance(command, Publish) else ()
+    targets = (command.topic,) if isinstance(command, (Publish, Commit)) else ()
     return _PICK[type(command)](command), targets

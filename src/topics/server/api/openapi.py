@@ -20,7 +20,7 @@ _EVERYWHERE = (Code.INVALID_REQUEST, Code.REQUEST_TIMEOUT, Code.HEADERS_TOO_LARG
 _WITH_BODY = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WITH_SCOPE = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
 _WHILE_STARTING = (Code.NOT_READY, Code.SHUTTING_DOWN)
-_PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN}
+_PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "consumer": names.CONSUMER_PATTERN}
 # Names of operations where the name of the handler alone says too little.
 _NAMES = {
     "create": "create_watch", "stream": "open_watch", "socket": "open_socket", "delete": "delete_records",
@@ -28,6 +28,7 @@ _NAMES = {
     "ready": "get_ready", "work": "open_work_stream", "client_js": "get_client_js",
 }  # fmt: skip
 _TAGS = {
+    "/consumers": "consumers",
     "/routers": "routers", "/watch": "watch", "/ws": "watch", "/claim": "queues", "/ack": "queues", "/nack": "queues",
     "/extend": "queues", "/work": "queues", "/jobs": "queues", "/redrive": "queues", "/diff": "records",
     "/scan": "records", "/delete": "records", "/archived": "records", "/topics": "topics",

@@ -1,12 +1,23 @@
 """The rows of the route table."""
 
 from topics.errors import Code
-from topics.model import queue, router, wire
+from topics.model import consumer, queue, router, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access import operations
-from topics.server.api.handlers import archives, assets, health, queues, records, routers, scan, topics, watch
+from topics.server.api.handlers import (
+    archives,
+    assets,
+    consumers,
+    health,
+    queues,
+    records,
+    routers,
+    scan,
+    topics,
+    watch,
+)
 from topics.server.api.route import Parameter, Route
 from topics.server.http import write_request
 
@@ -60,7 +71,10 @@ ROUTES = [
     Route(
         method="POST", path="/v0/topics/{topic}/diff", handler=records.diff, operation=operations.DIFF,
         summary="Read the records after a cursor, with a tombstone if some were lost",
-        body=DiffRequest, answers={200: wire.Diff}, errors=(Code.TOPIC_NOT_FOUND, Code.THROTTLED),
+        body=DiffRequest, answers={200: wire.Diff},
+        errors=(
+            Code.TOPIC_NOT_FOUND, Code.CONSUMER_NOT_FOUND, Code.EPOCH_MISMATCH, Code.THROTTLED, Code.READ_ONLY,
+        ),
     ),
     Route(
         method="POST", path="/v0/topics/{topic}/scan", handler=scan.scan, operation=operations.SCAN,
@@ -80,6 +94,39 @@ ROUTES = [
         summary="Report up to which seq an archive has every record: a topic that holds them may expire them",
         body=wire.ArchivedRequest, answers={200: wire.ArchivedAnswer},
         errors=(Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH, Code.READ_ONLY),
+    ),
+    Route(
+        method="PUT", path="/v0/topics/{topic}/consumers/{consumer}", handler=consumers.put_consumer,
+        operation=operations.PUT_CONSUMER,
+        summary="Store the position of a named consumer, or change it, by compare-and-set with `if_seq`",
+        body=consumer.ConsumerRequest, answers={200: consumer.ConsumerPut, 201: consumer.ConsumerPut},
+        errors=(
+            Code.TOPIC_NOT_FOUND, Code.EPOCH_MISMATCH, Code.CONSUMER_MOVED, Code.THROTTLED, Code.READ_ONLY,
+        ),
+    ),
+    Route(
+        method="GET", path="/v0/topics/{topic}/consumers/{consumer}", handler=consumers.get_consumer,
+        operation=operations.READ_CONSUMER,
+        summary="Get a consumer: its position, its lag in records and milliseconds, and unread records that were lost",
+        answers={200: consumer.ConsumerState}, errors=(Code.TOPIC_NOT_FOUND, Code.CONSUMER_NOT_FOUND),
+    ),
+    Route(
+        method="DELETE", path="/v0/topics/{topic}/consumers/{consumer}", handler=consumers.drop_consumer,
+        operation=operations.DROP_CONSUMER,
+        summary="Delete a consumer, and end its hold",
+        answers={200: consumer.ConsumerDropped}, errors=(Code.TOPIC_NOT_FOUND, Code.READ_ONLY),
+    ),
+    Route(
+        method="GET", path="/v0/topics/{topic}/consumers", handler=consumers.list_topic_consumers,
+        operation=operations.LIST_CONSUMERS,
+        summary="List the consumers of a topic by name",
+        answers={200: consumer.ConsumerList}, errors=(Code.TOPIC_NOT_FOUND,), query=_PAGE,
+    ),
+    Route(
+        method="GET", path="/v0/consumers", handler=consumers.list_consumers, operation=operations.LIST_CONSUMERS,
+        summary="List the consumers of all topics, by topic and name",
+        answers={200: consumer.ConsumerList},
+        query=(Parameter("prefix", str, "only topics with this prefix"), *_PAGE),
     ),
     Route(
         method="POST", path="/v0/watch", handler=watch.create, operation=operations.WATCH,

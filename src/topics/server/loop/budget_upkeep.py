@@ -1,4 +1,5 @@
-"""Upkeep of the memory budget: refresh gauges, remove expired idempotency keys, serve waiters, return freed memory.
+"""Upkeep: refresh the gauges of the memory budget, remove expired idempotency keys and consumers, serve waiters, return
+freed memory.
 
 The C library keeps much of the memory that is freed, in pieces between others that are still in use. After clients have
 released a lot, `malloc_trim` returns it to the system. That takes about 10 ms, and blocks allocations meanwhile.
@@ -64,6 +65,8 @@ class Upkeep:
 
     def _tick(self) -> None:
         self._remove_expired_keys()
+        if self._runtime.engine.state.expiring:
+            self._runtime.engine.consumers.sweep(topics=TOPICS_PER_SWEEP // 4)
         self._budget.refresh()
         self._trim_heap()
         self.begin()

@@ -34,8 +34,8 @@ class Subscription:
     """One topic of one watcher. Between connections it only keeps the position of its reader."""
 
     __slots__ = (
-        "caught_up", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "number", "seq", "stale", "start",
-        "topic", "view", "watcher",
+        "caught_up", "consumer", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "number", "seq", "stale",
+        "start", "topic", "view", "watcher",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, view: View, *, seq: int, epoch: int | None = None, key: str = "") -> None:
@@ -53,6 +53,7 @@ class Subscription:
         self.stale = False  # the connection was full for so long that a gap counts as too old
         self.caught_up = False  # the client was notified that it has caught up
         self.deleted = False
+        self.consumer: str | None = None  # the named consumer whose position it began at
 
     @property
     def position(self) -> int:

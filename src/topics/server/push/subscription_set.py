@@ -133,7 +133,9 @@ def _matching(runtime: Runtime, pattern: Pattern) -> Iterator[str]:
 def _new_subscription(topic: Topic, view: View, options: TopicOptions) -> Subscription:
     if options.tail:
         return Subscription(topic, view, seq=topic.head)
-    return Subscription(topic, view, seq=options.from_seq, epoch=options.epoch)
+    subscription = Subscription(topic, view, seq=options.from_seq, epoch=options.epoch)
+    subscription.consumer = options.consumer
+    return subscription
 
 
 class SubscriptionSet:

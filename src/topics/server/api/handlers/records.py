@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import UNSET
 
+from topics.engine.consumers.verbs import Stored
 from topics.engine.read.read import Query, Reading, Tombstone
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
@@ -31,6 +32,8 @@ from topics.model.records import (
 )
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.wire import RecordsDeleted, check_u64, decode_body
+from topics.server.access.caller import authorise
+from topics.server.access.operations import more_than_route
 from topics.server.api.request_warnings import with_warnings
 from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
@@ -39,6 +42,9 @@ from topics.server.loop.answer import error_answer, json_answer, performance, wh
 from topics.server.loop.cold_loads import NOT_LOADING, unreadable
 
 if TYPE_CHECKING:
+    from asyncio import TimerHandle
+    from collections.abc import Callable
+
     from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
     from topics.server.api.services import Services
@@ -134,6 +140,8 @@ def diff(services: Services, call: Call) -> Answer:
         took = _ms(_now_ns() - request.started_ns).encode()
         return Response(200, b"".join((cached.before, took, cached.after)))
     wanted = _decode_diff(request.body, call)
+    if wanted.consumer is not None or wanted.commit is not False:
+        return _diff_as_consumer(services, call, wanted)
     query = _query(services, wanted)
     if query.projection is STORED_FORM:  # lend the stored bytes to the socket, unless the answer may be compressed
         query.lend = request.headers.get(b"accept-encoding", b"identity") == b"identity"
@@ -144,6 +152,24 @@ def diff(services: Services, call: Call) -> Answer:
     if query.plain and len(before) == 1 and call.warnings is None:
         services.poll_cache.keep(topic, request.body, bytes(before[0]), after)
     return _timed(before, after, request)
+
+
+def _diff_as_consumer(services: Services, call: Call, wanted: DiffRequest) -> Answer:
+    """Commit if the request says so, then return the records behind the position of the consumer."""
+    name, reader = call.params["topic"], wanted.consumer
+    if reader is None:
+        raise invalid("commit needs consumer: whose position to move", field="commit")
+    if wanted.from_seq or wanted.from_ts is not None:
+        what = "consumer goes without from_seq and from_ts: its position says where to begin"
+        raise invalid(what, field="consumer")
+    more = more_than_route(wanted)
+    assert more is not None
+    authorise(services.engine, call.caller, more, name)
+    query = _query(services, wanted)
+    query.epoch = None  # `open` has compared it
+    commit = check_u64(wanted.commit, "commit") if type(wanted.commit) is int else wanted.commit
+    ticket = services.engine.consumers.open(name, reader, commit=commit, epoch=wanted.epoch)
+    return ConsumerPoll(services, name, query, call.request, reader).begin(ticket, min(wanted.wait_ms, MAX_WAIT_MS))
 
 
 def _query(services: Services, wanted: DiffRequest) -> Query:
@@ -185,14 +211,17 @@ def _timed(before: list[bytes | memoryview], after: bytes, request: Request) -> 
     return Response(200, [*before, took + after])
 
 
-def _diff_answer(topic: Topic, reading: Reading) -> tuple[list[bytes | memoryview], bytes]:
-    """Return the answer without the time it took: the parts before the time, and the bytes after it."""
+def _diff_answer(topic: Topic, reading: Reading, more: str = "") -> tuple[list[bytes | memoryview], bytes]:
+    """Return the answer without the time it took: the parts before the time, and the bytes after it.
+
+    `more` has further fields as JSON text, each with a comma behind it.
+    """
     head, next_from = topic.head, reading.next_from_seq
     tombstone = "null" if reading.tombstone is None else _tombstone(reading.tombstone)
     end = (
         f'],"next_from_seq":{next_from},"head_seq":{head},"earliest_seq":{topic.earliest},'
         f'"caught_up":{"true" if next_from == head else "false"},"tombstone":{tombstone},"lag":{head - next_from},'
-        '"performance":{"server_total_ms":'
+        f'{more}"performance":{{"server_total_ms":'
     ).encode()
     after = f',"records_scanned":{reading.scanned}}}}}\n'.encode()
     start, parts = topic.diff_start, reading.parts
@@ -226,6 +255,8 @@ class LongPoll:
         self._scanned = 0
         self._loading = NOT_LOADING
         self._over = False  # whether to answer even if nothing was found
+        self._timer: TimerHandle | None = None
+        self._cancel_wait: Callable[[], None] = _no_wait
 
     def start(self, topic: Topic, reading: Reading, wait_ms: int) -> Deferred:
         self._deferred = Deferred(self._stop, on_hurry=self.end)
@@ -272,23 +303,85 @@ class LongPoll:
 
     def _finish_with(self, topic: Topic, reading: Reading) -> None:
         reading.scanned += self._scanned
-        response = _timed(*_diff_answer(topic, reading), self._request)
+        response = _timed(*_diff_answer(topic, reading, self._more()), self._request)
         try:
             self._services.budget.check_answer(body_bytes(response.body))
         except TopicsError as error:
             response = error_answer(error, self._request)
+        else:
+            self._delivered(topic, reading.next_from_seq)
         self._finish(response)
 
+    def _more(self) -> str:
+        """Return further fields of the answer, as JSON text with a comma behind each."""
+        return ""
+
+    def _delivered(self, topic: Topic, seq: int) -> None:
+        """Note that the answer has all records up to `seq`."""
+
     def _finish(self, response: Response) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._services.runtime.open_ended.discard(self)
         self._deferred.resolve(response)
 
     def _stop(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._services.runtime.open_ended.discard(self)
         self._cancel_wait()
         self._loading.cancel()
+
+
+class ConsumerPoll(LongPoll):
+    """A diff from the position of a consumer: it reads once the commit is in the log, and may wait for records."""
+
+    __slots__ = ("_opened", "_reader", "_seq")
+
+    def __init__(self, services: Services, name: str, query: Query, request: Request, reader: str) -> None:
+        super().__init__(services, name, query, request)
+        self._reader = reader
+        self._seq = 0
+        self._opened = False
+
+    def begin(self, ticket: Ticket, wait_ms: int) -> Deferred:
+        """Read when the ticket of `Consumers.open` is resolved, and wait `wait_ms` for records if there are none."""
+        self._deferred = Deferred(self._stop, on_hurry=self.end)
+        runtime = self._services.runtime
+        if wait_ms and not runtime.draining:
+            self._timer = runtime.call_later(wait_ms, self._answer)
+            runtime.open_ended.add(self)
+        else:
+            self._over = True
+        ticket.on_done(self._begin_reading)
+        return self._deferred
+
+    def _begin_reading(self, ticket: Ticket) -> None:
+        if self._deferred.cancelled:
+            return
+        if ticket.error is not None:
+            self._finish(error_answer(ticket.error, self._request))
+            return
+        stored: Stored = ticket.result
+        self._opened = True
+        self._seq = self._query.from_seq = stored.seq
+        self._loading = self._services.runtime.attempt(self._read, self._cannot_read)
+
+    def _answer(self) -> None:
+        if self._opened:
+            super()._answer()
+        else:
+            self._over = True  # it answers as soon as the commit is in the log
+
+    def _more(self) -> str:
+        return f'"consumer":"{self._reader}","committed_seq":{self._seq},'
+
+    def _delivered(self, topic: Topic, seq: int) -> None:
+        self._services.engine.consumers.note_delivered(topic, self._reader, seq)
+
+
+def _no_wait() -> None:
+    """Cancel nothing: the poll does not wait yet."""
 
 
 def _staged_delete(services: Services, name: str, wanted: DeleteRequest) -> Steps[Ticket]:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
+from topics.errors import TopicsError
 from topics.model.unknown_fields import RequestDecoder
 from topics.model.watch import WatchCreated, WatchRequest
+from topics.server.access.caller import authorise
+from topics.server.access.operations import more_than_route
 from topics.server.http import query_string
-from topics.server.http.messages import Answer
-from topics.server.loop.answer import json_answer, performance
+from topics.server.http.messages import Answer, Deferred, Response
+from topics.server.loop.answer import error_answer, json_answer, performance
+from topics.server.loop.cold_loads import unreadable
 from topics.server.push import cursors
+from topics.server.push.consumer_positions import open_positions
 from topics.server.push.sessions import WatchStream
 from topics.server.push.sse import check_accept
 from topics.server.push.websocket.handshake import accept
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from topics.engine.write.commit import Ticket
     from topics.server.api.route import Call
     from topics.server.api.services import Services
 
@@ -25,6 +35,41 @@ def create(services: Services, call: Call) -> Answer:
     """Create a watch session."""
     wanted: WatchRequest = call.body()
     lenient = query_string.flag(query_string.parse(call.request.query), "lenient", default=False)
+    more = more_than_route(wanted)
+    if more is None:
+        return _created(services, call, wanted, lenient=lenient)
+    authorise(services.engine, call.caller, more, wanted=wanted)
+    most = services.runtime.settings.max_watch_topics
+    opened = open_positions(services.engine, wanted.topics, max_topics=most, lenient=lenient)
+
+    def made() -> Response:
+        return _created(services, call, structs.replace(wanted, topics=opened.value()), lenient=lenient)
+
+    return made() if opened.done else _when_opened(services, call, opened, made)
+
+
+def _when_opened(services: Services, call: Call, opened: Ticket, made: Callable[[], Response]) -> Deferred:
+    """Return the answer of `made`, which runs once the positions of the consumers are in the log."""
+    deferred = Deferred()
+
+    def answer() -> None:
+        try:
+            deferred.resolve(made())
+        except TopicsError as error:
+            deferred.resolve(error_answer(error, call.request))
+
+    def fail(failure: BaseException) -> None:
+        deferred.resolve(error_answer(unreadable(failure), call.request))
+
+    def begin(_: Ticket) -> None:
+        if not deferred.cancelled:
+            deferred.on_cancel = services.runtime.attempt(answer, fail).cancel
+
+    opened.on_done(begin)
+    return deferred
+
+
+def _created(services: Services, call: Call, wanted: WatchRequest, *, lenient: bool) -> Response:
     session, topics = services.sessions.create(wanted, call.caller, lenient=lenient)
     url = f"/v0/watch/{session.wid}"
     answer = WatchCreated(session.wid, url, services.runtime.settings.session_ttl_ms, topics, performance(call.request))

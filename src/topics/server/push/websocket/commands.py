@@ -1,4 +1,4 @@
-"""Commands of one WebSocket: subscribe, unsubscribe, publish, ping. Each is authorised by itself."""
+"""Commands of one WebSocket: subscribe, unsubscribe, publish, commit, ping. Each is authorised by itself."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import UNSET, Struct
 
+from topics.engine.consumers.verbs import Stored
 from topics.engine.state.topic import Topic
 from topics.errors import TopicsError, invalid
 from topics.model.watch import (
     Command,
+    Commit,
     Ping,
     Publish,
     PublishAck,
     PublishTimes,
     RequestId,
     Subscribe,
+    TopicOptions,
     Unsubscribe,
     check_name,
     is_pattern,
 )
+from topics.model.wire import check_u64
 from topics.server.access.caller import authorise
 from topics.server.access.operations import operation_of
 from topics.server.limits.budget import MemoryBudget
@@ -28,6 +32,7 @@ from topics.server.loop.cold_loads import NOT_LOADING, unreadable
 from topics.server.loop.runtime import Runtime
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.throttle import Throttle
+from topics.server.push.consumer_positions import open_positions
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.pattern_waiters import PatternWaiters
 from topics.server.push.subscription import Subscription, Watcher
@@ -74,21 +79,26 @@ class CommandClient(Watcher, Protocol):
 class SocketCommands:
     """Carries out the commands of one connection. Holds its subscriptions and its unacknowledged publishes."""
 
-    __slots__ = ("_caller", "_client", "_loading", "_services", "subscriptions", "unacked", "unacked_bytes")
+    __slots__ = (
+        "_caller", "_client", "_loading", "_opening", "_services", "subscriptions", "unacked", "unacked_bytes",
+    )  # fmt: skip
 
     def __init__(self, services: SocketServices, caller: Caller, client: CommandClient) -> None:
         self._services = services
         self._caller = caller
         self._client = client
         self._loading = NOT_LOADING  # of a command that needs the disk
+        self._opening = 0  # subscribes that wait for the position of a consumer
         self.subscriptions = SubscriptionSet(services.budget)
         self.unacked = self.unacked_bytes = 0
 
     # --- for the connection
 
     def is_blocked(self) -> bool:
-        """Return whether a command waits for the disk, or too many publishes are in progress."""
-        return self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES or self._loading.waiting
+        """Return whether a command waits for the disk or the log, or too many publishes are in progress."""
+        if self.unacked >= MAX_UNACKED or self.unacked_bytes > MAX_UNACKED_BYTES:
+            return True
+        return self._loading.waiting or self._opening > 0
 
     def begin(self, command: Command, size_bytes: int, warnings: list[str] | None = None) -> None:
         """Carry out a command, after loading what it needs. Later commands wait for it: see `is_blocked`."""
@@ -146,14 +156,44 @@ class SocketCommands:
                 self._subscribe(command, warnings)
             elif isinstance(command, Unsubscribe):
                 self._unsubscribe(command, warnings)
+            elif isinstance(command, Commit):
+                self._commit(command)
             elif isinstance(command, Ping):
                 self._client.answer({"op": "pong"}, request_id, warnings)
         except TopicsError as error:
             self._client.refuse(error, request_id)
 
     def _subscribe(self, command: Subscribe, warnings: list[str] | None) -> None:
+        topics = command.watched()
+        if not any(options.by_name for options in topics.values()):
+            self._begin_watching(command, topics, warnings)
+            return
+        runtime = self._services.runtime
+        most = runtime.settings.max_watch_topics
+        opened = open_positions(runtime.engine, topics, max_topics=most, lenient=command.lenient)
+        if opened.done:
+            self._begin_watching(command, opened.value(), warnings)
+        else:
+            self._opening += 1
+            opened.on_done(partial(self._opened, command, warnings))
+
+    def _opened(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
+        """Begin to watch: the positions of the consumers are in the log."""
+        self._opening -= 1
+        if self._client.open:
+            work = partial(self._try_watching, command, warnings, opened)
+            self._loading = self._services.runtime.attempt(work, partial(self._cannot_read, command))
+            self._client.unblock()
+
+    def _try_watching(self, command: Subscribe, warnings: list[str] | None, opened: Ticket) -> None:
+        try:
+            self._begin_watching(command, opened.value(), warnings)
+        except TopicsError as error:
+            self._client.refuse(error, command.request_id)
+
+    def _begin_watching(self, command: Subscribe, topics: dict[str, TopicOptions], warnings: list[str] | None) -> None:
         services, own = self._services, self.subscriptions
-        resolved = resolve(services.runtime, command.watched(), command, self._caller, lenient=command.lenient)
+        resolved = resolve(services.runtime, topics, command, self._caller, lenient=command.lenient)
         most = services.runtime.settings.max_watch_topics
         others = sum(1 for one in own.subscriptions.values() if one.topic.name not in resolved.subscriptions)
         if others + len(resolved.subscriptions) > most:
@@ -161,8 +201,7 @@ class SocketCommands:
         if resolved.patterns and len(own.patterns.keys() | resolved.patterns.keys()) > most:
             raise invalid(f"the connection would have more than {most} patterns", field="topics")
         services.budget.check(resolved.size_bytes())
-        topics = resolved.answer()
-        self._client.answer({"op": "subscribed", "topics": topics}, command.request_id, warnings)
+        self._client.answer({"op": "subscribed", "topics": resolved.answer()}, command.request_id, warnings)
         for name, subscription in resolved.subscriptions.items():
             self._remove(name)
             own.add(subscription)
@@ -172,6 +211,30 @@ class SocketCommands:
         own.charge()
         if resolved.patterns:
             services.pattern_waiters.put(self._client, own.prefixes(), self._match)
+
+    def _commit(self, command: Commit) -> None:
+        """Move the consumer of a subscription to the seq that the client has processed."""
+        name, reader = command.topic, command.consumer
+        if reader is None:
+            watched = self.subscriptions.named(name)
+            reader = next((one.consumer for one in watched if one.consumer is not None), None)
+        if reader is None:
+            raise invalid("commit needs consumer: no subscription of the topic has one", field="consumer")
+        engine, request_id = self._services.runtime.engine, command.request_id
+        ticket = engine.consumers.open(name, reader, commit=check_u64(command.seq, "seq"))
+        self.unacked += 1
+
+        def finish(done: Ticket) -> None:
+            self.unacked -= 1
+            if done.error is not None:
+                self._client.refuse(done.error, request_id)
+            else:
+                stored: Stored = done.result
+                answer = {"op": "committed", "topic": name, "consumer": stored.name, "seq": stored.seq}
+                self._client.answer(answer, request_id)
+            self._client.unblock()
+
+        ticket.on_done(finish)
 
     def _unsubscribe(self, command: Unsubscribe, warnings: list[str] | None) -> None:
         name, own = command.topic, self.subscriptions

@@ -1,0 +1,87 @@
+"""How far a consumer is behind: unread records, the age of the oldest one, and records that it can no longer read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from msgspec import Struct
+
+from topics.engine.state.consumers import Consumer
+from topics.engine.state.topic import Topic
+from topics.model.consumer import MAX_GAPS, Gap, Lost
+from topics.storage.segments.cold import Cold
+from topics.storage.segments.segment import Damaged, Segment
+
+
+class Lag(Struct):
+    """The unread records of a consumer. `age_ms` is the age of the oldest one; 0 if there is none."""
+
+    records: int
+    age_ms: int
+
+
+def lag_of(topic: Topic, consumer: Consumer, now_ms: int) -> Lag:
+    """Return the lag. Raises `Cold` if columns or marks of the segment with the first unread record must be loaded."""
+    return _lag(topic, consumer.seq + 1, now_ms, exact=True)
+
+
+def rough_lag_of(topic: Topic, consumer: Consumer, now_ms: int) -> Lag:
+    """Return the lag without the disk: where columns are not in memory, the first unread record counts as the first of
+    its segment, and its deleted records may count.
+    """
+    return _lag(topic, consumer.seq + 1, now_ms, exact=False)
+
+
+def _lag(topic: Topic, start: int, now_ms: int, *, exact: bool) -> Lag:
+    start = max(start, topic.earliest)
+    if start > topic.head or not topic.count:
+        return Lag(0, 0)
+    records, oldest_ts = 0, 0
+    for segment in topic.segments[topic.index_of(start) :]:
+        if not segment.live:
+            continue
+        low = max(start - segment.first, 0)
+        count = segment.live if not low else _live_after(segment, low, exact=exact)
+        if count and not records:
+            oldest_ts = _first_ts(segment, low, exact=exact)
+        records += count
+    return Lag(records, max(now_ms - oldest_ts, 0) if records else 0)
+
+
+def _live_after(segment: Segment, low: int, *, exact: bool) -> int:
+    """Return how many records from position `low` on are live."""
+    if segment.live == segment.count:
+        return segment.count - low
+    try:
+        marks = segment.marks
+    except Damaged:  # the next read records the loss
+        return min(segment.live, segment.count - low)
+    except Cold:
+        if exact:
+            raise
+        return min(segment.live, segment.count - low)
+    if marks is None:  # the records before `low` are evicted, not marked
+        return min(segment.live, segment.count - low)
+    return marks.count(0, low, segment.count)
+
+
+def _first_ts(segment: Segment, low: int, *, exact: bool) -> int:
+    """Return the commit time of the first live record from position `low` on."""
+    try:
+        return segment.columns.ts[segment.first_live(low)]
+    except Damaged:
+        return segment.min_ts
+    except Cold:
+        if exact:
+            raise
+        return segment.min_ts
+
+
+def lost_of(topic: Topic, consumer: Consumer) -> Lost | None:
+    """Return the records behind the position that were lost; None if there are none."""
+    start, runs = consumer.seq + 1, topic.losses.runs
+    at = bisect_left(runs, start, key=lambda run: run[1])
+    if at == len(runs):
+        return None
+    gaps = [Gap(max(first, start), last, reason) for first, last, reason in runs[at : at + MAX_GAPS]]
+    return Lost(sum(last - max(first, start) + 1 for first, last, _ in runs[at:]), gaps)

@@ -1,0 +1,286 @@
+"""The verbs of named consumers: store, commit, read by name, list, delete, expire.
+
+A verb decides by what the consumer will be once all changes under way have taken effect. All changes of one topic in
+one turn are collected in a `Batch`: one ticket and one log frame, however many requests there were. Each request gets a
+ticket of its own, which follows that of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from msgspec import UNSET, Struct, UnsetType, structs
+
+from topics.engine.consumers.consumer_log import Consumed, consumed, consumers_of
+from topics.engine.state.consumers import Consumer, TopicConsumers
+from topics.engine.state.topic import Topic
+from topics.engine.write.archived import check_epoch
+from topics.engine.write.commit import Ticket
+from topics.engine.write.staging import Staging
+from topics.errors import Code, TopicsError, invalid
+from topics.model.consumer import ConsumerRequest, consumer_moved, consumer_not_found, encode_meta
+from topics.model.names import check_consumer
+from topics.storage.log import entry as log
+
+
+class Stored(Struct):
+    """A consumer as a request left it."""
+
+    topic: Topic
+    name: str
+    seq: int
+    created: bool
+
+
+class Removed(Struct):
+    """The outcome of a delete."""
+
+    topic: str
+    name: str
+    deleted: bool
+
+
+class Batch:
+    """The changes to the consumers of one topic in one turn."""
+
+    __slots__ = ("after", "gone", "put", "ticket", "turn")
+
+    def __init__(self, ticket: Ticket, turn: int) -> None:
+        self.ticket = ticket
+        self.turn = turn
+        self.after: dict[str, Consumer | None] = {}  # what each will be; None if it ends
+        self.put: set[str] = set()  # those that begin, or change in more than their position
+        self.gone: list[int] = []
+
+    def fill(self, entry: Consumed) -> None:
+        """Write the outcome of all changes into the entry."""
+        for name, consumer in self.after.items():
+            if consumer is None:
+                continue
+            if name in self.put:
+                entry.put.append(consumer)
+            else:
+                entry.moved += (consumer.number, consumer.seq)
+        entry.gone += self.gone
+
+
+class Consumers:
+    """The named consumers of all topics."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging = staging
+        self._began_ms = staging.clock.now_ms()  # time in which the server was down does not count as unused
+
+    # --- changes
+
+    def put(self, topic_name: str, name: str, wanted: ConsumerRequest) -> Ticket:
+        """Store a consumer, or change it. Ends with `Stored`. Raises `consumer_moved` if `if_seq` does not hold."""
+        topic, own, before = self._latest(topic_name, name)
+        if wanted.epoch is not None:
+            check_epoch(topic, wanted.epoch)
+        if wanted.if_seq is not UNSET and wanted.if_seq != (None if before is None else before.seq):
+            raise consumer_moved(topic.name, name, None if before is None else before.seq)
+        if wanted.seq is not UNSET and wanted.seq > topic.head:
+            raise invalid(f"seq {wanted.seq} is beyond the head of the topic ({topic.head})", field="seq")
+        meta: bytes | UnsetType | None = UNSET if wanted.meta is UNSET else encode_meta(wanted.meta)
+        created = before is None
+        if before is None:
+            before = self._new(topic, own, name)
+        given = {"seq": wanted.seq, "meta": meta, "expire_ms": wanted.expire_ms, "hold": wanted.hold,
+                 "max_hold_bytes": wanted.max_hold_bytes}  # fmt: skip
+        after = structs.replace(before, **{field: value for field, value in given.items() if value is not UNSET})
+        if after.hold and not after.max_hold_bytes:
+            raise invalid("hold needs max_hold_bytes: how many bytes may be held", field="max_hold_bytes")
+        own.delivered.pop(name, None)
+        only_moves = not created and structs.replace(after, seq=before.seq) == before
+        return self._stage(topic, own, after, Stored(topic, name, after.seq, created), whole=not only_moves)
+
+    def open(self, topic_name: str, name: str, *, commit: bool | int, epoch: int | None = None) -> Ticket:
+        """Return the position of a consumer that is about to read. Ends with `Stored`.
+
+        A consumer that does not exist begins at 0. `commit` first moves it: to a seq, or with true to the last record
+        that an answer to this name had. It never moves back.
+        """
+        topic, own, before = self._latest(topic_name, name)
+        if epoch is not None:
+            check_epoch(topic, epoch)
+        if before is None:
+            if type(commit) is int and commit:
+                raise consumer_not_found(topic.name, name)
+            after = self._new(topic, own, name)
+            return self._stage(topic, own, after, Stored(topic, name, 0, True), whole=True)
+        upto = own.delivered.get(name, 0) if commit is True else int(commit)
+        if upto > topic.head:
+            raise invalid(f"seq {upto} is beyond the head of the topic ({topic.head})", field="commit")
+        if before.expire_ms:
+            own.read_ms[name] = self._staging.clock.now_ms()
+        if upto <= before.seq:
+            return Ticket.of(Stored(topic, name, before.seq, False))
+        after = structs.replace(before, seq=upto)
+        return self._stage(topic, own, after, Stored(topic, name, upto, False), whole=False)
+
+    def drop(self, topic_name: str, name: str) -> Ticket:
+        """Delete a consumer; one that does not exist is no error. Ends with `Removed`."""
+        topic, own, before = self._latest(topic_name, name)
+        if before is None:
+            return Ticket.of(Removed(topic.name, name, False))
+        return self._end(topic, own, before, Removed(topic.name, name, True))
+
+    def sweep(self, *, topics: int) -> None:
+        """Delete the consumers that were not used for their `expire_ms`, in at most so many topics."""
+        expiring, now_ms = self._staging.state.expiring, self._staging.clock.now_ms()
+        for topic in list(islice(expiring, topics)):
+            del expiring[topic]
+            expiring[topic] = None  # to the end of the line
+            own = topic.consumers
+            if topic.changing or own is None:
+                continue
+            for consumer in [one for one in own.by_name.values() if one.expire_ms]:
+                if self._unused(own, consumer, now_ms) and self._ahead(own, consumer.name) is consumer:
+                    self._end(topic, own, consumer, Removed(topic.name, consumer.name, True))
+
+    def note_delivered(self, topic: Topic, name: str, seq: int) -> None:
+        """Remember that an answer to this name had all records up to `seq`: a commit acknowledges these."""
+        own = topic.consumers
+        if own is not None and name in own.by_name:
+            own.delivered[name] = seq
+
+    # --- reading
+
+    def get(self, topic_name: str, name: str) -> tuple[Topic, Consumer]:
+        """Return a consumer and its topic. Raises `consumer_not_found`."""
+        topic = self._staging.topic(topic_name)
+        own = topic.consumers
+        consumer = None if own is None else own.by_name.get(name)
+        if own is None or consumer is None or self._unused(own, consumer, self._staging.clock.now_ms()):
+            check_consumer(name)
+            raise consumer_not_found(topic.name, name)
+        return topic, consumer
+
+    def of_topic(self, topic: Topic, *, after: str = "") -> Iterator[tuple[Topic, Consumer]]:
+        """Yield the consumers of a topic by name, behind the name `after`."""
+        own = topic.consumers
+        if own is None:
+            return
+        now_ms = self._staging.clock.now_ms()
+        for name in sorted(own.by_name):
+            consumer = own.by_name.get(name)
+            if name > after and consumer is not None and not self._unused(own, consumer, now_ms):
+                yield topic, consumer
+
+    def everywhere(
+        self, *, prefix: str = "", prefixes: tuple[str, ...] = (), after: tuple[str, str] = ("", "")
+    ) -> Iterator[tuple[Topic, Consumer]]:
+        """Yield the consumers of all topics by name, of those that `prefix` and one of `prefixes` cover.
+
+        `after` is the topic and the name of the last consumer that the caller has. Looks at no topic without consumers.
+        """
+        index, topics = self._staging.state.consumed, self._staging.topics
+        first, name = after
+        visible = not prefixes or first.startswith(prefixes)
+        if first in index and first.startswith(prefix) and visible and first in topics:
+            yield from self.of_topic(topics[first], after=name)
+        for found in index.visible(prefixes, prefix=prefix, after=first):
+            if found in topics:
+                yield from self.of_topic(topics[found])
+
+    # --- inside
+
+    def _latest(self, topic_name: str, name: str) -> tuple[Topic, TopicConsumers, Consumer | None]:
+        """Return the topic, its consumers, and the consumer as it will be once all changes have taken effect."""
+        topic = self._staging.topic(topic_name)
+        own = consumers_of(topic)
+        found = self._ahead(own, name)
+        if found is None:
+            check_consumer(name)
+        elif self._unused(own, found, self._staging.clock.now_ms()):
+            self._end(topic, own, found, Removed(topic.name, name, True))
+            found = None
+        return topic, own, found
+
+    @staticmethod
+    def _ahead(own: TopicConsumers, name: str) -> Consumer | None:
+        for batch in reversed(own.batches):
+            if name in batch.after:
+                found: Consumer | None = batch.after[name]
+                return found
+        return own.by_name.get(name)
+
+    def _unused(self, own: TopicConsumers, consumer: Consumer, now_ms: int) -> bool:
+        if not consumer.expire_ms:
+            return False
+        used_ms = max(consumer.at_ms, own.read_ms.get(consumer.name, 0), self._began_ms)
+        return now_ms - used_ms > consumer.expire_ms
+
+    def _new(self, topic: Topic, own: TopicConsumers, name: str) -> Consumer:
+        """Return a consumer that begins at 0. Raises `throttled` if the topic has as many as it may have."""
+        limit = self._staging.limits.max_consumers
+        coming = {other for batch in own.batches for other, one in batch.after.items() if one is not None}
+        if limit and len(own.by_name.keys() | coming) >= limit:
+            raise TopicsError(
+                Code.THROTTLED,
+                f'topic "{topic.name}" has {limit} consumers, as many as max_consumers allows; delete unused ones',
+                detail={"limit": "max_consumers", "max": limit},
+                retry_after_ms=1000,
+            )
+        number = own.next_number
+        own.next_number += 1
+        return Consumer(number, name, 0, self._staging.clock.now_ms())
+
+    def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer, outcome: Stored, *, whole: bool) -> Ticket:
+        """Add a change to the batch of this turn; `whole` if more than the position changes."""
+        batch = self._batch(topic, own)
+        after.at_ms = batch.ticket.entry.at_ms
+        batch.after[after.name] = after
+        if whole:
+            batch.put.add(after.name)
+        return self._follow(batch, outcome)
+
+    def _end(self, topic: Topic, own: TopicConsumers, consumer: Consumer, outcome: Removed) -> Ticket:
+        batch = self._batch(topic, own)
+        batch.after[consumer.name] = None
+        batch.gone.append(consumer.number)
+        return self._follow(batch, outcome)
+
+    @staticmethod
+    def _follow(batch: Batch, outcome: Stored | Removed) -> Ticket:
+        ticket = Ticket(entry=outcome)
+        assert batch.ticket.followers is not None
+        batch.ticket.followers.append(ticket)
+        return ticket
+
+    def _batch(self, topic: Topic, own: TopicConsumers) -> Batch:
+        """Return the batch that collects the changes of this turn."""
+        staging, commits = self._staging, self._staging.commits
+        if own.batches and own.batches[-1].turn == commits.turn:
+            found: Batch = own.batches[-1]
+            return found
+        ticket = Ticket(topic, entry=Consumed(topic.topic_id, staging.clock.now_ms()), followers=[])
+        batch = Batch(ticket, commits.turn)
+
+        def take_effect(ticket: Ticket) -> None:
+            own.batches.remove(batch)
+            consumed(staging.state, ticket.entry)
+            for follower in ticket.followers or ():
+                follower.result = follower.entry
+
+        ticket.apply, ticket.undo = take_effect, lambda: own.batches.remove(batch)
+        if staging.logged and topic.config.durability != "ephemeral":
+            ticket.frame = b""  # `complete` adds the entry, behind what routers need
+            ticket.gated = topic.config.durability == "fsync"
+        leader = topic.leader
+        commits.stage(ticket)
+        topic.leader = leader  # an append may still follow it: neither depends on the order of the two
+        own.batches.append(batch)
+        return batch
+
+
+def complete(leader: Ticket) -> None:
+    """Write the changes of a batch into its entry and frame: the turn ends. See `Commits.flush`."""
+    assert leader.topic is not None
+    assert leader.topic.consumers is not None
+    batch: Batch = next(one for one in leader.topic.consumers.batches if one.ticket is leader)
+    batch.fill(leader.entry)
+    if leader.frame is not None:
+        leader.frame += log.encode(leader.entry)

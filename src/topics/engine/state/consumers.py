@@ -1,0 +1,65 @@
+"""The named consumers of one topic: where each stands, and what is only known while the process runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+
+class Consumer(Struct, array_like=True, gc=False):
+    """One named consumer, as the log and snapshots have it. It has processed every record up to `seq`."""
+
+    number: int  # its name in the log: unique in the topic, and never used again
+    name: str
+    seq: int
+    at_ms: int  # when it was last changed
+    meta: bytes | None = None  # a JSON object
+    expire_ms: int = 0  # the time without use after which it is forgotten; 0 is never
+    hold: bool = False
+    max_hold_bytes: int = 0
+
+
+class TopicConsumers:
+    """All consumers of one topic."""
+
+    __slots__ = ("batches", "by_name", "by_number", "delivered", "expiring", "holders", "next_number", "read_ms")
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Consumer] = {}
+        self.by_number: dict[int, Consumer] = {}
+        self.next_number = 1
+        self.holders: list[Consumer] = []  # those with `hold`
+        self.expiring = 0  # how many have `expire_ms`
+        # Of the running process only:
+        self.delivered: dict[str, int] = {}  # the last seq that an answer to a consumer had
+        self.read_ms: dict[str, int] = {}  # when a consumer with `expire_ms` last read
+        self.batches: list[Any] = []  # changes under way, oldest first: see `consumers.verbs.Batch`
+
+    def put(self, consumer: Consumer) -> None:
+        """Add a consumer, or replace the one of the same number."""
+        self._take_out(consumer.number)
+        if consumer.name in self.by_name:  # damage took the entry that ended it
+            self._take_out(self.by_name[consumer.name].number)
+        self.by_name[consumer.name] = consumer
+        self.by_number[consumer.number] = consumer
+        self.next_number = max(self.next_number, consumer.number + 1)
+        self.expiring += consumer.expire_ms > 0
+        if consumer.hold:
+            self.holders.append(consumer)
+
+    def remove(self, number: int) -> None:
+        """Remove a consumer, if it is there."""
+        consumer = self._take_out(number)
+        if consumer is not None:
+            self.delivered.pop(consumer.name, None)
+            self.read_ms.pop(consumer.name, None)
+
+    def _take_out(self, number: int) -> Consumer | None:
+        consumer = self.by_number.pop(number, None)
+        if consumer is not None:
+            del self.by_name[consumer.name]
+            self.expiring -= consumer.expire_ms > 0
+            if consumer.hold:
+                self.holders.remove(consumer)
+        return consumer

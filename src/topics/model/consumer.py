@@ -1,0 +1,131 @@
+"""Named consumers: their requests, their answers, and the limits of their fields."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from topics.errors import Code, TopicsError, invalid
+from topics.model.topic import U64
+from topics.model.wire import Json, Performance, check_u64
+
+MAX_META_BYTES = 1024
+MAX_GAPS = 100  # ranges of lost records in one answer
+
+
+class ConsumerRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of `PUT /v0/topics/:topic/consumers/:consumer`. An omitted field keeps its value."""
+
+    seq: U64 | UnsetType = UNSET  # the position: every record up to this seq is processed
+    epoch: U64 | None = None  # change it only if the topic has this epoch
+    if_seq: U64 | UnsetType | None = UNSET  # change it only if it stands at this seq; null: only if it does not exist
+    meta: dict[str, Json] | UnsetType | None = UNSET
+    expire_ms: U64 | UnsetType = UNSET  # forget it after so long without use; 0 is never
+    hold: bool | UnsetType = UNSET
+    max_hold_bytes: U64 | UnsetType = UNSET
+
+
+class ConsumerPut(Struct):
+    """A consumer after a change."""
+
+    topic: str
+    consumer: str
+    created: bool
+    epoch: U64
+    seq: U64
+    head_seq: U64
+    performance: Performance
+
+
+class Gap(Struct):
+    """A range of lost records, both ends inclusive."""
+
+    gap_from: U64
+    gap_to: U64
+    reason: str
+
+
+class Lost(Struct):
+    """Records behind the position that were lost: how many, and where, at most the first 100 ranges."""
+
+    records: U64
+    gaps: list[Gap]
+
+
+class ConsumerSummary(Struct):
+    """A consumer of a topic: its position, and how far it is behind."""
+
+    topic: str
+    consumer: str
+    epoch: U64
+    seq: U64
+    head_seq: U64
+    lag_records: U64
+    lag_ms: U64  # age of the oldest unread record
+    lost: Lost | None
+    meta: msgspec.Raw | None
+    expire_ms: U64
+    hold: bool
+    max_hold_bytes: U64
+    updated_ms: U64  # when the position or a field was last stored
+
+
+class ConsumerState(ConsumerSummary):
+    """The state of a consumer."""
+
+    performance: Performance
+
+
+class ConsumerList(Struct, omit_defaults=True):
+    """A page of consumers, by topic and name."""
+
+    consumers: list[ConsumerSummary]
+    performance: Performance
+    next_cursor: str | None = None
+
+
+class ConsumerDropped(Struct):
+    topic: str
+    consumer: str
+    deleted: bool
+    performance: Performance
+
+
+def check_request(wanted: ConsumerRequest) -> ConsumerRequest:
+    """Return the request. Raise `invalid_request` for a number that does not fit in 64 bits."""
+    for field in ("seq", "epoch", "if_seq", "expire_ms", "max_hold_bytes"):
+        value = getattr(wanted, field)
+        if type(value) is int:
+            check_u64(value, field)
+    return wanted
+
+
+def encode_meta(meta: dict[str, Json] | None) -> bytes | None:
+    """Return the stored form of `meta`. Raise `invalid_request` if it is too large."""
+    if meta is None:
+        return None
+    try:
+        text = msgspec.json.encode(meta)
+    except (RecursionError, OverflowError):
+        raise invalid("meta is nested too deeply, or has a number that is too large", field="meta") from None
+    if len(text) > MAX_META_BYTES:
+        raise invalid(f"meta is {len(text)} bytes long; the limit is {MAX_META_BYTES}", field="meta")
+    return text
+
+
+def consumer_not_found(topic: str, name: str) -> TopicsError:
+    return TopicsError(
+        Code.CONSUMER_NOT_FOUND,
+        f'topic "{topic}" has no consumer "{name}"',
+        detail={"topic": topic, "consumer": name},
+    )
+
+
+def consumer_moved(topic: str, name: str, seq: int | None) -> TopicsError:
+    """Return the error of a compare-and-set: the consumer stands at `seq`; None if it does not exist."""
+    where = "does not exist" if seq is None else f"stands at {seq}"
+    return TopicsError(
+        Code.CONSUMER_MOVED,
+        f'consumer "{name}" of topic "{topic}" is not where if_seq says: it {where}; read on from there',
+        detail={"topic": topic, "consumer": name, "seq": seq},
+    )

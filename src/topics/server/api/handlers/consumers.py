@@ -1,0 +1,140 @@
+"""Handlers of named consumers: store, get, list, delete."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics.engine.consumers.lag import lag_of, lost_of
+from topics.engine.consumers.verbs import Removed, Stored
+from topics.engine.steps import once_loaded
+from topics.model.consumer import (
+    ConsumerDropped,
+    ConsumerList,
+    ConsumerPut,
+    ConsumerRequest,
+    ConsumerState,
+    ConsumerSummary,
+    check_request,
+)
+from topics.model.wire import decode_body
+from topics.server.access.caller import authorise
+from topics.server.access.operations import more_than_route
+from topics.server.http import query_string
+from topics.server.http.messages import Answer
+from topics.server.loop.answer import json_answer, performance, when_done
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from topics.engine.state.consumers import Consumer
+    from topics.engine.state.topic import Topic
+    from topics.engine.steps import Steps
+    from topics.engine.write.commit import Ticket
+    from topics.server.api.route import Call
+    from topics.server.api.services import Services
+    from topics.server.http.messages import Request, Response
+
+_decode = msgspec.json.Decoder(ConsumerRequest)
+
+
+def put_consumer(services: Services, call: Call) -> Answer:
+    """Store a consumer, or change it."""
+    wanted = check_request(decode_body(_decode, call.request.body))
+    topic, name = call.params["topic"], call.params["consumer"]
+    if (more := more_than_route(wanted)) is not None:
+        authorise(services.engine, call.caller, more, topic)
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: Stored = ticket.result
+        topic = done.topic
+        answer = ConsumerPut(
+            topic.name, done.name, done.created, topic.epoch, done.seq, topic.head, performance(request, ticket)
+        )
+        return json_answer(201 if done.created else 200, answer)
+
+    return when_done(services.engine.consumers.put(topic, name, wanted), call.request, encode)
+
+
+def get_consumer(services: Services, call: Call) -> Answer:
+    """Return a consumer with its lag and its losses."""
+    topic, consumer = services.engine.consumers.get(call.params["topic"], call.params["consumer"])
+    found = _summary(services, topic, consumer)
+    return json_answer(200, ConsumerState(**msgspec.structs.asdict(found), performance=performance(call.request)))
+
+
+def drop_consumer(services: Services, call: Call) -> Answer:
+    """Delete a consumer."""
+
+    def encode(ticket: Ticket, request: Request) -> Response:
+        done: Removed = ticket.result
+        return json_answer(200, ConsumerDropped(done.topic, done.name, done.deleted, performance(request, ticket)))
+
+    ticket = services.engine.consumers.drop(call.params["topic"], call.params["consumer"])
+    return when_done(ticket, call.request, encode)
+
+
+def list_topic_consumers(services: Services, call: Call) -> Answer:
+    """Return a page of the consumers of a topic, in slices: the lag of each is a look at the topic's segments."""
+    found = query_string.parse(call.request.query)
+    topic = services.engine.topic(call.params["topic"])
+    _, name = _after(found)
+    return services.slices.answer(
+        call.request, _page(services, call, found, services.engine.consumers.of_topic(topic, after=name))
+    )
+
+
+def list_consumers(services: Services, call: Call) -> Answer:
+    """Return a page of the consumers of all topics, in slices."""
+    found = query_string.parse(call.request.query)
+    rows = services.engine.consumers.everywhere(
+        prefix=found.get("prefix", ""), prefixes=call.caller.prefixes, after=_after(found)
+    )
+    return services.slices.answer(call.request, _page(services, call, found, rows))
+
+
+def _page(
+    services: Services, call: Call, found: dict[str, str], rows: Iterator[tuple[Topic, Consumer]]
+) -> Steps[Answer]:
+    size = query_string.page_size(found)
+    page = list(islice(rows, size + 1))
+    summaries = []
+    for topic, consumer in page[:size]:
+        if not topic.gone:
+            summaries.append((yield from once_loaded(partial(_summary, services, topic, consumer))))
+        yield None
+    next_cursor = None
+    if len(page) > size:
+        topic, consumer = page[size - 1]
+        next_cursor = query_string.cursor(f"{topic.name} {consumer.name}")
+    return json_answer(200, ConsumerList(summaries, performance(call.request), next_cursor))
+
+
+def _after(found: dict[str, str]) -> tuple[str, str]:
+    """Return topic and name of the last consumer of the page before: neither name can have a space."""
+    topic, _, name = query_string.cursor_after(found).partition(" ")
+    return topic, name
+
+
+def _summary(services: Services, topic: Topic, consumer: Consumer) -> ConsumerSummary:
+    """Return the row of a consumer. Raises `Cold` like a read."""
+    services.engine.expire(topic)
+    lag = lag_of(topic, consumer, services.runtime.clock.now_ms())
+    return ConsumerSummary(
+        topic=topic.name,
+        consumer=consumer.name,
+        epoch=topic.epoch,
+        seq=consumer.seq,
+        head_seq=topic.head,
+        lag_records=lag.records,
+        lag_ms=lag.age_ms,
+        lost=lost_of(topic, consumer),
+        meta=None if consumer.meta is None else msgspec.Raw(consumer.meta),
+        expire_ms=consumer.expire_ms,
+        hold=consumer.hold,
+        max_hold_bytes=consumer.max_hold_bytes,
+        updated_ms=consumer.at_ms,
+    )

@@ -1,0 +1,182 @@
+"""The requests of named consumers, against a server on a real socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ServerProcess
+from tests.contract.api import Api, succeeded
+from tests.live.events import wait_for
+
+
+def url(topic: str, name: str = "billing") -> str:
+    return f"/v0/topics/{topic}/consumers/{name}"
+
+
+def put(api: Api, topic: str, name: str = "billing", **fields: Any) -> Any:
+    return succeeded(api.call("PUT", url(topic, name), fields))
+
+
+def test_put_creates_then_changes(api: Api, topic: str):
+    created = api.call("PUT", url(topic), {"seq": 4})
+    assert created.status_code == 201
+    answer = created.json()
+    assert {key: answer[key] for key in ("topic", "consumer", "created", "seq", "head_seq")} == {
+        "topic": topic, "consumer": "billing", "created": True, "seq": 4, "head_seq": 10,
+    }  # fmt: skip
+    changed = api.call("PUT", url(topic), {"seq": 6, "if_seq": 4, "epoch": answer["epoch"]})
+    assert (changed.status_code, changed.json()["created"], changed.json()["seq"]) == (200, False, 6)
+
+
+def test_get_returns_position_lag_and_losses(api: Api, topic: str):
+    put(api, topic, seq=4, meta={"host": "a", "n": [1, None]}, expire_ms=60_000)
+    found = api.get(url(topic))
+    assert found["lag_ms"] >= 0
+    assert found["updated_ms"] > 1_600_000_000_000
+    for varies in ("lag_ms", "updated_ms", "performance", "epoch"):
+        del found[varies]
+    assert found == {
+        "topic": topic, "consumer": "billing", "seq": 4, "head_seq": 10, "lag_records": 6, "lost": None,
+        "meta": {"host": "a", "n": [1, None]}, "expire_ms": 60_000, "hold": False, "max_hold_bytes": 0,
+    }  # fmt: skip
+
+
+def test_lost_unread_records_are_reported_with_their_range(api: Api, topic: str):
+    put(api, topic, seq=2)
+    api.put(topic, cap_records=3)
+    found = api.get(url(topic))
+    assert found["lost"] == {"records": 5, "gaps": [{"gap_from": 3, "gap_to": 7, "reason": "cap"}]}
+    assert found["lag_records"] == 3
+
+
+def test_conflict_names_the_present_seq(api: Api, topic: str):
+    put(api, topic, seq=4)
+    error = api.refused(409, "consumer_moved", "PUT", url(topic), {"seq": 9, "if_seq": 3})
+    assert error["detail"] == {"topic": topic, "consumer": "billing", "seq": 4}
+
+
+def test_other_epoch_is_refused(api: Api, topic: str):
+    put(api, topic, seq=4)
+    api.refused(409, "epoch_mismatch", "PUT", url(topic), {"seq": 5, "epoch": 1})
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "hint"),
+    [
+        ({"seqs": 4}, "seqs", "did you mean seq?"),
+        ({"ifseq": 4}, "ifseq", "did you mean if_seq?"),
+        ({"expires_ms": 4}, "expires_ms", "did you mean expire_ms?"),
+        ({"holds": True}, "holds", "did you mean hold?"),
+        ({"xyz": True}, "xyz", "there are seq, epoch,"),
+    ],
+)
+def test_unknown_field_is_refused_with_a_suggestion(api: Api, topic: str, body: Any, field: str, hint: str):
+    error = api.refused(400, "invalid_request", "PUT", url(topic), body)
+    assert error["detail"] == {"field": field}
+    assert hint in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"seq": 11}, "seq"),
+        ({"seq": -1}, "seq"),
+        ({"seq": "4"}, "seq"),
+        ({"seq": 2**64}, "seq"),
+        ({"seq": None}, "seq"),
+        ({"if_seq": 2**64}, "if_seq"),
+        ({"meta": []}, "meta"),
+        ({"meta": {"text": "x" * 1024}}, "meta"),
+        ({"hold": True}, "max_hold_bytes"),
+        ({"expire_ms": 1.5}, "expire_ms"),
+    ],
+)
+def test_invalid_field_is_named(api: Api, topic: str, body: Any, field: str):
+    assert api.refused(400, "invalid_request", "PUT", url(topic), body)["detail"] == {"field": field}
+
+
+def test_missing_topic_and_missing_consumer_differ(api: Api, topic: str):
+    api.refused(404, "topic_not_found", "GET", url("nowhere"))
+    api.refused(404, "topic_not_found", "PUT", url("nowhere"), {"seq": 0})
+    api.refused(404, "topic_not_found", "GET", "/v0/topics/nowhere/consumers")
+    error = api.refused(404, "consumer_not_found", "GET", url(topic, "absent"))
+    assert error["detail"] == {"topic": topic, "consumer": "absent"}
+
+
+def test_delete_is_repeatable(api: Api, topic: str):
+    put(api, topic, seq=4)
+    assert succeeded(api.call("DELETE", url(topic)))["deleted"] is True
+    assert succeeded(api.call("DELETE", url(topic)))["deleted"] is False
+    api.refused(404, "consumer_not_found", "GET", url(topic))
+
+
+def test_list_of_a_topic_is_paged_by_name(api: Api, topic: str):
+    for name in ("c", "a", "b", "d"):
+        put(api, topic, name, seq=1)
+    rows, cursor = [], None
+    while True:
+        page = api.get(f"/v0/topics/{topic}/consumers", page_size=3, **({"cursor": cursor} if cursor else {}))
+        rows += page["consumers"]
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            break
+    assert [row["consumer"] for row in rows] == ["a", "b", "c", "d"]
+    assert {(row["topic"], row["seq"], row["lag_records"]) for row in rows} == {(topic, 1, 9)}
+
+
+def test_list_of_all_topics_is_paged_by_topic_and_name(api: Api, topic: str):
+    names = [f"{topic}.{at}" for at in range(3)]
+    for name in names:
+        api.write(name, 1)
+        for consumer in ("x", "y"):
+            put(api, name, consumer, seq=0)
+    api.write(f"{topic}.none", 1)
+    rows, cursor = [], None
+    while True:
+        page = api.get("/v0/consumers", prefix=f"{topic}.", page_size=3, **({"cursor": cursor} if cursor else {}))
+        rows += [(row["topic"], row["consumer"]) for row in page["consumers"]]
+        cursor = page.get("next_cursor")
+        if cursor is None:
+            break
+    assert rows == [(name, consumer) for name in names for consumer in ("x", "y")]
+    api.drop(names[1])
+    assert len(api.get("/v0/consumers", prefix=f"{topic}.")["consumers"]) == 4
+
+
+def test_number_per_topic_is_bounded(api: Api, topic: str):
+    for at in range(20):
+        put(api, topic, f"c{at}", seq=0)
+    error = api.refused(429, "throttled", "PUT", url(topic, "more"), {"seq": 0})
+    assert error["detail"]["limit"] == "max_consumers"
+
+
+def test_recreated_topic_has_no_consumers(api: Api, topic: str):
+    epoch = put(api, topic, seq=4)["epoch"]
+    api.drop(topic)
+    api.write(topic, 1)
+    api.refused(404, "consumer_not_found", "GET", url(topic))
+    api.refused(409, "epoch_mismatch", "PUT", url(topic), {"seq": 1, "epoch": epoch})
+
+
+def test_unused_consumer_is_forgotten(api: Api, topic: str):
+    put(api, topic, seq=4, expire_ms=1)
+    wait_for(lambda: api.call("GET", url(topic)).status_code == 404)
+    api.refused(404, "consumer_not_found", "GET", url(topic))
+
+
+def test_positions_survive_a_kill(tmp_path: Path):
+    settings = {"data_dir": tmp_path / "data"}
+    server = ServerProcess(tmp_path, settings)
+    api = Api(server.url)
+    api.write("orders", *range(10))
+    put(api, "orders", seq=7)
+    api.close()
+    server.kill()
+    server = ServerProcess(tmp_path, settings)
+    api = Api(server.url)
+    assert api.get(url("orders"))["seq"] == 7
+    api.close()
+    server.stop()

@@ -1,0 +1,324 @@
+"""Named consumers in the engine: store, compare-and-set, commit, lag, losses, expiry."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.consumers.harness import TOPIC, Desk
+from tests.engine.harness import FakeLog, append, open_engine
+from topics.engine.steps import run_all
+from topics.errors import Code, TopicsError
+from topics.model.consumer import ConsumerRequest
+from topics.model.records import Limits, TagMatch
+from topics.storage.log import frame
+from topics.testing.harness import request
+
+
+@pytest.fixture
+def desk() -> Desk:
+    found = Desk()
+    found.write(10)
+    return found
+
+
+def refused(code: Code, verb, *args, **fields):  # type: ignore[no-untyped-def]
+    with pytest.raises(TopicsError) as found:
+        verb(*args, **fields)
+    assert found.value.code is code
+    return found.value
+
+
+def test_stored_position_is_returned(desk: Desk):
+    assert desk.put("billing", seq=4).created
+    assert not desk.put("billing", seq=6).created
+    assert desk.get("billing").seq == 6
+    assert desk.put("mail").seq == 0, "without a seq a new consumer begins at 0"
+    assert desk.seqs() == {"billing": 6, "mail": 0}
+
+
+def test_omitted_fields_keep_their_values(desk: Desk):
+    desk.put("billing", seq=4, meta={"host": "a"}, expire_ms=500)
+    desk.put("billing", seq=5)
+    one = desk.get("billing")
+    assert (one.seq, one.meta, one.expire_ms) == (5, b'{"host":"a"}', 500)
+    desk.put("billing", meta=None, expire_ms=0)
+    one = desk.get("billing")
+    assert (one.seq, one.meta, one.expire_ms) == (5, None, 0)
+
+
+def test_compare_and_set_refuses_a_consumer_that_has_moved(desk: Desk):
+    desk.put("billing", seq=4)
+    error = refused(Code.CONSUMER_MOVED, desk.put, "billing", seq=7, if_seq=3)
+    assert error.detail == {"topic": TOPIC, "consumer": "billing", "seq": 4}
+    assert desk.get("billing").seq == 4
+    assert desk.put("billing", seq=7, if_seq=4).seq == 7
+
+
+def test_null_if_seq_only_creates(desk: Desk):
+    assert desk.put("billing", seq=1, if_seq=None).created
+    assert refused(Code.CONSUMER_MOVED, desk.put, "billing", seq=2, if_seq=None).detail["seq"] == 1
+    assert refused(Code.CONSUMER_MOVED, desk.put, "absent", seq=2, if_seq=0).detail["seq"] is None
+    assert desk.seqs() == {"billing": 1}
+
+
+def test_of_two_compare_and_sets_in_one_turn_one_wins(desk: Desk):
+    desk.put("billing", seq=0)
+    consumers = desk.engine.consumers
+    first = consumers.put(TOPIC, "billing", ConsumerRequest(seq=3, if_seq=0))
+    assert (
+        refused(Code.CONSUMER_MOVED, consumers.put, TOPIC, "billing", ConsumerRequest(seq=5, if_seq=0)).detail["seq"]
+        == 3
+    )
+    desk.server.done(first)
+    assert desk.get("billing").seq == 3
+
+
+def test_position_beyond_the_head_is_refused(desk: Desk):
+    assert refused(Code.INVALID_REQUEST, desk.put, "billing", seq=11).detail == {"field": "seq"}
+    assert refused(Code.INVALID_REQUEST, desk.open, "billing", commit=11) if desk.put("billing") else None
+    assert desk.seqs() == {"billing": 0}
+
+
+def test_epoch_of_another_topic_is_refused(desk: Desk):
+    epoch = desk.engine.topic(TOPIC).epoch
+    desk.put("billing", seq=1, epoch=epoch)
+    error = refused(Code.EPOCH_MISMATCH, desk.put, "billing", seq=2, epoch=epoch + 1)
+    assert error.detail == {"topic": TOPIC, "epoch": epoch}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 256, "ä"])
+def test_invalid_name_is_refused(desk: Desk, name: str):
+    refused(Code.INVALID_REQUEST, desk.put, name, seq=1)
+    refused(Code.INVALID_REQUEST, desk.open, name)
+    refused(Code.INVALID_REQUEST, desk.get, name)
+
+
+def test_number_of_consumers_per_topic_is_bounded():
+    engine = open_engine(limits=Limits(max_consumers=2))
+    append(engine, TOPIC)
+    engine.consumers.put(TOPIC, "a", ConsumerRequest())
+    engine.consumers.put(TOPIC, "b", ConsumerRequest())
+    assert refused(Code.THROTTLED, engine.consumers.put, TOPIC, "c", ConsumerRequest()).detail["max"] == 2
+    engine.consumers.put(TOPIC, "a", ConsumerRequest(seq=1))
+    engine.flush()
+    refused(Code.THROTTLED, engine.consumers.open, TOPIC, "c", commit=True)
+    engine.consumers.drop(TOPIC, "a")
+    engine.flush()
+    engine.consumers.put(TOPIC, "c", ConsumerRequest())
+
+
+def test_large_meta_is_refused(desk: Desk):
+    refused(Code.INVALID_REQUEST, desk.put, "billing", meta={"text": "x" * 1024})
+    refused(Code.CONSUMER_NOT_FOUND, desk.get, "billing")
+
+
+def test_deleted_consumer_is_not_found_and_can_begin_again(desk: Desk):
+    desk.put("billing", seq=4, meta={"a": 1})
+    assert desk.drop("billing")
+    assert not desk.drop("billing")
+    refused(Code.CONSUMER_NOT_FOUND, desk.get, "billing")
+    assert desk.put("billing").seq == 0
+    assert desk.get("billing").meta is None
+
+
+def test_delete_and_creation_in_one_turn_leave_the_new_consumer(desk: Desk):
+    desk.put("billing", seq=4)
+    desk.engine.consumers.drop(TOPIC, "billing")
+    desk.engine.consumers.put(TOPIC, "billing", ConsumerRequest(seq=2))
+    desk.engine.consumers.put(TOPIC, "brief", ConsumerRequest(seq=2))
+    desk.engine.consumers.drop(TOPIC, "brief")
+    desk.engine.flush()
+    assert desk.seqs() == {"billing": 2}
+
+
+def test_consumer_ends_with_its_topic(desk: Desk):
+    desk.put("billing", seq=4)
+    desk.server.drop(TOPIC)
+    desk.write(2)
+    refused(Code.CONSUMER_NOT_FOUND, desk.get, "billing")
+    assert desk.seqs() == {}
+    assert list(desk.engine.state.consumed) == []
+
+
+# --- reading by name
+
+
+def test_unknown_consumer_that_reads_begins_at_zero(desk: Desk):
+    assert desk.open("billing") == 0
+    assert desk.seqs() == {"billing": 0}
+
+
+def test_commit_moves_to_what_the_last_answer_had(desk: Desk):
+    topic = desk.engine.topic(TOPIC)
+    desk.open("billing")
+    desk.engine.consumers.note_delivered(topic, "billing", 4)
+    assert desk.open("billing") == 0, "without a commit the position stays"
+    assert desk.open("billing", commit=True) == 4
+    assert desk.open("billing", commit=True) == 4
+    assert desk.open("billing", commit=7) == 7
+    assert desk.open("billing", commit=2) == 7, "a commit never moves back"
+
+
+def test_stored_position_replaces_what_a_commit_would_acknowledge(desk: Desk):
+    desk.open("billing")
+    desk.engine.consumers.note_delivered(desk.engine.topic(TOPIC), "billing", 9)
+    desk.put("billing", seq=2)
+    assert desk.open("billing", commit=True) == 2
+
+
+# --- lag and losses
+
+
+def test_lag_counts_live_records_behind_the_position(desk: Desk):
+    desk.put("billing", seq=4)
+    assert desk.lag("billing")[0] == 6
+    desk.delete(before_seq=7)
+    assert desk.lag("billing")[0] == 4
+    desk.put("billing", seq=10)
+    assert desk.lag("billing") == (0, 0)
+
+
+def test_lag_leaves_out_deleted_records():
+    desk = Desk()
+    for at in range(12):
+        desk.server.append(TOPIC, str(at), tag="odd" if at % 2 else "even")
+    desk.put("billing", seq=3)
+    run_all(desk.engine.delete_records(TOPIC, before_seq=None, match=TagMatch("Eq", "odd")))
+    desk.engine.flush()
+    assert desk.lag("billing")[0] == len([seq for seq in desk.live() if seq > 3]) == 4
+
+
+def test_lag_in_time_is_the_age_of_the_oldest_unread_record():
+    desk = Desk()
+    for _ in range(8):
+        desk.write(1)
+        desk.clock.advance(ms=100)
+    desk.put("billing", seq=5)
+    assert desk.lag("billing") == (3, 300)
+    desk.server.checkpoint()
+    after = desk.restart("stop")
+    assert after.lag("billing")[0] == 3
+    assert after.lag("billing")[1] >= 300
+
+
+def test_lost_records_behind_the_position_are_reported():
+    desk = Desk(cap_records=4)
+    desk.write(6)
+    desk.put("billing", seq=1)
+    assert desk.lost("billing") == [(2, 2, "cap")]
+    desk.write(4)
+    assert desk.lost("billing") == [(2, 6, "cap")]
+    assert desk.lag("billing")[0] == 4
+    desk.put("billing", seq=6)
+    assert desk.lost("billing") == []
+
+
+# --- expiry
+
+
+def test_unused_consumer_expires(desk: Desk):
+    desk.put("billing", seq=1, expire_ms=100)
+    desk.put("kept", seq=1)
+    desk.clock.advance(ms=100)
+    assert desk.get("billing").seq == 1
+    desk.clock.advance(ms=1)
+    refused(Code.CONSUMER_NOT_FOUND, desk.get, "billing")
+    assert desk.seqs() == {"kept": 1}
+    desk.engine.consumers.sweep(topics=10)
+    desk.engine.flush()
+    assert set(desk.engine.topic(TOPIC).consumers.by_name) == {"kept"}
+    assert not desk.engine.state.expiring
+
+
+def test_reads_and_commits_keep_a_consumer(desk: Desk):
+    desk.put("reads", expire_ms=100)
+    desk.put("commits", expire_ms=100)
+    for seq in range(1, 5):
+        desk.clock.advance(ms=80)
+        desk.open("reads")
+        desk.put("commits", seq=seq)
+        desk.engine.consumers.sweep(topics=10)
+    assert desk.seqs() == {"commits": 4, "reads": 0}
+
+
+def test_expired_consumer_begins_again_when_it_returns(desk: Desk):
+    desk.put("billing", seq=5, expire_ms=100)
+    desk.clock.advance(ms=101)
+    assert desk.put("billing", if_seq=None).created
+    assert desk.get("billing").seq == 0
+
+
+def test_time_without_a_server_does_not_expire_consumers(desk: Desk):
+    desk.put("billing", seq=5, expire_ms=100)
+    desk.clock.advance(ms=1000)
+    after = desk.restart("keep")
+    assert after.get("billing").seq == 5
+    after.clock.advance(ms=101)
+    refused(Code.CONSUMER_NOT_FOUND, after.get, "billing")
+
+
+# --- the log
+
+
+def test_all_changes_of_a_turn_share_one_frame():
+    log = FakeLog()
+    engine = open_engine(log=log)
+    append(engine, "a")
+    append(engine, "b")
+    for name in ("x", "y"):
+        engine.consumers.put("a", name, ConsumerRequest())
+    engine.flush()
+    log.frames.clear()
+    for _ in range(50):
+        engine.consumers.put("a", "x", ConsumerRequest(seq=1))
+        engine.consumers.put("a", "y", ConsumerRequest(seq=0))
+        engine.consumers.put("b", "x", ConsumerRequest(seq=1))
+    engine.flush()
+    assert len(log.frames) == 2
+    assert sum(map(len, log.frames)) < 250
+
+
+def test_refused_change_leaves_no_trace():
+    log = FakeLog()
+    engine = open_engine(log=log)
+    append(engine, "a")
+    engine.consumers.put("a", "x", ConsumerRequest(seq=1))
+    engine.flush()
+    log.write_fails = True
+    tickets = [engine.consumers.put("a", name, ConsumerRequest(seq=0)) for name in ("x", "y")]
+    engine.flush()
+    assert [ticket.error.code for ticket in tickets] == [Code.READ_ONLY] * 2
+    assert engine.consumers.get("a", "x")[1].seq == 1
+    log.write_fails = False
+    again = engine.consumers.put("a", "x", ConsumerRequest(seq=0, if_seq=1))
+    engine.flush()
+    assert again.value().seq == 0
+
+
+def test_position_of_fsync_topic_shows_only_after_the_sync():
+    log = FakeLog()
+    engine = open_engine(log=log)
+    made = engine.append("a", request("1", durability="fsync"))
+    engine.flush()
+    log.finish()
+    made.value()
+    ticket = engine.consumers.put("a", "x", ConsumerRequest(seq=1))
+    engine.flush()
+    assert not ticket.done
+    refused(Code.CONSUMER_NOT_FOUND, engine.consumers.get, "a", "x")
+    log.finish()
+    assert ticket.value().seq == 1
+    assert engine.consumers.get("a", "x")[1].seq == 1
+
+
+def test_appends_still_share_a_frame_when_a_consumer_moves_between_them():
+    log = FakeLog()
+    engine = open_engine(log=log)
+    append(engine, "a")
+    log.frames.clear()
+    engine.append("a", request("1"))
+    engine.consumers.put("a", "x", ConsumerRequest(seq=1))
+    engine.append("a", request("1"))
+    engine.flush()
+    heads = [frame.peek(memoryview(one), 0)[0] for one in log.frames]  # type: ignore[index]
+    assert [(head.kind, head.count) for head in heads] == [(4, 2), (40, 0)]
