@@ -1,4 +1,4 @@
-"""The command that a message tells to run is right for the copy that prints it."""
+"""The install command in a message is right for the copy that prints it."""
 
 import json
 import shlex

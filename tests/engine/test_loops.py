@@ -291,7 +291,7 @@ def test_the_way_upstream_ends_where_a_cycle_closes():
         server.done(server.engine.routers.put(f"r{n}", RouterRequest(source=source, dest=dest, allow_cycle=True)))
     topics_by_name = server.engine.topics
     assert [topic.name for topic in upstream(topics_by_name["d"])] == ["d", "c", "b", "a"]
-    cyclic = {router.name: router.feed.cyclic for router in server.engine.routers.table.by_name.values()}
+    cyclic = {router.name: router.edge.cyclic for router in server.engine.routers.table.by_name.values()}
     assert cyclic == {"r0": True, "r1": True, "r2": True, "r3": False}
 
 

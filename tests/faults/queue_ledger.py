@@ -2,7 +2,7 @@
 
 A `Shop` drives a `SimServer` and writes down every attempt and its answer, job by job. `QueueLedger.check` then judges
 a server that came back after a crash: no job is lost, none is there twice, one that was acked does not come back beyond
-what its topic's class allows, and a lease that was written down is the one its worker was told of.
+what its topic's class allows, and a stored lease is the lease that its worker got.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from topics.model.records import NewRecord, WriteRequest
 from topics.testing.harness import SimServer
 
 MAX_DELIVERIES = 2
-NOBODY = ""
+NO_NODE = ""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Job:
     written: Attempt
     seq: int = 0
     due_ms: int = 0  # not before
-    node: str = NOBODY  # who was told last that it holds the job
+    node: str = NO_NODE  # the node that got the job last
     lease_id: str = ""
     deadline_ms: int = 0
     deliveries: int = 0
@@ -51,7 +51,7 @@ class Job:
         return any(ack.status in ("open", "acked") for ack in self.acks)
 
     def held(self, now_ms: int) -> bool:
-        return self.node != NOBODY and now_ms <= self.deadline_ms
+        return self.node != NO_NODE and now_ms <= self.deadline_ms
 
     def is_in_doubt(self, when: When) -> bool:
         return self.in_doubt > 0 or any(doubt.may_show(when) for doubt in self.doubts)
@@ -60,7 +60,7 @@ class Job:
         return self.deliveries >= MAX_DELIVERIES
 
     def release(self, due_ms: int) -> None:
-        self.node, self.due_ms = NOBODY, due_ms
+        self.node, self.due_ms = NO_NODE, due_ms
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Queue:
     durability: str
     leases_durable: bool
     jobs: dict[str, Job] = field(default_factory=dict)
-    leases: set[str] = field(default_factory=set)  # every lease that anybody was told of
+    leases: set[str] = field(default_factory=set)  # every lease that a worker got
 
     @property
     def dead_letter(self) -> str:
@@ -124,7 +124,7 @@ class _Judge:
     def judge(self) -> None:
         places = [*self.rows.values(), *self.dead]
         assert len(set(places)) == len(places), "a job is in two places"
-        assert set(places) <= set(self.queue.jobs), "nobody wrote that"
+        assert set(places) <= set(self.queue.jobs), "an unknown record"
         self.figures()
         for job in self.queue.jobs.values():
             self.place(job)
@@ -166,7 +166,7 @@ class _Judge:
         held = None if seq is None else self.found.leases.get(seq)
         in_doubt = job.is_in_doubt(self.when)
         if held is not None and not in_doubt:
-            assert held.lease_id in self.queue.leases, "nobody was told of this lease"
+            assert held.lease_id in self.queue.leases, "no worker got this lease"
         acked = any(ack.may_show(self.when) for ack in job.acks)
         if seq is None or in_doubt or acked or job.written.status != "acked" or not self.safe:
             return
@@ -209,7 +209,7 @@ def _drain(server: SimServer, queue: Queue) -> None:
         clock.advance(ms=2_000)
     assert len(done) == len(set(done)), "done twice"
     letters = set(server.data(queue.dead_letter)) if queue.dead_letter in engine.topics else set()
-    assert left <= set(done) | letters, "a job that nobody can get"
+    assert left <= set(done) | letters, "a job that no worker can get"
     assert leases_of(engine.expire_and_get(queue.name, touch=False)).in_flight == 0
 
 
@@ -300,7 +300,7 @@ class Shop:
         except OSError:
             return []  # before anything was staged: a server answers it with `internal`
         finally:
-            if broken or self.server.wal.broken:  # a move to the dead letters that is refused is told to nobody
+            if broken or self.server.wal.broken:  # a refused move to the dead letters is not reported
                 for job in free:
                     if job.gives_up():
                         job.doubts.append(Attempt())

@@ -38,8 +38,8 @@ def test_truncated_segment_loses_its_own_records_only(start_server: StartServer,
         assert server.process.poll() is None, server.log()
         return answer if answer and answer["tombstone"] else None
 
-    told = wait_for(read_on)
-    assert (told["tombstone"]["gap_from"], told["tombstone"]["reason"]) == (1, "corrupt")
+    answer = wait_for(read_on)
+    assert (answer["tombstone"]["gap_from"], answer["tombstone"]["reason"]) == (1, "corrupt")
     rest = ask(server.port, "/diff", {"from_seq": 2_000, "limit": 1_000, "max_batch_bytes": 4 << 20})
     assert [row["$seq"] for row in rest["records"]] == list(range(2_001, 3_001))
     server.kill()  # `stop` would fail: the log reports the damage

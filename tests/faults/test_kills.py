@@ -173,7 +173,7 @@ def test_acked_job_that_returns_is_found() -> None:
 def test_lost_lease_is_found() -> None:
     jobs, payload = queue()
     claim(jobs, payload, "lease_1")
-    with pytest.raises(Violation, match="was told it does not"):
+    with pytest.raises(Violation, match="its request was refused"):
         jobs._extend("a", jobs.queue.held_by("a", now_ms()), 5_000).done(200, {"skipped": [1], "deadlines": {}})
 
 

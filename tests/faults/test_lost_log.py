@@ -70,7 +70,7 @@ def zero_tail(disk: SimDisk) -> None:
     path = last_written(disk)
     data = disk.contents(path)
     end = walfile.written_end(data)
-    frames = [item.end for item in walfile.scan(data) if isinstance(item, walfile.Found)]
+    frames = [item.end for item in walfile.scan(data) if isinstance(item, walfile.FoundFrame)]
     keep = max(at for at in frames if at < end // 2)
     disk.open(path, write=True).pwrite(bytes(end - keep), keep)
 
@@ -133,7 +133,7 @@ def test_missing_log_file_at_any_place_is_reported(at: int) -> None:
     held = [
         item.frame.head.first
         for item in walfile.scan(disk.contents(files[at]))
-        if isinstance(item, walfile.Found) and item.frame.head.first
+        if isinstance(item, walfile.FoundFrame) and item.frame.head.first
     ]
     disk.unlink(files[at])
     report = verify(disk.clone(), ROOT)

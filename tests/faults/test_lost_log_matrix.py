@@ -47,7 +47,7 @@ DAMAGES: list[Callable[[SimDisk, str], None]] = [cut_in_half, cut_at_frame, empt
 
 
 def frame_ends(disk: SimDisk, path: str) -> list[int]:
-    return [item.end for item in walfile.scan(disk.contents(path)) if isinstance(item, walfile.Found)]
+    return [item.end for item in walfile.scan(disk.contents(path)) if isinstance(item, walfile.FoundFrame)]
 
 
 def written_files(disk: SimDisk) -> list[str]:
@@ -154,7 +154,7 @@ def compare(pair: Pair, after: SimServer) -> None:
                 assert after.recovered.damage, "records are missing and the start reports nothing"
                 assert fact.seq in lost, f"{name}: {fact.seq} is missing without a report"
         written = {fact.seq: fact.data.decode() for fact in model.facts}
-        assert all(written.get(seq) == data for seq, data in rows.items()), f"{name}: a record nobody wrote"
+        assert all(written.get(seq) == data for seq, data in rows.items()), f"{name}: an unknown record"
         if not after.recovered.damage:
             assert sorted(rows) == [fact.seq for fact in model.live]
     for name, topic in list(after.engine.topics.items()):

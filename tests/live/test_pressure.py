@@ -10,10 +10,10 @@ from websockets.sync.client import connect
 from tests.contract.api import Api, Background
 from tests.live.events import Events, wait_for
 from tests.live.inside import Inside
-from topics.engine.pressure import SAMPLES, Step
+from topics.engine.pressure import SAMPLES, PressureStep
 
 REFUSE_MS = 200
-STEP_MS = {Step.COALESCE: 15, Step.STRETCH: 40, Step.PAUSE: 100, Step.REFUSE: 450}
+STEP_MS = {PressureStep.COALESCE: 15, PressureStep.STRETCH: 40, PressureStep.PAUSE: 100, PressureStep.REFUSE: 450}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def watch(inside, api, *names):
 
 def test_refused_request_gets_a_retry_time(inside, api):
     api.write("a", 1)
-    climb(inside, Step.REFUSE)
+    climb(inside, PressureStep.REFUSE)
     for path, body in (("/v0/topics/a", {"records": [{"data": 1}]}), ("/v0/topics/a/diff", {})):
         answer = api.call("POST", path, body)
         assert answer.status_code == 429
@@ -62,7 +62,7 @@ def test_refused_request_gets_a_retry_time(inside, api):
 
 
 def test_trusted_write_passes_and_reports_its_wait(inside, api):
-    climb(inside, Step.REFUSE)
+    climb(inside, PressureStep.REFUSE)
     written = api.write("a", 1, disable_backpressure=True)
     assert written["performance"]["throttle_wait_ms"] >= 5
     calm(inside)
@@ -71,7 +71,7 @@ def test_trusted_write_passes_and_reports_its_wait(inside, api):
 
 def test_commits_are_gathered_before_requests_are_refused(inside, api):
     api.put("a")
-    climb(inside, Step.STRETCH)
+    climb(inside, PressureStep.STRETCH)
     assert api.write("a", 1)["performance"]["throttle_wait_ms"] >= 1
     assert api.diff("a")["head_seq"] == 1
 
@@ -79,7 +79,7 @@ def test_commits_are_gathered_before_requests_are_refused(inside, api):
 def test_pushes_are_gathered_into_fewer_frames(inside, api):
     api.put("a")
     with watch(inside, api, "a") as events:
-        climb(inside, Step.COALESCE)
+        climb(inside, PressureStep.COALESCE)
         for n in range(3):
             api.write("a", n)
         seen = []
@@ -92,7 +92,7 @@ def test_watchers_of_paused_topics_are_notified(inside, api):
     api.put("low", priority=-20)
     api.put("high", priority=10)
     with watch(inside, api, "low", "high") as events:
-        climb(inside, Step.PAUSE)
+        climb(inside, PressureStep.PAUSE)
         api.write("low", 1)
         api.write("high", 1)
         received = [events.next(), events.next()]
@@ -109,11 +109,11 @@ def test_watchers_of_paused_topics_are_notified(inside, api):
 def test_waiting_raises_a_paused_topic_under_pressure(inside, api):
     api.put("low", priority=-20)
     with watch(inside, api, "low") as events:
-        climb(inside, Step.PAUSE)
+        climb(inside, PressureStep.PAUSE)
         api.write("low", 1)
         events.expect("error")
         wait_for(lambda: api.state("low")["effective_priority"] >= 0)
-        inside.lag(STEP_MS[Step.PAUSE])  # the next sample
+        inside.lag(STEP_MS[PressureStep.PAUSE])  # the next sample
         assert events.next().seqs == [1]
 
 
@@ -123,7 +123,7 @@ def test_websocket_is_refused_and_notified_like_http(inside, api):
         ws.send('{"op":"subscribe","topic":"low"}')
         assert "subscribed" in ws.recv(5)
         assert "caught_up" in ws.recv(5)
-        climb(inside, Step.REFUSE)
+        climb(inside, PressureStep.REFUSE)
         ws.send('{"op":"publish","topic":"low","request_id":1,"records":[{"data":1}]}')
         assert '"throttled"' in ws.recv(5)
         ws.send('{"op":"publish","topic":"low","request_id":2,"records":[{"data":1}],"disable_backpressure":true}')
@@ -165,7 +165,7 @@ def test_lag_delays_low_topics_and_loses_nothing():
         writer.put("high", priority=900)
         low, high = Listener(inside, "low", writes), Listener(inside, "high", writes)
         inside.keep_busy(60)
-        wait_for(lambda: inside.app.services.throttle.pressure.step >= Step.PAUSE)
+        wait_for(lambda: inside.app.services.throttle.pressure.step >= PressureStep.PAUSE)
         for _, name in itertools.product(range(writes), ("low", "high")):
             writer.write(name, time.time(), disable_backpressure=True)
         assert high.median_wait_s() < low.median_wait_s()

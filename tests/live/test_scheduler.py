@@ -2,7 +2,7 @@
 
 import pytest
 
-from topics.engine.pressure import SAMPLES, Pressure, Step, age_boost, base_priority, effective_priority
+from topics.engine.pressure import SAMPLES, Pressure, PressureStep, age_boost, base_priority, effective_priority
 from topics.engine.state.topic import Topic, Totals
 from topics.errors import TopicsError
 from topics.model.topic import TopicConfig
@@ -46,17 +46,24 @@ def test_waiting_raises_priority_by_100_per_second_up_to_1000():
 
 
 def test_single_late_sample_is_no_pressure():
-    assert pressed(0, 0, 5_000, 0, 0).step is Step.CALM
+    assert pressed(0, 0, 5_000, 0, 0).step is PressureStep.CALM
 
 
 @pytest.mark.parametrize(
     ("lag_ms", "step"),
-    [(0, Step.CALM), (9, Step.CALM), (10, Step.COALESCE), (30, Step.STRETCH), (80, Step.PAUSE), (200, Step.REFUSE)],
+    [
+        (0, PressureStep.CALM),
+        (9, PressureStep.CALM),
+        (10, PressureStep.COALESCE),
+        (30, PressureStep.STRETCH),
+        (80, PressureStep.PAUSE),
+        (200, PressureStep.REFUSE),
+    ],
 )
 def test_lasting_lag_raises_the_step(lag_ms, step):
     pressure = pressed(*[lag_ms] * (SAMPLES - 1))
-    assert pressure.step is Step.CALM
-    assert pressure.sample(lag_ms) is (step is not Step.CALM)
+    assert pressure.step is PressureStep.CALM
+    assert pressure.sample(lag_ms) is (step is not PressureStep.CALM)
     assert pressure.step is step
 
 
@@ -64,20 +71,20 @@ def test_step_ends_below_half_of_its_threshold():
     pressure = pressed(*[80] * SAMPLES)
     for _ in range(10):
         pressure.sample(41)
-    assert pressure.step is Step.PAUSE
+    assert pressure.step is PressureStep.PAUSE
     for _ in range(SAMPLES):
         pressure.sample(20)
-    assert pressure.step is Step.STRETCH
+    assert pressure.step is PressureStep.STRETCH
     for _ in range(SAMPLES):
         pressure.sample(0)
-    assert pressure.step is Step.CALM
+    assert pressure.step is PressureStep.CALM
 
 
 def test_server_without_refusals_stays_calm():
     pressure = Pressure(0)
     for _ in range(10):
         assert not pressure.sample(10_000)
-    assert pressure.step is Step.CALM
+    assert pressure.step is PressureStep.CALM
 
 
 def test_only_topics_below_zero_are_paused_and_not_for_ever():

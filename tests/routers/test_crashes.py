@@ -228,8 +228,8 @@ def drain(server: SimServer) -> None:
     before: list[int] | None = None
     while before != (now := [router.cursor for router in table.by_id.values()]):
         before = now
-        for feed in table.feeds():
-            feed.held_until_ms = 0
+        for edge in table.edges():
+            edge.held_until_ms = 0
         server.engine.routers.forwarder.drain()
 
 
@@ -328,7 +328,7 @@ def test_copies_on_cycles_keep_their_seqs_after_any_history() -> None:
 
 @pytest.mark.parametrize("seed", [7000233, 7000410, 7000488])
 def test_a_history_that_once_came_back_different_comes_back_the_same(seed: int) -> None:
-    """A feed whose second router overtook the first at a full destination; two cycles of topics with caps."""
+    """An edge whose second router overtook the first at a full destination; two cycles of topics with caps."""
     play(seed, 60)
 
 

@@ -222,7 +222,7 @@ def test_routers_log_their_steps_only_on_a_cycle() -> None:
     assert logged("a") == 0
     route(server, "c", "a", allow_cycle=True)
     assert logged("a") > 0
-    assert [feed.dest.name for feed in server.engine.routers.table.feeds() if not feed.cyclic] == ["side"]
+    assert [edge.dest.name for edge in server.engine.routers.table.edges() if not edge.cyclic] == ["side"]
     server.done(server.engine.routers.drop("b->c"))
     assert logged("a") == 0
 
@@ -374,17 +374,17 @@ def test_copy_too_large_for_a_rejecting_topic_holds_the_router() -> None:
     assert rests(server)
     held = server.engine.routers.get("a->b")
     assert (held.cursor, held.lag) == (1, 2)
-    assert held.feed.last_error is not None
-    assert held.feed.last_error.startswith("record_too_large: ")
-    assert "cap_bytes" in held.feed.last_error
+    assert held.edge.last_error is not None
+    assert held.edge.last_error.startswith("record_too_large: ")
+    assert "cap_bytes" in held.edge.last_error
     assert server.data("c") == ["1"]
     after = server.next(server.disk.clone().crash("keep"))
     assert rests(after)
-    assert after.engine.routers.get("a->b").feed.last_error == held.feed.last_error
+    assert after.engine.routers.get("a->b").edge.last_error == held.edge.last_error
     server.put("b", cap_bytes=2_000, discard="reject")
     forward(server)
     assert server.data("b") == server.data("c") == ["1", LARGE, "2"]
-    assert held.feed.last_error is None
+    assert held.edge.last_error is None
 
 
 def test_copy_too_large_for_a_queue_is_no_job_there() -> None:

@@ -283,7 +283,7 @@ class Grammar:
         return self.text(body)
 
     def frames(self, most: int) -> tuple[list[bytes], bool]:
-        """Frames for one connection, and whether the server can tell where the last one ends.
+        """Frames for one connection, and whether the server can find the end of the last one.
 
         Frames that end a connection come last.
         """

@@ -20,7 +20,7 @@ POLL_MS = 30_000
 
 
 class Connection:
-    """A client that reads no more than it is told to. Its system holds as little as possible for it."""
+    """A client that reads only on request, with the smallest possible receive buffer."""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.socket()

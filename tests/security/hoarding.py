@@ -105,7 +105,7 @@ class Figures:
             target.send("GET", "/v0/health")[0],
         ]
         hoard.close()
-        for topic in (QUIET, BIG):  # answers polls: whoever is gone is noticed
+        for topic in (QUIET, BIG):  # answers polls, so that closed connections are detected
             target.send("POST", f"/v0/topics/{topic}", {"records": [{"data": 1}]})
         target.send("DELETE", f"/v0/topics/{KEYED}")  # with its keys, which would be kept for an hour
         self.left = target.wait_for_release()

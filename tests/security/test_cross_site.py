@@ -22,8 +22,8 @@ WAIT_S = 40
 # Every way in which a page makes a browser send a request, each given up after a moment; then a report.
 PAGE = """<!doctype html><body><script>
 const server = "{server}", work = server + "/v0/topics/mail/work?max=1000&node=", state = server + "/v0/topics/mail";
-const settled = (start) => new Promise(done => {{ start(done); setTimeout(done, 1500); }});
-const element = (name, fields) => settled(done => {{
+const finished = (start) => new Promise(done => {{ start(done); setTimeout(done, 1500); }});
+const element = (name, fields) => finished(done => {{
   const made = Object.assign(document.createElement(name), fields);
   made.onload = made.onerror = done;
   document.body.append(made);
@@ -35,19 +35,19 @@ const ways = {{
   style: url => element("link", {{rel: "stylesheet", href: url}}),
   video: url => element("video", {{src: url, preload: "auto"}}),
   object: url => element("object", {{data: url}}),
-  "no-cors": url => settled(done => fetch(url, {{mode: "no-cors"}}).then(done, done)),
-  head: url => settled(done => fetch(url, {{mode: "no-cors", method: "HEAD"}}).then(done, done)),
-  cors: url => settled(done => fetch(url).then(done, done)),
-  events: url => settled(done => {{ const all = new EventSource(url); all.onmessage = all.onerror = done; }}),
-  form: url => settled(done => {{
+  "no-cors": url => finished(done => fetch(url, {{mode: "no-cors"}}).then(done, done)),
+  head: url => finished(done => fetch(url, {{mode: "no-cors", method: "HEAD"}}).then(done, done)),
+  cors: url => finished(done => fetch(url).then(done, done)),
+  events: url => finished(done => {{ const all = new EventSource(url); all.onmessage = all.onerror = done; }}),
+  form: url => finished(done => {{
     const frame = Object.assign(document.createElement("iframe"), {{name: "into", onload: done}});
     const form = Object.assign(document.createElement("form"), {{method: "POST", target: "into"}});
     form.action = server + "/v0/topics/mail/redrive";
     document.body.append(frame, form);
     form.submit();
   }}),
-  beacon: url => settled(done => {{ navigator.sendBeacon(server + "/v0/topics/mail/redrive"); done(); }}),
-  socket: url => settled(done => {{
+  beacon: url => finished(done => {{ navigator.sendBeacon(server + "/v0/topics/mail/redrive"); done(); }}),
+  socket: url => finished(done => {{
     const socket = new WebSocket(server.replace("http", "ws") + "/v0/ws");
     socket.onopen = () => socket.send('{{"op":"publish","topic":"evil","records":[{{"data":1}}]}}');
     socket.onmessage = socket.onerror = done;

@@ -21,7 +21,7 @@ from topics.server.api.table import ROUTES
 
 KEY, FULL = "the-key-with-a-prefix", "the-full-key"
 INSIDE = ("in.plain", "in.queue")
-# Nobody may learn of these. The word in them appears nowhere else.
+# No answer may reveal these. The word in them appears nowhere else.
 HIDDEN = ("hushhush.plain", "hushhush.queue", "hushhush.dead")
 EXAMPLES = 12
 RAW_REQUESTS = 1_500
@@ -46,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     running.stop()
 
 
-def tells(text: str, sent: str) -> bool:
+def reveals(text: str, sent: str) -> bool:
     """Whether an answer says more of the hidden than the request itself did."""
     return "hushhush" in text and "hushhush" not in sent
 
@@ -85,7 +85,7 @@ def test_made_up_requests_with_a_key_break_nothing_and_learn_nothing(server: Ser
         path = case.formatted_path
         if any(path.startswith(f"/v0/{kind}/hushhush") for kind in ("topics", "routers")):
             assert answer.status_code in (400, 403, 404, 405), (path, answer.status_code)
-        assert not tells(answer.text, path + json.dumps(case.body, default=str)), answer.text
+        assert not reveals(answer.text, path + json.dumps(case.body, default=str)), answer.text
 
     send()
 
@@ -147,6 +147,6 @@ def test_raw_bytes_with_a_key_break_nothing_and_learn_nothing(server: ServerProc
                 pass
         answered += got.startswith(b"HTTP/1.1 ")
         assert b"HTTP/1.1 5" not in got, (sent, got)
-        assert not tells(got.decode("latin-1"), sent.decode("latin-1")), (sent, got)
+        assert not reveals(got.decode("latin-1"), sent.decode("latin-1")), (sent, got)
     assert answered > RAW_REQUESTS * 0.9
     assert httpx.get(f"{server.url}/v0/health", trust_env=False).status_code == 200

@@ -1,4 +1,4 @@
-"""Keys: how they are written, what is kept of them, and that looking one up tells nothing."""
+"""Keys: how they are written, what the server stores, and that a lookup reveals nothing."""
 
 import gc
 import os

@@ -169,7 +169,7 @@ def run(scenario: Callable[[World], Any]) -> None:
     asyncio.run(live())
 
 
-async def settled(world: World) -> dict[str, int]:
+async def final_counts(world: World) -> dict[str, int]:
     """The counts, once what was under way has come to its end."""
     deadline = asyncio.get_running_loop().time() + WAIT_S
     while any(world.counts().values()) and asyncio.get_running_loop().time() < deadline:
@@ -202,7 +202,7 @@ def test_every_bad_end_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch):
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 connection.connection_lost(None)
-                assert not any((await settled(world)).values()), (name, turns, world.counts())
+                assert not any((await final_counts(world)).values()), (name, turns, world.counts())
 
     run(scenario)
 
@@ -223,7 +223,7 @@ def test_requests_that_the_server_ends_itself_give_back_what_they_took(how: str)
             world.app.begin_drain()
         for connection in begun:
             connection.connection_lost(None)
-        assert not any((await settled(world)).values()), world.counts()
+        assert not any((await final_counts(world)).values()), world.counts()
 
     run(scenario)
 
@@ -239,7 +239,7 @@ def test_a_hundred_thousand_of_them_leave_every_count_at_zero_and_no_memory_behi
                 connection.connection_lost(None)
                 if not n % 500:
                     await asyncio.sleep(0)
-            assert not any((await settled(world)).values()), world.counts()
+            assert not any((await final_counts(world)).values()), world.counts()
 
         await batch(ENDS // 10)
         small = resident_kib()
@@ -276,7 +276,7 @@ def test_connections_leave_nothing_for_the_garbage_collector():
             connection.data_received(frame)
             await asyncio.sleep(0)
         connection.connection_lost(None)
-        assert not any((await settled(world)).values()), world.counts()
+        assert not any((await final_counts(world)).values()), world.counts()
 
     async def scenario(world: World) -> None:
         url = (await world.ask(post("/v0/watch", b'{"topics":{"t":{}}}')))["stream_url"]

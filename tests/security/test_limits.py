@@ -1,4 +1,4 @@
-"""Caps on what is open at once: told with 429, counted a key, and given back when a request or stream ends."""
+"""Caps on open requests and streams: refused with 429, counted per key, and released when a request or stream ends."""
 
 import socket
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def test_streams_have_caps_of_their_own_and_do_not_count_as_requests(call: Start
     assert "topics_sse_connections 3" in server.send("GET", "/v0/metrics", key="c").text
     for sock in held:
         sock.close()
-    eventually(lambda: server.send("GET", "/v0/metrics", key="c").text, lambda told: "topics_sse_connections 0" in told)
+    eventually(lambda: server.send("GET", "/v0/metrics", key="c").text, lambda text: "topics_sse_connections 0" in text)
     for _ in range(2):
         opened(server, work, key="a").close()
 
@@ -153,7 +153,7 @@ def test_connections_that_are_reset_leave_nothing_behind(call: Start, wait: bool
             assert server.send("GET", "/v0/topics/t", key="b").status == 200
         for sock in socks:
             sock.close()
-    eventually(lambda: server.send("GET", "/v0/metrics", key="b").text, lambda told: "topics_sse_connections 0" in told)
+    eventually(lambda: server.send("GET", "/v0/metrics", key="b").text, lambda text: "topics_sse_connections 0" in text)
     held = [poll(server, "a") for _ in range(49)]
     eventually(lambda: status(server, "a"), lambda seen: seen == 200)
     for sock in held:

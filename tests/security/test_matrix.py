@@ -1,7 +1,7 @@
 """Every route, with every set of scopes, with names within and beyond the key's prefix.
 
 `RULES` says what the contract asks of each route, apart from the table that the server goes by. A route without a rule
-fails here: whoever adds one has to say who may call it and where it takes names.
+fails here: a new operation must declare its scope and its names.
 """
 
 from collections.abc import Callable, Iterator
@@ -210,9 +210,9 @@ def test_lists_and_metrics_name_only_what_the_key_may_use(server: Caller):
             assert listed
             assert all(found["topic"].startswith(PREFIX) for found in listed)
     for accept in ("text/plain", "application/json"):
-        told = server.send("GET", "/v0/metrics", key=FULL_IN, fields=(f"accept: {accept}",)).text
-        assert INSIDE in told
-        assert OUTSIDE not in told
+        answer = server.send("GET", "/v0/metrics", key=FULL_IN, fields=(f"accept: {accept}",)).text
+        assert INSIDE in answer
+        assert OUTSIDE not in answer
         assert OUTSIDE in server.send("GET", "/v0/metrics", key=FULL, fields=(f"accept: {accept}",)).text
 
 
@@ -227,7 +227,7 @@ def test_a_router_that_joins_hidden_topics_is_hidden_too_whatever_its_name(serve
         assert server.send("GET", f"/v0/routers/{PREFIX}{name}", key=FULL_IN).status == status
     assert server.send("POST", f"/v0/routers/{PREFIX}a/preview", {}, key=FULL_IN).status == 403
     absent = server.send("POST", f"/v0/routers/{PREFIX}a/preview", {"source": "out.absent"}, key=FULL_IN)
-    assert absent.status == 403, "whether a topic beyond the prefix exists is not told"
+    assert absent.status == 403, "whether a topic beyond the prefix exists is not revealed"
     for name in ("a", "b", "c"):
         server.send("DELETE", f"/v0/routers/{PREFIX}{name}", key=FULL)
 
@@ -290,8 +290,8 @@ def test_an_error_about_routers_names_no_topic_beyond_the_prefix(guarded: Caller
         reply = guarded.send("PUT", f"/v0/routers/{name}", {"source": source, "dest": dest}, key=FULL)
         assert reply.status == 201, reply.text
     circle = {"source": "in.b", "dest": "in.a"}
-    told = guarded.send("PUT", "/v0/routers/in.circle", circle, key=FULL)
-    assert told.json["error"]["detail"]["cycle"] == ["in.b", "in.a", "secret", "in.b"]
+    answer = guarded.send("PUT", "/v0/routers/in.circle", circle, key=FULL)
+    assert answer.json["error"]["detail"]["cycle"] == ["in.b", "in.a", "secret", "in.b"]
     hidden = guarded.send("PUT", "/v0/routers/in.circle", circle, key=FULL_IN)
     assert (hidden.status, hidden.json["error"]["code"]) == (409, "router_cycle")
     assert hidden.json["error"]["detail"]["cycle"] == ["in.b", "in.a", "…", "in.b"]

@@ -325,9 +325,9 @@ def test_metrics_hide_a_router_that_joins_hidden_topics(world: World, guarded: C
     for source, name in ((INSIDE, "in.seen"), (OUTSIDE, "in.hidden")):
         body = {"source": source, "dest": f"{name}.to"}
         assert guarded.send("PUT", f"/v0/routers/{name}", body, key=FULL).status in (200, 201)
-    told = guarded.send("GET", "/v0/metrics", key=FULL_IN).text
-    assert 'router="in.seen"' in told
-    assert 'router="in.hidden"' not in told
+    answer = guarded.send("GET", "/v0/metrics", key=FULL_IN).text
+    assert 'router="in.seen"' in answer
+    assert 'router="in.hidden"' not in answer
     assert 'router="in.hidden"' in guarded.send("GET", "/v0/metrics", key=FULL).text
 
 

@@ -102,7 +102,7 @@ def long_polls(hoard: Hoard) -> None:
     hoard.count_answered(0.5)
 
 
-# --- answers that nobody reads
+# --- answers that no client reads
 
 
 def unread_answers(hoard: Hoard) -> None:

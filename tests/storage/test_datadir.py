@@ -152,7 +152,7 @@ def test_a_disk_that_fails_is_told_in_words_and_the_lock_given_back():
     disk.fail(op="sync_dir", error=errno.EIO)
     data = DataDir(disk, ROOT)
     with pytest.raises(
-        DataDirError, match=r"cannot be used: Input/output error \(/var/topics\); see to its permissions"
+        DataDirError, match=r"cannot be used: Input/output error \(/var/topics\); check its permissions"
     ):
         data.open()
     data.open()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from topics.storage import mapped_file
-from topics.storage.fs import File, Fs, Held, RealFs
+from topics.storage.fs import File, Fs, LockHeld, RealFs
 from topics.testing.disk import SimDisk
 
 
@@ -236,13 +236,13 @@ def test_the_boot_id_and_the_free_space_can_be_asked_for(fs: Fs, root: str):
 
 def test_a_lock_is_held_by_one_and_names_its_owner(fs: Fs, root: str):
     lock = fs.lock(f"{root}/LOCK")
-    with pytest.raises(Held) as caught:
+    with pytest.raises(LockHeld) as caught:
         fs.lock(f"{root}/LOCK")
     assert caught.value.owner.startswith("pid ")
     lock.close()
     again = fs.lock(f"{root}/LOCK")
     lock.close()  # a second close does not touch the next owner's hold
-    with pytest.raises(Held):
+    with pytest.raises(LockHeld):
         fs.lock(f"{root}/LOCK")
     again.close()
 
@@ -260,7 +260,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path):
     with owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"held\n"
-        with pytest.raises(Held, match=f"pid {owner.pid} on .* since 20"):
+        with pytest.raises(LockHeld, match=f"pid {owner.pid} on .* since 20"):
             RealFs().lock(path)
         owner.send_signal(signal.SIGKILL)
     RealFs().lock(path).close()
@@ -292,7 +292,7 @@ def refuse(code: int):
     [
         (refuse(errno.EAGAIN), None),  # not in the cache
         (lambda *_: 2, None),  # only its beginning is
-        (refuse(errno.EOPNOTSUPP), b"abcdef"),  # the file system cannot tell: read and wait
+        (refuse(errno.EOPNOTSUPP), b"abcdef"),  # the file system does not support the flag: read and wait
     ],
 )
 def test_a_read_that_would_wait_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer, expected):
@@ -306,7 +306,7 @@ def test_a_read_that_would_wait_gives_nothing(tmp_path: Path, monkeypatch: pytes
 @pytest.fixture
 def lender(tmp_path: Path) -> Iterator[File]:
     if mapped_file._kernel is None:
-        pytest.skip("only Linux tells which pages are in memory")
+        pytest.skip("only Linux reports which pages are in memory")
     file = RealFs().open(str(tmp_path / "lender"), create=True)
     file.pwrite(bytes(range(256)) * 256, 0)
     yield file

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from topics.storage.fs import Held
+from topics.storage.fs import LockHeld
 from topics.testing.clock import SimClock
 from topics.testing.disk import FOREVER, MUTATING, Crashed, SimDisk, SimFile
 
@@ -452,12 +452,12 @@ def test_error_handlers_do_not_catch_a_crash():
 def test_crash_releases_the_lock():
     disk = SimDisk()
     disk.lock("/LOCK")
-    with pytest.raises(Held):
+    with pytest.raises(LockHeld):
         disk.lock("/LOCK")
     for mode in ("keep", "lose"):
         after = disk.crash(mode)
         after.lock("/LOCK")
-        with pytest.raises(Held):
+        with pytest.raises(LockHeld):
             after.lock("/LOCK")
 
 

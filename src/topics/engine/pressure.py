@@ -58,7 +58,7 @@ def effective_priority(topic: Topic, now_ms: int) -> int:
     return base if topic.waits_since_ms is None else base + age_boost(now_ms - topic.waits_since_ms)
 
 
-class Step(IntEnum):
+class PressureStep(IntEnum):
     """The steps of the ladder."""
 
     CALM = 0
@@ -77,7 +77,7 @@ class Pressure:
         self._thresholds = tuple(refuse_ms * part for part in (0.0, 0.05, 0.15, 0.4, 1.0))
         self._recent: deque[float] = deque(maxlen=SAMPLES)
         self.lag_ms = 0.0  # the lowest of the last samples
-        self.step = Step.CALM
+        self.step = PressureStep.CALM
 
     def sample(self, lag_ms: float) -> bool:
         """Add a measurement. Return whether the step changed."""
@@ -91,13 +91,13 @@ class Pressure:
         changed, self.step = step != self.step, step
         return changed
 
-    def _climbed(self) -> Step:
+    def _climbed(self) -> PressureStep:
         """Return the highest step whose threshold every sample has passed."""
-        return max(step for step in Step if self.lag_ms >= self._thresholds[step])
+        return max(step for step in PressureStep if self.lag_ms >= self._thresholds[step])
 
-    def _left(self, worst_ms: float) -> Step:
+    def _left(self, worst_ms: float) -> PressureStep:
         """Return the highest step of which a sample passes half the threshold."""
-        return max(step for step in Step if worst_ms >= self._thresholds[step] / 2)
+        return max(step for step in PressureStep if worst_ms >= self._thresholds[step] / 2)
 
     @property
     def gather_ms(self) -> int:
@@ -109,14 +109,14 @@ class Pressure:
 
     def pauses(self, topic: Topic, now_ms: int) -> bool:
         """Return whether records of this topic are not pushed now."""
-        return self.step >= Step.PAUSE and effective_priority(topic, now_ms) < 0
+        return self.step >= PressureStep.PAUSE and effective_priority(topic, now_ms) < 0
 
     def check(self, topic: Topic | None, now_ms: int) -> None:
         """Raise `throttled` for a request that must wait. Up to twice the threshold, topics that are read pass."""
-        if self.step < Step.REFUSE:
+        if self.step < PressureStep.REFUSE:
             return
         priority = 0 if topic is None else base_priority(topic, now_ms)
-        if priority >= AUTO_PRIORITY and self.lag_ms < 2 * self._thresholds[Step.REFUSE]:
+        if priority >= AUTO_PRIORITY and self.lag_ms < 2 * self._thresholds[PressureStep.REFUSE]:
             return
         raise TopicsError(
             Code.THROTTLED,

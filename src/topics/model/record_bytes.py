@@ -60,6 +60,11 @@ def write(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: bytes) -> byt
     return _RECORD % (seq, ts, node, data, meta)
 
 
+def parts(seq: int, ts: int, node: bytes, data: bytes | Raw, meta: tuple[bytes | Raw, ...]) -> list[bytes | Raw]:
+    """Return a record in parts, without a copy of its data and meta."""
+    return [_SEQ_AND_TS % (seq, ts), node, DATA, data, *meta, END]
+
+
 def write_alike(datas: list[Raw], node: str | None, first: int, ts: int) -> tuple[bytes, list[int], bytes]:
     """Return records that differ in seq and data alone as one blob, with their sizes, and their seqs as text.
 

@@ -1,21 +1,21 @@
-"""Copies a data directory into another one, while its server runs and without asking it.
+"""Copy a data directory into another one, also while a server runs on it. The server takes no part in the copy.
 
-That works because of how a server treats its files: what a snapshot names stays until the next snapshot is in place; a
-segment never changes but for its flags, and those only after the snapshot that knows of the change; the log only grows.
-So the copy is made in this order:
+The copy relies on how a server changes its files. The files that a snapshot names exist until the next snapshot is
+complete. In a segment only the flags change, and only after the snapshot that contains the change. The log only grows.
+The steps of a copy:
 
-1. segments that the target lacks, each checked on the way;
-2. the flags of all segments, then a look whether the snapshot is still the newest: if not, start over with the newer;
-3. the log behind the snapshot, the last file first: what a later file holds was written after all of the earlier ones;
-4. the snapshot takes its place in the target, then the log, the first file first.
+1. Copy the segments that the target lacks, and check each of them.
+2. Read the flags of all segments. If the server has written a newer snapshot by then, start again with that one.
+3. Copy the log after the snapshot, the last file first: a later file was written after all earlier ones.
+4. Rename the snapshot to its name in the target, then the log files, the first one first.
 
-The target is a data directory at every moment: killed before 4 it is what it was, killed within 4 it is a little older
-than it should be. Flags that a segment of the target lacks go into the target's snapshot as pending marks, as a server
-would do it, so that nothing the target's old snapshot stands on changes before the new one is there.
+The target is a valid data directory at every moment. A copy that is killed before step 4 leaves the old state; one that
+is killed within step 4 leaves a state between the old and the new one. Flags that a segment of the target lacks go into
+the target's snapshot as pending marks, so the files of the old snapshot do not change before the new one is complete.
 
-Segments are copied and never linked: a server flips flags in its own file, and a link would show that in the copy.
-Cold segments become ordinary ones. The snapshot's boot id is replaced, so that a server that starts on the copy takes
-the seqs that may have been given out meanwhile for lost, as after a power loss, and does not give them out again.
+Segments are copied, not linked: a server changes flags in place, and a hard link would show that change in the copy.
+Cold segments become ordinary ones. The copy gets another boot id, so a server that starts on it reports the seqs that
+the original may have assigned since as lost, as after a power loss, and does not assign them again.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from msgspec import Struct
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
 from topics.storage.check import examine
+from topics.storage.copied_files import TemporaryFile, read_marks, read_whole, resumes
 from topics.storage.datadir import TEMP_SUFFIX, UNFINISHED, DataDir
 from topics.storage.fs import File, Fs
 from topics.storage.log import ledger, walfile
@@ -42,18 +43,18 @@ from topics.storage.segments.marks import pack_marks, put_marks
 
 COPIED_BOOT_ID = "copied"
 MAX_TRIES = 20
-SETTLE_TRIES = 5
-SPARE_BYTES = 16 << 20  # room for snapshot, tails and log that a full disk should not be found out by
+LOG_READ_TRIES = 5
+SPARE_BYTES = 16 << 20  # reserve for the snapshot, the tails and the log
 
 Progress = Callable[[int, int], None]  # bytes copied, bytes to copy
 
 
 class CopyError(Exception):
-    """The copy was not made, and the target is as it was. The text says why and what to do."""
+    """The copy failed and the target is unchanged. The text gives the reason and the next step."""
 
 
 class Copied(Struct, kw_only=True):
-    """What was done. `problems` are damage found in the source: it was copied as it is."""
+    """The result of a copy. `problems` lists damage in the source; damaged bytes are copied unchanged."""
 
     snapshot: int
     topics: int = 0
@@ -71,10 +72,10 @@ Late = tuple[str, codec.Footer, list[tuple[int, int]]]  # a segment, and marks t
 
 
 class _Overtaken(Exception):
-    """The server took a newer snapshot meanwhile."""
+    """The server has written a newer snapshot since the copy began."""
 
 
-def _nap() -> None:
+def _sleep_briefly() -> None:
     time.sleep(0.01)
 
 
@@ -85,12 +86,12 @@ def copy(
     *,
     cold_dir: str | None = None,
     progress: Progress = lambda done, total: None,
-    pause: Callable[[], None] = _nap,
+    pause: Callable[[], None] = _sleep_briefly,
     restored_ms: int | None = None,
 ) -> Copied:
-    """Brings `target` up to what `source` is now. Blocks. Raises `CopyError`, `DataDirError` or OSError.
+    """Copy the present state of `source` to `target`. Block until done. Raise `CopyError`, `DataDirError` or OSError.
 
-    With `restored_ms` the copy is not another place of the same history but the beginning of a new one.
+    With `restored_ms`, the copy is a restore: it starts a new history instead of a second copy of the same one.
     """
     origin = DataDir(ReadOnlyFs(fs), source)
     origin.check_format()
@@ -126,7 +127,7 @@ def restore(
     set_aside: str | None,
     progress: Progress = lambda done, total: None,
 ) -> Copied:
-    """Copies a backup to where a server shall start. What is there moves to the path `set_aside`, if that is given."""
+    """Copy a backup to the directory of a server. An existing directory moves to the path `set_aside`, if given."""
     origin = DataDir(ReadOnlyFs(fs), source)
     origin.inspect()
     try:
@@ -134,7 +135,7 @@ def restore(
             if set_aside is None:
                 raise CopyError(f"{target} is not empty; move it away, or let --force do that")
             was = DataDir(ReadOnlyFs(fs), target)
-            was.inspect()  # refuses what a server has open, and what is not ours
+            was.inspect()  # raises if a server has it open, or if it is no data directory
             fs.rename(target, set_aside)
             was.close()
             fs.sync_dir(posixpath.dirname(posixpath.normpath(target)) or ".")
@@ -162,11 +163,11 @@ class _Copier:
         self._pause = pause
         self._restored_ms = restored_ms
         self._moved = self._total = 0
-        self._fresh: set[str] = set()  # segments copied by this run, whichever try
-        self._unsynced: set[str] = set()  # folders with new names: synced together, before anything builds on them
+        self._fresh: set[str] = set()  # segments that any try of this run has copied
+        self._unsynced: set[str] = set()  # folders with new names, to be synced together before the snapshot names them
 
     def run(self) -> None:
-        """One try. Raises `_Overtaken` where the server went on to a newer snapshot."""
+        """Make one try. Raise `_Overtaken` if the server has written a newer snapshot."""
         newest = newest_number(self.source)
         try:
             self._try()
@@ -196,12 +197,12 @@ class _Copier:
         self._sum_up(number, snapshot, len(staged))
 
     def _switch(self, number: int, snapshot: snap.Snapshot | None, staged: list[int]) -> None:
-        """From here on the target is the new copy."""
+        """Make the new copy the valid one."""
         for folder in self._unsynced:
             self.fs.sync_dir(folder)
         if snapshot is not None:
             snapshot.boot_id = COPIED_BOOT_ID
-            snapshot.extra.pop(snap.LEDGER, None)  # the copy gets its ledger last: until then none is missing
+            snapshot.extra.pop(snap.LEDGER, None)  # the copy gets its ledger last
             if self._restored_ms is not None:
                 snapshot.extra[snap.RESTORED] = msgspec.Raw(msgspec.msgpack.encode(self._restored_ms))
             for topic in snapshot.topics:
@@ -216,7 +217,7 @@ class _Copier:
         self.target.complete()
 
     def _write_ledger(self, since: int, staged: list[int]) -> None:
-        """Write a ledger for the log files of the copy, so that one that is missing or cut short is noticed there."""
+        """Write a ledger for the log files of the copy, so that a missing or truncated file is detected."""
         files = [(number, self._read(self.target.wal_path(number))) for number in sorted(staged)]
         path = self.target.ledger_path(since)
         self._write(path, ledger.copied(self.source, since, files))
@@ -225,10 +226,10 @@ class _Copier:
             if number != since:
                 self.fs.unlink(self.target.ledger_path(number))
 
-    # --- is the target ours to go on with?
+    # --- whether the target is an earlier backup
 
     def _check_history(self, number: int, snapshot: snap.Snapshot | None) -> None:
-        """The target is empty, or an earlier state of the source."""
+        """Raise `CopyError` unless the target is empty or an earlier state of the source."""
         if not self.target.declared:
             return
         old_number, old = newest_snapshot(self.target, [])
@@ -249,7 +250,7 @@ class _Copier:
             self._refuse()
 
     def _check_log(self, number: int, since: int, staged: list[int]) -> None:
-        """What the target has of the log behind this snapshot is the beginning of what it is about to get."""
+        """Raise `CopyError` unless each log file of the target is a prefix of the new one."""
         if not self.target.declared or newest_number(self.target) != number:
             return
         for log_number in self.target.wal_numbers():
@@ -297,11 +298,11 @@ class _Copier:
         try:
             found = self._open_segment(topic.topic_id, ref)
         except FileNotFoundError:
-            return  # taken by a newer snapshot, or lost: which one shows once all is read
+            return  # removed after a newer snapshot, or lost: `_late_marks` finds out
         self.target.make_topic_dir(topic.topic_id)
         path = self.target.segment_path(topic.topic_id, ref.first)
         try:
-            with _Temporary(self.fs, path) as file:
+            with TemporaryFile(self.fs, path) as file:
 
                 def take(at: int, data: bytes) -> None:
                     file.pwrite(data, at)
@@ -321,7 +322,7 @@ class _Copier:
             self.done.problems.append(text + (seqs if problem.low < problem.high else ""))
 
     def _open_segment(self, topic_id: int, ref: snap.SegmentRef) -> File:
-        """Where the snapshot says it is: a second copy in the other folder may lack flags."""
+        """Open the file that the snapshot names: a second copy in the other folder may lack flags."""
         path = self.source.segment_path(topic_id, ref.first)
         if ref.cold and self.cold_dir is None:
             raise CopyError(f"{path} is in the cold folder; name that folder with --cold-dir")
@@ -332,14 +333,14 @@ class _Copier:
     # --- flags
 
     def _late_marks(self, newest: int, snapshot: snap.Snapshot | None) -> list[Late]:
-        """Puts into the snapshot what the target's segments lack of the source's marks, and tells where."""
+        """Add to the snapshot the marks that segments of the target lack. Return these marks per segment."""
         late: list[Late] = []
         for topic in [] if snapshot is None else snapshot.topics:
             for ref in topic.segments:
                 path, footer = self.target.segment_path(topic.topic_id, ref.first), codec.Footer(*ref.footer)
                 try:
-                    marks = _flags(self._open_segment(topic.topic_id, ref), footer)
-                    there = _flags(self.fs.open(path), footer)
+                    marks = read_marks(self._open_segment(topic.topic_id, ref), footer)
+                    there = read_marks(self.fs.open(path), footer)
                 except FileNotFoundError as error:
                     if newest_number(self.source) != newest:
                         raise
@@ -371,7 +372,7 @@ class _Copier:
             return
         for number in sorted({topic.tail.tails for topic in snapshot.topics if topic.tail is not None}):
             path = self.target.tails_path(number)
-            data = _whole(self.source.fs, self.source.tails_path(number))
+            data = read_whole(self.source.fs, self.source.tails_path(number))
             self._write(path, data)
             self.target.publish(path)
             for topic in snapshot.topics:
@@ -387,22 +388,22 @@ class _Copier:
             self.done.problems.append(what)
 
     def _stage_log(self, number: int) -> bool:
-        """Copies a log file up to its last whole frame under its temporary name; False if there is nothing in it."""
+        """Copy a log file up to its last whole frame to its temporary name. Return False if it holds nothing."""
         path = self.source.wal_path(number)
-        for _ in range(SETTLE_TRIES):
-            data = _whole(self.source.fs, path)
+        for _ in range(LOG_READ_TRIES):
+            data = read_whole(self.source.fs, path)
             items = list(walfile.scan(data))
             damaged = [item for item in items if isinstance(item, walfile.Damage)]
             if not damaged:
                 break
-            self._pause()  # a write that is under way looks the same: look again
+            self._pause()  # an unfinished write looks like damage: read again
         torn = bool(damaged) and damaged[-1].torn and damaged[-1] is items[-1]
         for item in damaged[:-1] if torn else damaged:
             self.done.problems.append(f"{path} at byte {item.at}: {item.end - item.at} damaged bytes in the log")
         if bad := walfile.damaged_headers(data):
             self.done.problems.append(f"{path} at byte {bad[0]}: the header of a log file is damaged")
         end = items[-1].at if torn else (items[-1].end if items else walfile.HEADER_BYTES)
-        if end <= walfile.HEADER_BYTES and not _resumes(data, path):
+        if end <= walfile.HEADER_BYTES and not resumes(data, path):
             return False
         self._write(self.target.wal_path(number), data[:end])
         return True
@@ -441,49 +442,26 @@ class _Copier:
         done.bytes_copied, done.bytes_reused = self._moved, sum(reused)
 
     def _write(self, path: str, data: bytes) -> None:
-        with _Temporary(self.fs, path) as file:
+        with TemporaryFile(self.fs, path) as file:
             file.pwrite(data, 0)
         self._moved += len(data)
 
     def _read(self, path: str) -> bytes:
-        return _whole(self.fs, path)
-
-
-class _Temporary:
-    """The file that will be `path`, under its temporary name; synced when all went well, gone when not."""
-
-    def __init__(self, fs: Fs, path: str) -> None:
-        self._fs = fs
-        self._path = path + TEMP_SUFFIX
-
-    def __enter__(self) -> File:
-        self._file = self._fs.open(self._path, create=True)
-        self._file.truncate(0)
-        return self._file
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None:
-                self._file.sync()
-        finally:
-            self._file.close()
-            if error is not None:
-                with suppress(OSError):
-                    self._fs.unlink(self._path)
+        return read_whole(self.fs, path)
 
 
 def newest_number(datadir: DataDir) -> int:
-    """0 if there is no snapshot."""
+    """Return the number of the newest snapshot, 0 if there is none."""
     return max(datadir.snapshot_numbers(), default=0) if datadir.fs.exists(datadir.snapshots_dir) else 0
 
 
 def newest_snapshot(datadir: DataDir, problems: list[str]) -> tuple[int, snap.Snapshot | None]:
-    """The newest snapshot that can be read. Where there are some and none can, `CopyError`."""
+    """Return the newest readable snapshot. Raise `CopyError` if snapshots exist but none can be read."""
     numbers = datadir.snapshot_numbers()
     for number in reversed(numbers):
         path = datadir.snapshot_path(number)
         try:
-            data = _whole(datadir.fs, path)
+            data = read_whole(datadir.fs, path)
             snapshot = snap.decode(data, path=path)
         except Corrupt as error:
             problems.append(str(error))
@@ -493,31 +471,6 @@ def newest_snapshot(datadir: DataDir, problems: list[str]) -> tuple[int, snap.Sn
     if numbers:
         raise CopyError(f"no snapshot in {datadir.snapshots_dir} can be read; run `topics verify {datadir.root}`")
     return 0, None
-
-
-def _flags(file: File, footer: codec.Footer) -> bytearray:
-    """The marks of a segment file, which is closed then."""
-    try:
-        flags = file.pread(footer.count, footer.flags_at)
-        return codec.decode_flags(flags.ljust(footer.count, b"\0")) or bytearray(footer.count)
-    finally:
-        file.close()
-
-
-def _whole(fs: Fs, path: str) -> bytes:
-    file = fs.open(path)
-    try:
-        return file.pread(file.size(), 0)
-    finally:
-        file.close()
-
-
-def _resumes(data: bytes, path: str) -> bool:
-    """Whether the file says where the log before it ends: then it matters even without a frame."""
-    try:
-        return walfile.decode_header(data, path=path).resume_number != 0
-    except Corrupt:
-        return False
 
 
 def _vacant(fs: Fs, path: str) -> bool:

@@ -1,6 +1,6 @@
-"""Reads a whole segment once and compares everything in it that can be compared. For tools: servers check as they read.
+"""Read a whole segment once and check all of it. For offline commands: servers check each part when they read it.
 
-Every byte passes through `taken` on its way, so that a copy is checked while it is made.
+`taken` gets every byte, so a backup checks a segment while it copies it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topics.storage.segments import codec
 from topics.storage.segments.columns import Columns, runs
 
 PIECE_BYTES = 16 * codec.CHUNK_BYTES
-SMALL_RECORDS = 16  # for so few, a loop takes less time than numpy: a server with many topics has many small tails
+SMALL_RECORDS = 16  # up to this count a loop is faster than numpy: servers with many topics have many small tails
 
 Read = Callable[[int, int], bytes]  # size, offset
 Offsets = np.ndarray[tuple[int], np.dtype[np.uint32]]
@@ -24,7 +24,7 @@ Taken = Callable[[int, bytes], None]  # offset, bytes
 
 
 class Problem(NamedTuple):
-    """Something that does not add up. The records at positions [low, high) cannot be read back because of it."""
+    """A contradiction or a wrong checksum. The records at positions [low, high) are unreadable because of it."""
 
     offset: int
     what: str
@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """What a segment holds, as far as it can be told."""
+    """The readable content of a segment, and its problems."""
 
     footer: codec.Footer | None
     columns: Columns | None
@@ -43,7 +43,7 @@ class Examined(NamedTuple):
 
 
 def examine(read: Read, size_bytes: int, *, path: str, known: codec.Footer | None = None, taken: Taken) -> Examined:
-    """`known` is the footer a snapshot has of it: with that, a damaged footer in the file costs nothing."""
+    """Check a segment. `known` is its footer in a snapshot; with it, a damaged footer in the file loses no record."""
     problems: list[Problem] = []
     footer = _footer(read, size_bytes, path=path, known=known, problems=problems)
     if footer is None:
@@ -116,7 +116,7 @@ def _data(
 
 
 def _touched(offsets: Offsets, start: int, stop: int, count: int) -> tuple[int, int]:
-    """The positions of the records that have a byte in [start, stop)."""
+    """Return the range of positions of the records that have a byte in [start, stop)."""
     low = int(np.searchsorted(offsets, start, "right")) - 1
     return low, min(int(np.searchsorted(offsets, stop, "left")), count)
 
@@ -127,7 +127,7 @@ def _begin_and_end_small(data: bytes, offsets: list[int]) -> bool:
 
 
 def _begins_and_ends(piece: bytes, offsets: Offsets, at: int) -> bool:
-    """Whether every record that begins in this piece begins with a brace and follows a comma."""
+    """Return whether every record that begins in this piece begins with a brace and follows a comma."""
     low, high = np.searchsorted(offsets[:-1], [at, at + len(piece)], "left")
     starts = offsets[low:high].astype(np.int64) - at
     view = np.frombuffer(piece, np.uint8)
@@ -172,7 +172,9 @@ def _flag_problems(flags: bytes, footer: codec.Footer) -> list[Problem]:
         return [Problem(footer.flags_at, "the flags of a segment are cut short", 0, footer.count)]
     bad = np.asarray(codec.damaged_flags(flags), np.intp)
     return [
-        Problem(footer.flags_at + low, "a flag byte is damaged: nobody knows whether this was deleted", low, high + 1)
+        Problem(
+            footer.flags_at + low, "a flag byte is damaged: it is unknown whether the record was deleted", low, high + 1
+        )
         for low, high in runs(bad)
     ]
 

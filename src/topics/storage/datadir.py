@@ -1,28 +1,28 @@
-"""The layout of a data directory, and the lock that keeps a second process out of it.
+"""The layout of a data directory, and the lock that excludes a second process.
 
-    LOCK                               held for as long as a process has the directory open; names its owner
+    LOCK                               held while a process has the directory open; names its owner
     FORMAT                             "topics-data 1": the version of this layout and of the files in it
     wal/<number>.wal                   the log
-    ledger/<number>.ledger             what the log behind snapshot <number> must hold, see `ledger.py`
+    ledger/<number>.ledger             what the log after snapshot <number> must hold, see `ledger.py`
     segments/<topic id>/<first seq>.seg
     snapshots/<number>.snap            metadata and watermarks
-    snapshots/<number>.tails           the records that were in no segment yet when that snapshot was taken
-    .partial                           there instead of FORMAT while a backup is being copied for the first time
+    snapshots/<number>.tails           the records that were in no segment when that snapshot was taken
+    .partial                           in place of FORMAT until the first copy of a backup is complete
 
-Numbers and seqs are 20 digits, so that names sort as numbers do and every u64 fits; topic ids are plain decimals. A
-topic's name never becomes a path. A file that is being written has `.tmp` after its name until it is whole and synced;
-what a stopped process left of those is swept at the next open. Names that do not fit this layout are left alone.
+Numbers and seqs have 20 digits, so names sort as numbers and every u64 fits. Topic ids are plain decimals. The name of
+a topic never becomes a path. A file has the suffix `.tmp` until it is complete and synced; the next open removes the
+`.tmp` files that an ended process left. Names outside this layout are ignored.
 """
 
 import posixpath
 import re
 from contextlib import suppress
 
-from topics.storage.fs import Fs, Held, Lock
+from topics.storage.fs import Fs, Lock, LockHeld
 
 FORMAT_VERSION = 1
 TEMP_SUFFIX = ".tmp"
-UNFINISHED = ".partial"  # marks a copy that is not complete yet
+UNFINISHED = ".partial"  # marks an incomplete copy
 
 _U64_MAX = (1 << 64) - 1
 _FORMAT = re.compile(rb"topics-data ([0-9]{1,9})\n")
@@ -33,11 +33,11 @@ _OURS = frozenset({"LOCK", "FORMAT", "FORMAT" + TEMP_SUFFIX, *_SUBDIRS})
 
 
 class DataDirError(Exception):
-    """The data directory cannot be used. The text says why and what to do, for the person who starts the server."""
+    """The data directory cannot be used. The text gives the operator the reason and the next step."""
 
 
 class DataDir:
-    """Where everything is. `open` makes the directory ours; paths can be asked for before that."""
+    """The paths of a data directory and its lock. Paths are available before `open`."""
 
     def __init__(self, fs: Fs, root: str) -> None:
         self.fs = fs
@@ -49,7 +49,7 @@ class DataDir:
         self._lock: Lock | None = None
 
     def open(self) -> None:
-        """Create what is missing, take the lock, check the format, sweep temporary files; or raise `DataDirError`."""
+        """Create missing folders, take the lock, check the format, and remove temporary files. Raise `DataDirError`."""
         assert self._lock is None, "the data directory is already open"
         try:
             self.fs.mkdir(self.root)
@@ -59,23 +59,23 @@ class DataDir:
             for name in _SUBDIRS:
                 self.fs.mkdir(self._path(name))
             self._sweep()
-        except Held as held:
+        except LockHeld as held:
             owner = held.owner or "another process"
             raise self._error(f"is held by {owner}; stop it or choose another TOPICS_DATA_DIR") from None
         except OSError as error:
             self.close()
             raise self._error(
                 f"cannot be used: {error.strerror} ({error.filename or self.root}); "
-                "see to its permissions and disk, or choose another TOPICS_DATA_DIR"
+                "check its permissions and disk, or choose another TOPICS_DATA_DIR"
             ) from error
         except DataDirError:
             self.close()
             raise
 
     def inspect(self) -> None:
-        """Take the directory for looking at it, and change nothing: not a name, not a byte. Raises `DataDirError`.
+        """Lock the directory for reading without a change to any name or byte, or raise `DataDirError`.
 
-        It may be damaged, so nothing is asked of it but that it is one of ours and that no process has it open.
+        It may be damaged: the only checks are that it is a data directory and that no process has it open.
         """
         assert self._lock is None, "the data directory is already open"
         try:
@@ -84,15 +84,15 @@ class DataDir:
                 raise self._error("is no data directory of ours: there is neither a FORMAT file nor a log in it")
             if "LOCK" in names:
                 self._lock = self.fs.lock_shared(self._path("LOCK"))
-        except Held as held:
+        except LockHeld as held:
             raise self._error(f"is held by {held.owner or 'another process'}; stop it first") from None
         except OSError as error:
             raise self._error(f"cannot be read: {error.strerror} ({error.filename or self.root})") from error
 
     def begin(self) -> None:
-        """Take an empty directory, or go on with one begun before, without declaring it ours. Raises `DataDirError`.
+        """Open an empty directory, or an unfinished copy, as the target of a copy. Raise `DataDirError`.
 
-        Until `complete` there is no FORMAT file, and no server starts on what is in it. For copies.
+        There is no FORMAT file until `complete`, so no server starts on an incomplete copy.
         """
         assert self._lock is None, "the data directory is already open"
         try:
@@ -106,14 +106,14 @@ class DataDir:
             for name in _SUBDIRS:
                 self.fs.mkdir(self._path(name))
             self._sweep()
-        except Held as held:
+        except LockHeld as held:
             raise self._error(f"is held by {held.owner or 'another process'}") from None
         except OSError as error:
             self.close()
             raise self._error(f"cannot be used: {error.strerror} ({error.filename or self.root})") from error
 
     def complete(self) -> None:
-        """Everything is in place and synced: declare the directory ours."""
+        """Write FORMAT: the copy is complete and synced."""
         self.write_format()
         with suppress(FileNotFoundError):
             self.fs.unlink(self._path(UNFINISHED))
@@ -131,18 +131,18 @@ class DataDir:
         self._read_format(self._path("FORMAT"))
 
     def close(self) -> None:
-        """Let another process in."""
+        """Release the lock."""
         if self._lock is not None:
             lock, self._lock = self._lock, None
             lock.close()
 
     @property
     def is_there(self) -> bool:
-        """Whether the directory we opened still has its lock: gone, or moved away, it takes our writes to nowhere."""
+        """Whether the opened directory still has its LOCK file. Writes to a removed or renamed directory are lost."""
         try:
             return self.fs.exists(self._path("LOCK"))
         except OSError:
-            return True  # nobody can tell: what is written next will
+            return True  # unknown: the next write reports the error
 
     # Paths
 
@@ -151,7 +151,7 @@ class DataDir:
 
     def topic_dir(self, topic_id: int) -> str:
         assert 0 <= topic_id <= _U64_MAX, "topic ids are u64"
-        return posixpath.join(self.segments_dir, f"{topic_id:d}")  # `d` refuses anything but a number
+        return posixpath.join(self.segments_dir, f"{topic_id:d}")  # `d` raises for anything but an int
 
     def segment_path(self, topic_id: int, first_seq: int) -> str:
         return posixpath.join(self.topic_dir(topic_id), f"{_digits(first_seq)}.seg")
@@ -165,7 +165,7 @@ class DataDir:
     def ledger_path(self, number: int) -> str:
         return posixpath.join(self.ledger_dir, f"{_digits(number)}.ledger")
 
-    # What is there, ascending
+    # Existing files, in ascending order
 
     def wal_numbers(self) -> list[int]:
         return self._numbers(self.wal_dir, ".wal")
@@ -177,28 +177,28 @@ class DataDir:
         return self._numbers(self.snapshots_dir, ".tails")
 
     def ledger_numbers(self) -> list[int]:
-        """None in a directory that only earlier versions have written."""
+        """Return the numbers of the ledgers. Directories of earlier versions have none."""
         return self._numbers(self.ledger_dir, ".ledger") if self.fs.exists(self.ledger_dir) else []
 
     def topic_ids(self) -> list[int]:
-        """Topics with a directory; it may be empty."""
+        """Return the ids of the topics that have a directory, which may be empty."""
         names = self.fs.listdir(self.segments_dir)
         return sorted(int(name) for name in names if _TOPIC_ID.fullmatch(name) and int(name) <= _U64_MAX)
 
     def segment_seqs(self, topic_id: int) -> list[int]:
-        """The first seq of each segment; none for a topic without a directory."""
+        """Return the first seq of each segment; an empty list for a topic without a directory."""
         path = self.topic_dir(topic_id)
         return self._numbers(path, ".seg") if self.fs.exists(path) else []
 
     # Changes
 
     def publish(self, path: str) -> None:
-        """Put the written and synced `path + TEMP_SUFFIX` in its place; durable when this returns."""
+        """Rename the synced file `path + TEMP_SUFFIX` to `path`, and make the name durable."""
         self.fs.rename(path + TEMP_SUFFIX, path)
         self.fs.sync_dir(posixpath.dirname(path))
 
     def make_topic_dir(self, topic_id: int) -> str:
-        """A directory for the topic's segments, its name durable."""
+        """Create the directory for the segments of the topic, and make its name durable."""
         path = self.topic_dir(topic_id)
         if not self.fs.exists(path):
             self.fs.mkdir(path)
@@ -206,7 +206,7 @@ class DataDir:
         return path
 
     def remove_topic_dir(self, topic_id: int) -> None:
-        """Remove the topic's directory and all in it. A crash may bring any part of it back: removing again is safe."""
+        """Remove the directory of the topic with its files. A crash may restore a part of it; call this again then."""
         path = self.topic_dir(topic_id)
         if self.fs.exists(path):
             for name in self.fs.listdir(path):
@@ -217,7 +217,7 @@ class DataDir:
     # Opening
 
     def _refuse_foreign(self) -> None:
-        """Before the first byte is written: a mistyped directory that holds other things stays as it is."""
+        """Raise `DataDirError` if the directory holds foreign files: its name may be mistyped."""
         names = self.fs.listdir(self.root)
         foreign = [name for name in names if name not in _OURS and name != "lost+found" and not name.startswith(".")]
         if foreign and "FORMAT" not in names:
@@ -251,12 +251,12 @@ class DataDir:
         return any(self.fs.exists(self._path(name)) and self.fs.listdir(self._path(name)) for name in _SUBDIRS)
 
     def _create_format(self) -> None:
-        """FORMAT is the first file and every directory above is synced before it: where it is, its directory lasts."""
+        """Write FORMAT as the first file. All parent directories are synced before."""
         if self._holds_data():
             raise self._error("holds data and has lost its FORMAT file; restore the directory from a backup")
         at = self.root
         while (parent := posixpath.dirname(at)) not in (at, ""):
-            with suppress(PermissionError):  # what we may not even list, somebody else made long ago
+            with suppress(PermissionError):  # another user made this directory, so its name is durable
                 self.fs.sync_dir(parent)
             at = parent
         if not self.root.startswith("/"):
@@ -264,7 +264,7 @@ class DataDir:
         self.write_format()
 
     def write_format(self) -> None:
-        """The file that makes a directory ours; durable when this returns."""
+        """Write the FORMAT file, and make it durable."""
         path = self._path("FORMAT")
         file = self.fs.open(path + TEMP_SUFFIX, create=True)
         try:
@@ -276,10 +276,10 @@ class DataDir:
         self.publish(path)
 
     def _sweep(self) -> None:
-        """Remove temporary files, and make every name durable that we are about to rely on.
+        """Remove temporary files, and make every existing name durable.
 
-        A process killed between a rename and its directory's sync leaves a name that is there and yet may go with the
-        next power loss; once it is built upon, that would be too late to find out. About 40 µs a directory.
+        A process that was killed between a rename and the sync of its directory leaves a name that the next power loss
+        may undo, after later writes depend on it. This takes about 40 µs per directory.
         """
         topic_dirs = [self.topic_dir(topic_id) for topic_id in self.topic_ids()]
         folders = (self.root, self.wal_dir, self.segments_dir, self.snapshots_dir, self.ledger_dir)

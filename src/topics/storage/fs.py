@@ -1,15 +1,15 @@
-"""The file system seam: every byte that is kept goes through an `Fs`, so that a simulated disk can take its place.
+"""The interface to the file system. All stored bytes go through an `Fs`, so tests can replace it by a simulated disk.
 
-The contract is the part of POSIX that durability rests on, and nothing more:
+The contract is the part of POSIX that durability needs:
 
 * Bytes written are durable once `datasync` or `sync` of their file has returned, and not before.
-* A name (created, renamed, linked or removed) is durable once `sync_dir` of its directory has returned, whatever was
-  done to the file's bytes. A rename is atomic: after a crash the old or the new state is there, never a mixture.
-* A write that raises may have left any prefix of its bytes in the file: the caller cuts or overwrites it.
-* After a failed sync nothing is known about the bytes written since the last good one, and a later sync that
-  succeeds does not vouch for them: they must be written again, elsewhere.
+* A name (created, renamed, linked or removed) is durable once `sync_dir` of its directory has returned, whether or
+  not the file's bytes are synced. A rename is atomic: after a crash the old or the new state is there, never a mixture.
+* A write that raises may have left any prefix of its bytes in the file. The caller truncates or overwrites it.
+* After a failed sync the state of the bytes written since the last successful sync is unknown, and a later successful
+  sync does not change that: the caller writes them again, to another file.
 
-`RealFs` is the operating system; `topics.testing.disk.SimDisk` is a disk that may lose whatever this contract allows.
+`RealFs` uses the operating system. `topics.testing.disk.SimDisk` loses everything that this contract allows it to lose.
 """
 
 import errno
@@ -29,16 +29,17 @@ from topics.storage.mapped_file import Mapped
 
 Buffer = bytes | bytearray | memoryview
 
-_PARTS_MAX = 1024  # IOV_MAX of Linux and macOS: more parts than this in one call are refused with EINVAL
+_PARTS_MAX = 1024  # IOV_MAX of Linux and macOS: a call with more parts fails with EINVAL
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
-# Stands for a closed descriptor: never given out, and answered with EBADF by every call (-1 is a ValueError to some).
+# A closed descriptor: the kernel never returns this number, and every call on it fails with EBADF. For -1, some
+# functions raise ValueError.
 _CLOSED = (1 << 31) - 1
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
-class Held(Exception):
-    """The lock belongs to a live process; `owner` is what that process wrote about itself, "" if it did not yet."""
+class LockHeld(Exception):
+    """Another process holds the lock. `owner` is its description of itself, "" if it has not written one yet."""
 
     def __init__(self, owner: str) -> None:
         super().__init__(f"held by {owner or 'another process'}")
@@ -46,13 +47,13 @@ class Held(Exception):
 
 
 class Lock(Protocol):
-    """An exclusive hold on a path, given up by `close` or by the death of the process."""
+    """An exclusive lock on a path. `close` or the end of the process releases it."""
 
     def close(self) -> None: ...
 
 
 class File(Protocol):
-    """An open file, addressed by offset: there is no position that two users could disagree about."""
+    """An open file. Every call names its offset: there is no shared position."""
 
     path: str
 
@@ -60,16 +61,16 @@ class File(Protocol):
         """Write all of `data`, or raise OSError with some prefix of it written."""
 
     def pwritev(self, parts: Sequence[Buffer], at: int) -> None:
-        """Write the parts one after the other as if they were one buffer, however many there are."""
+        """Write any number of parts one after the other, as if they were one buffer."""
 
     def pread(self, size: int, at: int) -> bytes:
-        """`size` bytes, fewer only where the file ends."""
+        """Return `size` bytes, fewer only at the end of the file."""
 
     def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
-        """What `pread` would give, if that needs no wait for the disk; else None. For callers that must not block."""
+        """Return what `pread` returns, or None if that would wait for the disk. For callers that must not block."""
 
     def lend(self, size: int, at: int) -> memoryview | None:
-        """The same where it lies, for system calls to copy from and for nobody else; None where that cannot be had."""
+        """Return the bytes in mapped memory, or None if that is impossible. Only system calls may read them."""
 
     def datasync(self) -> None:
         """Make the bytes and the size durable; timestamps may wait."""
@@ -78,29 +79,29 @@ class File(Protocol):
         """Make the bytes and all metadata of the file durable (not its name: see `Fs.sync_dir`)."""
 
     def truncate(self, size: int) -> None:
-        """Cut or extend the file to `size`. What extending adds reads as zeros and reserves no space."""
+        """Truncate or extend the file to `size`. Added bytes read as zeros and reserve no space."""
 
     def allocate(self, size: int) -> None:
-        """Reserve the first `size` bytes, so that a later write inside them cannot fail for want of space.
+        """Reserve the first `size` bytes, so that a later write inside them cannot fail with ENOSPC.
 
-        The file grows to at least `size`; what is new reads as zeros. Raises ENOSPC and leaves the size as it was.
-        Does nothing where the file system cannot reserve; copy-on-write file systems may accept and not keep it.
+        The file grows to at least `size`; added bytes read as zeros. Raise ENOSPC and keep the old size if there is no
+        space. Do nothing if the file system cannot reserve. A copy-on-write file system may accept and not keep it.
         """
 
     def size(self) -> int: ...
 
     def close(self) -> None:
-        """Give the handle back. Makes nothing durable. Closing twice is harmless."""
+        """Close the handle. This makes nothing durable. A second call does nothing."""
 
 
 class Fs(Protocol):
-    """The names: opening, moving and removing files, and making that durable."""
+    """Open, rename, list and remove files, and make names durable."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """Open a regular file. `create` implies `write` and accepts a file that exists."""
 
     def rename(self, src: str, dst: str) -> None:
-        """Give `src` the name `dst`, atomically in place of a file that has it."""
+        """Rename `src` to `dst` atomically. Replace a file that has this name."""
 
     def unlink(self, path: str) -> None: ...
 
@@ -108,13 +109,13 @@ class Fs(Protocol):
         """Create `dst` as a hard link to `src`. Raise FileExistsError if `dst` exists."""
 
     def mkdir(self, path: str) -> None:
-        """Make the directory and its parents; one that exists is fine."""
+        """Create the directory and its parents, if they do not exist."""
 
     def rmdir(self, path: str) -> None:
         """Remove an empty directory."""
 
     def listdir(self, path: str) -> list[str]:
-        """The names in a directory, sorted."""
+        """Return the sorted names in a directory."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -124,23 +125,23 @@ class Fs(Protocol):
         """Make the names in this directory durable."""
 
     def lock(self, path: str) -> Lock:
-        """Take the lock without waiting; raises `Held` where another process has it."""
+        """Take the lock without waiting. Raise `LockHeld` if another process has it."""
 
     def lock_shared(self, path: str) -> Lock:
-        """Take a lock that exists for looking only: it keeps owners out and lets others look; the file stays as it is.
+        """Take an existing lock for reading: it excludes owners and admits other readers. The file does not change.
 
-        A disk of one process may keep others out as well.
+        A simulated disk, which one process uses, may exclude other readers too.
         """
         return self.lock(path)
 
     def boot_id(self) -> str:
-        """Changes with every start of the machine, "" where there is none.
+        """Return an id that changes with every start of the machine; "" if the system has none.
 
-        The same id as last time means that a stopped process lost nothing it had written, synced or not.
+        The same id as before means that no written byte of an ended process is lost, synced or not.
         """
 
     def free_bytes(self, path: str) -> int:
-        """Space left to us on the file system that holds `path`."""
+        """Return the space that this process may still use on the file system of `path`."""
 
 
 class RealFs(Fs):
@@ -149,7 +150,7 @@ class RealFs(Fs):
     def open(self, path: str, *, write: bool = False, create: bool = False) -> "RealFile":
         flags = os.O_RDWR if write or create else os.O_RDONLY
         fd = os.open(path, flags | (os.O_CREAT if create else 0) | os.O_CLOEXEC, 0o640)
-        if stat.S_ISDIR(os.fstat(fd).st_mode):  # the kernel opens directories for reading without complaint
+        if stat.S_ISDIR(os.fstat(fd).st_mode):  # the kernel opens a directory for reading without an error
             os.close(fd)
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return RealFile(fd, path)
@@ -183,9 +184,7 @@ class RealFs(Fs):
         try:
             _full_sync(fd)
         except OSError as error:
-            if (
-                error.errno != errno.EINVAL
-            ):  # EINVAL: a file system without such a thing, where nothing more can be done
+            if error.errno != errno.EINVAL:  # EINVAL: this file system cannot sync a directory
                 raise
         finally:
             os.close(fd)
@@ -197,11 +196,11 @@ class RealFs(Fs):
         except BlockingIOError:
             owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
             os.close(fd)
-            raise Held(owner) from None
+            raise LockHeld(owner) from None
         except BaseException:
             os.close(fd)
             raise
-        with suppress(OSError):  # the text is a courtesy: a full disk must not keep us from starting
+        with suppress(OSError):  # the text only helps operators: a full disk must not prevent the start
             owner = f"pid {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
             os.ftruncate(fd, 0)
             os.pwrite(fd, owner.encode(), 0)
@@ -214,7 +213,7 @@ class RealFs(Fs):
         except BlockingIOError:
             owner = os.pread(fd, 1024, 0).decode(errors="replace").strip()
             os.close(fd)
-            raise Held(owner) from None
+            raise LockHeld(owner) from None
         except BaseException:
             os.close(fd)
             raise
@@ -233,7 +232,7 @@ class RealFs(Fs):
 
 
 class RealLock(Lock):
-    """A held flock. The file stays behind: removing it would let two processes lock two files of one name."""
+    """A held flock. `close` keeps the file: after a removal two processes could lock two files of one name."""
 
     __slots__ = ("_fd",)
 
@@ -245,12 +244,12 @@ class RealLock(Lock):
             return
         fd, self._fd = self._fd, _CLOSED
         with suppress(OSError):
-            os.ftruncate(fd, 0)  # whoever comes next must not read about us
+            os.ftruncate(fd, 0)  # the next owner must not show the description of this process
         os.close(fd)
 
 
 class RealSharedLock(Lock):
-    """A flock shared with others who only look."""
+    """A flock that other readers may share."""
 
     __slots__ = ("_fd",)
 
@@ -274,7 +273,7 @@ class RealFile(File):
         self._mapped: Mapped | None = None
 
     def __del__(self) -> None:
-        # Files of sealed segments are shared by readers on several threads: the last one to let go closes.
+        # Readers on several threads share the files of sealed segments: the last reference closes the file.
         self.close()
 
     def pwrite(self, data: Buffer, at: int) -> None:
@@ -292,7 +291,7 @@ class RealFile(File):
             at += size
 
     def _write_rest(self, parts: Sequence[Buffer], at: int, done: int) -> None:
-        """Finish a write that the kernel cut short; the next call reports why, if there is a reason."""
+        """Finish a write of which the kernel wrote only a part. If there is an error, the next call raises it."""
         rest = memoryview(b"".join(parts))
         while done < len(rest):
             step = os.pwrite(self._fd, rest[done:], at + done)
@@ -318,7 +317,7 @@ class RealFile(File):
     def try_pread(self, size: int, at: int) -> bytes | memoryview | None:
         if _NOWAIT is None:
             return self.pread(size, at)
-        buffer = np.empty(size, np.uint8).data  # not cleared before it is filled, and given away without a copy
+        buffer = np.empty(size, np.uint8).data  # not cleared first, and returned without a copy
         try:
             got = os.preadv(self._fd, [buffer], at, _NOWAIT)
         except BlockingIOError:
@@ -352,7 +351,7 @@ class RealFile(File):
             if error.errno in _UNSUPPORTED:
                 return
             with suppress(OSError):
-                os.ftruncate(self._fd, before)  # a refused reservation may have taken what space there was
+                os.ftruncate(self._fd, before)  # a failed reservation may have used the remaining space
             raise
 
     def size(self) -> int:
@@ -361,17 +360,17 @@ class RealFile(File):
     def close(self) -> None:
         if self._fd != _CLOSED:
             fd, self._fd = self._fd, _CLOSED
-            self._mapped = None  # whoever still has a part of it keeps the rest
+            self._mapped = None  # a remaining view keeps the mapping
             os.close(fd)
 
 
 def _size_of(data: Buffer) -> int:
-    """Bytes, not items: `len` of a memoryview over wider items counts those."""
+    """Return the size in bytes. `len` of a memoryview counts items, which may be wider."""
     return data.nbytes if isinstance(data, memoryview) else len(data)
 
 
 def _full_sync(fd: int) -> None:
-    """fsync, and on macOS the stronger call: its fsync leaves the bytes in the drive's own cache."""
+    """Call fsync, or on macOS F_FULLFSYNC, because fsync there leaves the bytes in the cache of the drive."""
     if sys.platform == "darwin":
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
     else:

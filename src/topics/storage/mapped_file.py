@@ -1,12 +1,12 @@
-"""A file's bytes where the kernel keeps them, to go from there to a socket without another copy.
+"""Memory-mapped files: a read goes from the page cache to a socket without another copy.
 
-Only the kernel may touch them. Where somebody cut the file short there is nothing left behind its last page: a system
-call that comes upon that fails, but a process that does dies.
+Only system calls may read the mapped bytes. If another process truncates the file, a system call on the missing pages
+fails, while Python code that reads them ends the process with SIGBUS.
 
-And nobody may wait for the disk: whoever touches a page that is not in memory does, and the event loop must not. So the
-kernel is asked (`mincore`) which pages are there; what it does not have is left to others. The question is about the
-whole file and its answer holds for a moment, since it costs as much as all the rest of a read. A page that goes within
-that moment, or while a client does not take its answer, costs one read of the disk.
+The event loop must not wait for the disk, and an access to a page that is not in memory does. So `lend` first asks the
+kernel (`mincore`) which pages are in memory and returns None for the others. One `mincore` covers the whole file and is
+valid for `MOMENT_S`, because it costs as much as the rest of a read. If the kernel drops a page within that time, or
+while a slow client has not taken its answer, the send waits for one read of the disk.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from time import monotonic
 
 import numpy as np
 
-MAX_BYTES = 256 << 10  # a larger piece may stay with a slow client for long: that one is better off with a copy
-MOMENT_S = 0.5  # how long an answer of the kernel holds
+MAX_BYTES = 256 << 10  # a slow client may hold a larger piece for a long time: such a piece is copied instead
+MOMENT_S = 0.5  # how long a result of `mincore` is valid
 _PAGE_BYTES = mmap.PAGESIZE
 
 
 class _Kernel:
-    """The system calls, as functions. They keep the interpreter lock: each is over before that could be handed on."""
+    """The system calls. `PyDLL` keeps the interpreter lock: each call is shorter than a release of the lock."""
 
     def __init__(self, library: ctypes.PyDLL) -> None:
         size, number = ctypes.c_size_t, ctypes.c_int
@@ -54,20 +54,20 @@ _MAP_FAILED = ctypes.c_size_t(-1).value
 
 
 class Mapped:
-    """The whole of a file that no longer changes its size."""
+    """A mapping of a whole file whose size no longer changes."""
 
     __slots__ = ("_asked_at", "_complete", "_fd", "_resident", "_view")
 
     def __init__(self, fd: int, view: memoryview) -> None:
         self._fd = fd
         self._view = view
-        self._resident = bytearray(-(-len(view) // _PAGE_BYTES))  # a byte a page: whether it was in memory
-        self._complete = False  # whether all of them were: then no read has to look at its own
+        self._resident = bytearray(-(-len(view) // _PAGE_BYTES))  # one byte per page: 1 if the page was in memory
+        self._complete = False  # whether all pages were in memory: reads then skip their own check
         self._asked_at = -MOMENT_S
 
     @classmethod
     def of(cls, fd: int) -> Mapped | None:
-        """None where this cannot be had: another system, an empty file, a file system without mappings."""
+        """Map the file. Return None on another operating system, for an empty file, or if the mapping fails."""
         if _kernel is None:
             return None
         size = os.fstat(fd).st_size
@@ -75,7 +75,7 @@ class Mapped:
         return None if address == _MAP_FAILED else cls(fd, _view_of(address, size))
 
     def lend(self, size: int, at: int) -> memoryview | None:
-        """The bytes [at, at + size), if all of them are in memory. For system calls: see above."""
+        """Return the bytes [at, at + size) if all are in memory, else None. Only system calls may read them."""
         if size > MAX_BYTES:
             return None
         if monotonic() - self._asked_at >= MOMENT_S:
@@ -97,10 +97,9 @@ class Mapped:
 
 
 def _view_of(address: int, size: int) -> memoryview:
-    """Return a mapping as a buffer that unmaps itself when its last part is gone.
+    """Return a mapping as a buffer that is unmapped when its last view is freed.
 
-    The `mmap` module would keep a descriptor open for as long, and clients that do not take their answers could use up
-    all of them.
+    The `mmap` module would keep a descriptor open until then, so slow clients could use up all descriptors.
     """
     assert _kernel is not None
     block = (ctypes.c_char * size).from_address(address)

@@ -1,4 +1,4 @@
-"""A file system that can only be looked at: whoever holds one cannot change anything, by mistake or not."""
+"""A read-only view of a file system: every call that would change something raises EROFS."""
 
 import errno
 from typing import NoReturn
@@ -7,7 +7,7 @@ from topics.storage.fs import File, Fs, Lock
 
 
 class ReadOnlyFs(Fs):
-    """`inner` without everything that changes something. Files open for reading, whatever was asked for."""
+    """`inner` without the calls that change it. Files open for reading even if the caller asks for writing."""
 
     def __init__(self, inner: Fs) -> None:
         self._inner = inner
@@ -42,7 +42,7 @@ class ReadOnlyFs(Fs):
         return self._inner.size(path)
 
     def sync_dir(self, path: str) -> None:
-        """Nothing was changed, so there is nothing to make durable."""
+        """Do nothing: no name can have changed."""
 
     def lock(self, path: str) -> Lock:
         self._refuse(path)
@@ -57,4 +57,4 @@ class ReadOnlyFs(Fs):
         return self._inner.free_bytes(path)
 
     def _refuse(self, path: str) -> NoReturn:
-        raise OSError(errno.EROFS, "this file system is only looked at", path)
+        raise OSError(errno.EROFS, "this file system is open for reading only", path)

@@ -1,4 +1,4 @@
-"""Snapshots: everything about all topics but their records, at one point of the log. Pure: no files, no clock.
+"""Snapshots: the state of all topics without their records, at one point of the log. Pure: no files, no clock.
 
     offset  size  field
     0       8     magic    b"TOPICSNP"
@@ -8,10 +8,10 @@
     24      n     body     MessagePack of `Snapshot`
     24+n    8     sum      u64 LE; XXH3-64 of everything before
 
-and the same once more: without its snapshot a data directory is a heap of anonymous records, so one copy is not enough.
+The file holds this twice: without a snapshot the topics of the records are unknown, so one copy is not enough.
 
-The records themselves are in segments, or, for what is too little to deserve a file of its own, in the tails file of
-the same or of an earlier number: segments as in `segment.py`, one after the other, found by offset and size.
+The records are in segments. A topic with too few records for a file of its own has them in the tails file of the same
+or an earlier number: segments as in `segment.py`, one after the other, found by offset and size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topics.errors import Corrupt
 from topics.model.topic import TopicConfig
 
 MAGIC = b"TOPICSNP"
-# in `Snapshot.extra`: when this directory was made from a backup, in ms; gone once a server has seen it
+# in `Snapshot.extra`: when this directory was restored from a backup, in ms; the first start of a server removes it
 RESTORED = "restored"
 # in `Snapshot.extra`: that a ledger of the same number was written before the snapshot
 LEDGER = "ledger"
@@ -51,7 +51,7 @@ class SegmentRef(Struct, array_like=True, gc=False):
 
 
 class TailRef(Struct, array_like=True, gc=False):
-    """Records too few for a file of their own."""
+    """The records of a topic that has too few for a file of its own."""
 
     tails: int  # number of the tails file
     offset: int
@@ -108,7 +108,7 @@ def encode(snapshot: Snapshot) -> bytes:
 def encode_parts(snapshot: Snapshot, topics: Iterator[TopicSnapshot], count: int) -> list[bytes]:
     """Return the whole file in parts, with these topics instead of `snapshot.topics`.
 
-    For many topics: no single step of the interpreter takes long, so that other threads get their turns.
+    With many topics, no single call takes long, so other threads can run.
     """
     head = (snapshot.wal_number, snapshot.boot_id, snapshot.clean, snapshot.next_topic_id, snapshot.last_epoch)
     parts = [b"\x97", *map(_encoder.encode, head), _array_of(count)]  # an array of seven: see `Snapshot`
@@ -131,7 +131,7 @@ def _array_of(count: int) -> bytes:
 
 
 def decode(data: bytes, *, path: str) -> Snapshot:
-    """From the first copy that is whole."""
+    """Decode the first copy that is complete. Raise `Corrupt` if neither is."""
     half, odd = divmod(len(data), 2)
     for copy in (0, half):
         one = data[copy : copy + half]
@@ -141,7 +141,7 @@ def decode(data: bytes, *, path: str) -> Snapshot:
 
 
 def damaged_copies(data: bytes) -> list[int]:
-    """Offsets of copies that do not match their checksum."""
+    """Return the offsets of the copies that do not match their checksum."""
     half = len(data) // 2
     return [
         at

@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from random import Random
 from typing import Literal, NamedTuple, Never, TypeVar
 
-from topics.storage.fs import Buffer, File, Fs, Held, Lock
+from topics.storage.fs import Buffer, File, Fs, Lock, LockHeld
 from topics.testing.inode import PAGE_BYTES, CrashMode, Inode, Op, Reserve, Resize, Write
 from topics.testing.names import DiskNames, os_error
 
@@ -216,7 +216,7 @@ class SimDisk(Fs):
             node = self._names.create(path)
             owner = f"pid {self._boots} on simulated since boot"
             if node in self._locked:
-                raise Held(owner)
+                raise LockHeld(owner)
             self._locked.add(node)
             node.apply(Resize(0))
             node.apply(Write(0, owner.encode()))

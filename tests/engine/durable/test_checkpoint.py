@@ -33,7 +33,7 @@ def written(frozen: Frozen) -> MemorySegment:
     return MemorySegment.from_bytes(b"".join(frozen.encode(1, 1)), path="x", opened_ms=0)
 
 
-def told(segment: MemorySegment) -> list[object]:
+def content(segment: MemorySegment) -> list[object]:
     columns = segment.columns
     rows = [(columns.ts[at], columns.tag_at(at), columns.node_at(at)) for at in range(segment.count)]
     metas = [0 if columns.metas is None else columns.metas[at] for at in range(segment.count)]
@@ -46,11 +46,11 @@ def test_what_comes_after_the_snapshot_is_not_in_it(begun_with: dict):
     segment = MemorySegment(5)
     grow(segment, 10, **begun_with)
     segment.mark([2, 7], 1)
-    before, frozen = told(segment), freeze(segment, growing=True)
+    before, frozen = content(segment), freeze(segment, growing=True)
     at_once = written(frozen)
     grow(segment, 10, tag="new", node="b", meta=4)
     segment.mark([3, 15], 1)
-    assert told(at_once) == told(written(frozen)) == before
+    assert content(at_once) == content(written(frozen)) == before
     assert segment.count == 20
 
 
@@ -60,15 +60,15 @@ def test_it_may_be_written_while_the_segment_grows():
     with ThreadPoolExecutor(1) as worker:
         under_way = []
         for _ in range(200):
-            before, frozen = told(segment), freeze(segment, growing=True)
+            before, frozen = content(segment), freeze(segment, growing=True)
             under_way.append((before, worker.submit(written, frozen)))
             grow(segment, 3, tag="t", node="n", meta=2)
         for before, done in under_way:
-            assert told(done.result()) == before
+            assert content(done.result()) == before
 
 
 def test_a_delete_survives_in_a_segment_that_was_sealed_twice():
-    """By itself and by a checkpoint: whoever opened the first file must not go on with it."""
+    """By itself and by a checkpoint: a reader of the first file must open the second one."""
     worker = DeferredWorker()
     server = SimServer.start(SimDisk(seed=1), store_worker=worker)
     server.append("t", "1", "2", "3", durability="fsync")

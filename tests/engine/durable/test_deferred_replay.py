@@ -210,7 +210,7 @@ def test_damage_behind_waiting_records_costs_none_of_them() -> None:
     data = server.disk.contents(path)
     last = [
         found for found in walfile.scan(data)
-        if isinstance(found, walfile.Found) and found.frame.head.topic_id == server.engine.topic("a").topic_id
+        if isinstance(found, walfile.FoundFrame) and found.frame.head.topic_id == server.engine.topic("a").topic_id
     ][-1]  # fmt: skip
     server.disk.flip(path, (last.at + frame.BODY_AT + 8) * 8)
     after = server.crash("keep")
@@ -293,7 +293,7 @@ def test_topic_dropped_behind_a_gap_in_the_log_does_not_stop_the_start() -> None
     disk = server.disk.crash("keep")
     [path] = [path for path in disk.files() if path.endswith(".wal")]
     data = disk.contents(path)
-    frames = [item for item in walfile.scan(data) if isinstance(item, walfile.Found)]
+    frames = [item for item in walfile.scan(data) if isinstance(item, walfile.FoundFrame)]
     [third] = [item for item in frames if b'"third"' in data[item.at : item.end]]
     for bit in range(8):  # a frame with this last byte counts as refused
         disk.flip(path, 8 * (third.end - 1) + bit)

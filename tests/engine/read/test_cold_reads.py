@@ -414,7 +414,7 @@ def test_preview_of_a_router_over_cold_records_counts_them(filter: TagMatch | No
 
 
 def test_feed_that_needs_the_disk_does_not_wait_behind_busy_ones(monkeypatch: pytest.MonkeyPatch):
-    """What was loaded for a feed is in memory only for the next run: that one begins with it."""
+    """What was loaded for an edge is in memory only for the next run: that one begins with it."""
     loop = filled(100)
     loop.server.put("busy", durability="fsync")
     for name in (f"busy{number}" for number in range(20)):

@@ -1,4 +1,4 @@
-"""Queues under load: what producers and workers were told, and whether a restarted server still agrees.
+"""Queues under load: the answers to producers and workers, and whether a restarted server agrees with them.
 
 The vocabulary is that of `tests.faults.queue_ledger`. Jobs that were acked leave `Queue.jobs`, so that a check costs as
 much as there is work left.
@@ -12,7 +12,7 @@ from typing import Any
 from tests.faults.kills.logs import REFUSED, Page, Tally, now_ms, read
 from tests.faults.kills.server import Connection, Request, require
 from tests.faults.ledger import Attempt
-from tests.faults.queue_ledger import MAX_DELIVERIES, NOBODY, Job, Queue
+from tests.faults.queue_ledger import MAX_DELIVERIES, NO_NODE, Job, Queue
 
 BACKLOG = 60  # jobs past this number wait for workers
 
@@ -40,7 +40,7 @@ class Jobs:
         """Forget the leases that a kill ends."""
         if not self.queue.leases_durable:
             for job in self.queue.jobs.values():
-                job.node = NOBODY
+                job.node = NO_NODE
 
     # --- load ---
 
@@ -98,7 +98,7 @@ class Jobs:
     def _claimed(self, node: str, row: dict[str, Any]) -> None:
         payload, queue = row["data"], self.queue
         require(payload not in self._done, f"{self.name}: {payload[:40]} was acked and is given out")
-        require(payload in queue.jobs, f"{self.name}: nobody wrote {payload[:40]}")
+        require(payload in queue.jobs, f"{self.name}: no producer wrote {payload[:40]}")
         require(row["lease_id"] not in queue.leases, f"{self.name}: lease {row['lease_id']} was given out twice")
         job = queue.jobs[payload]
         require(job.seq in (0, row["$seq"]), f"{self.name}: {payload[:40]} was {job.seq} and is {row['$seq']}")
@@ -132,7 +132,7 @@ class Jobs:
     def _nack(self, node: str, jobs: list[Job], delay_ms: int) -> Request:
         deadlines = [(job, job.lease_id) for job in jobs]
         for job in jobs:
-            job.node = NOBODY
+            job.node = NO_NODE
 
         def done(answer: Any) -> None:
             if answer is None:
@@ -162,7 +162,7 @@ class Jobs:
         skipped = set() if answer is None else set(answer["skipped"])
         for job in jobs:
             wrong = job.seq in skipped and job.node == node and job.held(now_ms())
-            require(not wrong, f"{self.name}: {node} holds {job.seq} until {job.deadline_ms} and was told it does not")
+            require(not wrong, f"{self.name}: {node} holds {job.seq} until {job.deadline_ms}, its request was refused")
         return skipped
 
     # --- check ---
@@ -181,7 +181,7 @@ class Jobs:
             both = payloads & seqs.keys()
             require(not both, f"{self.name}: {sorted(both)[:3]} was dealt with and {place}")
         strangers = seqs.keys() - self.queue.jobs.keys()
-        require(not strangers, f"{self.name}: nobody wrote {sorted(strangers)[:3]}")
+        require(not strangers, f"{self.name}: no producer wrote {sorted(strangers)[:3]}")
         for job in list(self.queue.jobs.values()):
             self._check_job(job, seqs)
         self._check_state(state["queue"], page)

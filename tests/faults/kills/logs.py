@@ -48,7 +48,7 @@ async def read(connection: Connection, name: str, low: int) -> Page:
         answer = await connection.must("POST", f"/v0/topics/{name}/diff", body)
         require(answer["next_from_seq"] > at or answer["caught_up"], f"{name}: a reader is stuck at {at}")
         if answer["tombstone"] is not None:
-            require(answer["tombstone"]["gap_from"] == at + 1, f"{name}: asked from {at}, told {answer['tombstone']}")
+            require(answer["tombstone"]["gap_from"] == at + 1, f"{name}: read from {at}, got {answer['tombstone']}")
             page.gaps.append(answer["tombstone"])
         for row in answer["records"]:
             require(row["$seq"] > at, f"{name}: {row['$seq']} after {at}")
@@ -259,7 +259,7 @@ class Log:
                 self._refuse(write)
         self._open.clear()
         for seq in page.rows:
-            require(seq in self.known, f"{self.name}: nobody wrote {page.rows[seq]['data'][:40]} at {seq}")
+            require(seq in self.known, f"{self.name}: no client wrote {page.rows[seq]['data'][:40]} at {seq}")
         for removal in self._maybe:
             removal.status = "refused"
         self._maybe.clear()

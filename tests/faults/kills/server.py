@@ -138,7 +138,7 @@ class Connection:
         self._writer: asyncio.StreamWriter | None = None
 
     async def open(self) -> None:
-        """Connect. Raise ConnectionRefusedError while nobody listens."""
+        """Connect. Raise ConnectionRefusedError while no server listens."""
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 26)
 

@@ -46,10 +46,10 @@ def size_bytes(paths: list[Path]) -> int:
     return total
 
 
-def wait_until(client: httpx.Client, settled: Callable[[], object]) -> None:
+def wait_until(client: httpx.Client, condition: Callable[[], object]) -> None:
     """Writes a little now and then, because a checkpoint is only taken when there is something new to keep."""
     deadline = time.monotonic() + WAIT_S
-    while not settled():
+    while not condition():
         assert time.monotonic() < deadline, "the segments did not move"
         client.post("/v0/topics/other", json={"records": [{"data": 0}]})
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Segments at run time: memory and file tell the same, marks count once, and no caller waits for a disk unasked."""
+"""Segments at run time: memory and file have the same content, marks count once, and no caller waits for the disk."""
 
 import errno
 

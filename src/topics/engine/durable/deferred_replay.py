@@ -22,7 +22,7 @@ from topics.storage.log import frame
 
 log = logs.Log("recovery")
 
-PER_STEP = 64  # entries replayed in one go while requests are served
+PER_STEP = 64  # entries replayed per step while the server answers requests
 
 
 class Backlog:
@@ -45,14 +45,14 @@ class Backlog:
         return sum(map(len, self._waiting.values()))
 
     def defer(self, state: State, found: frame.Frame, data: bytes) -> bool:
-        """Set the entry in a frame aside if it may wait. Otherwise replay what it may depend on, and return False.
+        """Defer the entry of a frame and return True, or replay what it may depend on and return False.
 
         `data` is the whole frame.
         """
         kind, topic_id, first, count = found.head
         topic = state.by_id.get(topic_id)
         if kind != entries.APPEND:
-            if entries.CEILING < kind < entries.ARCHIVED:  # of routers or queues: it may name any topic
+            if entries.CEILING < kind < entries.ARCHIVED:  # an entry of routers or queues may name any topic
                 self.replay_all(state)
             elif topic is not None:
                 self.replay(state, topic)
@@ -69,7 +69,7 @@ class Backlog:
         return True
 
     def replay(self, state: State, topic: Topic) -> None:
-        """Replay everything that waits for this topic."""
+        """Replay all deferred entries of this topic."""
         self._heads.pop(topic.topic_id, None)
         for data in self._waiting.pop(topic.topic_id, ()):
             _replay(state, topic, data)
@@ -78,7 +78,7 @@ class Backlog:
         for topic_id in list(self._waiting):
             if (topic := state.by_id.get(topic_id)) is not None:
                 self.replay(state, topic)
-        self._waiting, self._heads = {}, {}  # of topics that recovery has dropped: their end was in a lost log file
+        self._waiting, self._heads = {}, {}  # the rest belongs to topics that recovery has dropped
 
     def replay_some(self, state: State, limit: int) -> None:
         """Replay at most `limit` entries of the topic that has waited longest."""
@@ -95,7 +95,7 @@ def _replay(state: State, topic: Topic, data: bytes) -> None:
     found = whole[0]
     try:
         apply.replay(state, entries.decode(found, path="", at=0))
-    except Corrupt as error:  # its checksum holds, so another version of this program wrote it
+    except Corrupt as error:  # the checksum is right, so another version of topics wrote it
         last = found.head.first + found.head.count - 1
         log.error("entry_unreadable", topic=topic.name, first_seq=found.head.first, last_seq=last, reason=error.what)
         retention.skip_to(topic, last + 1, "corrupt")

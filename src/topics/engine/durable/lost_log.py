@@ -1,4 +1,4 @@
-"""Log files that are cut short, missing, or older than they should be: found by the ledger, and reported.
+"""Detect and report log files that are truncated, missing, or older than the ledger says.
 
 What stood in the missing part is unknown, and so is whose it was. Every topic that has nothing behind that part goes on
 above its ceiling, and the seqs between count as lost (`corrupt`), so that none is given out twice. A topic that only
@@ -25,7 +25,7 @@ NO_LEDGER = "the ledger is missing: nothing is lost by that, but a log file that
 
 
 class Lost(NamedTuple):
-    """Seqs of a topic that may have been in a part of the log that is not there."""
+    """Seqs of a topic that may have been in a missing part of the log."""
 
     path: str
     offset: int
@@ -43,7 +43,7 @@ class Check:
         state: State,
         files: list[LogFile],
         since: int,
-        account: ledger.Account,
+        account: ledger.LedgerAccount,
         *,
         clean: bool,
         damage: list[str],
@@ -60,20 +60,20 @@ class Check:
         if self._clean:
             self._expected = {}
         self._missing = sorted(set(self._expected) - set(datadir.wal_numbers()))
-        self._known = set(state.by_id)  # topics that the snapshot or the log has told of
-        self._appended: set[int] = set()  # topics whose next seq the log tells behind the last missing part
+        self._known = set(state.by_id)  # topics in the snapshot or in the log so far
+        self._appended: set[int] = set()  # topics whose next seq is known from an entry after the last missing part
         self._changed: set[int] = set()  # topics with entries other than records
         self.lost: list[Lost] = []
-        self._place: tuple[str, int] | None = None  # where the last missing part begins
+        self._missing_at: tuple[str, int] | None = None  # where the last missing part begins
 
     @property
     def last_number(self) -> int:
-        """The highest number that a log file ever had, as far as is known."""
+        """The highest known number of a log file."""
         return self._account.last_number
 
     @property
     def failed(self) -> bool:
-        return self._place is not None
+        return self._missing_at is not None
 
     def before_file(self, number: int | None) -> None:
         """Report the files that should have come before this one; all that are left without a number."""
@@ -81,7 +81,7 @@ class Check:
             self._lose(self._dir.wal_path(self._missing.pop(0)), 0, "the log file is missing")
 
     def entry(self, head: Head) -> None:
-        """An entry of the log is about to take effect."""
+        """Note an entry of the log before it takes effect."""
         if head.kind == entries.APPEND:
             self._appended.add(head.topic_id)
             return
@@ -99,14 +99,14 @@ class Check:
             self._lose(file.path, end, f"the log file ends here, and was written to byte {expected.end} at least")
         elif size_bytes < expected.size_bytes:
             what = f"the log file is cut short: {size_bytes} of {expected.size_bytes} bytes"
-            if expected.left:  # and everything that it held is there
+            if expected.left:  # the file is complete
                 self._damage.append(f"{file.path} at byte {size_bytes}: {what}; nothing is lost")
                 log.warning("log_cut_short", file=file.path, bytes=size_bytes, expected_bytes=expected.size_bytes)
             else:
                 self._lose(file.path, end, what)
 
     def end(self) -> None:
-        """The log is at its end: no topic gives out a seq again that it may have given out in a missing part."""
+        """End the replay: make every topic skip the seqs that a missing part of the log may have assigned."""
         state, account = self._state, self._account
         state.next_topic_id = max([state.next_topic_id, *(topic_id + 1 for topic_id in account.topics)])
         state.last_epoch = max([state.last_epoch, *(known.epoch for known in account.topics.values())])
@@ -116,16 +116,16 @@ class Check:
                 topic.ceiling = topic.ceiling_staged = max(topic.ceiling, known.ceiling)
                 if self.failed and known.config != topic.config:
                     apply.configure(state, topic, entries.Configure(topic.topic_id, known.config, topic.last_ts))
-            if self._place is None or topic.topic_id in self._appended or topic.config.durability == "ephemeral":
+            if self._missing_at is None or topic.topic_id in self._appended or topic.config.durability == "ephemeral":
                 continue
             first = topic.head + 1
             retention.skip_to(topic, topic.ceiling + 1, "corrupt")
             if topic.head >= first:
-                self.lost.append(Lost(*self._place, topic.name, first, topic.head))
-                log.error("seqs_lost", topic=topic.name, first_seq=first, last_seq=topic.head, file=self._place[0])
+                self.lost.append(Lost(*self._missing_at, topic.name, first, topic.head))
+                log.error("seqs_lost", topic=topic.name, first_seq=first, last_seq=topic.head, file=self._missing_at[0])
 
     def unnoted(self) -> set[int]:
-        """Return the ids of topics that the log made, changed or dropped and the ledger does not know like that.
+        """Return the ids of topics that the log created, changed or dropped and that the ledger has not noted.
 
         A process that is killed before its next sync has written entries to the log and none to the ledger.
         """
@@ -140,7 +140,7 @@ class Check:
         return found
 
     def _lose(self, path: str, offset: int, what: str) -> None:
-        self._place = path, offset
+        self._missing_at = path, offset
         self._damage.append(f"{path} at byte {offset}: {what}")
         log.error("log_incomplete", file=path, offset=offset, what=what)
         self._appended.clear()
@@ -156,7 +156,7 @@ class Check:
 
 
 def _adjusted(expected: dict[int, ledger.Expected], files: list[LogFile]) -> dict[int, ledger.Expected]:
-    """What the ledger expects, without what a log file declares void: the ledger may not have heard of that."""
+    """Return the files that the ledger expects, without those that a later log file declares void."""
     kept = dict(expected)
     for file in files:
         number, offset = file.resume

@@ -39,11 +39,7 @@ from topics.storage.segments.segment_cache import Shelf
 log = logs.Log("recovery")
 
 Progress = Callable[[float], None]
-REPLAYED_ELSEWHERE = (
-    archived,
-    consumer_log,
-    verbs,
-)  # entries of theirs are read back here: the modules that know how must be loaded
+REPLAYED_ELSEWHERE = (archived, consumer_log, verbs)  # these modules register kinds of entries when they are imported
 
 
 class Recovered(NamedTuple):
@@ -55,10 +51,10 @@ class Recovered(NamedTuple):
     entries: int
     damage: list[str]
     cut: list[str]  # unfinished writes at the end of the log
-    settled: bool  # the snapshot says all of it: a start that goes on from here needs no new one
-    backlog: Backlog  # records of `memory` topics, to be taken up once the server serves
-    lost: list[lost_log.Lost]  # seqs that may have been in a part of the log that is not there
-    unnoted: set[int]  # topics of which the ledger does not know what the log says
+    unchanged: bool  # the snapshot holds the whole state: the start needs no new one
+    backlog: Backlog  # records of `memory` topics, replayed after the server is ready
+    lost: list[lost_log.Lost]  # seqs that may have been in a missing part of the log
+    unnoted: set[int]  # topics whose changes the ledger has not noted
 
 
 def recover(
@@ -101,7 +97,7 @@ def _recover(
     since = 0 if snapshot is None else snapshot.wal_number
     replayed = 0
     boot_id = datadir.fs.boot_id()
-    same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # unknown counts as another
+    same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # an unknown boot counts as another one
     account = ledger.read(datadir, since)
     if snapshot is not None and snap.LEDGER in snapshot.extra and since not in datadir.ledger_numbers():
         path = datadir.ledger_path(since)
@@ -110,7 +106,7 @@ def _recover(
     cut: list[str] = []
     files = read_log(datadir, since, damage, cut, unsynced_from=None if same_boot else account.unsynced_from)
     resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
-    total = sum(walfile.written_end(file.data) for file in files) or 1  # files are reserved in full: most is zeros
+    total = sum(walfile.written_end(file.data) for file in files) or 1  # the reserved rest of a file is zeros
     done = 0
     check = lost_log.Check(
         datadir, state, files, since, account, clean=snapshot is not None and snapshot.clean, damage=damage
@@ -118,11 +114,11 @@ def _recover(
     for file in files:
         check.before_file(file.number)
         if damage:
-            backlog.replay_all(state)  # its entries come before those that follow now
+            backlog.replay_all(state)  # its entries precede the next ones
         end = walfile.HEADER_BYTES
         for item in walfile.scan(file.data):
             if damage and backlog:
-                backlog.replay_all(state)  # from here on nothing waits: the next entry may drop a topic that does
+                backlog.replay_all(state)  # the next entry may drop a topic that has deferred entries
             if isinstance(item, walfile.Damage):
                 torn = item.torn and file.last
                 if torn:
@@ -130,7 +126,7 @@ def _recover(
                     cut.append(f"{file.path} at byte {item.at}: {size} bytes of an unfinished write")
                     log.warning("torn_tail_cut", file=file.path, offset=item.at, bytes=size)
                     break
-                backlog.replay_all(state)  # what is missing now depends on where each topic ends
+                backlog.replay_all(state)  # the missing seqs depend on the head of each topic
                 _note_damage(state, file, item, damage)
             else:
                 check.entry(item.frame.head)
@@ -147,7 +143,7 @@ def _recover(
     clean = clean and not damage
     restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
     after_power_loss = not clean and not same_boot and restored is None and (snapshot is not None or bool(files))
-    # Where a topic that is logged comes to skip seqs, a snapshot must say so before anything is logged behind them.
+    # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
     skips = bool(damage or after_power_loss or state.risen or replay.loses_copies(state))
     if skips or restored is not None or not defer_memory:
         backlog.replay_all(state)
@@ -163,8 +159,10 @@ def _recover(
     progress(1.0)
     if replayed or damage:
         log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
-    settled = same_boot and not replayed and not damage and not cut and not skipped
-    return Recovered(number, resume, next_number, replayed, damage, cut, settled, backlog, check.lost, check.unnoted())
+    unchanged = same_boot and not replayed and not damage and not cut and not skipped
+    return Recovered(
+        number, resume, next_number, replayed, damage, cut, unchanged, backlog, check.lost, check.unnoted()
+    )
 
 
 def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
@@ -187,7 +185,7 @@ def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapsh
     began_later = log_numbers[:1] > [1]
     began_later = began_later or datadir.ledger_numbers()[:1] > [1]
     if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
-        # Without it this would be taken for an empty directory, and what is in it for rubbish.
+        # Without a snapshot the directory would count as empty, and its files as leftovers.
         raise Corrupt(datadir.snapshots_dir, 0, "the snapshot is missing; restore the data directory from a backup")
     if numbers:
         raise Corrupt(
@@ -252,7 +250,7 @@ def restore_topic(
             for what in harmless:
                 damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
                 log.warning("tail_flawed", file=path, offset=found.tail.offset, topic=found.name, what=what)
-        except (Corrupt, FileNotFoundError) as error:  # any other error of the disk may pass, and nothing is lost by it
+        except (Corrupt, FileNotFoundError) as error:  # other disk errors may be temporary: nothing is lost
             failed = error
             damage.append(f"{path}: the last records of topic {found.name} cannot be read: {error}")
     topic = snapshot_parts.restore(state, found, sealed=sealed, tail=tail)
@@ -280,7 +278,7 @@ def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | No
     return hot if cold_dir is None else cold_dir + hot[len(datadir.segments_dir) :]
 
 
-def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str]) -> int:
+def _replay(state: State, item: walfile.FoundFrame, file: LogFile, damage: list[str]) -> int:
     try:
         entry = entries.decode(item.frame, path=file.path, at=item.at)
     except Corrupt as error:
@@ -294,7 +292,7 @@ def _replay(state: State, item: walfile.Found, file: LogFile, damage: list[str])
     return 1
 
 
-def _note_gap(state: State, entry: entries.Append, item: walfile.Found, file: LogFile, damage: list[str]) -> None:
+def _note_gap(state: State, entry: entries.Append, item: walfile.FoundFrame, file: LogFile, damage: list[str]) -> None:
     """Report seqs that are missing before an entry although every entry can be read."""
     topic = state.by_id.get(entry.topic_id)
     if topic is None or entry.first <= topic.head + 1:
@@ -357,7 +355,7 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
         durability = topic.config.durability
         if durability == "ephemeral":
             retention.lose_all(topic, "restart")
-        # A change that was refused may be in the log after a power loss, and the topic have gone on in memory.
+        # After a power loss the log may hold a change that was refused while the topic continued in memory.
         unlogged = durability == "ephemeral" or topic.topic_id in state.risen
         if (unlogged and not restored) or (after_power_loss and durability != "fsync"):
             backlog.replay(state, topic)
@@ -367,7 +365,7 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
 
 
 def _make_durable(datadir: DataDir, files: list[LogFile]) -> None:
-    """Sync the log files: what was replayed may be in the page cache alone, and is relied on from here on."""
+    """Sync the log files: the replayed entries may be in the page cache only, and later writes depend on them."""
     for found in files:
         file = datadir.fs.open(found.path, write=True)
         try:

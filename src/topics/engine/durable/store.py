@@ -114,7 +114,7 @@ class Store:
             self.state.rolled = self._seal
         self.snapshot_number = found.snapshot_number
         self._backlog = found.backlog
-        if not found.settled and not found.backlog:
+        if not found.unchanged and not found.backlog:
             self._save_recovered(found)
         self.wal.begin(found.next_number, resume=found.resume)
         self.state.ledger = self.wal.ledger

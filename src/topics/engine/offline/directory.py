@@ -33,11 +33,11 @@ from topics.storage.segments.sealed import SealedSegment
 from topics.storage.segments.segment import MemorySegment, Segment
 from topics.storage.segments.segment_cache import Shelf
 
-SLICE_BYTES = 2 << 20  # nobody else waits for this process
+SLICE_BYTES = 2 << 20  # large slices: no other client waits for this process
 
 
 class Sealed(Struct, array_like=True):
-    """A segment file: what the snapshot and the log know of it, and marks that the file may lack."""
+    """A segment file with its footer from the snapshot or the log, and the marks that the file may lack."""
 
     path: str
     footer: list[int]
@@ -47,7 +47,7 @@ class Sealed(Struct, array_like=True):
 
 
 class Excerpt(Struct, kw_only=True):
-    """Enough of a topic to read a range of it elsewhere. `pieces` are files, or the bytes of what no file has yet."""
+    """What another process needs to read a range of a topic. `pieces` are segment files, or bytes that no file has."""
 
     root: str
     name: str
@@ -69,7 +69,7 @@ class Excerpt(Struct, kw_only=True):
 
 
 class Directory:
-    """A data directory while it is looked at. A server cannot open it meanwhile, nor this one while a server has it."""
+    """A data directory that is open for reading. A server and a reader exclude each other."""
 
     def __init__(self, fs: Fs, root: str, *, cold_dir: str | None = None, now_ms: int) -> None:
         learn_all_kinds()
@@ -97,19 +97,19 @@ class Directory:
         self._dir.close()
 
     def read(self, name: str, query: Query) -> Reading:
-        """What `diff` would answer at this moment."""
+        """Return the state of the topic that `diff` would report now."""
         topic = self.topics[name]
         return _reading(topic, query, self.now_ms)[1]
 
     def excerpt(self, name: str, start: int, stop: int) -> Excerpt:
-        """Seqs [start, stop) of a topic."""
+        """Return the plan to read the seqs [start, stop) of a topic."""
         topic = self.topics[name]
         return Excerpt(
             root=self._dir.root,
             name=topic.name,
             topic_id=topic.topic_id,
             epoch=topic.epoch,
-            config=structs.replace(topic.config, ttl_ms=0),  # what has expired by now is gone already
+            config=structs.replace(topic.config, ttl_ms=0),  # the directory has expired them when it was opened
             head=topic.head,
             earliest=topic.earliest,
             evict_floor=topic.evict_floor,
@@ -121,7 +121,7 @@ class Directory:
 
 
 def scan(fs: Fs, excerpt: Excerpt, query: Query, *, upto_seq: int) -> Iterator[Run | Tombstone]:
-    """The range in bulk: runs of records, and losses where they happened. Raises `DataDirError` if a server has it."""
+    """Yield runs of records, and losses in their order. Raise `DataDirError` if a server has the directory open."""
     datadir = DataDir(ReadOnlyFs(fs), excerpt.root)
     datadir.inspect()
     try:
@@ -141,7 +141,7 @@ def scan(fs: Fs, excerpt: Excerpt, query: Query, *, upto_seq: int) -> Iterator[R
 
 
 def known_end(topic: Topic) -> int:
-    """One past the last seq that this directory knows anything of.
+    """Return the seq after the last one that this directory has.
 
     A server that starts on a copy sets seqs aside that the original may have given out since, and tells them as lost to
     whoever asks; nobody has asked for them who reads all that a backup holds.

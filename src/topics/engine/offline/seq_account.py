@@ -1,4 +1,4 @@
-"""Where every seq of a topic has gone, and whether what its segments say agrees with what the topic says of itself."""
+"""Account for every seq of a topic, and compare the segments with the counters of the topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topics.storage.segments.marks import LOST
 Span = tuple[int, int]  # seqs, both ends inclusive
 
 
-class Account(Struct, kw_only=True):
+class SeqAccount(Struct, kw_only=True):
     """Every seq from 1 to the head is in one of `live`, `deleted` and `lost`."""
 
     topic: str
@@ -30,7 +30,7 @@ class Account(Struct, kw_only=True):
 
 
 class Covered(Struct):
-    """What the segments say about the seqs from `earliest` on."""
+    """The seqs from `earliest` on, as the segments have them."""
 
     live: list[Span] = []
     lost: list[Span] = []  # within a segment
@@ -40,19 +40,19 @@ class Covered(Struct):
     lost_records: int = 0
 
 
-def account(topic: Topic) -> tuple[Account, list[str]]:
-    """The account, and everything that does not add up. Reads the columns of every segment."""
+def account(topic: Topic) -> tuple[SeqAccount, list[str]]:
+    """Return the account and its contradictions. Read the columns of every segment."""
     covered = look_at_segments(topic)
     losses = topic.losses
     lost: dict[str, int] = {}
     for first, last, reason in losses.runs:
         lost[reason] = lost.get(reason, 0) + last - first + 1
-    # A flag byte that went bad puts its record out of reach without anybody having counted it as lost.
+    # A damaged flag byte makes its record unreadable, but no counter has it as lost.
     silent = covered.lost_records - sum(_lost_in(losses, span) for span in covered.lost)
     if silent:
         lost["corrupt"] = lost.get("corrupt", 0) + silent
     deleted_in_front = topic.earliest - 1 - _lost_in(losses, (1, topic.earliest - 1))
-    found = Account(
+    found = SeqAccount(
         topic=topic.name,
         topic_id=topic.topic_id,
         durability=topic.config.durability,
@@ -76,7 +76,7 @@ def look_at_segments(topic: Topic) -> Covered:
         if segment.first > at:
             covered.holes.append((at, segment.first - 1))
         at = segment.end
-        if segment.marks is None:  # all are live: no need to look at each
+        if segment.marks is None:  # all are live
             covered.live_records += segment.count - low
             covered.live.append((segment.first + low, segment.end - 1))
             continue
@@ -114,14 +114,14 @@ def _wrong_marks(topic: Topic, covered: Covered) -> list[str]:
         return [f"watermarks out of order: floor {floor}, earliest {earliest}, head {head}"]
     wrong = []
     if any(floor <= last < earliest for _, last, _ in topic.losses.runs):
-        wrong.append(f"something below seq {earliest} was lost, and the floor {floor} does not tell of it")
+        wrong.append(f"something below seq {earliest} was lost, but the floor {floor} does not report it")
     first_live = covered.live[0][0] if covered.live else head + 1
     if first_live != earliest and not covered.lost:
         wrong.append(f"the first live seq is {first_live}, and {earliest} is said to be")
     return wrong
 
 
-def _wrong_sums(topic: Topic, found: Account, silent: int) -> list[str]:
+def _wrong_sums(topic: Topic, found: SeqAccount, silent: int) -> list[str]:
     wrong = []
     if found.live + silent != topic.count:
         wrong.append(f"{topic.count} records are counted as live, and {found.live} are")

@@ -1,4 +1,4 @@
-"""Checks a whole data directory without a server: every checksum, every invariant, and where every seq has gone.
+"""Verify a whole data directory without a server: every checksum, every invariant, and the account of every seq.
 
 Nothing in the directory is changed. What a start would make of it is found out by doing just that, through the same
 `recovery.recover` a server uses, on a file system that refuses every change; what reading all of it would lose after
@@ -19,7 +19,7 @@ from topics import engine
 from topics.engine import retention
 from topics.engine.durable import recovery
 from topics.engine.durable.log_files import LogFile, read_log, read_whole
-from topics.engine.offline.seq_account import Account, account
+from topics.engine.offline.seq_account import SeqAccount, account
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt
@@ -38,7 +38,7 @@ from topics.storage.segments.segment_cache import Shelf
 
 RESTORE = (
     "if these records matter, restore them from a backup; "
-    "a server started as it is serves the rest and tells readers of the gap"
+    "a server started on it serves the rest and reports the gap to readers"
 )
 RESTORE_ALL = "restore the directory from a backup"
 HARMLESS = "nothing is lost as long as the rest is whole: see to the disk, and take a backup to another one"
@@ -50,7 +50,7 @@ Progress = Callable[[int, int], None]  # bytes read, bytes in all
 
 
 class Finding(Struct, kw_only=True):
-    """Something damaged: where, which records it costs (none without seqs), and what to do."""
+    """One damage: its position, the seqs that are lost by it (if any), and the next step."""
 
     file: str
     offset: int
@@ -62,7 +62,7 @@ class Finding(Struct, kw_only=True):
 
 
 class Report(Struct, kw_only=True):
-    """What was found. `notes` are worth knowing and no damage."""
+    """The result. `notes` are facts that are no damage."""
 
     directory: str
     clean: bool = True
@@ -73,11 +73,11 @@ class Report(Struct, kw_only=True):
     log_entries: int = 0
     damage: list[Finding] = []
     notes: list[str] = []
-    topics: list[Account] = []
+    topics: list[SeqAccount] = []
 
 
 def verify(fs: Fs, root: str, *, cold_dir: str | None = None, progress: Progress = lambda done, total: None) -> Report:
-    """Blocks. Raises `DataDirError` if the directory is not there, not ours, or held by a server."""
+    """Verify the directory. Block until done. Raise `DataDirError` if it is missing, foreign, or held by a server."""
     learn_all_kinds()
     datadir = DataDir(ReadOnlyFs(fs), root)
     datadir.inspect()
@@ -102,7 +102,7 @@ class _Verifier:
         self._progress = progress
         self._done = self._total = 0
         self._names: dict[int, str] = {}
-        self._named: set[str] = set()  # files that the snapshot or the log stands on
+        self._named: set[str] = set()  # files that the snapshot or the log needs
         self._problems: dict[tuple[int, int], list[Problem]] = {}  # of sealed segments, by topic and first seq
 
     def run(self) -> Report:
@@ -128,7 +128,7 @@ class _Verifier:
         self._progress(self._total, self._total)
         return report
 
-    # --- what is there
+    # --- files
 
     def _has_subdirs(self) -> bool:
         missing = [
@@ -153,7 +153,7 @@ class _Verifier:
         return found
 
     def _left_over(self) -> None:
-        """Files that nothing stands on: normal after a crash, swept or ignored by a server."""
+        """Note files that nothing refers to. They are normal after a crash; a server removes or ignores them."""
         for path in self._all_files():
             if path in self._named:
                 continue
@@ -176,7 +176,7 @@ class _Verifier:
     # --- the snapshot
 
     def _snapshots(self) -> tuple[int, snap.Snapshot | None]:
-        """The newest that can be read, and its number; None and the highest number if none can, 0 if there is none."""
+        """Return the newest readable snapshot and its number. If none is readable: None and the highest."""
         numbers = self.dir.snapshot_numbers()
         for number in reversed(numbers):
             path = self.dir.snapshot_path(number)
@@ -271,7 +271,7 @@ class _Verifier:
             self._found(path, ref.offset, "the last records do not end at the topic's head", REPORT, topic=found.name)
 
     def _examine_file(self, path: str, known: codec.Footer | None) -> Examined | None:
-        """None if there is no such file."""
+        """Return the content of the file, or None if it does not exist."""
         try:
             file = self.fs.open(path)
         except FileNotFoundError:
@@ -326,10 +326,10 @@ class _Verifier:
             self._damaged_seqs(file.path, item.at, what, name, head.first, head.first + head.count - 1)
         else:
             known = "" if name is None else f"; a change of topic {name}"
-            next_step = f"{RESTORE}, if the damage can be told at all"
+            next_step = f"{RESTORE}, if the damage can be located"
             self._found(file.path, item.at, f"{size} damaged bytes in the log{known}", next_step, topic=name)
 
-    def _log_entry(self, file: LogFile, item: walfile.Found) -> None:
+    def _log_entry(self, file: LogFile, item: walfile.FoundFrame) -> None:
         head = item.frame.head
         try:
             entry = entries.decode(item.frame, path=file.path, at=item.at)
@@ -341,22 +341,22 @@ class _Verifier:
         if isinstance(entry, entries.Create):
             self._names[entry.topic_id] = entry.name
 
-    # --- what a start makes of it
+    # --- the state that a start would recover
 
     def _replay(self) -> None:
         state, shelf = State(), Shelf(self.fs, columns_bytes=64 << 20)
         try:
             found = recovery.recover(self.dir, state, shelf, cold_dir=self.cold_dir, progress=lambda share: None)
-        except Exception as error:  # whatever it is, a start would meet it too
+        except Exception as error:  # a start would raise the same error
             what = f"a start would fail: {error or type(error).__name__}"
             self._found(self.dir.root, 0, what, RESTORE_ALL)
             return
         for lost in found.lost:
             what = "may have been in the part of the log that is not there"
             self._damaged_seqs(lost.path, lost.offset, what, lost.topic, lost.first, lost.last)
-        told = {finding.file for finding in self.report.damage}
+        reported = {finding.file for finding in self.report.damage}
         for text in found.damage:
-            if not any(text.startswith(path) for path in told):
+            if not any(text.startswith(path) for path in reported):
                 self._found(text.partition(" at byte ")[0], 0, text, RESTORE)
         for name in sorted(state.by_name):
             topic = state.by_name[name]
@@ -385,7 +385,7 @@ class _Verifier:
                 "they may have been given out, and are not here"
             )
 
-    # --- telling
+    # --- reporting
 
     def _damaged_seqs(self, path: str, offset: int, what: str, topic: str, first: int, last: int) -> None:
         if first > last:
@@ -409,7 +409,7 @@ class _Verifier:
 
 
 def _live(marks: bytearray, examined: Examined, earliest: int) -> tuple[int, int]:
-    """Live records from `earliest` on, and their bytes."""
+    """Return the number of live records from `earliest` on, and their bytes."""
     assert examined.columns is not None
     hit = np.frombuffer(marks, np.uint8) == 0
     hit[: max(earliest - examined.columns.first, 0)] = False

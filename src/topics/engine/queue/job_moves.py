@@ -117,7 +117,7 @@ class Moves:
             create,
             take_effect,
             gated=gated,
-            then=frame or b"",
+            frame=log.encode(create) + (frame or b""),
             size_bytes=size_bytes,
             ceiling=append.last + FIRST_CEILING,
         )

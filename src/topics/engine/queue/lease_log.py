@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from topics.engine.state import snapshot_parts
-from topics.engine.state.leases import Job, Leases, Saved
+from topics.engine.state.leases import Job, Leases, SavedLeases
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
@@ -99,7 +99,7 @@ def _replay_extended(state: State, entry: Extended) -> None:
         queue.extend(_existing(queue, entry.seqs), entry.deadline_ms)
 
 
-def _save(state: State, topic: Topic) -> Saved | None:
+def _save(state: State, topic: Topic) -> SavedLeases | None:
     if topic.queue is None:
         return None
     return topic.queue.save(durable=topic.config.leases_durable, kept=topic.config.durability != "ephemeral")
@@ -107,7 +107,7 @@ def _save(state: State, topic: Topic) -> Saved | None:
 
 def _load(state: State, topic: Topic, packed: msgspec.Raw) -> None:
     if topic.queue is not None:
-        topic.queue.load(msgspec.msgpack.decode(packed, type=Saved))
+        topic.queue.load(msgspec.msgpack.decode(packed, type=SavedLeases))
 
 
 snapshot_parts.TOPIC_PARTS.append(snapshot_parts.Part("queue", _save, _load))

@@ -31,7 +31,7 @@ class Letter(Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
     meta: Raw | UnsetType = UNSET
 
 
-class Found(Struct):
+class FoundLetters(Struct):
     """Dead letters of one queue, the last seq examined, and whether the search reached its end."""
 
     letters: list[Letter]
@@ -88,7 +88,7 @@ def find(
     from_seq: int,
     limit: int,
     now_ms: int,
-) -> Found:
+) -> FoundLetters:
     """Return dead letters of `origin` that no worker holds.
 
     Stop at `limit` letters, `MAX_BATCH_BYTES` of them, or `MAX_FIND_EXAMINED` seqs. A `from_seq` past the head finds
@@ -96,7 +96,7 @@ def find(
     """
     if seqs is not None:
         return _find_seqs(source, origin, sorted(set(seqs)), match=match, limit=limit, now_ms=now_ms)
-    found = Found([], min(from_seq, source.head), caught_up=False)
+    found = FoundLetters([], min(from_seq, source.head), caught_up=False)
     examined = size_bytes = 0
     while (
         found.upto < source.head
@@ -126,9 +126,9 @@ def find(
 
 def _find_seqs(
     source: Topic, origin: str, seqs: list[int], *, match: TagMatch | None, limit: int, now_ms: int
-) -> Found:
+) -> FoundLetters:
     """Do the same for single seqs, which ascend. `caught_up` is whether all of them were examined."""
-    found = Found([], 0, caught_up=True)
+    found = FoundLetters([], 0, caught_up=True)
     size_bytes = 0
     for seq in seqs:
         if not 0 < seq <= source.head:

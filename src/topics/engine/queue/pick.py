@@ -25,7 +25,7 @@ from topics.storage.segments.segment import Segment
 TURNS = 8
 MOVES_MAX = 256  # jobs that one pass may move to the dead-letter topic
 EXAMINE_MAX = 20_000  # seqs that the cursor passes in one step; more would delay other requests
-LANE_AHEAD = 256  # seqs of a lane whose segments are fetched together
+AHEAD = 256  # seqs of one priority whose segments are fetched together
 LOAD_AHEAD = 8  # segments that are fetched together if the next one is not in memory
 
 
@@ -42,12 +42,12 @@ class Pass:
         self._next_plain: int | None = None  # found in the log, not picked yet
         self._cursor_was = queue.cursor  # or, until a job was found in the log, the seq below which there is none
         self._found_plain = False
-        self._lanes_were: tuple[list[int], int, list[int]] | None = None  # only if lanes are in use
+        self._cursors_before: tuple[list[int], int, list[int]] | None = None  # only if jobs have priorities
         try:
             if queue.reclaim:
                 self._take_reclaimed(want, bury_after, moves)
-            if any(queue.lanes):
-                self._lanes_were = [lane.at for lane in queue.lanes], queue.turn, list(queue.served)
+            if any(queue.by_priority):
+                self._cursors_before = [waiting.at for waiting in queue.by_priority], queue.turn, list(queue.served)
                 self._take_by_priority(want)
             elif len(self.jobs) < want:
                 self.jobs += [Job(seq) for seq in self._plain(want - len(self.jobs))]
@@ -58,19 +58,19 @@ class Pass:
     def undo(self) -> None:
         queue = self.queue
         queue.cursor = self._cursor_was
-        if self._lanes_were is not None:
-            ats, queue.turn, queue.served = self._lanes_were
-            for lane, at in zip(queue.lanes, ats, strict=True):
-                lane.at = at
+        if self._cursors_before is not None:
+            ats, queue.turn, queue.served = self._cursors_before
+            for waiting, at in zip(queue.by_priority, ats, strict=True):
+                waiting.at = at
         for job in reversed(self._reclaimed):
             queue.reclaim[job.seq] = job
             queue.reclaim.move_to_end(job.seq, last=False)
 
     def keep(self) -> None:
         """Give the jobs to the caller."""
-        if self._lanes_were is not None:
-            for lane in self.queue.lanes:
-                lane.trim()
+        if self._cursors_before is not None:
+            for waiting in self.queue.by_priority:
+                waiting.trim()
 
     def _elsewhere(self, seq: int) -> bool:
         """Return whether a place has the job, or had it until this pass took it."""
@@ -105,16 +105,16 @@ class Pass:
 
     def _front(self, priority: int) -> int | None:
         """Return the next seq of this priority. Drop seqs that are deleted, or that a place has."""
-        lane = self.queue.lanes[priority]
-        while len(lane) > 0:
-            seq = lane.seqs[lane.at]
+        waiting = self.queue.by_priority[priority]
+        while len(waiting) > 0:
+            seq = waiting.seqs[waiting.at]
             try:
                 if not self._elsewhere(seq) and self.topic.is_live(seq):
                     return seq
             except Cold:
-                _need_marks(self.topic, lane.seqs[lane.at : lane.at + LANE_AHEAD].tolist())
+                _need_marks(self.topic, waiting.seqs[waiting.at : waiting.at + AHEAD].tolist())
                 raise
-            lane.at += 1
+            waiting.at += 1
         if priority:
             return None
         if self._next_plain is None:
@@ -122,10 +122,10 @@ class Pass:
         return self._next_plain
 
     def _take(self, priority: int) -> Job:
-        lane = self.queue.lanes[priority]
-        if len(lane):
-            lane.at += 1
-            return Job(lane.seqs[lane.at - 1], priority)
+        waiting = self.queue.by_priority[priority]
+        if len(waiting):
+            waiting.at += 1
+            return Job(waiting.seqs[waiting.at - 1], priority)
         assert self._next_plain is not None
         seq, self._next_plain = self._next_plain, None
         return Job(seq)

@@ -22,7 +22,7 @@ NEAR = 64  # seqs that may be skipped between two parts of one run
 Read = Callable[[Query], tuple[Topic, Reading]]
 
 
-class Step(Struct, eq=False):
+class ScanStep(Struct, eq=False):
     """One slice. The tombstone, if there is one, lies before the records."""
 
     topic: Topic
@@ -42,7 +42,7 @@ class Scan:
         self._upto_seq = upto_seq
         self._begun = False
 
-    def step(self, read: Read) -> Step:
+    def step(self, read: Read) -> ScanStep:
         """Return the next slice. If the read raises, `Cold` above all, nothing has changed: call again."""
         query = self.query
         topic, reading = read(query)
@@ -52,7 +52,7 @@ class Scan:
             self._begun = True
         assert query.upto is not None
         query.epoch, query.from_ts, query.from_seq = topic.epoch, None, reading.next_from_seq
-        return Step(topic, gap, slices_of(reading), reading.next_from_seq, reading.next_from_seq >= query.upto)
+        return ScanStep(topic, gap, slices_of(reading), reading.next_from_seq, reading.next_from_seq >= query.upto)
 
 
 def slices_of(reading: Reading) -> list[Slice]:

@@ -39,7 +39,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine import retention
-from topics.engine.routers.graph import Feed, Links, Router, Table
+from topics.engine.routers.graph import Edge, Links, Router, Table
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
 from topics.model.nesting import decode_again
@@ -119,23 +119,23 @@ class Gathered(Struct):
     upto: int
 
 
-def comes_back(feed: Feed, reason: str) -> bool:
+def comes_back(edge: Edge, reason: str) -> bool:
     """Return whether a loss is the echo of a loss, which would be reported around a cycle for ever."""
-    return reason == "source_trim" and feed.cyclic
+    return reason == "source_trim" and edge.cyclic
 
 
 def count_copies(table: Table, router: Router, n: int, upto: int) -> None:
     """Count `n` more copies of the router, of records up to `upto`."""
     router.forwarded_total += n
     if n and router.config.guarantee == "exactly_once":
-        highest = table.stamps.setdefault(router.feed.dest.topic_id, {})
+        highest = table.stamps.setdefault(router.edge.dest.topic_id, {})
         space = stamp_space(router)
         highest[space] = max(highest.get(space, 0), upto)
 
 
 def stamp_space(router: Router) -> str:
     """Return what the seqs in the stamps of a router belong to: one epoch of one source."""
-    source = router.feed.source
+    source = router.edge.source
     return f"{router.name} {source.name} {source.epoch}"
 
 
@@ -171,7 +171,7 @@ def eligible(segment: Segment, match: TagMatch | None, low: int, high: int) -> n
 
 def count_lost(router: Router, upto: int) -> int:
     """Return how many records the router would have forwarded up to `upto`. Lost records count, too."""
-    source, start = router.feed.source, router.reached + 1
+    source, start = router.edge.source, router.reached + 1
     if start > upto:
         return 0
     live = 0
@@ -189,8 +189,8 @@ def count_lost(router: Router, upto: int) -> int:
 def mark(links: Links, *, head: int, out: bool, holds: bool) -> Mark:
     """Return how far the routers into the topic have come, and with `out` those that read from it, too."""
     others: list[tuple[int, int]] = []
-    if links.fed is not None and links.fed.source.config.durability != "ephemeral":
-        others += [(router.router_id, router.reached) for router in links.fed.routers]
+    if links.incoming is not None and links.incoming.source.config.durability != "ephemeral":
+        others += [(router.router_id, router.reached) for router in links.incoming.routers]
     upto = -1
     if out:
         cursors = {router.router_id: router.reached for router in links.routers()}
@@ -298,17 +298,17 @@ def too_large(dest: Topic, sizes: Sequence[int]) -> int:
 class Copier:
     """Turns the records of a source into entries of one destination."""
 
-    def __init__(self, table: Table, feed: Feed, router: Router) -> None:
+    def __init__(self, table: Table, edge: Edge, router: Router) -> None:
         self._table = table
-        self._feed = feed
+        self._edge = edge
         self._router = router
-        self._tracks = feed.cyclic
-        self._epoch = feed.source.epoch
+        self._tracks = edge.cyclic
+        self._epoch = edge.source.epoch
         self._known = self._stamped_before()
 
     def entries(self, gathered: Gathered, next_seq: int) -> Iterator[tuple[Append, Piece]]:
         """Yield the entry of each piece that has records to copy, and the piece."""
-        last_ts = max(self._feed.dest.last_ts, self._feed.floor_ms)
+        last_ts = max(self._edge.dest.last_ts, self._edge.floor_ms)
         for piece in gathered.pieces:
             wanted = self._wanted(piece)
             if wanted is not None:
@@ -340,12 +340,12 @@ class Copier:
 
     def _new_here(self, piece: Piece, at: int) -> bool:
         path = _path(piece, at)
-        return self._feed.dest.topic_id not in path and len(path) < MAX_HOPS
+        return self._edge.dest.topic_id not in path and len(path) < MAX_HOPS
 
     # --- rendering
 
     def _entry(self, piece: Piece, first: int, ts: int) -> Append:
-        config, feed = self._router.config, self._feed
+        config, edge = self._router.config, self._edge
         nodes = piece.nodes if config.preserve_node else None
         stamped = config.guarantee == "exactly_once"
         if (
@@ -361,7 +361,7 @@ class Copier:
             blob, sizes = b"".join(rows), [len(row) for row in rows]
         extras = self._extras(piece)
         return Append(
-            feed.dest.topic_id, first, ts, sizes, blob,
+            edge.dest.topic_id, first, ts, sizes, blob,
             piece.tags if config.preserve_tag else None, nodes, metas, None, extras or None,
         )  # fmt: skip
 
@@ -388,7 +388,7 @@ class Copier:
         if b"_topics_router" in meta:
             members = {name: value for name, value in surrogates.members(meta).items() if name != STAMP}
             meta = surrogates.object_of(members)
-        source = self._feed.source
+        source = self._edge.source
         stamp = encode_json(Stamp(self._router.name, source.name, self._epoch, seq, self._key(seq)))
         others = meta[1:].lstrip()
         stamped = b'{"%b":%b%b%b' % (STAMP.encode(), stamp, b"" if others == b"}" else b",", others)
@@ -398,7 +398,7 @@ class Copier:
         """Return the path of every record that may come back to this source."""
         if not self._tracks and piece.extras is None:
             return {}
-        here = self._feed.source.topic_id
+        here = self._edge.source.topic_id
         found = {}
         for at in range(len(piece.seqs)):
             path = _path(piece, at)
@@ -409,18 +409,18 @@ class Copier:
     # --- exactly once
 
     def _key(self, seq: int) -> str:
-        return f"{self._router.name}/{self._feed.source.name}/{self._epoch}/{seq}"
+        return f"{self._router.name}/{self._edge.source.name}/{self._epoch}/{seq}"
 
     def _stamped_before(self) -> int:
         """Return the highest seq of the source that ever got a stamp here: no later record can be present."""
         if self._router.config.guarantee != "exactly_once":
             return 0
-        return self._table.stamps.get(self._feed.dest.topic_id, {}).get(stamp_space(self._router), 0)
+        return self._table.stamps.get(self._edge.dest.topic_id, {}).get(stamp_space(self._router), 0)
 
     def _present(self) -> Stamps:
         """Return the stamps of the destination, up to its head. Raises `Cold` like a read."""
         if self._router.present is None:
-            self._router.present = Stamps(self._feed.dest)
+            self._router.present = Stamps(self._edge.dest)
         self._router.present.look_on()
         return self._router.present
 

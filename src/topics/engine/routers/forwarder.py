@@ -1,7 +1,7 @@
 """Forwarding at run time, in steps. See `copy` for what is copied, and why copies need no entry in the log.
 
 Nothing here waits or reads a clock of its own accord: a server calls `run` when it has time, with a budget, and `run`
-returns when to call it again. A write to a source only makes its feeds due.
+returns when to call it again. A write to a source only makes its edges due.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from topics.engine.routers.copy import (
     storable,
     too_large,
 )
-from topics.engine.routers.graph import Feed, Router, Table, linked, links_of
+from topics.engine.routers.graph import Edge, Router, Table, linked, links_of
 from topics.engine.routers.replay import room
 from topics.engine.routers.router_log import LiveRouters
-from topics.engine.routers.schedule import DueFeeds
+from topics.engine.routers.schedule import DueEdges
 from topics.engine.state.topic import Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket
@@ -33,19 +33,19 @@ from topics.storage.log.router_entry import Copies, Resume, Trim
 from topics.storage.segments.cold import Cold, waiting
 from topics.storage.segments.segment import Damaged
 
-STARVED_NS = 20_000_000  # a feed that waits for the log for longer than this has it synced
+STARVED_NS = 20_000_000  # an edge that waits for the log for longer than this has it synced
 
 
 class Forwarder:
     """Makes the copies of all routers of one engine."""
 
-    def __init__(self, staging: Staging, table: Table, due: DueFeeds, live: LiveRouters) -> None:
+    def __init__(self, staging: Staging, table: Table, due: DueEdges, live: LiveRouters) -> None:
         self._staging = staging
         self._table = table
         self._due = due
         self._live = live
         self._gathered: tuple[Any, Gathered] | None = None
-        self._cold: Feed | None = None  # needed the disk last time: it goes first, while its records are in memory
+        self._cold: Edge | None = None  # needed the disk last time: it goes first, while its records are in memory
 
     def run(self, budget_ns: int, *, waits: bool = False) -> int | None:
         """Forward until nothing is left or the budget is spent. Return in how many ms to call again; None for never.
@@ -59,17 +59,17 @@ class Forwarder:
         if cold is not None:
             due.put_first(cold)
         due.collect(clock.now_ms())
-        # Bound: `budget_ns`. Without one, a step that leaves its feed due forwards or gives up at least one record.
+        # Bound: `budget_ns`. Without one, a step that leaves its edge due forwards or gives up at least one record.
         while due:
-            feed = due.pop()
+            edge = due.pop()
             try:
-                more = self._step(feed, waits=waits)
+                more = self._step(edge, waits=waits)
             except Cold:
-                due.add(feed)
-                self._cold = feed
+                due.add(edge)
+                self._cold = edge
                 raise
             if more:
-                due.add(feed)
+                due.add(edge)
             if due.has_grown:
                 due.collect(clock.now_ms())
             if clock.monotonic_ns() - began >= budget_ns > 0 and due:
@@ -77,13 +77,13 @@ class Forwarder:
         return due.next_ms(clock.now_ms())
 
     def skip_cold(self) -> None:
-        """Let other feeds go first until the feed is tried again whose records the disk did not give."""
+        """Let other edges go first until the edge is tried again whose records the disk did not give."""
         self._cold = None
 
     def drain(self) -> None:
         """Forward everything that can be, and wait for the log and the disk. For tools and tests."""
-        for feed in self._table.feeds():
-            self._due.add(feed)
+        for edge in self._table.edges():
+            self._due.add(edge)
         # Bound: each round forwards what is due until nothing is, or loads a piece that a step needs.
         while True:
             waiting(lambda: self.run(0, waits=True))
@@ -91,26 +91,26 @@ class Forwarder:
             if not self._due and not self._due.has_grown:
                 return
 
-    def _step(self, feed: Feed, *, waits: bool) -> bool:
+    def _step(self, edge: Edge, *, waits: bool) -> bool:
         """Forward one batch of one router. Return whether there may be more at once."""
-        if not feed.routers or feed.source.gone or feed.dest.gone:
+        if not edge.routers or edge.source.gone or edge.dest.gone:
             return False
-        turn = feed.next()
+        turn = edge.next()
         if turn is None:
             return False
         now = self._staging.clock.now_ms()
-        # `_quiet` may wait for the log; a step that the log refuses then holds the feed.
-        if feed.held_until_ms > now or not self._quiet(feed, waits=waits) or feed.held_until_ms > now:
-            if turn[0] in feed.routers:
-                self._due.wait(feed)
+        # `_quiet` may wait for the log; a step that the log refuses then holds the edge.
+        if edge.held_until_ms > now or not self._quiet(edge, waits=waits) or edge.held_until_ms > now:
+            if turn[0] in edge.routers:
+                self._due.wait(edge)
             return False
-        turn = feed.next()
+        turn = edge.next()
         if turn is None:
             return False
         router, upto = turn
-        source, start = feed.source, router.cursor + 1
+        source, start = edge.source, router.cursor + 1
         if (run := source.losses.covering(start)) is not None:
-            if comes_back(feed, run[2]):
+            if comes_back(edge, run[2]):
                 self._pass(router, min(run[1], upto))
             else:
                 self._live.trim(router, min(run[1], upto))
@@ -121,32 +121,32 @@ class Forwarder:
             self._pass(router, passed)
             return True
         try:
-            return self._copy(feed, router, self._gather(source, router, upto), now)
+            return self._copy(edge, router, self._gather(source, router, upto), now)
         except Damaged as damage:
-            retention.lose_range(source if damage.segment in source.segments else feed.dest, damage)
+            retention.lose_range(source if damage.segment in source.segments else edge.dest, damage)
             return True
 
-    def _quiet(self, feed: Feed, *, waits: bool) -> bool:
-        """Return whether no entry that waits for the log keeps the feed from going on."""
+    def _quiet(self, edge: Edge, *, waits: bool) -> bool:
+        """Return whether no entry that waits for the log keeps the edge from going on."""
         commits = self._staging.commits
         for attempt in (None, commits.flush, commits.sync):
             if attempt is not None:
                 attempt()
-            dest, links = feed.dest, links_of(feed.source)
-            if not (feed.busy or links is None or links.frozen or dest.pending) and (dest.next_seq == dest.head + 1):
-                feed.starved_ns = 0
+            dest, links = edge.dest, links_of(edge.source)
+            if not (edge.busy or links is None or links.frozen or dest.pending) and (dest.next_seq == dest.head + 1):
+                edge.starved_ns = 0
                 return True
-            if attempt is not None and not waits and not self._starved(feed):
+            if attempt is not None and not waits and not self._starved(edge):
                 break
         return False
 
-    def _starved(self, feed: Feed) -> bool:
-        """Return whether the feed has waited for the log for too long. Its own steps do not count: they land soon."""
-        if feed.busy:
+    def _starved(self, edge: Edge) -> bool:
+        """Return whether the edge has waited for the log for too long. Its own steps do not count: they land soon."""
+        if edge.busy:
             return False
         now = self._staging.clock.monotonic_ns()
-        feed.starved_ns = feed.starved_ns or now
-        return now - feed.starved_ns > STARVED_NS
+        edge.starved_ns = edge.starved_ns or now
+        return now - edge.starved_ns > STARVED_NS
 
     def _gather(self, source: Topic, router: Router, upto: int) -> Gathered:
         """Gather records, once for all routers of a fan-out: they are mostly at the same cursor."""
@@ -156,23 +156,23 @@ class Forwarder:
             self._gathered = key, gather(source, match, router.cursor, upto)
         return self._gathered[1]
 
-    def _copy(self, feed: Feed, router: Router, gathered: Gathered, now: int) -> bool:
-        dest = feed.dest
-        copier = Copier(self._table, feed, router)
+    def _copy(self, edge: Edge, router: Router, gathered: Gathered, now: int) -> bool:
+        dest = edge.dest
+        copier = Copier(self._table, edge, router)
         made = list(copier.entries(gathered, dest.next_seq))
-        logs = self._logs(feed)
+        logs = self._logs(edge)
         for entry, piece in made:
             if not logs:
                 router.cursor = max(router.cursor, piece.seqs[0] - 1)
-            if feed.busy and dest.config.ttl_ms and entry.ts - made[0][0].ts > dest.config.ttl_ms:
+            if edge.busy and dest.config.ttl_ms and entry.ts - made[0][0].ts > dest.config.ttl_ms:
                 return False  # it would evict copies that have not landed yet
-            fits = self._fits(feed, entry, now)
+            fits = self._fits(edge, entry, now)
             if fits <= 0:
                 return False
-            if feed.last_error is not None or _time_made_room(feed):
-                self._resume(feed, now)
+            if edge.last_error is not None or _time_made_room(edge):
+                self._resume(edge, now)
                 return True
-            if not logs and dest.config.durability == "ephemeral" and not self._below_ceiling(feed, entry.last + 1):
+            if not logs and dest.config.durability == "ephemeral" and not self._below_ceiling(edge, entry.last + 1):
                 return True
             if lost := too_large(dest, entry.sizes):
                 self._lose(router, piece.seqs[lost - 1], lost)
@@ -182,7 +182,7 @@ class Forwarder:
             partly = fits < len(entry.sizes)
             if partly:
                 entry, piece = copier.part(piece, 0, fits, entry.first)
-            if linked(dest).feeds and not self._make_way(feed, entry, now):
+            if linked(dest).outgoing and not self._make_way(edge, entry, now):
                 return False
             whole = not partly and piece is made[-1][1]
             self._land(copier, router, entry, piece, gathered.upto if whole else piece.seqs[-1])
@@ -193,18 +193,18 @@ class Forwarder:
 
     def _pass(self, router: Router, upto: int) -> None:
         """Move the cursor to `upto`: there is nothing more to copy."""
-        feed = router.feed
-        if not (feed.cyclic and self._staging.logged):
+        edge = router.edge
+        if not (edge.cyclic and self._staging.logged):
             router.cursor = max(router.cursor, upto)
         elif upto > router.reached:
-            entry = Copies(feed.dest.topic_id, router.router_id, upto)
-            ticket = Ticket(topic=feed.dest, entry=entry, frame=log.encode(entry))
+            entry = Copies(edge.dest.topic_id, router.router_id, upto)
+            ticket = Ticket(topic=edge.dest, entry=entry, frame=log.encode(entry))
             self._live.stage_step(ticket, router, upto, lambda: replay.copies(self._staging.state, entry))
 
     def _lose(self, router: Router, upto: int, lost: int) -> None:
         """Give seqs to copies that are too large for the destination, and record them as lost."""
-        dest = router.feed.dest
-        if self._logs(router.feed):
+        dest = router.edge.dest
+        if self._logs(router.edge):
             self._live.stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost, "cap"))
         else:
             retention.lose_next(dest, lost)
@@ -213,7 +213,7 @@ class Forwarder:
 
     def _keeps(self, dest: Topic, entry: log.Append, fits: int) -> int:
         """Return how many copies may land together so that none is evicted before it was forwarded further."""
-        if linked(dest).feeds:
+        if linked(dest).outgoing:
             while (
                 fits > 1
                 and retention.reach(
@@ -224,20 +224,22 @@ class Forwarder:
                 fits //= 2
         return fits
 
-    def _make_way(self, feed: Feed, entry: log.Append, now: int) -> bool:
+    def _make_way(self, edge: Edge, entry: log.Append, now: int) -> bool:
         """Let routers out of the destination go first if copies would evict records that they have not forwarded.
 
         Routers that are held give these records up, and so do all on a cycle, where each would wait for the other.
         """
-        links = linked(feed.dest)
-        upto = self._live.pushes_out(links, entry, before_bytes=feed.dest.staged_bytes)
+        links = linked(edge.dest)
+        upto = self._live.pushes_out(links, entry, before_bytes=edge.dest.staged_bytes)
         if upto is None:
             return True
-        if feed.busy:
+        if edge.busy:
             return False  # retried once the copies before it have landed
-        behind = [other for other in links.feeds.values() if any(router.reached < upto - 1 for router in other.routers)]
+        behind = [
+            other for other in links.outgoing.values() if any(router.reached < upto - 1 for router in other.routers)
+        ]
         able = [other for other in behind if other.last_error is None]
-        if not able or feed.cyclic:
+        if not able or edge.cyclic:
             self._live.losing(links, upto, entry)
             self._staging.commits.flush()
             return True
@@ -245,15 +247,15 @@ class Forwarder:
         for other in ahead:
             self._due.add(other)
         if ahead:
-            self._due.add(feed)  # behind them
+            self._due.add(edge)  # behind them
         else:
-            feed.held_until_ms = max(now, min(other.held_until_ms for other in able))
-            self._due.wait(feed)
+            edge.held_until_ms = max(now, min(other.held_until_ms for other in able))
+            self._due.wait(edge)
         return False
 
     def _land(self, copier: Copier, router: Router, entry: log.Append, piece: Piece, upto: int) -> None:
-        dest = router.feed.dest
-        if self._logs(router.feed):
+        dest = router.edge.dest
+        if self._logs(router.edge):
             self._log_copies(router, entry, upto)
             return
         apply.append(self._staging.state, dest, entry)
@@ -261,26 +263,26 @@ class Forwarder:
         router.cursor = max(router.cursor, upto)
         self._live.landed(dest)
 
-    def _below_ceiling(self, feed: Feed, end: int) -> bool:
+    def _below_ceiling(self, edge: Edge, end: int) -> bool:
         """Return whether copies below `end` may land in an ephemeral topic; if not, stage a higher ceiling for them.
 
         The log does not have the head of such a topic. Copies into other topics follow from the log of their source.
         """
-        dest, staging = feed.dest, self._staging
+        dest, staging = edge.dest, self._staging
         if end <= dest.ceiling or not staging.logged:
             return True
-        # If the log refuses, the feed tries again later.
-        staging.ceilings.stage_gated(dest, end, refused=lambda: self._due.back_off(feed, staging.clock.now_ms()))
+        # If the log refuses, the edge tries again later.
+        staging.ceilings.stage_gated(dest, end, refused=lambda: self._due.back_off(edge, staging.clock.now_ms()))
         return False
 
-    def _logs(self, feed: Feed) -> bool:
+    def _logs(self, edge: Edge) -> bool:
         """Return whether copies have to be logged: on a cycle, or if the log lacks the records of the source."""
         if not self._staging.logged:
             return False
-        return feed.cyclic or (not replay.derives(feed) and feed.dest.config.durability != "ephemeral")
+        return edge.cyclic or (not replay.derives(edge) and edge.dest.config.durability != "ephemeral")
 
     def _log_copies(self, router: Router, entry: log.Append, upto: int) -> None:
-        dest = router.feed.dest
+        dest = router.edge.dest
         count, size_bytes = len(entry.sizes), len(entry.blob)
         step = Copies.of(router.router_id, upto, entry)
 
@@ -294,55 +296,55 @@ class Forwarder:
 
     # --- a full destination
 
-    def _fits(self, feed: Feed, entry: log.Append, now: int) -> int:
-        """Return how many of the copies the destination takes now; 0 holds the feed."""
-        dest, quota = feed.dest, self._staging.limits.max_total_bytes
+    def _fits(self, edge: Edge, entry: log.Append, now: int) -> int:
+        """Return how many of the copies the destination takes now; 0 holds the edge."""
+        dest, quota = edge.dest, self._staging.limits.max_total_bytes
         if quota and self._staging.state.totals.bytes + self._staging.commits.pending_bytes + len(entry.blob) > quota:
-            return self._hold(feed, now, "throttled: the server holds as much as max_total_bytes allows")
+            return self._hold(edge, now, "throttled: the server holds as much as max_total_bytes allows")
         fits = room(dest, entry.sizes)
         if fits or not entry.sizes:
             return fits
         if dest.config.ttl_ms:
             retention.expire(dest, now)
             if room(dest, entry.sizes):
-                feed.last_error = feed.last_error or "topic_full"  # expiry made room: the log must say when
+                edge.last_error = edge.last_error or "topic_full"  # expiry made room: the log must say when
                 return room(dest, entry.sizes)
         if too_large(dest, entry.sizes):
             return self._hold(
-                feed, now,
+                edge, now,
                 f'record_too_large: a copy takes {entry.sizes[0]} bytes; topic "{dest.name}" may hold '
-                f'{dest.config.cap_bytes} (cap_bytes): raise its cap, or delete the record from "{feed.source.name}"',
+                f'{dest.config.cap_bytes} (cap_bytes): raise its cap, or delete the record from "{edge.source.name}"',
             )  # fmt: skip
-        return self._hold(feed, now, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
+        return self._hold(edge, now, f'topic_full: topic "{dest.name}" rejects what would pass its caps')
 
-    def _hold(self, feed: Feed, now: int, why: str) -> int:
-        self._due.back_off(feed, now)
-        feed.last_error = why
+    def _hold(self, edge: Edge, now: int, why: str) -> int:
+        self._due.back_off(edge, now)
+        edge.last_error = why
         return 0
 
-    def _resume(self, feed: Feed, now: int) -> None:
+    def _resume(self, edge: Edge, now: int) -> None:
         """Log that the destination takes copies again: their commit time is not before now."""
-        entry = Resume(feed.dest.topic_id, now)
-        was = feed.last_error
-        feed.last_error, feed.held_until_ms = None, 0
+        entry = Resume(edge.dest.topic_id, now)
+        was = edge.last_error
+        edge.last_error, edge.held_until_ms = None, 0
 
         def take_effect(_: Ticket) -> None:
             replay.resume(self._staging.state, entry)
-            feed.room_floor = feed.dest.evict_floor
-            feed.backoff_ms = 0
-            self._due.add(feed)
+            edge.room_floor = edge.dest.evict_floor
+            edge.backoff_ms = 0
+            self._due.add(edge)
 
         def undo() -> None:
-            feed.last_error = was
-            self._due.back_off(feed, self._staging.clock.now_ms())  # the log refused the step
+            edge.last_error = was
+            self._due.back_off(edge, self._staging.clock.now_ms())  # the log refused the step
 
-        ticket = Ticket(topic=feed.dest, apply=take_effect, entry=entry, undo=undo)
+        ticket = Ticket(topic=edge.dest, apply=take_effect, entry=entry, undo=undo)
         if self._staging.logged:
             ticket.frame = log.encode(entry)
         self._staging.commits.stage(ticket)
 
 
-def _time_made_room(feed: Feed) -> bool:
+def _time_made_room(edge: Edge) -> bool:
     """Return whether records expired in a destination that rejects: the log must say when, for a replay."""
-    dest = feed.dest
-    return dest.config.discard == "reject" and bool(dest.config.ttl_ms) and dest.evict_floor != feed.room_floor
+    dest = edge.dest
+    return dest.config.discard == "reject" and bool(dest.config.ttl_ms) and dest.evict_floor != edge.room_floor

@@ -1,6 +1,6 @@
 """The graph of routers: by name, by the topics they join, and the cursor of each.
 
-A destination has one source, so the routers into it form one `Feed`, and the topics upstream of a topic form a line.
+A destination has one source, so the routers into it form one `Edge`, and the topics upstream of a topic form a line.
 Every topic that a router touches has a `Links`; all others cost the engine one test.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class Router:
     """One router. It has examined all records of its source up to `cursor`."""
 
-    __slots__ = ("config", "cursor", "feed", "forwarded_total", "name", "present", "router_id", "under_way")
+    __slots__ = ("config", "cursor", "edge", "forwarded_total", "name", "present", "router_id", "under_way")
 
-    def __init__(self, name: str, *, router_id: int, feed: Feed, config: RouterConfig, cursor: int) -> None:
+    def __init__(self, name: str, *, router_id: int, edge: Edge, config: RouterConfig, cursor: int) -> None:
         self.name = name
         self.router_id = router_id
-        self.feed = feed
+        self.edge = edge
         self.config = config
         self.cursor = cursor
         self.under_way = 0  # where the cursor will be once all staged steps have landed
@@ -36,7 +36,7 @@ class Router:
 
     @property
     def lag(self) -> int:
-        return max(self.feed.source.head - self.cursor, 0)
+        return max(self.edge.source.head - self.cursor, 0)
 
     @property
     def reached(self) -> int:
@@ -44,7 +44,7 @@ class Router:
         return max(self.cursor, self.under_way)
 
 
-class Feed:
+class Edge:
     """All routers into one destination, by id, and what they share."""
 
     __slots__ = (
@@ -109,20 +109,20 @@ class Live(Protocol):
 class Links:
     """The routers around one topic."""
 
-    __slots__ = ("fed", "feeds", "frozen", "low", "table", "topic")
+    __slots__ = ("frozen", "incoming", "low", "outgoing", "table", "topic")
 
     def __init__(self, table: Table, topic: Topic) -> None:
         self.table = table
         self.topic = topic
-        self.feeds: dict[int, Feed] = {}  # out of the topic, by the destination's id
-        self.fed: Feed | None = None  # into it
+        self.outgoing: dict[int, Edge] = {}  # out of the topic, by the destination's id
+        self.incoming: Edge | None = None  # into it
         self.frozen = 0  # staged entries that pin the routers out of the topic: these must not move
         self.low = 0  # at most the cursor of the slowest router
 
     def routers(self) -> Iterator[Router]:
         """Yield the routers that read from the topic."""
-        for feed in self.feeds.values():
-            yield from feed.routers
+        for edge in self.outgoing.values():
+            yield from edge.routers
 
     def slowest(self) -> int:
         """Return the lowest cursor; staged steps count as done."""
@@ -145,7 +145,7 @@ class Links:
 
     def losing(self, upto: int) -> None:
         """Forward or give up records below `upto`, which are about to be lost."""
-        if self.feeds:
+        if self.outgoing:
             if self.table.live is not None:
                 self.table.live.losing(self, upto)
             else:
@@ -153,7 +153,7 @@ class Links:
 
     def deleting(self) -> None:
         """In a replay, forward records before they are deleted. Live, the delete came later, or had a mark."""
-        if self.feeds and self.table.live is None:
+        if self.outgoing and self.table.live is None:
             self.table.replay_losing(self, self.topic.head + 1)
 
 
@@ -202,21 +202,21 @@ class Table:
     ) -> Router:
         """Create the router, or change the one of that name."""
         router = self.by_name.get(name)
-        if router is not None and (router.feed.source is not source or router.feed.dest is not dest):
+        if router is not None and (router.edge.source is not source or router.edge.dest is not dest):
             self.remove(router)
             router = None
         if router is not None:
             router.config = config
             return router
         out, into = self.link(source), self.link(dest)
-        feed = into.fed
-        if feed is None:
-            feed = into.fed = out.feeds[dest.topic_id] = Feed(source, dest)
-            for one in cycle_through(feed):
+        edge = into.incoming
+        if edge is None:
+            edge = into.incoming = out.outgoing[dest.topic_id] = Edge(source, dest)
+            for one in cycle_through(edge):
                 one.cyclic = True
-        assert feed.source is source, "a destination has one source"
-        router = Router(name, router_id=router_id, feed=feed, config=config, cursor=cursor)
-        feed.routers.append(router)
+        assert edge.source is source, "a destination has one source"
+        router = Router(name, router_id=router_id, edge=edge, config=config, cursor=cursor)
+        edge.routers.append(router)
         self.by_name[name] = self.by_id[router_id] = router
         self.names.add(name)
         self.next_id = max(self.next_id, router_id + 1)
@@ -224,26 +224,26 @@ class Table:
         return router
 
     def remove(self, router: Router) -> None:
-        feed = router.feed
-        feed.routers.remove(router)
+        edge = router.edge
+        edge.routers.remove(router)
         del self.by_name[router.name], self.by_id[router.router_id]
         self.names.remove(router.name)
-        if not feed.routers:
-            if feed.cyclic:
-                for one in cycle_through(feed):
+        if not edge.routers:
+            if edge.cyclic:
+                for one in cycle_through(edge):
                     one.cyclic = False
-            out, into = linked(feed.source), linked(feed.dest)
-            del out.feeds[feed.dest.topic_id]
-            into.fed = None
-            self._unlink(feed.source)
-            self._unlink(feed.dest)
+            out, into = linked(edge.source), linked(edge.dest)
+            del out.outgoing[edge.dest.topic_id]
+            into.incoming = None
+            self._unlink(edge.source)
+            self._unlink(edge.dest)
 
     def around(self, topic: Topic) -> list[Router]:
         """Return the routers from and to the topic, by name."""
         links = links_of(topic)
         if links is None:
             return []
-        into = [] if links.fed is None else links.fed.routers
+        into = [] if links.incoming is None else links.incoming.routers
         return sorted([*links.routers(), *into], key=lambda router: router.name)
 
     def drop_topic(self, topic: Topic) -> None:
@@ -251,16 +251,16 @@ class Table:
             self.remove(router)
         self.stamps.pop(topic.topic_id, None)
 
-    def feeds(self) -> list[Feed]:
-        return list({id(router.feed): router.feed for router in self.by_id.values()}.values())
+    def edges(self) -> list[Edge]:
+        return list({id(router.edge): router.edge for router in self.by_id.values()}.values())
 
     def linked(self) -> list[Topic]:
         """Return the topics with routers."""
-        return [topic for feed in self.feeds() for topic in (feed.source, feed.dest)]
+        return [topic for edge in self.edges() for topic in (edge.source, edge.dest)]
 
     def _unlink(self, topic: Topic) -> None:
         links = linked(topic)
-        if not links.feeds and links.fed is None and not links.frozen:
+        if not links.outgoing and links.incoming is None and not links.frozen:
             topic.links = None
 
 
@@ -269,24 +269,24 @@ def upstream(topic: Topic, *, without: Router | None = None) -> list[Topic]:
     line = {topic: None}
     at = topic
     # Bound: the number of topics. Each round adds another one to the line.
-    while (links := links_of(at)) is not None and (feed := links.fed) is not None:
-        if (without is not None and feed.routers == [without]) or feed.source in line:
+    while (links := links_of(at)) is not None and (edge := links.incoming) is not None:
+        if (without is not None and edge.routers == [without]) or edge.source in line:
             break
-        at = feed.source
+        at = edge.source
         line[at] = None
     return list(line)
 
 
-def cycle_through(feed: Feed) -> list[Feed]:
-    """Return the feeds of the cycle of this feed, if it is on one. There is at most one: a topic has one source."""
-    ring = {feed: None}
-    at = feed
-    # Bound: the number of feeds. Each round adds another one to the ring.
-    while (links := links_of(at.source)) is not None and (before := links.fed) is not None:
-        if before is feed:
+def cycle_through(edge: Edge) -> list[Edge]:
+    """Return the edges of the cycle of this edge, if it is on one. There is at most one: a topic has one source."""
+    ring = {edge: None}
+    at = edge
+    # Bound: the number of edges. Each round adds another one to the ring.
+    while (links := links_of(at.source)) is not None and (before := links.incoming) is not None:
+        if before is edge:
             return list(ring)
         if before in ring:
-            break  # another cycle, upstream of this feed
+            break  # another cycle, upstream of this edge
         at = before
         ring[at] = None
     return []

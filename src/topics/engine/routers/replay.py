@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.routers import copy
-from topics.engine.routers.graph import Feed, Links, Router, Table, links_of
+from topics.engine.routers.graph import Edge, Links, Router, Table, links_of
 from topics.engine.state import snapshot_parts
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
@@ -53,11 +53,11 @@ class ReplayTable(Table):
         """Forward records below `upto` before they are lost, as the live server did, unless a mark says otherwise."""
         if self.pinned is links.topic:
             return
-        for feed in list(links.feeds.values()):
-            if not feed.busy and derives(feed):
-                targets = {router.router_id: upto - 1 for router in feed.routers if router.cursor < upto - 1}
+        for edge in list(links.outgoing.values()):
+            if not edge.busy and derives(edge):
+                targets = {router.router_id: upto - 1 for router in edge.routers if router.cursor < upto - 1}
                 if targets:
-                    bring(self.state, feed, targets)
+                    bring(self.state, edge, targets)
 
     def fill(self, topic: Topic, head: int) -> None:
         fill(self.state, topic, head)
@@ -73,13 +73,13 @@ def table_of(state: State) -> Table:
 # --- moving
 
 
-def derives(feed: Feed) -> bool:
-    """Return whether a replay makes the copies of the feed. If not, they are in the log, or lost with their topic.
+def derives(edge: Edge) -> bool:
+    """Return whether a replay makes the copies of the edge. If not, they are in the log, or lost with their topic.
 
     A source that has left `ephemeral` and waits for its snapshot has records that the log lacks.
     """
-    source, dest = feed.source, feed.dest
-    return not (feed.cyclic or _is_ephemeral(source) or _is_ephemeral(dest) or source.needs_snapshot)
+    source, dest = edge.source, edge.dest
+    return not (edge.cyclic or _is_ephemeral(source) or _is_ephemeral(dest) or source.needs_snapshot)
 
 
 def _is_ephemeral(topic: Topic) -> bool:
@@ -87,31 +87,31 @@ def _is_ephemeral(topic: Topic) -> bool:
 
 
 def bring(
-    state: State, feed: Feed, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False
+    state: State, edge: Edge, targets: dict[int, int], *, max_head: int | None = None, obeys_caps: bool = False
 ) -> None:
-    """Move routers of a feed to the cursors in `targets`. Copying ends when the head of the destination is `max_head`.
+    """Move routers of an edge to the cursors in `targets`. Copying ends when the head of the destination is `max_head`.
 
     With `obeys_caps` a full destination stops them; otherwise it is known that it did not.
     """
-    if feed.cyclic:
+    if edge.cyclic:
         return
-    if not derives(feed):
-        for router in feed.routers:
+    if not derives(edge):
+        for router in edge.routers:
             router.cursor = max(router.cursor, targets.get(router.router_id, 0))
         return
-    feed.busy += 1
+    edge.busy += 1
     try:
         # Bound: each round moves a cursor towards its target, drops a target, or loses a damaged range of the source.
-        while (turn := feed.next(targets)) is not None:
+        while (turn := edge.next(targets)) is not None:
             router, upto = turn
-            _grow(state, feed.source, router.cursor)
-            upto = min(upto, feed.source.head)
+            _grow(state, edge.source, router.cursor)
+            upto = min(upto, edge.source.head)
             if upto <= router.cursor:
                 targets = {key: value for key, value in targets.items() if key != router.router_id}
             elif not _advance(state, router, upto, max_head, obeys_caps):
                 return  # full: no other router may overtake, even if its copies are smaller
     finally:
-        feed.busy -= 1
+        edge.busy -= 1
 
 
 def _grow(state: State, source: Topic, cursor: int) -> None:
@@ -127,26 +127,26 @@ def _grow(state: State, source: Topic, cursor: int) -> None:
 
 
 def fill(state: State, topic: Topic, head: int) -> None:
-    """Copy records into a topic until it reaches `head`, if its feed can."""
+    """Copy records into a topic until it reaches `head`, if its edge can."""
     links = links_of(topic)
-    feed = None if links is None else links.fed
-    if feed is None or feed.busy or not derives(feed):
+    edge = None if links is None else links.incoming
+    if edge is None or edge.busy or not derives(edge):
         return
     while topic.head < head:
-        before = topic.head, [router.cursor for router in feed.routers]
-        turn = feed.next()
+        before = topic.head, [router.cursor for router in edge.routers]
+        turn = edge.next()
         if turn is None:
-            _grow(state, feed.source, min(router.cursor for router in feed.routers))
-            turn = feed.next()
+            _grow(state, edge.source, min(router.cursor for router in edge.routers))
+            turn = edge.next()
             if turn is None:
                 return
         router, upto = turn
-        feed.busy += 1
+        edge.busy += 1
         try:
             _advance(state, router, upto, head, False, stops=True)
         finally:
-            feed.busy -= 1
-        if before == (topic.head, [router.cursor for router in feed.routers]):
+            edge.busy -= 1
+        if before == (topic.head, [router.cursor for router in edge.routers]):
             return
 
 
@@ -154,7 +154,7 @@ def _advance(
     state: State, router: Router, upto: int, max_head: int | None, obeys_caps: bool, *, stops: bool = False
 ) -> bool:
     """Copy one batch. Return False if the destination is full. `stops` ends right after the copy at `max_head`."""
-    feed, source, dest = router.feed, router.feed.source, router.feed.dest
+    edge, source, dest = router.edge, router.edge.source, router.edge.dest
     upto = min(upto, source.head)
     start = router.cursor + 1
     if (run := source.losses.covering(start)) is not None:
@@ -170,7 +170,7 @@ def _advance(
     gathered = present(source, lambda: copy.gather(source, router.config.filter, router.cursor, upto))
     if gathered is None:
         return True  # records turned out to be lost: try again
-    copier = copy.Copier(table_of(state), feed, router)
+    copier = copy.Copier(table_of(state), edge, router)
     entries = present(dest, lambda: list(copier.entries(gathered, dest.head + 1)))
     if entries is None:
         return True  # records of the destination turned out to be lost: try again
@@ -244,18 +244,18 @@ def present(topic: Topic, look: Callable[[], T]) -> T | None:
 def loses_copies(state: State) -> bool:
     """Return whether a durable destination may lack records that an ephemeral source has lost."""
     return any(
-        _is_ephemeral(feed.source) and not _is_ephemeral(feed.dest) and not feed.cyclic
-        for feed in table_of(state).feeds()
+        _is_ephemeral(edge.source) and not _is_ephemeral(edge.dest) and not edge.cyclic
+        for edge in table_of(state).edges()
     )
 
 
-def _pass_lost(feed: Feed) -> None:
-    """Move the routers of a feed past everything that its ephemeral topic has lost with the process.
+def _pass_lost(edge: Edge) -> None:
+    """Move the routers of an edge past everything that its ephemeral topic has lost with the process.
 
     A durable destination gets a tombstone for records that may not have been forwarded to it.
     """
-    source, dest = feed.source, feed.dest
-    for router in feed.routers:
+    source, dest = edge.source, edge.dest
+    for router in edge.routers:
         if not _is_ephemeral(dest) and router.cursor < source.head:
             _skip(dest, source.losses.within(router.cursor + 1, source.head)[0], None)
         router.cursor = source.head
@@ -275,20 +275,20 @@ class Recovering:
         table.pinned = None
         # Bound: each round but the last moves a cursor or a head, and cursors end at the heads of their sources.
         while True:
-            before = [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]
-            for feed in filter(derives, table.feeds()):
-                targets = {router.router_id: feed.source.head for router in feed.routers}
-                bring(self._state, feed, targets, obeys_caps=True)
-            if before == [(router.cursor, router.feed.dest.head) for router in table.by_id.values()]:
+            before = [(router.cursor, router.edge.dest.head) for router in table.by_id.values()]
+            for edge in filter(derives, table.edges()):
+                targets = {router.router_id: edge.source.head for router in edge.routers}
+                bring(self._state, edge, targets, obeys_caps=True)
+            if before == [(router.cursor, router.edge.dest.head) for router in table.by_id.values()]:
                 return
 
     def end(self) -> None:
         """Let routers pass losses that were found after the end of the log. Then the engine takes over."""
         for router in self._table.by_id.values():
-            router.cursor = min(router.cursor, router.feed.source.head)  # after a restore, the source may be shorter
-        for feed in self._table.feeds():
-            if not feed.cyclic and (_is_ephemeral(feed.source) or _is_ephemeral(feed.dest)):
-                _pass_lost(feed)
+            router.cursor = min(router.cursor, router.edge.source.head)  # after a restore, the source may be shorter
+        for edge in self._table.edges():
+            if not edge.cyclic and (_is_ephemeral(edge.source) or _is_ephemeral(edge.dest)):
+                _pass_lost(edge)
         self.catch_up()
         self._table.live = self._live
 
@@ -320,7 +320,7 @@ def put_router(state: State, entry: RouterPut) -> Router | None:
     router = table.put(
         entry.name, router_id=entry.router_id, source=source, dest=dest, config=entry.config, cursor=entry.cursor
     )
-    router.feed.floor_ms = max(router.feed.floor_ms, entry.at_ms)
+    router.edge.floor_ms = max(router.edge.floor_ms, entry.at_ms)
     return router
 
 
@@ -328,7 +328,7 @@ def put_router(state: State, entry: RouterPut) -> Router | None:
 def _replay_put(state: State, entry: RouterPut) -> None:
     router = table_of(state).by_id.get(entry.router_id)
     if router is not None and router.cursor < entry.cursor:
-        bring(state, router.feed, {entry.router_id: entry.cursor})
+        bring(state, router.edge, {entry.router_id: entry.cursor})
     put_router(state, entry)
 
 
@@ -348,15 +348,15 @@ def _replay_mark(state: State, entry: Mark) -> None:
     if topic is None or links is None:
         return
     others = dict(entry.others)
-    if links.fed is not None:
-        into = {router.router_id: others.get(router.router_id, router.cursor) for router in links.fed.routers}
-        bring(state, links.fed, into, max_head=entry.head)
+    if links.incoming is not None:
+        into = {router.router_id: others.get(router.router_id, router.cursor) for router in links.incoming.routers}
+        bring(state, links.incoming, into, max_head=entry.head)
         if topic.head < entry.head:
             expected = not entry.holds or _is_ephemeral(topic)
             retention.skip_to(topic, entry.head + 1, "restart" if expected else "corrupt")
     if entry.upto >= 0:
-        for feed in list(links.feeds.values()):
-            bring(state, feed, {router.router_id: others.get(router.router_id, entry.upto) for router in feed.routers})
+        for edge in list(links.outgoing.values()):
+            bring(state, edge, {router.router_id: others.get(router.router_id, entry.upto) for router in edge.routers})
         if entry.holds:
             table_of(state).pinned = topic
 
@@ -410,10 +410,10 @@ def resume(state: State, entry: Resume) -> None:
     """Let a full destination take copies again, live and in a replay."""
     dest = state.by_id.get(entry.topic_id)
     links = None if dest is None else links_of(dest)
-    if dest is None or links is None or links.fed is None:
+    if dest is None or links is None or links.incoming is None:
         return
-    feed = links.fed
-    feed.floor_ms = max(feed.floor_ms, entry.at_ms)
+    edge = links.incoming
+    edge.floor_ms = max(edge.floor_ms, entry.at_ms)
     if dest.config.ttl_ms:
         retention.expire(dest, entry.at_ms)
 
@@ -435,36 +435,36 @@ class SavedRouter(Struct, array_like=True):
     floor_ms: int
 
 
-class Saved(Struct, array_like=True):
+class SavedRouters(Struct, array_like=True):
     next_id: int
     routers: list[SavedRouter]
     stamps: dict[int, dict[str, int]]
 
 
-def _save(state: State) -> Saved | None:
+def _save(state: State) -> SavedRouters | None:
     table = table_of(state)
     if table.next_id == 1:
         return None
     routers = [
         SavedRouter(
-            router.router_id, name, router.feed.source.topic_id, router.feed.dest.topic_id, router.config,
-            router.cursor, router.forwarded_total, router.feed.floor_ms,
+            router.router_id, name, router.edge.source.topic_id, router.edge.dest.topic_id, router.config,
+            router.cursor, router.forwarded_total, router.edge.floor_ms,
         )
         for name, router in table.by_name.items()
     ]  # fmt: skip
-    return Saved(table.next_id, sorted(routers, key=lambda router: router.router_id), table.stamps)
+    return SavedRouters(table.next_id, sorted(routers, key=lambda router: router.router_id), table.stamps)
 
 
 def _load(state: State, raw: msgspec.Raw) -> None:
     table = table_of(state)
-    saved = msgspec.msgpack.decode(raw, type=Saved)
+    saved = msgspec.msgpack.decode(raw, type=SavedRouters)
     for one in saved.routers:
         source, dest = state.by_id[one.source_id], state.by_id[one.dest_id]
         router = table.put(
             one.name, router_id=one.router_id, source=source, dest=dest, config=one.config, cursor=one.cursor
         )
         router.forwarded_total = one.forwarded_total
-        router.feed.floor_ms = one.floor_ms
+        router.edge.floor_ms = one.floor_ms
     table.next_id = max(table.next_id, saved.next_id)
     table.stamps = saved.stamps
 

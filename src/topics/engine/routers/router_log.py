@@ -10,7 +10,7 @@ from topics.engine.consumers.consumer_log import Consumed
 from topics.engine.routers import replay
 from topics.engine.routers.copy import count_lost, mark
 from topics.engine.routers.graph import Links, Router, links_of
-from topics.engine.routers.schedule import DueFeeds
+from topics.engine.routers.schedule import DueEdges
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
@@ -25,7 +25,7 @@ PARTIES = (Trim, Resume, Copies, Consumed)
 class LiveRouters:
     """Stages the log entries from which recovery restores the position of each router. Implements `graph.Live`."""
 
-    def __init__(self, staging: Staging, due: DueFeeds) -> None:
+    def __init__(self, staging: Staging, due: DueEdges) -> None:
         self._staging = staging
         self._due = due
 
@@ -34,12 +34,12 @@ class LiveRouters:
         topic, entry = links.topic, ticket.entry
         if type(entry) is log.Ceiling:
             return  # no router depends on it
-        if ticket.count and links.feeds:
+        if ticket.count and links.outgoing:
             upto = self.pushes_out(links, entry, before_bytes=topic.staged_bytes - ticket.size_bytes)
             if upto is not None:
                 self.losing(links, upto, entry)
         leaves_sources = bool(ticket.count) or type(entry) in PARTIES
-        if ticket.frame is not None and not (leaves_sources and (links.fed is None or links.fed.cyclic)):
+        if ticket.frame is not None and not (leaves_sources and (links.incoming is None or links.incoming.cyclic)):
             head = (ticket.first or topic.next_seq) - 1
             pin = mark(links, head=head, out=not leaves_sources, holds=True)
             ticket.frame = log.encode(pin) + ticket.frame
@@ -58,9 +58,9 @@ class LiveRouters:
 
         def thaw() -> None:
             links.frozen -= 1
-            if links.fed is not None:
-                links.fed.held_until_ms = 0  # there may be room now
-                self._due.add(links.fed)
+            if links.incoming is not None:
+                links.incoming.held_until_ms = 0  # there may be room now
+                self._due.add(links.incoming)
             self._due.source_grew(links.topic)
 
         def take_effect(ticket: Ticket) -> Any:
@@ -97,15 +97,15 @@ class LiveRouters:
         return upto if links.low < upto - 1 and links.slowest() < upto - 1 else None
 
     def trim(self, router: Router, upto: int, coming: log.Append | None = None) -> None:
-        feed, dest = router.feed, router.feed.dest
-        source = feed.source
+        edge, dest = router.edge, router.edge.dest
+        source = edge.source
         lost = count_lost(router, min(upto, source.head))
         for seq in range(max(source.head, router.reached) + 1, upto + 1):
             lost += router.config.filter is None or _matches(router.config.filter, coming, seq)
         self.stage_trim(router, Trim(dest.topic_id, router.router_id, upto, dest.next_seq, lost))
 
     def stage_trim(self, router: Router, entry: Trim) -> None:
-        dest = router.feed.dest
+        dest = router.edge.dest
         ticket = Ticket(topic=dest, entry=entry, first=dest.next_seq)
         if self._staging.logged:
             ticket.frame = log.encode(entry)
@@ -116,34 +116,34 @@ class LiveRouters:
 
     def stage_step(self, ticket: Ticket, router: Router, upto: int, act: Callable[[], None]) -> None:
         """Stage a step that moves the router to `upto` once it is in the log."""
-        feed, was = router.feed, router.under_way
+        edge, was = router.edge, router.under_way
 
         def take_effect(_: Ticket) -> None:
-            feed.busy -= 1
-            before = feed.dest.head
+            edge.busy -= 1
+            before = edge.dest.head
             act()
             if router.under_way <= upto:
                 router.under_way = 0
-            if feed.last_error is None:
-                feed.backoff_ms = 0
-            if feed.dest.head != before:
-                self.landed(feed.dest)
-            self._due.add(feed)
+            if edge.last_error is None:
+                edge.backoff_ms = 0
+            if edge.dest.head != before:
+                self.landed(edge.dest)
+            self._due.add(edge)
 
         def undo() -> None:
-            feed.busy -= 1
+            edge.busy -= 1
             router.under_way = was
-            if (links := links_of(feed.source)) is not None:
+            if (links := links_of(edge.source)) is not None:
                 links.low = 0  # it included this step
-            self._due.back_off(feed, self._staging.clock.now_ms())  # the log refused the step
+            self._due.back_off(edge, self._staging.clock.now_ms())  # the log refused the step
 
         ticket.apply, ticket.undo = take_effect, undo
         self._staging.commits.stage(ticket)
         router.under_way = upto
-        feed.busy += 1
+        edge.busy += 1
 
     def landed(self, dest: Topic) -> None:
-        """Notify the readers of `dest`, and the feeds out of it: copies have landed there."""
+        """Notify the readers of `dest`, and the edges out of it: copies have landed there."""
         self._staging.grew(dest)
         self._due.source_grew(dest)
 

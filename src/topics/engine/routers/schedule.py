@@ -1,11 +1,11 @@
-"""Which feeds have something to forward, and when the others may."""
+"""Which edges have something to forward, and when the others may."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
-from topics.engine.routers.graph import Feed, links_of
+from topics.engine.routers.graph import Edge, links_of
 from topics.engine.state.topic import Topic
 
 FIRST_BACKOFF_MS = 20
@@ -13,15 +13,15 @@ MAX_BACKOFF_MS = 1000
 SOON_MS = 1  # when entries of a topic wait for the log
 
 
-class DueFeeds:
-    """The feeds of one engine that are due, in the order in which they became due."""
+class DueEdges:
+    """The edges of one engine that are due, in the order in which they became due."""
 
     def __init__(self) -> None:
-        self.wake: Callable[[], None] = lambda: None  # called when a feed becomes due
-        self._due: deque[Feed] = deque()
-        self._queued: set[Feed] = set()  # the feeds in `_due`
-        self._grown: dict[Topic, None] = {}  # sources whose feeds are not in `_due` yet
-        self._waiting: dict[Feed, None] = {}  # held, or behind entries that wait for the log
+        self.wake: Callable[[], None] = lambda: None  # called when an edge becomes due
+        self._due: deque[Edge] = deque()
+        self._queued: set[Edge] = set()  # the edges in `_due`
+        self._grown: dict[Topic, None] = {}  # sources whose edges are not in `_due` yet
+        self._waiting: dict[Edge, None] = {}  # held, or behind entries that wait for the log
 
     def __bool__(self) -> bool:
         return bool(self._due)
@@ -31,61 +31,61 @@ class DueFeeds:
         """Whether sources grew since `collect`."""
         return bool(self._grown)
 
-    def add(self, feed: Feed) -> None:
-        """Make the feed due, unless one of its topics was dropped."""
-        if feed not in self._queued and not feed.source.gone and not feed.dest.gone:
-            self._waiting.pop(feed, None)
-            self._queued.add(feed)
-            self._due.append(feed)
+    def add(self, edge: Edge) -> None:
+        """Make the edge due, unless one of its topics was dropped."""
+        if edge not in self._queued and not edge.source.gone and not edge.dest.gone:
+            self._waiting.pop(edge, None)
+            self._queued.add(edge)
+            self._due.append(edge)
             self.wake()
 
-    def pop(self) -> Feed:
-        """Take out the feed that has been due for longest."""
-        feed = self._due.popleft()
-        self._queued.discard(feed)
-        return feed
+    def pop(self) -> Edge:
+        """Take out the edge that has been due for longest."""
+        edge = self._due.popleft()
+        self._queued.discard(edge)
+        return edge
 
-    def put_first(self, feed: Feed) -> None:
-        """Move the feed to the front, if it is due."""
-        if feed in self._queued:
-            self._due.remove(feed)
-            self._due.appendleft(feed)
+    def put_first(self, edge: Edge) -> None:
+        """Move the edge to the front, if it is due."""
+        if edge in self._queued:
+            self._due.remove(edge)
+            self._due.appendleft(edge)
 
     def source_grew(self, topic: Topic) -> None:
-        """Make the feeds out of the topic due with the next `collect`."""
-        if (links := links_of(topic)) is not None and links.feeds:
+        """Make the edges out of the topic due with the next `collect`."""
+        if (links := links_of(topic)) is not None and links.outgoing:
             self._grown[topic] = None
             self.wake()
 
-    def wait(self, feed: Feed) -> None:
-        """Make the feed due again once its `held_until_ms` has passed."""
-        self._waiting[feed] = None
+    def wait(self, edge: Edge) -> None:
+        """Make the edge due again once its `held_until_ms` has passed."""
+        self._waiting[edge] = None
 
-    def waits(self, feed: Feed) -> bool:
-        return feed in self._waiting
+    def waits(self, edge: Edge) -> bool:
+        return edge in self._waiting
 
-    def back_off(self, feed: Feed, now_ms: int) -> None:
-        """Hold the feed, for twice as long as the last time."""
-        feed.backoff_ms = min(max(feed.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
-        feed.held_until_ms = now_ms + feed.backoff_ms
-        self.wait(feed)
+    def back_off(self, edge: Edge, now_ms: int) -> None:
+        """Hold the edge, for twice as long as the last time."""
+        edge.backoff_ms = min(max(edge.backoff_ms * 2, FIRST_BACKOFF_MS), MAX_BACKOFF_MS)
+        edge.held_until_ms = now_ms + edge.backoff_ms
+        self.wait(edge)
 
     def collect(self, now_ms: int) -> None:
-        """Make the feeds due whose sources grew, and those that need not wait any longer."""
+        """Make the edges due whose sources grew, and those that need not wait any longer."""
         grown, self._grown = self._grown, {}
         for topic in grown:
             if (links := links_of(topic)) is not None:
-                for feed in links.feeds.values():
-                    self.add(feed)
-        for feed in list(self._waiting):
-            if feed.held_until_ms <= now_ms:
-                del self._waiting[feed]
-                self.add(feed)
+                for edge in links.outgoing.values():
+                    self.add(edge)
+        for edge in list(self._waiting):
+            if edge.held_until_ms <= now_ms:
+                del self._waiting[edge]
+                self.add(edge)
 
     def next_ms(self, now_ms: int) -> int | None:
-        """Return in how many ms a feed is due; None if no feed waits."""
+        """Return in how many ms an edge is due; None if no edge waits."""
         if self._due or self._grown:
             return 0
         if not self._waiting:
             return None
-        return max(min(feed.held_until_ms for feed in self._waiting) - now_ms, SOON_MS)
+        return max(min(edge.held_until_ms for edge in self._waiting) - now_ms, SOON_MS)

@@ -12,10 +12,10 @@ from topics.engine import retention
 from topics.engine.routers import replay
 from topics.engine.routers.copy import Eligible, look_for, mark
 from topics.engine.routers.forwarder import Forwarder
-from topics.engine.routers.graph import Feed, Router, links_of, upstream
+from topics.engine.routers.graph import Edge, Router, links_of, upstream
 from topics.engine.routers.replay import table_of
 from topics.engine.routers.router_log import LiveRouters
-from topics.engine.routers.schedule import DueFeeds
+from topics.engine.routers.schedule import DueEdges
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, each_loaded, once_loaded
 from topics.engine.write import apply
@@ -66,20 +66,20 @@ class Routers:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.table = table_of(staging.state)
-        self.due = DueFeeds()
+        self.due = DueEdges()
         self.table.live = live = LiveRouters(staging, self.due)
         self.forwarder = Forwarder(staging, self.table, self.due, live)
         self._listener = self.due.source_grew  # kept, because `Growth` distinguishes listeners by identity
 
     def attach(self) -> None:
-        """Make all feeds due, once the state of the engine is recovered."""
-        for feed in self.table.feeds():
-            self._follow(feed)
+        """Make all edges due, once the state of the engine is recovered."""
+        for edge in self.table.edges():
+            self._follow(edge)
 
-    def _follow(self, feed: Feed) -> None:
-        """Make the feed due, now and whenever its source grows."""
-        self._staging.growth.listen(feed.source, self._listener)
-        self.due.add(feed)
+    def _follow(self, edge: Edge) -> None:
+        """Make the edge due, now and whenever its source grows."""
+        self._staging.growth.listen(edge.source, self._listener)
+        self.due.add(edge)
 
     # --- verbs
 
@@ -96,12 +96,12 @@ class Routers:
         self._check_shape(router, request, source, dest)
         if dest is None and not request.create_dest:
             raise topic_not_found(request.dest)
-        if router is not None and router.feed.source is source and router.feed.dest is dest and router.config == config:
+        if router is not None and router.edge.source is source and router.edge.dest is dest and router.config == config:
             return Ticket.of(PutRouter(router, False))
         missing = [name_of for name_of, topic in ((request.source, source), (request.dest, dest)) if topic is None]
         creates = staging.new_topics(missing, TopicConfig())
         ids = {create.name: create.topic_id for create in creates}
-        moves = router is None or router.feed.source is not source or router.feed.dest is not dest
+        moves = router is None or router.edge.source is not source or router.edge.dest is not dest
         entry = RouterPut(
             ids.get(request.source) or source.topic_id,  # type: ignore[union-attr]
             table.next_id if router is None or moves else router.router_id,
@@ -113,7 +113,7 @@ class Routers:
         )
         touched = {topic for topic in (source, dest) if topic is not None}
         if router is not None:
-            touched |= {router.feed.source, router.feed.dest}
+            touched |= {router.edge.source, router.edge.dest}
         if source is not None:
             touched |= set(upstream(source))
         for topic in touched:
@@ -131,13 +131,13 @@ class Routers:
         router = self.table.by_name.get(name)
         if router is None:
             return Ticket.of(DroppedRouter(name, False))
-        entry = RouterDrop(router.feed.source.topic_id, router.router_id)
+        entry = RouterDrop(router.edge.source.topic_id, router.router_id)
 
         def take_effect(_: Ticket) -> DroppedRouter:
             replay.drop_router(self._staging.state, entry)
             return DroppedRouter(name, True)
 
-        touched = {router.feed.dest, *upstream(router.feed.source)}
+        touched = {router.edge.dest, *upstream(router.edge.source)}
         ticket = self._staging.stage_synced([*self._marks(touched), entry], take_effect)
         self._staging.commits.sync()
         return ticket
@@ -169,8 +169,8 @@ class Routers:
             (
                 router
                 for router in self._candidates(source, dest, prefix=prefix, after=after, prefixes=prefixes)
-                if (source is None or router.feed.source.name == source)
-                and (dest is None or router.feed.dest.name == dest)
+                if (source is None or router.edge.source.name == source)
+                and (dest is None or router.edge.dest.name == dest)
                 and allowed(router)
             ),
             limit + 1,
@@ -225,10 +225,10 @@ class Routers:
     ) -> None:
         """Raise if the destination would have two sources, or if the router closes a cycle without `allow_cycle`."""
         links = None if dest is None else links_of(dest)
-        if dest is not None and links is not None and links.fed is not None:
-            feed = links.fed
-            if feed.source is not source and feed.routers != [router]:
-                raise fan_in(dest.name, feed.source.name)
+        if dest is not None and links is not None and links.incoming is not None:
+            edge = links.incoming
+            if edge.source is not source and edge.routers != [router]:
+                raise fan_in(dest.name, edge.source.name)
         if source is not None and not request.allow_cycle:
             line = upstream(source, without=router)
             if dest in line:
@@ -253,7 +253,7 @@ class Routers:
             apply.create(state, create)
         router = replay.put_router(state, entry)
         assert router is not None
-        self._follow(router.feed)
+        self._follow(router.edge)
         return PutRouter(router, created)
 
     def _marks(self, topics: set[Topic]) -> list[Mark]:

@@ -9,7 +9,7 @@ The place that has a live job is its state:
     reclaim    was delivered, may be delivered again: served first, the longest waiting job before the others
     resting    was delivered and may be delivered again, but not before its time
     later      was never delivered, and may not be before its time
-    lanes      was never delivered; has a priority, or had a delay (a seq may stay that is elsewhere or deleted)
+    by_priority      was never delivered; has a priority, or had a delay (a seq may stay that is elsewhere or deleted)
     the log    all others, from `cursor` on
 
 Nothing here reads a clock or a file. Expiry is lazy: callers call `expire` with the time before they decide or count.
@@ -119,7 +119,7 @@ class Job:
 NO_TERM = Term(0)
 
 
-class Lane:
+class WaitingSeqs:
     """Seqs in the order in which they may be delivered; taken from the front."""
 
     __slots__ = ("at", "seqs")
@@ -142,9 +142,9 @@ class Leases:
     """The state of one queue beside its log."""
 
     __slots__ = (
-        "_due", "_ended", "_ending", "_expiry", "_expiry_jobs", "_terms", "check_upto", "cursor", "dead_letter_error",
-        "dead_lettered", "freed", "lanes", "last_lease", "later", "leases", "leaving", "reclaim", "resting", "served",
-        "topic", "turn",
+        "_due", "_ended", "_ending", "_expiry", "_expiry_jobs", "_terms", "by_priority", "check_upto", "cursor",
+        "dead_letter_error", "dead_lettered", "freed", "last_lease", "later", "leases", "leaving", "reclaim", "resting",
+        "served", "topic", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: Topic) -> None:
@@ -154,11 +154,11 @@ class Leases:
         self.reclaim: OrderedDict[int, Job] = OrderedDict()
         self.resting: dict[int, Job] = {}
         self.later: dict[int, int] = {}  # seq → due_ms * 16 + priority
-        self.lanes = [Lane() for _ in range(PRIORITIES)]
+        self.by_priority = [WaitingSeqs() for _ in range(PRIORITIES)]
         self.cursor = 0  # below it, the log itself has no job left to deliver
         self.check_upto = 0  # up to here, the cursor may meet jobs that are already in one of the places above
-        self.turn = 0  # jobs delivered while more than one lane had jobs
-        self.served = [0] * PRIORITIES  # the turn at which each lane was served last
+        self.turn = 0  # jobs delivered while more than one priority had jobs
+        self.served = [0] * PRIORITIES  # the turn at which each priority was served last
         self.last_lease = 0
         self.dead_lettered = 0
         self.dead_letter_error: str | None = None  # why the last move to the dead-letter topic failed
@@ -211,7 +211,7 @@ class Leases:
                 if job_or_none.due_ms == due_ms:
                     self.reclaim[seq] = self.resting.pop(seq)
             elif self.later.get(seq, -1) >> 4 == due_ms:
-                self.lanes[self.later.pop(seq) & 15].seqs.append(seq)
+                self.by_priority[self.later.pop(seq) & 15].seqs.append(seq)
 
     def _reclaim_ended(self) -> None:
         """Look at `RECLAIM_MAX` jobs whose lease has ended, in this order, and move those that are still there."""
@@ -268,7 +268,7 @@ class Leases:
             if terms.due_ms > ts:
                 self.wait_until(first + at, terms)
             else:
-                self.lanes[terms.priority].seqs.append(first + at)
+                self.by_priority[terms.priority].seqs.append(first + at)
 
     def wait_until(self, seq: int, terms: Terms) -> None:
         """Make a job that was never delivered claimable at its time."""
@@ -378,7 +378,7 @@ class Leases:
         self._shrink_due()
 
     def touched(self, seq: int) -> bool:
-        """Return whether a place has the job, so that the cursor and the lanes must not deliver it."""
+        """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
         return (
             seq in self.leases or seq in self.reclaim or seq in self.resting or seq in self.later or seq in self.leaving
         )
@@ -458,20 +458,20 @@ class Leases:
 
     # --- snapshots
 
-    def save(self, *, durable: bool, kept: bool) -> Saved:
+    def save(self, *, durable: bool, kept: bool) -> SavedLeases:
         """Return what a snapshot keeps: with leases if `durable`, nothing of the records unless `kept`."""
-        saved = Saved(self.dead_lettered, self.last_lease)
+        saved = SavedLeases(self.dead_lettered, self.last_lease)
         if not kept:
             return saved
-        lanes: list[list[int]] = [lane.seqs[lane.at :].tolist() for lane in self.lanes]
+        by_priority: list[list[int]] = [waiting.seqs[waiting.at :].tolist() for waiting in self.by_priority]
         out = [job for place in (self.leases, self.leaving, self.reclaim, self.resting) for job in place.values()]
         if durable:
             saved.out = [self._saved_job(job) for job in out]
         else:
             for job in out:
                 if job.priority is not None:
-                    lanes[job.priority].append(job.seq)
-        saved.lanes = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in lanes]
+                    by_priority[job.priority].append(job.seq)
+        saved.by_priority = [array("Q", sorted(seqs) if not durable else seqs).tobytes() for seqs in by_priority]
         saved.later = array("Q", [part for pair in self.later.items() for part in pair]).tobytes()
         return saved
 
@@ -482,10 +482,10 @@ class Leases:
             job.seq, job.priority, job.deliveries, due_ms, job.lease if held else 0, job.node, job.deadline_ms
         )
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: SavedLeases) -> None:
         self.dead_lettered, self.last_lease = saved.dead_lettered, saved.last_lease
-        for lane, packed in zip(self.lanes, saved.lanes, strict=False):
-            lane.seqs.frombytes(packed)
+        for waiting, packed in zip(self.by_priority, saved.by_priority, strict=False):
+            waiting.seqs.frombytes(packed)
         pairs = array("Q")
         pairs.frombytes(saved.later)
         self.later = dict(zip(pairs[::2], pairs[1::2], strict=True))
@@ -528,11 +528,11 @@ class SavedJob(Struct, array_like=True):
     deadline_ms: int
 
 
-class Saved(Struct, array_like=True):
-    """What a snapshot keeps of a queue. Lanes are packed u64 seqs, `later` packed pairs of u64."""
+class SavedLeases(Struct, array_like=True):
+    """The state of a queue in a snapshot. `by_priority` has packed u64 seqs, `later` packed pairs of u64."""
 
     dead_lettered: int = 0
     last_lease: int = 0
-    lanes: list[bytes] = []
+    by_priority: list[bytes] = []
     later: bytes = b""
     out: list[SavedJob] = []

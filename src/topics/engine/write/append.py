@@ -110,11 +110,12 @@ class Appends:
 
         kept = staging.logged and config.durability != "ephemeral"
         high = staging.logged and entry.last > FIRST_CEILING  # above the ceiling that the creation implies
-        then = log.encode(entry) if kept else b""
-        ceiling = FIRST_CEILING
+        ceiling = FIRST_CEILING + (entry.last if high else 0)
+        frame = log.encode(create)
         if high:
-            ceiling += entry.last
-            then += log.encode(log.Ceiling(create.topic_id, ceiling))
+            frame += log.encode(log.Ceiling(create.topic_id, ceiling))
+        if kept:
+            frame = log.encode(entry, after=frame)
 
         def take_effect(_: Ticket) -> Appended:
             topic = apply.create(staging.state, create)
@@ -124,7 +125,7 @@ class Appends:
 
         gated = config.durability == "fsync" or high
         return staging.stage_create(
-            create, take_effect, gated=gated, then=then, size_bytes=len(entry.blob), ceiling=ceiling
+            create, take_effect, gated=gated, frame=frame, size_bytes=len(entry.blob), ceiling=ceiling
         )
 
     def _take_effect(self, ticket: Ticket) -> Appended:

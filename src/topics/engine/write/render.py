@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw, UnsetType
 from topics.engine.state.job_terms import job_terms
 from topics.errors import Code, TopicsError, invalid
 from topics.model import record_bytes, surrogates
-from topics.model.record_bytes import END, PLAIN_START, meta_part, node_part, write_alike
+from topics.model.record_bytes import END, META, PLAIN_START, node_part, write_alike
 from topics.model.records import (
     MAX_META_KEYS,
     Limits,
@@ -77,8 +77,7 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
         blob, sizes, seqs = write_alike([record.data for record in records], nodes, first, ts)  # type: ignore[arg-type]
     else:
         assert not isinstance(request, PlainWriteRequest)
-        rows, meta_sizes = _render_each(records, nodes, first, ts, limits)
-        blob, sizes = b"".join(rows), list(map(len, rows))
+        blob, sizes, meta_sizes = _render_each(records, nodes, first, ts, limits)
     if LF in blob or CR in blob:
         return _render_batch(_on_one_line(request), n, topic_id, first, ts, limits)
     if len(blob) > limits.max_record_bytes and max(sizes) > limits.max_record_bytes:
@@ -91,14 +90,22 @@ def _render_batch(request: WriteRequest, n: int, topic_id: int, first: int, ts: 
 
 def _render_each(
     records: Sequence[NewRecord], nodes: list[str | None] | str | None, first: int, ts: int, limits: Limits
-) -> tuple[list[bytes], list[int] | None]:
-    rows, meta_sizes = [], []
+) -> tuple[bytes, list[int], list[int] | None]:
+    """Return the records as one blob, with their sizes and the sizes of their meta parts. Copy data and meta once."""
+    parts: list[bytes | Raw] = []
+    sizes, meta_sizes = [], []
     for at, record in enumerate(records):
         node = nodes if nodes is None or isinstance(nodes, str) else nodes[at]
-        meta = meta_part(None if record.meta is UNSET else _check_meta(record.meta, at, limits))
-        rows.append(record_bytes.write(first + at, ts, node_part(node), record.data, meta))
-        meta_sizes.append(len(meta))
-    return rows, meta_sizes if any(meta_sizes) else None
+        meta = () if isinstance(record.meta, UnsetType) else _checked_meta(record.meta, at, limits)
+        row = record_bytes.parts(first + at, ts, node_part(node), record.data, meta)
+        parts += row
+        sizes.append(sum(map(_size_of, row)))
+        meta_sizes.append(sum(map(_size_of, meta)))
+    return b"".join(parts), sizes, meta_sizes if any(meta_sizes) else None
+
+
+def _size_of(part: bytes | Raw) -> int:
+    return len(part) if isinstance(part, bytes) else len(memoryview(part))
 
 
 def _nodes(request: WriteRequest, n: int, limits: Limits) -> list[str | None] | str | None:
@@ -120,11 +127,12 @@ def _check_lengths(field: str, values: Sequence[str | None], limit_bytes: int) -
             raise too_long(field, len(value.encode()), limit_bytes)
 
 
-def _check_meta(meta: Raw, at: int, limits: Limits) -> bytes | None:
+def _checked_meta(meta: Raw, at: int, limits: Limits) -> tuple[bytes | Raw, ...]:
+    """Return the parts of a record that hold the meta. Raise `invalid_request`."""
     field = f"records[{at}].meta"
     text = bytes(meta)
     if text == b"null":
-        return None
+        return ()
     if text[:1] != b"{":
         raise invalid(f"{field} must be an object", field=field)
     if len(text) > limits.max_meta_bytes:
@@ -133,7 +141,7 @@ def _check_meta(meta: Raw, at: int, limits: Limits) -> bytes | None:
     many = text.count(b'"') > 2 * MAX_META_KEYS and text.count(b":") > MAX_META_KEYS
     if many and (keys := surrogates.count_members(text)) > MAX_META_KEYS:
         raise invalid(f"{field} has {keys} keys; the limit is {MAX_META_KEYS}", field=field)
-    return text
+    return META, meta
 
 
 def check_sizes(records: Sequence[NewRecord | PlainRecord], limits: Limits) -> None:

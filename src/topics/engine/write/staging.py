@@ -139,19 +139,19 @@ class Staging:
         take_effect: Callable[[Ticket], Any],
         *,
         gated: bool,
-        then: bytes = b"",
+        frame: bytes = b"",
         size_bytes: int = 0,
         ceiling: int = FIRST_CEILING,
     ) -> Ticket:
         """Stage the creation of a topic.
 
-        `then` is the frame of a first write of `size_bytes`: both take effect, or neither.
+        `frame` holds the creation and a first write of `size_bytes`: both take effect, or neither.
         """
         creating = self.commits.creating
         ticket = Ticket(size_bytes=size_bytes)
         ticket.gated = gated and self.logged
         if self.logged:
-            ticket.frame = log.encode(create) + then
+            ticket.frame = frame or log.encode(create)
             if self.state.ledger is not None:  # now, so that one sync covers both
                 self.state.ledger.note_topic(create.topic_id, create.name, create.epoch, create.config, ceiling)
         creating[create.name] = ticket

@@ -114,7 +114,7 @@ def _watched(_: Engine, __: str, wanted: WatchRequest | Subscribe) -> Iterable[s
 
 
 def _router_ends(router: Router) -> tuple[str, str]:
-    return router.feed.source.name, router.feed.dest.name
+    return router.edge.source.name, router.edge.dest.name
 
 
 def _router_topics(engine: Engine, target: str, _: Any) -> Iterable[str]:

@@ -225,7 +225,7 @@ def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
         ("lag", "gauge", "Records of the source that a router has not processed yet.", lambda router: router.lag),
-        ("held", "gauge", "1 while it waits for its destination.", lambda router: int(bool(router.feed.last_error))),
+        ("held", "gauge", "1 while it waits for its destination.", lambda router: int(bool(router.edge.last_error))),
     ]  # fmt: skip
     for name, kind, help, value in columns:
         samples: list[Sample] = [("", "router", router.name, value(router)) for router in shown]

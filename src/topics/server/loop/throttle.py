@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics import logs
-from topics.engine.pressure import SAMPLE_MS, Pressure, Step
+from topics.engine.pressure import SAMPLE_MS, Pressure, PressureStep
 from topics.model.records import WriteRequest
 from topics.server.http.messages import Answer, Request, Response
 from topics.server.loop.answer import when_done
@@ -93,7 +93,7 @@ class Throttle:
 
     def _changed(self) -> None:
         step = self.pressure.step
-        was, self.pressed = self.pressed, step is not Step.CALM
+        was, self.pressed = self.pressed, step is not PressureStep.CALM
         window_ms = self.pressure.commit_window_ms
         commits, loop = self._runtime.engine.commits, self._runtime.loop
         if window_ms:

@@ -37,7 +37,7 @@ _encode = msgspec.msgpack.encode
 
 
 class Create(Struct, array_like=True):
-    """A topic begins a life under `name`."""
+    """A topic is created under `name`: an epoch begins."""
 
     kind: ClassVar[int] = CREATE
     topic_id: int
@@ -48,7 +48,7 @@ class Create(Struct, array_like=True):
 
 
 class Configure(Struct, array_like=True):
-    """A topic's configuration from here on. `head` is the last seq that the topic had given out by then."""
+    """A topic has this configuration from now on. `head` is the last seq that the topic has assigned so far."""
 
     kind: ClassVar[int] = CONFIGURE
     topic_id: int
@@ -58,14 +58,14 @@ class Configure(Struct, array_like=True):
 
 
 class Drop(Struct, array_like=True):
-    """A topic and everything in it is gone."""
+    """A topic and all its records are deleted."""
 
     kind: ClassVar[int] = DROP
     topic_id: int
 
 
 class Delete(Struct, array_like=True):
-    """Records below `before_seq` that match, or all of them without a match. `seqs` names them one by one instead."""
+    """Delete the records below `before_seq` that match, all of them without a match, or the records in `seqs`."""
 
     kind: ClassVar[int] = DELETE
     topic_id: int
@@ -98,8 +98,8 @@ class Append(Struct, gc=False):
     metas: Sequence[int] | None = None
     key: str | None = None
     extras: dict[int, bytes] | None = None
-    plain: bool = False  # known to be one record with no more than a tag; not stored
-    seqs: bytes = b""  # "first,…,last" where that had to be put together anyway; not stored
+    plain: bool = False  # whether it is one record with at most a tag; not stored
+    seqs: bytes = b""  # "first,…,last", if a caller has already rendered it; not stored
 
     @property
     def last(self) -> int:
@@ -107,7 +107,7 @@ class Append(Struct, gc=False):
 
 
 class Entry(Protocol):
-    """What every kind has. Kinds beyond those above belong to the part of the engine that applies them."""
+    """The fields of every kind. Other kinds are defined in the part of the engine that applies them."""
 
     kind: ClassVar[int]
     topic_id: int
@@ -117,7 +117,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def known(entry: type[EntryType]) -> type[EntryType]:
-    """Makes a kind of entry readable: a decorator for its class."""
+    """Register the class of a kind of entry for decoding. A decorator."""
     kind: int = entry.kind  # type: ignore[attr-defined]
     assert kind not in _DECODERS, f"two kinds of entry have the number {kind}"
     _DECODERS[kind] = msgspec.msgpack.Decoder(entry)
@@ -133,17 +133,17 @@ _Parts = tuple[int, list[int], list[str | None] | None, list[str | None] | str |
 _decode_parts = msgspec.msgpack.Decoder(_Parts).decode
 
 
-def encode(entry: Entry) -> bytes:
-    """The entry as a whole WAL frame."""
+def encode(entry: Entry, *, after: bytes = b"") -> bytes:
+    """Return the entry as a whole WAL frame, behind the frames `after`."""
     if type(entry) is Append:
         parts = _encode((entry.ts, entry.sizes, entry.tags, entry.nodes, entry.metas, entry.key, entry.extras))
         size = _pack_size(len(parts))
-        return frame.encode(APPEND, entry.topic_id, entry.first, len(entry.sizes), size, parts, entry.blob)
-    return frame.encode(entry.kind, entry.topic_id, 0, 0, _encode(entry))
+        return frame.encode(APPEND, entry.topic_id, entry.first, len(entry.sizes), size, parts, entry.blob, after=after)
+    return frame.encode(entry.kind, entry.topic_id, 0, 0, _encode(entry), after=after)
 
 
 def decode(found: frame.Frame, *, path: str, at: int) -> Entry:
-    """The entry in a frame whose checksum holds; `Corrupt` if it is none that this program knows."""
+    """Return the entry in a verified frame. Raise `Corrupt` if this version does not know its kind."""
     head, body = found
     try:
         if head.kind == APPEND:

@@ -10,7 +10,7 @@
     46+n    8     sum     u64 LE; XXH3-64 of everything from the length to here
     54+n    1     last    0xE7; 0x18 in a frame that was refused after it had been written
 
-The head stands at both ends so that a frame whose middle, beginning or end is damaged still tells which seqs it held.
+The head stands at both ends, so the seqs of a frame are known even if its middle, beginning or end is damaged.
 The last byte is never zero, and no single bit makes it so: where zeros follow the frames, a frame that was cut short
 ends in one. That byte alone takes a whole frame back, so that a write which is torn cannot do it by half.
 """
@@ -29,7 +29,7 @@ OVERHEAD_BYTES = BODY_AT + _HEAD.size + _SUM.size
 MAX_BODY_BYTES = 1 << 30
 LAST = 0xE7
 REFUSED = 0x18  # differs from LAST in every bit
-LARGE_BYTES = 4096  # of a body that is dearer to copy than to sum in pieces
+LARGE_BYTES = 4096  # from this size on, a checksum over the pieces is faster than a copy of the body
 
 _sum64 = xxhash.xxh3_64_intdigest
 _pack_head = _HEAD.pack
@@ -38,12 +38,12 @@ _pack_sum = _SUM.pack
 
 
 class Head(NamedTuple):
-    """What a frame is about, known even when its body is not."""
+    """The topic and the seqs of a frame. Readable even if the body is damaged."""
 
     kind: int
     topic_id: int
     first: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody calls it here
+    count: int  # type: ignore[assignment]  # hides `tuple.count`, which has no caller here
 
 
 class Frame(NamedTuple):
@@ -51,22 +51,22 @@ class Frame(NamedTuple):
     body: memoryview
 
 
-def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes) -> bytes:
-    """The frame whose body is these parts in a row."""
+def encode(kind: int, topic_id: int, first: int, count: int, *body: bytes, after: bytes = b"") -> bytes:
+    """Return the frame with these parts as its body, behind the frames `after`."""
     head = _pack_head(kind, topic_id, first, count)
     length = _pack_length(sum(map(len, body)))
     check = _pack_length(_sum64(length + head) & 0xFFFFFFFF)
     if len(body[-1]) < LARGE_BYTES:
         guarded = b"".join((length, check, head, *body, head))
-        return b"".join((MAGIC, guarded, _pack_sum(_sum64(guarded), LAST)))
-    guard = xxhash.xxh3_64(b"".join((length, check, head, *body[:-1])))  # without a second copy of all of it
+        return b"".join((after, MAGIC, guarded, _pack_sum(_sum64(guarded), LAST)))
+    guard = xxhash.xxh3_64(b"".join((length, check, head, *body[:-1])))  # avoids a second copy of the body
     guard.update(body[-1])
     guard.update(head)
-    return b"".join((MAGIC, length, check, head, *body, head, _pack_sum(guard.intdigest(), LAST)))
+    return b"".join((after, MAGIC, length, check, head, *body, head, _pack_sum(guard.intdigest(), LAST)))
 
 
 def decode(buf: memoryview, at: int) -> tuple[Frame, int] | None:
-    """The frame at `at` and the offset after it; None if cut short or damaged."""
+    """Return the frame at `at` and the offset after it; None if it is truncated or damaged."""
     found = _whole(buf, at, LAST)
     if found is None:
         return None
@@ -103,7 +103,7 @@ def ends(frames: bytes) -> list[int]:
 
 
 def peek(buf: memoryview, at: int) -> tuple[Head, int] | None:
-    """Head and end of the frame at `at` by its beginning alone: its body may still be damaged or cut short."""
+    """Return head and end of the frame at `at` from its first bytes. The body may be damaged or truncated."""
     if at + BODY_AT > len(buf):
         return None
     magic, length, check = _START.unpack_from(buf, at)
@@ -114,7 +114,7 @@ def peek(buf: memoryview, at: int) -> tuple[Head, int] | None:
 
 
 def trailing_head(buf: memoryview, end: int) -> Head | None:
-    """The second copy of the head of a frame that ends at `end`, for when the first copy cannot be read.
+    """Return the second copy of the head of a frame that ends at `end`, if the first copy is unreadable.
 
     There is no checksum of its own: believe it only as far as it agrees with what else is known.
     """
@@ -123,7 +123,7 @@ def trailing_head(buf: memoryview, end: int) -> Head | None:
 
 
 def head_by_end(buf: memoryview, at: int, end: int) -> Head | None:
-    """The head of a frame at [at, end) of which everything is whole but the first bytes, up to the body.
+    """Return the head of a frame at [at, end) of which only the bytes before the body are damaged.
 
     What belongs there follows from the size and from the second copy of the head; the checksum over all of it tells
     whether that is what once was there.
@@ -139,7 +139,7 @@ def head_by_end(buf: memoryview, at: int, end: int) -> Head | None:
 
 
 def find(buf: bytes, at: int) -> int:
-    """The offset of the next whole frame at or after `at`, refused ones included; -1 if there is none."""
+    """Return the offset of the next whole frame at or after `at`, also of a refused one; -1 if there is none."""
     view = memoryview(buf)
     while (at := buf.find(MAGIC, at)) >= 0:
         if decode(view, at) is not None or end_of_refused(view, at) is not None:

@@ -1,4 +1,4 @@
-"""The ledger: a second account of what the log must hold, so that a log file that is cut short or missing is noticed.
+"""The ledger: a second account of what the log must hold, so that a truncated or missing log file is detected.
 
 It names the log files in order, with the place where each was left, how far the log is known to be synced, and every
 topic with its seq ceiling. One file belongs to each snapshot and has what happened since; it lies in a folder of its
@@ -50,15 +50,15 @@ class Known(Struct):
 
 
 class Expected(Struct):
-    """What is known of a log file. Its frames reach at least to `end`; it was never smaller than `size_bytes`."""
+    """The account of a log file. Its frames reach at least to `end`; its size was at least `size_bytes`."""
 
     end: int = 0
     size_bytes: int = 0
-    left: bool = False  # a later file went on where it ends
+    left: bool = False  # a later file continues where this one ends
 
 
-class Account(Struct):
-    """Everything that the ledger files say."""
+class LedgerAccount(Struct):
+    """The content of all ledger files together."""
 
     files: dict[int, Expected] = {}
     topics: dict[int, Known] = {}
@@ -73,17 +73,17 @@ class Ledger:
 
     def __init__(self, datadir: DataDir) -> None:
         self._dir = datadir
-        self._lock = Lock()  # of the notes; never held while the disk is busy
-        self._file_lock = Lock()  # of the file
+        self._lock = Lock()  # guards the notes; not held during file calls
+        self._file_lock = Lock()  # guards the file
         self._notes: list[bytes] = []
         self._path = ""
         self._file: File | None = None
         self._at = 0
         self._failed = False
-        self.reached = (0, 0)  # what was noted last
+        self.reached = (0, 0)  # the last noted position
 
     def begin(self, number: int, size_bytes: int, *, previous: tuple[int, int] = (0, 0)) -> bytes:
-        """Go on in the file of snapshot `number`. Notes that could not be written before go there.
+        """Continue in the file of snapshot `number`. Notes that could not be written before go there.
 
         Return the note that the file begins with. The caller writes it before that snapshot counts, so that a ledger
         belongs to every snapshot. It claims only that log file `number` exists, which no sync has to make true.
@@ -96,7 +96,7 @@ class Ledger:
         self._note(frame.encode(FILE, 0, number, 0, _encode([*previous, size_bytes])))
 
     def note_reached(self, position: tuple[int, int]) -> None:
-        """The log is synced up to here."""
+        """Note that the log is synced up to here."""
         if position != self.reached:
             self.reached = position
             self._note(frame.encode(REACHED, 0, position[0], 0, _encode([position[1]])))
@@ -109,7 +109,7 @@ class Ledger:
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to write."""
+        """Whether there are notes to write."""
         return bool(self._notes)
 
     def take(self) -> list[bytes]:
@@ -168,15 +168,15 @@ class Ledger:
         self._at += len(data)
 
 
-def read(datadir: DataDir, since: int) -> Account:
+def read(datadir: DataDir, since: int) -> LedgerAccount:
     """Return what the ledger files from number `since` on say together."""
-    account = Account()
+    account = LedgerAccount()
     for number in datadir.ledger_numbers():
         if number < since:
             continue
         path = datadir.ledger_path(number)
         for item in walfile.scan(_read_whole(datadir, path), start=0):
-            if isinstance(item, walfile.Found):
+            if isinstance(item, walfile.FoundFrame):
                 _take(account, item.frame, since)
             elif not item.torn:
                 account.damage.append((path, item.at))
@@ -193,7 +193,7 @@ def copied(datadir: DataDir, since: int, files: list[tuple[int, bytes]]) -> byte
     for number in datadir.ledger_numbers():
         if number >= since:
             data = _read_whole(datadir, datadir.ledger_path(number))
-            items = [item for item in walfile.scan(data, start=0) if isinstance(item, walfile.Found)]
+            items = [item for item in walfile.scan(data, start=0) if isinstance(item, walfile.FoundFrame)]
             notes += [data[item.at : item.end] for item in items if item.frame.head.kind in (TOPIC, GONE)]
     previous = (0, 0)
     for number, data in files:
@@ -216,13 +216,13 @@ def _read_whole(datadir: DataDir, path: str) -> bytes:
         file.close()
 
 
-def _take(account: Account, found: frame.Frame, since: int) -> None:
+def _take(account: LedgerAccount, found: frame.Frame, since: int) -> None:
     head, files = found.head, account.files
     if head.kind == FILE:
         previous, end, size_bytes = _decode_ints(found.body)
         number = head.first
         for other in [other for other in files if previous < other < number]:
-            del files[other]  # void: the log went on from an earlier one
+            del files[other]  # void: the log continued from an earlier file
         if previous:
             account.unsynced_from = max(account.unsynced_from, number)
         if previous >= since and previous:

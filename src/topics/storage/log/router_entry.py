@@ -1,4 +1,4 @@
-"""Log entries of routers. Most copies are not among them: see `engine.forward` for how they come back without.
+"""Log entries of routers. Most copies are not logged: see `engine.routers.copy` for how recovery restores them.
 
 What is logged is what a replay could not work out from the records alone: which routers there are, how far they had
 come when something else happened to one of their topics (`Mark`), what they gave up (`Trim`), and every step of those
@@ -17,7 +17,7 @@ from topics.storage.log.entry import Append, known
 
 @known
 class RouterPut(Struct, array_like=True):
-    """A router begins, or changes. From here on it forwards what comes after `cursor`."""
+    """A router is created or changed. It forwards the records after `cursor`."""
 
     kind: ClassVar[int] = 16
     topic_id: int  # the source
@@ -31,7 +31,7 @@ class RouterPut(Struct, array_like=True):
 
 @known
 class RouterDrop(Struct, array_like=True):
-    """A router is gone; what it forwarded stays."""
+    """A router is deleted. Its copies stay."""
 
     kind: ClassVar[int] = 17
     topic_id: int  # the source
@@ -40,7 +40,7 @@ class RouterDrop(Struct, array_like=True):
 
 @known
 class Mark(Struct, array_like=True):
-    """How far the routers around a topic had come at this point of the log.
+    """The cursors of the routers of a topic at this point of the log.
 
     Those that read from the topic stood at `upto`, the ones in `others` elsewhere; those that write into it are in
     `others` as well. `holds` says that the mark belongs to the entry behind it.
@@ -56,7 +56,7 @@ class Mark(Struct, array_like=True):
 
 @known
 class Trim(Struct, array_like=True):
-    """A router passes source records that are lost or about to be: in the destination, `lost` seqs from `first` on.
+    """A router skips source records that are lost or about to be lost: `lost` seqs from `first` on in the destination.
 
     With reason `cap` the source has them, and the destination could never hold their copies.
     """
@@ -81,7 +81,7 @@ class Resume(Struct, array_like=True):
 
 @known
 class Copies(Struct, array_like=True):
-    """A router on a cycle has looked at everything up to `upto`, and these are its copies; often none.
+    """A router on a cycle has examined all records up to `upto`, and these are its copies; often none.
 
     The fields behind `upto` are those of an `Append`.
     """
@@ -101,7 +101,7 @@ class Copies(Struct, array_like=True):
 
     @classmethod
     def of(cls, router_id: int, upto: int, made: Append) -> Copies:
-        """A step with copies: both are in the log or neither."""
+        """Return the frame of a step with its copies: the log has both or neither."""
         return cls(
             made.topic_id, router_id, upto, made.first, made.ts, list(made.sizes), made.blob,
             None if made.tags is None else list(made.tags),

@@ -34,11 +34,11 @@ from topics.storage.log.stats import WalStats
 log = logs.Log("wal")
 
 NOTE_NS = 1_000_000_000
-JOIN_BYTES = 64 << 10  # frames that are fewer go to the kernel as one piece: cheaper than one by one
+JOIN_BYTES = 64 << 10  # smaller writes are joined into one buffer: faster than a list of buffers
 
 
 class LogFailed(Exception):
-    """The log refused frames. Everything written before is intact.
+    """The log refused frames. Frames written before are intact.
 
     `written` says that some of the frames may have reached the disk. They are erased, but a power loss before the log
     has healed may bring them back.
@@ -50,13 +50,13 @@ class LogFailed(Exception):
 
 
 class Worker(Protocol):
-    """Runs blocking work elsewhere, one piece after the other, and reports back on the owner's thread."""
+    """Runs blocking calls on another thread in order, and calls back on the owner's thread."""
 
     def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None: ...
 
 
 class InlineWorker:
-    """Runs the work at once. For tools and tests."""
+    """Runs each call at once. For offline commands and tests."""
 
     def submit(self, work: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
         try:
@@ -68,7 +68,7 @@ class InlineWorker:
 
 
 class Wal:
-    """The open end of the log. All code runs on the owner's thread, except for the work given to `worker`."""
+    """The writer of the log. All code runs on the owner's thread, except the calls given to `worker`."""
 
     def __init__(self, datadir: DataDir, *, file_bytes: int, worker: Worker, clock: Clock) -> None:
         self._dir = datadir
@@ -80,12 +80,12 @@ class Wal:
         self.number = 0
         self.tail = 0
         self._first_at = walfile.HEADER_BYTES  # where the log entries of the present file begin
-        self.read_only: str | None = None  # why nothing can be written
+        self.read_only: str | None = None  # the reason why the log takes no frames
         self._file: File | None = None
         self._spare: tuple[int, File] | None = None
         self._preparing = False
-        self._unsynced: list[bytes] = []  # frames since the last good sync
-        # frames ever taken out of that list: several syncs may be under way, each counting from the start
+        self._unsynced: list[bytes] = []  # frames since the last successful sync
+        # frames removed from that list so far: several syncs may be under way, and each counts from the first frame
         self._forgotten = 0
         self._synced_to = (0, 0)  # file number and offset up to which all is durable
         # Where those frames stand: from the frame of this number on, counted from the first ever, in this file from
@@ -96,14 +96,14 @@ class Wal:
         self._voided = False  # some of the frames were refused
         self._places: dict[int, tuple[File, int]] = {}  # file and offset of the frames not synced, by id
         self._erasures: list[tuple[File, int, bytes]] = []  # the byte that has to be written where, and could not be
-        self._sync_failed = False  # a sync failed: no later one of these files says anything about what is in them
+        self._sync_failed = False  # after a failed sync, a later sync of the same file proves nothing
         self._sync_lock = Lock()  # held while `_sync_failed` may become true
-        self._behind: list[File] = []  # full files that still need a sync
+        self._behind: list[File] = []  # full files that are not synced yet
         self._callbacks: list[Callable[[], None]] = []
         self._syncing = 0  # syncs given to the worker and not reported back
         self._healing = False
         self.ledger = Ledger(datadir)
-        self._noted_ns = 0  # when the ledger was last told how far the log is synced
+        self._noted_ns = 0  # when the synced position was last noted in the ledger
 
     def begin(self, number: int, *, resume: tuple[int, int]) -> None:
         """Create the first file of this process. Blocks. If that fails, the log is broken and heals later."""
@@ -131,12 +131,12 @@ class Wal:
 
     @property
     def broken(self) -> bool:
-        """Whether it takes nothing until it has healed."""
+        """Whether the log refuses frames until it has healed."""
         return self._file is None
 
     @property
     def fenced(self) -> bool:
-        """Whether a start after a killed process would find nothing that was refused."""
+        """Whether a start after a kill would find no refused frame."""
         return not self._erasures
 
     @property
@@ -181,14 +181,14 @@ class Wal:
             number, file = self._spare
             self._spare = None
         else:
-            number = self.number + (2 if self._preparing else 1)  # one that is being prepared is not ours to touch
+            number = self.number + (2 if self._preparing else 1)  # the worker is creating the next file
             file = self._create(number, walfile.Header(number))
         first = walfile.encode_follows(*self.position)
         try:
             size_bytes = file.size()
             file.pwrite(first, walfile.HEADER_BYTES)
         except OSError:
-            self._spare = number, file  # as good as new: what was written of the frame is written again
+            self._spare = number, file  # the next write starts at the beginning of the file again
             raise
         self._behind.append(self._file)
         self.ledger.note_file(number, previous=self.position, size_bytes=size_bytes)
@@ -261,12 +261,12 @@ class Wal:
     def tick(self) -> None:
         """Do periodic work: sync, prepare the next file, heal."""
         if self._file is not None and not self._dir.is_there:
-            self._fail(OSError(errno.ENOENT, "the data directory is gone"), broken=True)
+            self._fail(OSError(errno.ENOENT, "the data directory was removed or renamed"), broken=True)
         if self._file is None:
             self._erase()
             self.heal()
             return
-        # Who asked while a sync was under way may be all that is left to do.
+        # A caller may have asked for a sync while one was under way.
         self._note_reached()
         if (self._unsynced or self._behind or self._callbacks or self.ledger.waits) and not self._syncing:
             self.sync(lambda failure: None)
@@ -279,7 +279,7 @@ class Wal:
         if self._healing or self._syncing or self.undecided():
             return
         self._healing = True
-        number = self.number + 2  # the one after the next: a spare may lie there half made
+        number = self.number + 2  # skips one number: an unfinished spare file may have it
         frames, covered = list(self._unsynced), self._forgotten + len(self._unsynced)
         made: list[tuple[File, int, int]] = []
 
@@ -388,7 +388,7 @@ class Wal:
             self.ledger.write(notes)
 
     def _note_reached(self) -> None:
-        """Note once a second how far the log is synced, so that an older copy of its last file is noticed."""
+        """Note the synced position once a second, so that an older copy of the last file is detected."""
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._noted_ns >= NOTE_NS:
             self._noted_ns = now_ns
@@ -403,7 +403,7 @@ class Wal:
         for file in files[:-1]:
             if file in self._behind:
                 self._behind.remove(file)
-                # Behind the syncs that the worker still has: one of them may have been told to sync this file too.
+                # Queue the close behind the pending syncs: one of them may sync this file.
                 self._worker.submit(partial(_close, file), lambda error: None)
         if position > self._synced_to:
             self._synced_to = position
@@ -413,7 +413,7 @@ class Wal:
         self.stats.queue_depth = len(self._unsynced)
 
     def _forget(self, upto: int) -> None:
-        """The first `upto` frames ever written are durable."""
+        """Note that the first `upto` frames are durable."""
         if upto > self._forgotten:
             del self._unsynced[: upto - self._forgotten]
             self._forgotten = upto
@@ -445,7 +445,7 @@ class Wal:
             self._erasures.pop()
 
     def _locate(self) -> dict[int, tuple[File, int]]:
-        """Return file and offset of every frame since the last good sync, by the id of the frame."""
+        """Return file and offset of every frame since the last successful sync, by the id of the frame."""
         places: dict[int, tuple[File, int]] = {}
         starts = deque(self._starts)
         for number, frame in enumerate(self._unsynced, self._forgotten):
@@ -461,7 +461,7 @@ class Wal:
             log.error("log_failed", reason=reason, file=self.number, offset=self.tail)
         self.read_only = reason
         if broken and self._file is not None:
-            # a sync under way may still be busy with it: closed when the log has healed
+            # a sync may still use it: it is closed when the log has healed
             self._behind.append(self._file)
             self._places = self._locate()
             if self._spare is not None:
@@ -477,6 +477,6 @@ def _reason(error: Exception) -> str:
 
 
 def _close(file: File) -> None:
-    """Close a file that nothing depends on: its bytes are synced, or will be written elsewhere."""
+    """Close a file whose bytes are synced or will be written to another file."""
     with suppress(OSError):
         file.close()

@@ -51,7 +51,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes, *, path: str) -> Header:
-    """From the first copy that is whole."""
+    """Decode the first copy that is complete. Raise `Corrupt` if neither is."""
     damaged = damaged_headers(data)
     if len(damaged) == 2:
         raise Corrupt(path, 0, "the header of a log file is damaged or cut short")
@@ -63,7 +63,7 @@ def decode_header(data: bytes, *, path: str) -> Header:
 
 
 def damaged_headers(data: bytes) -> list[int]:
-    """Offsets of copies that do not match their checksum."""
+    """Return the offsets of the copies that do not match their checksum."""
     return [at for at in (0, _COPY_BYTES) if not _whole_copy(data[at : at + _COPY_BYTES])]
 
 
@@ -71,7 +71,7 @@ def _whole_copy(copy: bytes) -> bool:
     return len(copy) == _COPY_BYTES and _sum64(copy[:-8]) == int.from_bytes(copy[-8:], "little")
 
 
-class Found(NamedTuple):
+class FoundFrame(NamedTuple):
     """A whole frame."""
 
     at: int
@@ -80,16 +80,16 @@ class Found(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes between two frames, or before the end, that are no frame. `head` tells what was there, if anything does."""
+    """Bytes between two frames, or at the end, that are no frame. `head` is that of the damaged frame, if readable."""
 
     at: int
     end: int
     head: frame.Head | None
-    torn: bool  # nothing but the log's own end follows: an interrupted write looks like this
+    torn: bool  # only the end of the log follows, as after an interrupted write
 
 
 def encode_follows(number: int, offset: int) -> bytes:
-    """Return the first frame of a file that goes on where file `number` ended, at `offset`."""
+    """Return the first frame of a file that continues where file `number` ended, at `offset`."""
     return frame.encode(FOLLOWS, 0, offset, 0, number.to_bytes(8, "little"))
 
 
@@ -103,11 +103,11 @@ def follows(data: bytes) -> tuple[int, int] | None:
 
 def whole_end(data: bytes) -> int:
     """Return the offset after the last frame that can be read."""
-    ends = [item.end for item in scan(data) if isinstance(item, Found)]
+    ends = [item.end for item in scan(data) if isinstance(item, FoundFrame)]
     return after_refused(data, ends[-1] if ends else HEADER_BYTES)
 
 
-def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
+def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[FoundFrame | Damage]:
     """Yield every log entry from `start` on that was not refused, and every stretch that should have been a frame."""
     view = memoryview(data)
     at, written = start, written_end(data)
@@ -115,7 +115,7 @@ def scan(data: bytes, *, start: int = HEADER_BYTES) -> Iterator[Found | Damage]:
         found = frame.decode(view, at)
         if found is not None:
             if found[0].head.kind != FOLLOWS:
-                yield Found(at, found[1], found[0])
+                yield FoundFrame(at, found[1], found[0])
             at = found[1]
             continue
         if (end := frame.end_of_refused(view, at)) is not None:
@@ -137,7 +137,7 @@ def after_refused(data: bytes, at: int) -> int:
 
 
 def written_end(data: bytes) -> int:
-    """Where the zeros begin that fill the rest of a reserved file, to within a block."""
+    """Return the offset of the zeros at the end of a reserved file, to within a block."""
     at = len(data)
     while at >= len(_ZEROS) and data[at - len(_ZEROS) : at] == _ZEROS:
         at -= len(_ZEROS)
@@ -146,21 +146,21 @@ def written_end(data: bytes) -> int:
 
 
 def _damage(data: bytes, view: memoryview, at: int, written: int) -> Damage:
-    """One bad stretch from `at` on: a frame whose head survived, or everything up to the next whole frame."""
+    """Return the damaged range from `at` on: a frame with a readable head, or the bytes up to the next whole frame."""
     following = frame.find(data, at + 1)
     limit = len(data) if following < 0 else following
     known = frame.peek(view, at)
     if known is not None and known[1] <= limit:
         head, end = known
-        # A frame that was written to its last byte was not cut short: its bytes went bad.
+        # A frame that has its last byte was written completely: the disk has damaged it.
         return Damage(at, end, head, torn=following < 0 and not view[end - 1])
     end = written if following < 0 else following
-    told = frame.head_by_end(view, at, end) or _plausible(view, at, end)
-    return Damage(at, end, told, torn=following < 0 and told is None)
+    trailing = frame.head_by_end(view, at, end) or _plausible(view, at, end)
+    return Damage(at, end, trailing, torn=following < 0 and trailing is None)
 
 
 def _plausible(view: memoryview, at: int, end: int) -> frame.Head | None:
-    """The trailing head, if the stretch can end in a frame. A write that was cut short has no such end."""
+    """Return the trailing head, if the range ends with a frame. An interrupted write has no such end."""
     if end - at < frame.OVERHEAD_BYTES or view[end - 1] != frame.LAST:
         return None
     head = frame.trailing_head(view, end)

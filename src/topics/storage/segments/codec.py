@@ -72,13 +72,13 @@ sum64 = xxhash.xxh3_64_intdigest
 
 
 class Footer(NamedTuple):
-    """Where everything in a segment file is."""
+    """The footer of a segment file: the range of the records, and the offsets of the parts."""
 
     sections: int
     topic_id: int
     epoch: int
     first: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody calls it here
+    count: int  # type: ignore[assignment]  # hides `tuple.count`, which has no caller here
     min_ts: int
     max_ts: int
     data_bytes: int
@@ -110,7 +110,7 @@ def encode(
     topic_id: int,
     epoch: int,
 ) -> list[bytes]:
-    """The whole file, in pieces to be written one after the other."""
+    """Return the whole file in pieces, to be written one after the other."""
     count = len(columns)
     data = bytes(rendered)
     sums = b"".join(sum64(data[at : at + CHUNK_BYTES]).to_bytes(8, "little") for at in range(0, len(data), CHUNK_BYTES))
@@ -135,7 +135,7 @@ def encode(
 
 
 def decode_footer(tail: bytes, *, path: str, file_bytes: int) -> Footer:
-    """The footer from the last `FOOTER_BYTES` of a file."""
+    """Decode the footer from the last `FOOTER_BYTES` of a file. Raise `Corrupt`."""
     at = file_bytes - FOOTER_BYTES
     if len(tail) != FOOTER_BYTES or int.from_bytes(tail[-8:], "little") != sum64(tail[:-8]):
         raise Corrupt(path, max(at, 0), "the footer of a segment is damaged or cut short")
@@ -151,7 +151,7 @@ def decode_footer(tail: bytes, *, path: str, file_bytes: int) -> Footer:
 
 
 def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview, Columns]:
-    """Chunk sums and columns from the bytes between data and flags."""
+    """Decode chunk sums and columns from the bytes between data and flags. Raise `Corrupt`."""
     if sum64(block) != footer.index_sum:
         raise Corrupt(path, footer.sums_at, "the index of a segment does not match its checksum")
     sums = memoryview(block)[: 8 * footer.chunks].cast("Q")
@@ -186,7 +186,7 @@ def decode_index(block: bytes, footer: Footer, *, path: str) -> tuple[memoryview
 
 
 def decode_flags(block: bytes) -> bytearray | None:
-    """Delete marks as the engine keeps them (0 live, 1 deleted, 2 lost), or None if every record is live.
+    """Return the marks (0 live, 1 deleted, 2 lost), or None if every record is live.
 
     A byte more than one bit away from all three says nothing certain about its record, so the record counts as lost.
     """
@@ -220,7 +220,7 @@ def _raw(column: Column | None) -> bytes:
 
 
 def _sorted_ids(column: Column | None, names: GrowingNames | SortedNames) -> tuple[bytes, bytes]:
-    """The id column and the dictionary, renumbered so that ids follow the order of the names' bytes."""
+    """Return the id column and the dictionary, renumbered so that ids follow the byte order of the names."""
     if column is None:
         return b"", b""
     if isinstance(names, SortedNames):

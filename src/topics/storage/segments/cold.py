@@ -1,4 +1,4 @@
-"""Reads of bytes that are not in memory: what a read raises, and how it is answered all the same.
+"""Reads of bytes that are not in memory: the exception `Cold`, and the `Hold` with which a caller repeats the read.
 
 A caller on the event loop must not wait for a disk. A read that would wait raises `Cold` instead, with everything that
 it needs (`Need`). A `Hold` fetches all of it where waiting is allowed and keeps it in memory, and the caller runs the
@@ -32,7 +32,7 @@ class Need:
     """One thing that is not in memory.
 
     `load` fetches it, and may block or raise OSError. Readers find what it returns for as long as that is referenced;
-    it returns None where there is nothing to keep. `trim` lets caches that grew by the load shrink again.
+    it returns None if there is nothing to keep. `trim` shrinks the caches that grew by the load.
     """
 
     __slots__ = ("key", "load", "size_bytes", "trim")
@@ -84,7 +84,7 @@ class Needs:
 
 
 class Hold:
-    """What was fetched for one piece of work. It stays in memory until `release`, or until the hold is garbage."""
+    """The results of the fetches for one piece of work. They stay in memory until `release`."""
 
     __slots__ = ("_bounded", "_given_up", "_kept", "_trims", "size_bytes")
 
@@ -114,7 +114,7 @@ class Hold:
                 self._given_up.add(key)
 
     def release(self) -> None:
-        """Give everything back. On the thread that reads: caches shrink here, and never in the middle of a read."""
+        """Drop all results. Call this on the thread that reads: caches shrink here, never in the middle of a read."""
         self._kept.clear()
         self.size_bytes = 0
         for trim in self._trims:

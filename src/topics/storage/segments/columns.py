@@ -19,16 +19,16 @@ import numpy.typing as npt
 from topics.model import record_bytes
 from topics.model.records import TagMatch
 
-# A growing run has `array`s; a sealed one has memoryviews cast to the same item, which hand out plain ints as well.
+# A growing run has `array`s. A sealed run has memoryviews of the same item type. Both return plain ints.
 Column: TypeAlias = "array[int] | memoryview"
 Ids: TypeAlias = "Sequence[int] | npt.NDArray[np.intp]"
 
 
 class Names(Protocol):
-    """A dictionary of strings by id, from 1 on."""
+    """A dictionary of strings. Ids begin with 1."""
 
     def id_of(self, name: str) -> int:
-        """Its id, or 0."""
+        """Return the id of the name, or 0."""
 
     def name_of(self, name_id: int) -> str: ...
 
@@ -38,7 +38,7 @@ class Names(Protocol):
 
 
 class GrowingNames:
-    """The dictionary of a run that still grows: ids in order of first appearance."""
+    """The dictionary of a growing run: ids in order of first appearance."""
 
     __slots__ = ("ids", "names")
 
@@ -47,7 +47,7 @@ class GrowingNames:
         self.ids = {name: at for at, name in enumerate(self.names, 1)}
 
     def first_ones(self, n: int) -> GrowingNames:
-        """As they were when there were `n`. The way from a name to its id is shared, and knows later ones, too."""
+        """Return the dictionary as it was with `n` names. It shares the index of names, which also has later ones."""
         early = GrowingNames.__new__(GrowingNames)
         early.names, early.ids = self.names[:n], self.ids
         return early
@@ -66,7 +66,7 @@ class GrowingNames:
         return self.names[name_id - 1]
 
     def ids_with_prefix(self, prefix: str) -> Ids:
-        """Looks at every name: 5 ms for 65,536 of them."""
+        """Compare every name: 5 ms for 65,536 names."""
         if not prefix:
             return range(1, len(self.names) + 1)
         found = map(str.startswith, self.names, repeat(prefix))
@@ -109,8 +109,8 @@ class SortedNames:
         return len(self.ends)
 
 
-# Of columns without names. A run gets a dictionary of its own with its first name: most runs of a server with many
-# topics never do, and each empty dictionary would cost four objects.
+# The shared dictionary of columns without names. A run gets its own dictionary with its first name: on a server with
+# many topics most runs have no names, and each empty dictionary would cost four objects.
 NO_NAMES = SortedNames(memoryview(b"").cast("I"), b"")
 
 
@@ -128,7 +128,7 @@ class Columns:
         self.metas: Column | None = None  # bytes of `,"meta":{…}` at the record's end, 0 for none
         self.tag_names: GrowingNames | SortedNames = NO_NAMES
         self.node_names: GrowingNames | SortedNames = NO_NAMES
-        self.extras: dict[int, bytes] = {}  # by position: what the engine keeps of a record and no reader sees
+        self.extras: dict[int, bytes] = {}  # by position: internal bytes of a record that readers do not get
 
     def __len__(self) -> int:
         return len(self.ts)
@@ -140,7 +140,7 @@ class Columns:
         return None if self.nodes is None or not (node := self.nodes[at]) else self.node_names.name_of(node)
 
     def matching(self, match: TagMatch, low: int, high: int) -> npt.NDArray[np.intp]:
-        """The positions in [low, high) whose tag matches: the dictionary first, the column only if it knows the tag."""
+        """Return the positions in [low, high) whose tag matches. Skip the column if the dictionary has no such tag."""
         if self.tags is None:
             return np.empty(0, np.intp)
         if match.op == "Eq":
@@ -150,7 +150,7 @@ class Columns:
         return _positions(self.tags, ids, low, high)
 
     def from_nodes(self, nodes: Iterable[str], low: int, high: int) -> npt.NDArray[np.intp]:
-        """The positions in [low, high) written by one of `nodes`."""
+        """Return the positions in [low, high) written by one of `nodes`."""
         if self.nodes is None:
             return np.empty(0, np.intp)
         ids = [found for node in nodes if (found := self.node_names.id_of(node))]
@@ -179,7 +179,7 @@ def _positions(column: Column, ids: Ids, low: int, high: int) -> npt.NDArray[np.
 
 
 def runs(positions: npt.NDArray[np.intp]) -> list[tuple[int, int]]:
-    """Ascending positions as unbroken runs, both ends inclusive."""
+    """Return ascending positions as contiguous runs, both ends inclusive."""
     if not len(positions):
         return []
     breaks = np.flatnonzero(np.diff(positions) > 1)
@@ -196,7 +196,7 @@ def extend(
     nodes: Sequence[str | None] | str | None,
     metas: Sequence[int] | None,
 ) -> None:
-    """Takes up a batch of records with one commit time. `nodes` as one string means all of them."""
+    """Add a batch of records with one commit time. One string as `nodes` is the node of all of them."""
     at, n = len(columns.ts), len(sizes)
     offsets = columns.offsets
     assert isinstance(offsets, array)
@@ -216,7 +216,7 @@ def extend(
 
 
 def extend_plain(columns: Columns, ts: int, size_bytes: int, tags: Sequence[str | None] | None) -> bool:
-    """The same for one record with no more than a tag, at a fraction of the cost; False where the columns need more."""
+    """Add one record that has at most a tag, faster than `extend`. Return False if the columns need `extend`."""
     if columns.nodes is not None or columns.metas is not None:
         return False
     offsets, ids = columns.offsets, columns.tags
@@ -232,7 +232,7 @@ def extend_plain(columns: Columns, ts: int, size_bytes: int, tags: Sequence[str 
 
 
 def first_of(columns: Columns, n: int, *, tag_names: int, node_names: int) -> Columns:
-    """The columns of a run that grows, as they were when it had so many records and names: not to be added to.
+    """Return the columns of a growing run as they were with this many records and names. The result must not grow.
 
     Any thread may ask, while the owner's goes on adding: nothing but the end of a run ever changes, and each column is
     copied in one step of the interpreter.

@@ -1,9 +1,9 @@
-"""A run of records cut out of a segment: what bulk readers are given instead of rendered answers.
+"""A run of records cut out of a segment: the unit of bulk reads (scan), in place of rendered answers.
 
-A run is dense: it has a place for every seq from its first to its last. A place whose record the reader does not get
-(deleted, lost, or left out by a filter) is marked, is empty, and says nothing of the record that was there.
+A run is dense: it has a position for every seq from its first to its last. The position of a record that the reader
+does not get (deleted, lost, or filtered out) is marked and empty, and holds nothing of that record.
 
-`encode` gives a run the byte form of a segment file (see `segment.py`), so that whoever reads segments reads runs, too.
+`encode` writes a run as a segment file (see `segment.py`), so a reader of segments also reads runs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Ids = npt.NDArray[np.uint32]
 
 
 class Run(Struct, eq=False):
-    """Records `first` to `last`. `data` is their rendered form, a comma after each; nothing for a skipped one."""
+    """Records `first` to `last`. `data` is their rendered form, a comma after each; no bytes for a skipped one."""
 
     columns: Columns
     data: bytes
-    marks: bytes | bytearray | None = None  # 0 for a record that is there; None where all are
+    marks: bytes | bytearray | None = None  # 0 for a record that is present; None if all are
 
     @property
     def first(self) -> int:
@@ -47,12 +47,12 @@ class Run(Struct, eq=False):
 
     @property
     def present(self) -> int:
-        """How many records are there."""
+        """The number of records that are not skipped."""
         return len(self.columns) if self.marks is None else self.marks.count(0)
 
 
 class Slice(Struct, eq=False):
-    """Parts of one segment's columns, copied: the segment may grow while somebody else makes a run of them."""
+    """A copy of parts of the columns of a segment: the segment may grow while another thread makes a run of them."""
 
     columns: Columns  # the segment's, whose dictionaries only ever grow
     spans: list[tuple[int, int]]  # positions, ascending and apart
@@ -71,7 +71,7 @@ class Slice(Struct, eq=False):
         return cls(columns, spans, parts, copied)
 
     def run(self) -> Run:
-        """The run. May be called on any thread."""
+        """Return the run. Safe on any thread."""
         marks = _marks(self.spans)
         copied = self.copied
         ends = np.frombuffer(copied.offsets, np.uint32)
@@ -95,7 +95,7 @@ def encode(run: Run, *, topic_id: int, epoch: int) -> list[bytes]:
 
 
 def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:
-    """A run from its bytes, every checksum compared. Raises `Corrupt`; `source` says where the bytes came from."""
+    """Decode a run and compare every checksum. Raise `Corrupt`, which names `source` as the origin of the bytes."""
     view = memoryview(block)
     footer = codec.decode_footer(bytes(view[-codec.FOOTER_BYTES :]), path=source, file_bytes=len(view))
     sums, columns = codec.decode_index(bytes(view[footer.sums_at : footer.flags_at]), footer, path=source)
@@ -108,17 +108,17 @@ def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:
 
 
 def lines(run: Run, projection: Projection) -> bytes:
-    """The records as JSON lines."""
+    """Return the records as JSON lines."""
     if not projection.is_stored_form:
         run = project(run, projection)
     data = np.frombuffer(bytearray(run.data), np.uint8)
     ends = np.frombuffer(run.columns.offsets, np.uint32)[1:]
-    data[ends[ends > 0] - 1] = COMMA_TO_LINE  # the end of an empty place is that of the record before it
+    data[ends[ends > 0] - 1] = COMMA_TO_LINE  # an empty position ends where the record before it ends
     return data.tobytes()
 
 
 def project(run: Run, projection: Projection) -> Run:
-    """The same records in another form, one by one."""
+    """Return the same records in another form, rendered one by one."""
     columns, offsets, data, marks = run.columns, run.columns.offsets, run.data, run.marks
     parts = [
         b"" if marks is not None and marks[at] else render_without(

@@ -1,8 +1,8 @@
 """Sealed segments at run time: a run of records in a file.
 
-A sealed segment keeps nothing resident but a few numbers and, once they are known, its marks. Its columns are loaded
-when first needed and dropped again when others need the room; its data is read from the file. Neither is done where it
-would make the caller wait for a disk: `Cold` is raised then, see `cold.py`.
+A sealed segment keeps only a few numbers in memory and, once loaded, its marks. Its columns are loaded on demand and
+dropped when the cache needs the space. Its data is read from the file. A call that would have to wait for the disk
+raises `Cold` instead, see `cold.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from topics.storage.segments import codec
 from topics.storage.segments.cold import Cold, Need
 from topics.storage.segments.columns import Columns, runs
 from topics.storage.segments.marks import FEW, LIVE, Positions, marked_positions, pack_marks, put_marks
-from topics.storage.segments.segment import Damaged, Held, MemorySegment, Rendered, Segment
+from topics.storage.segments.segment import Damaged, HeldRange, MemorySegment, Rendered, Segment
 from topics.storage.segments.segment_cache import Loaded, Shelf
 
 LARGE_INDEX_BYTES = 4 << 20  # a larger index is decoded on a thread even if the page cache has it
-SMALL_INDEX_BYTES = 64 << 10  # a larger one is, where one of many segments is looked at
-SMALL_PART = 4  # a piece that is this many times smaller than the block it lies in is copied out of it
+SMALL_INDEX_BYTES = 64 << 10  # the same limit for `look`, which visits many segments
+SMALL_PART = 4  # a part this many times smaller than its block is copied, so that the block can be freed
 
 _FLAG_OF_MARK = bytes((codec.LIVE, codec.DELETED, codec.LOST)).ljust(256, b"\0")
 
@@ -38,7 +38,7 @@ log = logs.Log("segments")
 
 
 class Fetched:
-    """What was fetched for a read, and is found as long as it is held: bytes [start, stop) of the data, or a value."""
+    """The result of a fetch for a read: bytes [start, stop) of the data, or a value. It lasts as long as its hold."""
 
     __slots__ = ("__weakref__", "start", "stop", "value")
 
@@ -48,7 +48,7 @@ class Fetched:
         self.stop = stop
 
     def cut(self, start: int, stop: int) -> Rendered:
-        """The part [start, stop) of the data."""
+        """Return the part [start, stop) of the data."""
         if (start, stop) == (self.start, self.stop):
             found: Rendered = self.value
             return found
@@ -56,14 +56,14 @@ class Fetched:
 
 
 def _part(block: Rendered, low: int, high: int) -> Rendered:
-    """Without a copy if most of the block is wanted; else the block need not stay in memory for a small part of it."""
+    """Return a part of the block: a view of it, or a copy if the part is small, so that the block can be freed."""
     if (high - low) * SMALL_PART < len(block):
         return bytes(block[low:high])
     return memoryview(block)[low:high]
 
 
 class SealedSegment(Segment):
-    """A run in a file. The store writes marks through to the file, see `save_marks`."""
+    """A run of records in a file. The store writes new marks to the file, see `save_marks`."""
 
     __slots__ = (
         "_damage", "_fetched", "_file", "_held", "_loaded", "_marks_known", "_pending", "_shelf", "_unsaved",
@@ -91,21 +91,21 @@ class SealedSegment(Segment):
         self._shelf = shelf
         self._loaded: Loaded | None = None
         self._held: ref[Loaded] | None = None  # the columns, also while only a `Hold` keeps them in memory
-        self._fetched: dict[Hashable, ref[Fetched]] = {}  # what holds keep in memory of the rest
-        self.gone = False  # whether it was released: its file may be removed at any time
+        self._fetched: dict[Hashable, ref[Fetched]] = {}  # results of fetches that holds keep in memory
+        self.gone = False  # whether `release` was called: the file may be removed at any time
         self._file: File | None = None
-        self.file_in_use = False  # since the shelf last looked
-        self.cold = False  # whether the file lives in the cold folder
+        self.file_in_use = False  # whether a read used the file since the shelf last checked
+        self.cold = False  # whether the file is in the cold folder
         self._marks_known = live == footer.count and not pending
         self._pending = pending  # packed marks that a snapshot has and the file may lack
         self._unsaved: bytearray | None = None  # a byte per record: 1 if the file may lack its mark; None for no record
         if pending:
             self._note_unsaved(marked_positions(pending))
-        self._damage: Damaged | None = None  # found by a load elsewhere, told to the next reader here
+        self._damage: Damaged | None = None  # found by a load on another thread; the next read raises it
 
     @classmethod
     def adopt(cls, shelf: Shelf, path: str, footer: codec.Footer, was: MemorySegment) -> SealedSegment:
-        """The file-backed successor of a segment that was just written out; marks made meanwhile come along."""
+        """Return the sealed segment for a memory segment that was just written to a file, with the marks made since."""
         sealed = cls(shelf, path, footer, live=was.live, live_bytes=was.live_bytes)
         sealed._marks = was._marks
         sealed._marks_known = True
@@ -142,7 +142,7 @@ class SealedSegment(Segment):
 
     @property
     def resident(self) -> Loaded | None:
-        """The columns if they are in memory together with the marks. They stay there while this is referenced."""
+        """The columns, if they and the marks are in memory. They stay in memory while this object is referenced."""
         if not self._marks_known:
             return None
         return self._loaded or (None if self._held is None else self._held())
@@ -172,7 +172,7 @@ class SealedSegment(Segment):
 
     @property
     def marks_if_known(self) -> bytearray | None:
-        """Marks as far as they are in memory; those not loaded yet are all in the file, or still pending."""
+        """The marks that are in memory. Marks that are not loaded are in the file or pending."""
         if self._marks_known or not self._pending:
             return self._marks
         known = bytearray(self.count)
@@ -228,7 +228,7 @@ class SealedSegment(Segment):
             raise Cold([self.need(low, high)])
         return found
 
-    def read_held(self, low: int, high: int) -> Held | None:
+    def read_held(self, low: int, high: int) -> HeldRange | None:
         loaded = self.resident
         if loaded is None:
             return None
@@ -238,13 +238,13 @@ class SealedSegment(Segment):
             if found is not None and found.start <= start < found.stop:
                 upto = high if stop <= found.stop else bisect_right(offsets, found.stop, low, high) - 1
                 if upto > low:
-                    return Held(found.cut(start, offsets[upto]), upto, bisect_left(offsets, found.start))
+                    return HeldRange(found.cut(start, offsets[upto]), upto, bisect_left(offsets, found.start))
         return None
 
     def need(self, low: int, high: int, *, at_least_bytes: int = 0, max_bytes: int | None = None) -> Need:
-        """The data of [low, high): more where that has fewer than `at_least_bytes`, less past `max_bytes`."""
+        """Return the need for the data of [low, high), extended to `at_least_bytes` and limited to `max_bytes`."""
         loaded = self._loaded
-        if loaded is None:  # a guess: only the columns tell, and they come with the data
+        if loaded is None:  # an estimate: the columns have the exact size, and they are fetched with the data
             size_bytes = self.footer.data_bytes * (high - low) // self.count + self._index_bytes
         else:
             size_bytes = loaded.columns.offsets[high] - loaded.columns.offsets[low]
@@ -263,7 +263,7 @@ class SealedSegment(Segment):
             except OSError:
                 if not self.gone:
                     raise
-            return None  # the next read reports the damage, or does not meet the segment any more
+            return None  # the next read raises the damage, or the segment no longer exists
 
         return Need((self, key), size_bytes, load=load_safely, trim=self._shelf.trim)
 
@@ -279,7 +279,7 @@ class SealedSegment(Segment):
         return self.read(low, high)
 
     def check(self) -> None:
-        """Reads everything once and compares every checksum; raises `Corrupt` or `Damaged`."""
+        """Read everything once and compare every checksum. Raise `Corrupt` or `Damaged`."""
         loaded = self._load(wait=True)
         flags = self._open().pread(self.count, self.footer.flags_at)
         if bad := codec.damaged_flags(flags):
@@ -297,7 +297,7 @@ class SealedSegment(Segment):
         self._file, self.file_in_use = file, True
 
     def close_file(self) -> None:
-        self._file = None  # closed when its last reader lets go of it
+        self._file = None  # the last reader closes it
 
     def _open(self) -> File:
         file = self._file
@@ -307,24 +307,24 @@ class SealedSegment(Segment):
         return file
 
     def moved(self, path: str) -> None:
-        """The file now lives at `path`."""
+        """Note that the file was moved to `path`."""
         self._shelf.forget(self, moved_to=path)
 
     def release(self) -> None:
-        """The segment is gone: nothing of it stays in memory, and its file may go."""
+        """Free the memory of the segment, and let its file be removed."""
         self.gone = True
         self._shelf.drop(self)
         self._shelf.forget(self)
         self._shelf.retired.append(self.path)
 
-    # --- what holds keep
+    # --- results of fetches
 
     def _find(self, key: Hashable) -> Fetched | None:
         found = self._fetched.get(key)
         return None if found is None else found()
 
     def _keep(self, key: Hashable, fetched: Fetched) -> Fetched:
-        """Let reads find it under the key for as long as it is referenced."""
+        """Let reads find the result under the key while it is referenced."""
         known = self._fetched
 
         def forget(dead: ref[Fetched]) -> None:
@@ -335,7 +335,7 @@ class SealedSegment(Segment):
         return fetched
 
     def _fetch(self, low: int, high: int, at_least_bytes: int, max_bytes: int | None) -> object:
-        """Fetch data as `need` says, and the columns with it. Blocks."""
+        """Fetch the data that `need` describes, and the columns. Block until done."""
         loaded = self._load(wait=True)
         offsets = loaded.columns.offsets
         start = offsets[low]
@@ -387,21 +387,21 @@ class SealedSegment(Segment):
         return loaded
 
     def _load_marks(self, *, wait: bool) -> object:
-        """Take the marks from the file, and leave the columns there. They stay in memory."""
+        """Load the marks from the file without the columns. They stay in memory."""
         if self._damage is not None and self._damage.whole:
             raise self._damage
         file = self._open_or_lose()
         take = file.pread if wait else file.try_pread
         block = take(self.count, self.footer.flags_at)
         if block is not None and len(block) < self.count:
-            return self._load(wait=wait)  # the file was cut short: the index tells how much of it is left
+            return self._load(wait=wait)  # the file is truncated: the index says how much is left
         if block is None:
             raise Cold([self._need("marks", self.count, lambda: self._load_marks(wait=True))])
         self._learn_marks(bytes(block))
         return None
 
     def _learn_marks(self, flags: bytes) -> None:
-        """Take the marks from the flags of the file, once: from then on those in memory are newer."""
+        """Take the marks from the flags of the file, once: after that the marks in memory are newer."""
         with self._shelf.marks_lock:
             if self._marks_known:
                 return
@@ -421,7 +421,7 @@ class SealedSegment(Segment):
         return self.footer.flags_at - self.footer.sums_at + self.count
 
     def _index_block(self, *, wait: bool) -> bytes | None:
-        """Everything between data and footer; None if that would wait, or take long."""
+        """Return the bytes between data and footer; None if that would wait for the disk or take long."""
         size = self._index_bytes
         if not wait and size > LARGE_INDEX_BYTES:
             return None
@@ -432,7 +432,7 @@ class SealedSegment(Segment):
         return None if found is None else bytes(found)
 
     def _open_or_lose(self) -> File:
-        """The file. Raises `Damaged` if it is missing, unless its folder may be away for a while."""
+        """Return the open file. Raise `Damaged` if it is missing, except in the cold folder, which may be unmounted."""
         try:
             return self._open()
         except FileNotFoundError as missing:
@@ -441,14 +441,14 @@ class SealedSegment(Segment):
             raise Damaged(self, 0, self.count, Corrupt(self.path, 0, "the file is missing"), whole=True) from missing
 
     def _data(self, loaded: Loaded, start: int, stop: int, *, wait: bool) -> Rendered | None:
-        """Data bytes [start, stop), each chunk checked the first time it is read; None if that would wait."""
+        """Return the data bytes [start, stop), or None if that would wait. Check each chunk at its first read."""
         file = self._open()
         take = file.pread if wait else file.try_pread
         if loaded.has_verified(start, stop):
             found = take(stop - start, codec.HEADER_BYTES + start)
             if found is None or len(found) == stop - start:
                 return found
-            # Somebody cut the file short since it was checked: what is left of it has to be told from what is not.
+            # The file was truncated after the check: read it chunk by chunk to find out which records are left.
         first, last = start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES
         if loaded.damaged and (damaged := loaded.damaged.intersection(range(first, last + 1))):
             raise self._damaged(loaded, min(damaged))  # known already, and nothing of it has to be fetched again
@@ -468,7 +468,7 @@ class SealedSegment(Segment):
             loaded.verified[chunk] = 1
 
     def _damaged(self, loaded: Loaded, chunk: int) -> Damaged:
-        """The damage of a chunk, with all records that lie in it."""
+        """Return the damage of a chunk, with the range of all records in it."""
         start = chunk * codec.CHUNK_BYTES
         offsets = np.frombuffer(loaded.columns.offsets, np.uint32)
         low_at = int(np.searchsorted(offsets, start, "right")) - 1

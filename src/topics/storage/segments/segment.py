@@ -1,4 +1,4 @@
-"""Segments at run time: what all of them can tell, and the one that lives in memory. See `sealed.py` for files."""
+"""Segments at run time: their common interface, and the segment in memory. See `sealed.py` for segments in files."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from topics.storage.segments.cold import Need
 from topics.storage.segments.columns import Columns, growable
 from topics.storage.segments.marks import FEW, LIVE, Positions
 
-Rendered = bytes | memoryview  # of records: as they came from a file, without another copy, or out of memory
+Rendered = bytes | memoryview  # of records, from a file without another copy or from memory
 T = TypeVar("T")
 
 
 class Damaged(Exception):
-    """A range of a segment cannot be read back; `low` and `high` are positions in it, high exclusive.
+    """The records at positions [low, high) of a segment are unreadable.
 
-    `whole` says that not even the columns are there: nothing is known of the segment but its range of seqs.
+    `whole` is True if the columns are unreadable too: only the range of seqs of the segment is known then.
     """
 
     def __init__(self, segment: Segment, low: int, high: int, cause: Corrupt, *, whole: bool = False) -> None:
@@ -37,8 +37,8 @@ class Damaged(Exception):
         return self.whole or bool(np.any((positions >= self.low) & (positions < self.high)))
 
 
-class Held(NamedTuple):
-    """Records up to position `upto`, out of data that begins with the record at `first`."""
+class HeldRange(NamedTuple):
+    """The records up to position `upto`, cut out of fetched data that begins with the record at `first`."""
 
     data: Rendered
     upto: int
@@ -46,7 +46,7 @@ class Held(NamedTuple):
 
 
 class Segment:
-    """What is common: where the run lies in the topic, and which of its records are still live."""
+    """The common part: the seqs of the run, and which of its records are live."""
 
     __slots__ = ("_marks", "count", "first", "live", "live_bytes", "max_ts", "min_ts")
 
@@ -61,36 +61,36 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The seq after its last record."""
+        """The seq after the last record."""
         return self.first + self.count
 
-    columns: Columns  # of a sealed one: loaded when it is asked for
+    columns: Columns  # a sealed segment loads them on demand
 
     @property
     def marks(self) -> bytearray | None:
         return self._marks
 
     def read(self, low: int, high: int) -> Rendered:
-        """The rendered records at positions [low, high), a comma after each."""
+        """Return the rendered records at positions [low, high), with a comma after each."""
         raise NotImplementedError
 
     def lend(self, low: int, high: int) -> Rendered:
-        """The same for system calls and nobody else: where it lies in a file, if possible."""
+        """Return the same bytes from mapped memory, if possible. Only system calls may read them."""
         return self.read(low, high)
 
     def look(self, key: Hashable, compute: Callable[[Columns, bytearray | None], T]) -> T:
-        """What `compute` makes of the columns and marks. It may run on another thread, and its result may be kept.
+        """Return the result of `compute` on the columns and marks. It may run on another thread, and be kept.
 
-        For work on many segments: none of their columns has to stay in memory. The key names what is computed.
+        For work on many segments: their columns need not stay in memory. The key identifies the computation.
         """
         return compute(self.columns, self.marks)
 
-    def read_held(self, low: int, high: int) -> Held | None:
-        """As many of the records at [low, high), from the first on, as a hold has in memory; None for none of them."""
+    def read_held(self, low: int, high: int) -> HeldRange | None:
+        """Return the records from `low` on that a hold has in memory, at most up to `high`; None if there are none."""
         return None
 
     def need(self, low: int, high: int, *, at_least_bytes: int = 0, max_bytes: int | None = None) -> Need:
-        """The data of [low, high): more where that has fewer than `at_least_bytes`, less past `max_bytes`."""
+        """Return the need for the data of [low, high), extended to `at_least_bytes` and limited to `max_bytes`."""
         raise NotImplementedError
 
     def mark_deleted(self, low: int, taken: npt.NDArray[np.uint8], *, count: int, size_bytes: int) -> None:
@@ -111,22 +111,22 @@ class Segment:
         if marks is None:
             marks = self._marks = bytearray(self.count)
         if len(positions) > FEW:
-            gone, gone_bytes = self._mark_many(marks, np.unique(np.asarray(positions, np.intp)), value)
+            count, size_bytes = self._mark_many(marks, np.unique(np.asarray(positions, np.intp)), value)
         else:
-            gone, gone_bytes = self._mark_few(marks, positions, value)
-        self.live -= gone
-        self.live_bytes -= gone_bytes
-        return gone, gone_bytes
+            count, size_bytes = self._mark_few(marks, positions, value)
+        self.live -= count
+        self.live_bytes -= size_bytes
+        return count, size_bytes
 
     def _mark_few(self, marks: bytearray, positions: Sequence[int] | Positions, value: int) -> tuple[int, int]:
         offsets = self.columns.offsets
-        gone = gone_bytes = 0
+        count = size_bytes = 0
         for at in positions:
             if not marks[at]:
                 marks[at] = value
-                gone += 1
-                gone_bytes += offsets[at + 1] - offsets[at]
-        return gone, gone_bytes
+                count += 1
+                size_bytes += offsets[at + 1] - offsets[at]
+        return count, size_bytes
 
     def _mark_many(self, marks: bytearray, positions: Positions, value: int) -> tuple[int, int]:
         column = np.frombuffer(marks, np.uint8)
@@ -135,7 +135,7 @@ class Segment:
         return len(live), self.columns.size_of(live)
 
     def live_within(self, low: int, high: int) -> tuple[int, int]:
-        """How many records at [low, high) are live, and their bytes."""
+        """Return how many records at [low, high) are live, and their bytes."""
         offsets = self.columns.offsets
         size = offsets[high] - offsets[low]
         marks = self.marks
@@ -151,7 +151,7 @@ class Segment:
         return np.flatnonzero(np.frombuffer(marks, np.uint8)[low:high] == 0) + low
 
     def first_live(self, low: int) -> int:
-        """The first live position from `low` on; `count` if there is none."""
+        """Return the first live position from `low` on; `count` if there is none."""
         marks = self.marks
         if marks is None:
             return low
@@ -160,7 +160,7 @@ class Segment:
 
 
 class MemorySegment(Segment):
-    """A run held in memory: the open end of a topic, or all of it where there is no data directory."""
+    """A run in memory: the newest records of a topic, or all of them if there is no data directory."""
 
     __slots__ = ("columns", "opened_ms", "rendered")
 
@@ -176,9 +176,9 @@ class MemorySegment(Segment):
 
     @classmethod
     def from_bytes(cls, data: bytes, *, path: str, opened_ms: int, harmless: list[str] | None = None) -> MemorySegment:
-        """A segment as `segment.encode` wrote it, able to grow again. Raises `Corrupt`.
+        """Decode a segment that can grow again. Raise `Corrupt`.
 
-        Damage that costs no record is told in `harmless`.
+        Damage that loses no record is added to `harmless`.
         """
         footer = codec.decode_footer(data[-codec.FOOTER_BYTES :], path=path, file_bytes=len(data))
         sums, columns = codec.decode_index(data[footer.sums_at : footer.flags_at], footer, path=path)
@@ -200,7 +200,7 @@ class MemorySegment(Segment):
         return segment
 
     def grew(self, blob: bytes, n: int, ts: int) -> None:
-        """Accounts for `n` records that `columns.extend` has taken up."""
+        """Count `n` records that `columns.extend` has added."""
         self.rendered += blob
         if not self.count:
             self.min_ts = ts

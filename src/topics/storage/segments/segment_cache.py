@@ -1,4 +1,4 @@
-"""Open files and loaded columns of sealed segments: caches with a bound, the oldest given up first."""
+"""Bounded caches of the open files and loaded columns of sealed segments. The oldest entries are dropped first."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Loaded:
     def __init__(self, sums: memoryview, columns: Columns, size_bytes: int) -> None:
         self.sums = sums
         self.columns = columns
-        self.verified = bytearray(len(sums))  # a byte a chunk
+        self.verified = bytearray(len(sums))  # one byte per chunk
         self.damaged: set[int] = set()  # chunks that did not match their checksum
         self._all_verified = False
         self.size_bytes = size_bytes
 
     def has_verified(self, start: int, stop: int) -> bool:
-        """Whether all chunks of the data bytes [start, stop) were compared with their checksums."""
+        """Return whether all chunks of the data bytes [start, stop) were compared with their checksums."""
         if self._all_verified:
             return True
         if self.verified.find(0, start // codec.CHUNK_BYTES, max(start, stop - 1) // codec.CHUNK_BYTES + 1) >= 0:
@@ -41,10 +41,10 @@ class Loaded:
 
 
 class Shelf:
-    """What sealed segments share.
+    """The caches that all sealed segments share.
 
-    Pool threads add to it, so there are locks. Columns are given up only by `trim`, on the thread that reads: a reader
-    that has just looked at the columns of a segment finds them there when it looks again.
+    Pool threads add to them, so there are locks. Only `trim` drops columns, on the thread that reads: the columns of a
+    segment stay in memory between two accesses of one read.
     """
 
     def __init__(self, fs: Fs, *, columns_bytes: int = 256 << 20, open_files: int = OPEN_FILES) -> None:
@@ -56,13 +56,13 @@ class Shelf:
         self._loaded: OrderedDict[SealedSegment, int] = OrderedDict()
         self._loaded_lock = Lock()
         self._held_bytes = 0
-        self.marks_lock = Lock()  # the flags of a segment are taken from its file once
-        self.retired: list[str] = []  # files that no topic needs any more
+        self.marks_lock = Lock()  # held while a segment takes its marks from its file
+        self.retired: list[str] = []  # files that no topic needs
 
     def open(self, segment: SealedSegment) -> File:
-        """Its file, for the segment to keep until it is told to `close_file`.
+        """Open the file of the segment, which keeps it until the cache calls `close_file`.
 
-        Reads keep no order of use: a file that was used since it was last looked at is spared once.
+        The cache has no order of use. It spares a file once that was used since the last check.
         """
         with self._files_lock:
             try:
@@ -86,7 +86,7 @@ class Shelf:
                 other.close_file()
 
     def forget(self, segment: SealedSegment, moved_to: str | None = None) -> None:
-        """Its file is gone, or another one, or elsewhere: whoever needs it next opens it anew."""
+        """Close the file of the segment, because it was removed, replaced or moved. The next read opens it again."""
         with self._files_lock:
             self._files.pop(segment, None)
             segment.close_file()
@@ -94,13 +94,13 @@ class Shelf:
                 segment.path = moved_to
 
     def keep(self, segment: SealedSegment, size_bytes: int) -> None:
-        """The segment has loaded its columns. Call `trim` where columns of others may be given up for them."""
+        """Count the loaded columns of the segment. Call `trim` when columns of other segments may be dropped."""
         with self._loaded_lock:
             self._held_bytes += size_bytes - self._loaded.pop(segment, 0)
             self._loaded[segment] = size_bytes
 
     def trim(self) -> None:
-        """Give up the columns that were loaded first until the rest fits; never those that were loaded last."""
+        """Drop the oldest columns until the rest fits, but never the newest."""
         with self._loaded_lock:
             while self._held_bytes > self._columns_bytes and len(self._loaded) > 1:
                 other, freed = self._loaded.popitem(last=False)

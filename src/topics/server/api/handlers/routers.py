@@ -125,7 +125,7 @@ def _preview(services: Services, call: Call, wanted: PreviewRequest) -> Steps[An
     match = parse_filter(wanted.filter)
     if wanted.source is None:
         router = services.engine.routers.get(name)
-        source = router.feed.source
+        source = router.edge.source
         match = match or router.config.filter
     else:
         check_topic(wanted.source, field="source")
@@ -150,11 +150,11 @@ def _preview(services: Services, call: Call, wanted: PreviewRequest) -> Steps[An
 
 
 def _fields(router: Router) -> dict[str, Any]:
-    config, feed = router.config, router.feed
+    config, edge = router.config, router.edge
     return {
         "router": router.name,
-        "source": feed.source.name,
-        "dest": feed.dest.name,
+        "source": edge.source.name,
+        "dest": edge.dest.name,
         "preserve_node": config.preserve_node,
         "preserve_tag": config.preserve_tag,
         "filter": None if config.filter is None else config.filter.wire(),
@@ -163,18 +163,18 @@ def _fields(router: Router) -> dict[str, Any]:
         "forwarded_total": router.forwarded_total,
         "cursor": router.cursor,
         "lag": router.lag,
-        "last_error": feed.last_error,
+        "last_error": edge.last_error,
     }
 
 
 def _summary(router: Router) -> RouterSummary:
     return RouterSummary(
         router=router.name,
-        source=router.feed.source.name,
-        dest=router.feed.dest.name,
+        source=router.edge.source.name,
+        dest=router.edge.dest.name,
         guarantee=router.config.guarantee,
         forwarded_total=router.forwarded_total,
         cursor=router.cursor,
         lag=router.lag,
-        last_error=router.feed.last_error,
+        last_error=router.edge.last_error,
     )

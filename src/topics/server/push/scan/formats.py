@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import msgspec
 
 from topics.engine.read.read import Tombstone
-from topics.engine.read.scan import Step
+from topics.engine.read.scan import ScanStep
 from topics.errors import Code, TopicsError
 from topics.model.records import Projection
 from topics.server.http.messages import Request
@@ -49,14 +49,14 @@ class ScanFormat(Protocol):
 
     content_type: bytes
 
-    def records(self, run: Run, step: Step) -> list[bytes]: ...
+    def records(self, run: Run, step: ScanStep) -> list[bytes]: ...
 
-    def tombstone(self, gap: Tombstone, step: Step) -> list[bytes]: ...
+    def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]: ...
 
     def progress(self, next_from_seq: int) -> list[bytes]:
         """Encode the position after a long range without matches: a reader that is cut off may continue there."""
 
-    def end(self, step: Step) -> list[bytes]: ...
+    def end(self, step: ScanStep) -> list[bytes]: ...
 
     def error(self, error: TopicsError) -> list[bytes]: ...
 
@@ -75,7 +75,7 @@ def format_for(request: Request, projection: Projection, topic: str) -> ScanForm
     raise TopicsError(Code.NOT_ACCEPTABLE, f"a scan is answered as one of {names}")
 
 
-def encode(form: ScanFormat, step: Step) -> bytes:
+def encode(form: ScanFormat, step: ScanStep) -> bytes:
     """Return the bytes of a step. Runs on a pool thread: the data of a step does not change any more."""
     parts: list[bytes] = []
     if step.tombstone is not None:
@@ -95,16 +95,16 @@ class NdjsonFormat:
     def __init__(self, projection: Projection) -> None:
         self._projection = projection
 
-    def records(self, run: Run, step: Step) -> list[bytes]:
+    def records(self, run: Run, step: ScanStep) -> list[bytes]:
         return [runs.lines(run, self._projection)]
 
-    def tombstone(self, gap: Tombstone, step: Step) -> list[bytes]:
+    def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]:
         return [_encode(_tombstone(gap, step)), b"\n"]
 
     def progress(self, next_from_seq: int) -> list[bytes]:
         return []  # every line is a record, a tombstone or the end
 
-    def end(self, step: Step) -> list[bytes]:
+    def end(self, step: ScanStep) -> list[bytes]:
         return [_encode(_end(step)), b"\n"]
 
     def error(self, error: TopicsError) -> list[bytes]:
@@ -119,19 +119,19 @@ class SegmentFormat:
     def __init__(self, projection: Projection) -> None:
         self._projection = Projection(meta=projection.meta)
 
-    def records(self, run: Run, step: Step) -> list[bytes]:
+    def records(self, run: Run, step: ScanStep) -> list[bytes]:
         if not self._projection.is_stored_form and run.columns.metas is not None:
             run = runs.project(run, self._projection)
         parts = runs.encode(run, topic_id=step.topic.topic_id, epoch=step.topic.epoch)
         return [_head(sum(map(len, parts)), RECORDS), *parts]
 
-    def tombstone(self, gap: Tombstone, step: Step) -> list[bytes]:
+    def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]:
         return self._control(_tombstone(gap, step))
 
     def progress(self, next_from_seq: int) -> list[bytes]:
         return self._control({"at": {"next_from_seq": next_from_seq}})
 
-    def end(self, step: Step) -> list[bytes]:
+    def end(self, step: ScanStep) -> list[bytes]:
         return self._control(_end(step))
 
     def error(self, error: TopicsError) -> list[bytes]:
@@ -153,18 +153,18 @@ class ArrowFormat:
         self._meta = projection.meta
         self._topic = topic
 
-    def records(self, run: Run, step: Step) -> list[bytes]:
+    def records(self, run: Run, step: ScanStep) -> list[bytes]:
         self._stream.write(self._arrow.record_batch(run, self._topic, meta=self._meta))
         return [self._stream.take()]
 
-    def tombstone(self, gap: Tombstone, step: Step) -> list[bytes]:
+    def tombstone(self, gap: Tombstone, step: ScanStep) -> list[bytes]:
         self._stream.write(self._arrow.gap_batch(self._topic, gap.gap_from, gap.gap_to, gap.reason))
         return [self._stream.take()]
 
     def progress(self, next_from_seq: int) -> list[bytes]:
         return []
 
-    def end(self, step: Step) -> list[bytes]:
+    def end(self, step: ScanStep) -> list[bytes]:
         self._stream.note("end", _end(step)["end"])
         self._stream.close()
         return [self._stream.take()]
@@ -202,11 +202,11 @@ def _head(size_bytes: int, kind: int) -> bytes:
     return size_bytes.to_bytes(4, "little") + kind.to_bytes(4, "little")
 
 
-def _tombstone(gap: Tombstone, step: Step) -> dict[str, Any]:
+def _tombstone(gap: Tombstone, step: ScanStep) -> dict[str, Any]:
     return {"tombstone": msgspec.structs.asdict(gap) | {"epoch": step.topic.epoch}}
 
 
-def _end(step: Step) -> dict[str, Any]:
+def _end(step: ScanStep) -> dict[str, Any]:
     topic = step.topic
     positions = {"next_from_seq": step.next_from_seq, "head_seq": topic.head, "earliest_seq": topic.earliest}
     return {"end": positions | {"epoch": topic.epoch}}

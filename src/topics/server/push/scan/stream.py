@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from topics import logs
-from topics.engine.read.scan import SLICE_BYTES, Scan, Step
+from topics.engine.read.scan import SLICE_BYTES, Scan, ScanStep
 from topics.errors import Code, TopicsError
 from topics.server.http.messages import Response, Sink, Stream
 from topics.server.limits.budget import STREAMS
@@ -124,11 +124,11 @@ class ScanStream(Stream):
         else:
             self._continue()
 
-    def _encode(self, step: Step) -> bytes:
+    def _encode(self, step: ScanStep) -> bytes:
         """Return the bytes of a slice, or nothing if the client has left meanwhile. Runs on a pool thread."""
         return b"" if self._sink is None else formats.encode(self._form, step)
 
-    def _encoded(self, step: Step, data: bytes) -> None:
+    def _encoded(self, step: ScanStep, data: bytes) -> None:
         sink = self._sink
         if sink is None:
             return
