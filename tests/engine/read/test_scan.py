@@ -10,7 +10,7 @@ from tests.engine.harness import Sealer, append, delete, open_engine, read, reco
 from tests.engine.test_histories import HISTORIES, LONG, Pair, Turn, matches, run
 from topics.engine.engine import Engine
 from topics.engine.read.read import Query, Tombstone
-from topics.engine.read.scan import Scan, Step
+from topics.engine.read.scan import Scan, ScanStep
 from topics.model.records import STORED_FORM, Projection, TagMatch
 from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
@@ -21,7 +21,7 @@ TAGGED = Projection(tags=True)
 
 def steps(
     engine: Engine, name: str, *, upto_seq: int | None = None, slice_bytes: int = 200, **query: Any
-) -> list[Step]:
+) -> list[ScanStep]:
     scan = Scan(Query(**query), upto_seq=upto_seq, slice_bytes=slice_bytes)
     found = []
     while True:
@@ -30,7 +30,7 @@ def steps(
             return found
 
 
-def events_of(found: list[Step]) -> list[bytes | tuple[int, int, str]]:
+def events_of(found: list[ScanStep]) -> list[bytes | tuple[int, int, str]]:
     """Records as lines, with their tags, and losses, in order; each run once to bytes and back."""
     events: list[bytes | tuple[int, int, str]] = []
     for step in found:
@@ -62,7 +62,7 @@ def paged(engine: Engine, name: str, **query: Any) -> list[bytes | tuple[int, in
             return events
 
 
-def seqs(found: list[Step]) -> list[int]:
+def seqs(found: list[ScanStep]) -> list[int]:
     return [msgspec.json.decode(line)["$seq"] for line in events_of(found) if isinstance(line, bytes)]
 
 
