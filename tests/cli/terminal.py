@@ -102,12 +102,14 @@ class Running:
 class Terminal:
     """A command on a pseudo-terminal."""
 
-    def __init__(self, cli: Cli, *words: str, columns: int = 120, rows: int = 40, **env: str) -> None:
+    def __init__(
+        self, cli: Cli, *words: str, columns: int = 120, rows: int = 40, program: str = TOPICS, **env: str
+    ) -> None:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.seen = ""
         self._process = subprocess.Popen(
-            [TOPICS, *words], env=cli.env | env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            [program, *words], env=cli.env | env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
             preexec_fn=_own_terminal,
         )  # fmt: skip
         os.close(slave)

@@ -35,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] and words[0] in VERSION_FLAGS:
         return version.print_version()
+    if words[:1] == ["complete-line"] and len(words) == 3:  # called by the scripts of `topics completion`
+        from topics.cli.completion.candidates import print_candidates
+
+        return print_candidates(words[1], words[2])
     if not words or words[0] in HELP_FLAGS or words[0] not in tree.ROWS:
         return _help(words)
     return _run(_settings_if_meant(words))

@@ -50,7 +50,10 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("sql", "sql", "query topics and lakes with SQL"),
         Row("pipeline", "pipeline", "run bulk jobs over topics, with Spark"),
     ),
-    "This command": (Row("version", "version", "print the version"),),
+    "This command": (
+        Row("completion", "completion.scripts", "print the completion script of a shell"),
+        Row("version", "version", "print the version"),
+    ),
 }
 
 ROWS = {row.name: row for rows in GROUPS.values() for row in rows}

@@ -26,8 +26,9 @@ LONGEST_PAUSE_S = 2.0
 class Server:
     """The server of a command. Not thread-safe: each thread needs its own."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.target = target
+        self._timeout_s = timeout_s
         parts = urlsplit(target.url)
         self._secure = parts.scheme == "https"
         self._host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path
@@ -87,7 +88,7 @@ class Server:
             if cursor is None:
                 return
 
-    def stream(self, request: Request, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Iterator[bytes]:
+    def stream(self, request: Request, *, timeout_s: float | None = None) -> Iterator[bytes]:
         """Yield the chunks of an answer as they arrive, on a connection of its own."""
         connection = self._connect()
         try:
@@ -123,7 +124,7 @@ class Server:
 
     def _connect(self) -> http.client.HTTPConnection:
         make = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = make(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+        connection = make(self._host, self._port, timeout=min(CONNECT_TIMEOUT_S, self._timeout_s))
         try:
             connection.connect()
         except OSError as error:
@@ -132,9 +133,9 @@ class Server:
         return connection
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, request: Request, *, timeout_s: float = ANSWER_TIMEOUT_S
+        self, connection: http.client.HTTPConnection, request: Request, *, timeout_s: float | None = None
     ) -> http.client.HTTPResponse:
-        connection.sock.settimeout(timeout_s + request.wait_ms / 1000)
+        connection.sock.settimeout((timeout_s or self._timeout_s) + request.wait_ms / 1000)
         headers = {"accept": request.accept}
         body = request.encoded()
         if body is not None:

@@ -1,0 +1,119 @@
+"""The candidates for a command line: commands, options, choices, and names that the server knows."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+
+from topics.cli import tree
+from topics.cli.completion import names
+
+BREAKS = ":="  # bash replaces only what follows the last of these in a word
+
+
+def print_candidates(shell: str, line: str) -> int:
+    """Print the words that can stand at the end of a line. Print nothing if anything is wrong: a shell waits."""
+    words = _split(line)
+    if len(words) < 2:
+        return 0
+    current = words[-1]
+    found = sorted({one for one in _candidates(words[1:]) if one.startswith(current)})
+    cut = max(current.rfind(sign) for sign in BREAKS) + 1 if shell == "bash" else 0
+    # One candidate is complete: bash then adds a space by itself.
+    sys.stdout.write("".join(f"{one[cut:]}\n" for one in found))
+    return 0
+
+
+def _split(line: str) -> list[str]:
+    """Split a line as a shell would. The last word is the one to complete; it may be empty or have an open quote."""
+    for closing in ("", '"', "'"):
+        try:
+            words = shlex.split(line + closing)
+        except ValueError:
+            continue
+        if not closing and (not line or line[-1].isspace()):
+            words.append("")
+        return words
+    return []
+
+
+def _candidates(words: Sequence[str]) -> Iterator[str]:
+    """Yield what can stand in the place of the last word."""
+    *before, current = words
+    if not before:
+        yield from (["--help", "--version"] if current.startswith("-") else tree.ROWS)
+        return
+    if before[0] not in tree.ROWS:
+        return
+    from topics.cli.main import build_parser
+
+    parser, rest = build_parser([before[0]]), list(before)
+    while (group := _group(parser)) is not None:
+        if not rest:
+            yield from group.choices
+            return
+        if rest[0] not in group.choices:
+            return
+        parser = group.choices[rest.pop(0)]
+    yield from _arguments(parser, rest, current)
+
+
+def _group(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser] | None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return action
+    return None
+
+
+def _arguments(parser: argparse.ArgumentParser, before: list[str], current: str) -> Iterator[str]:
+    """Yield options, or the values of the option or argument that comes next."""
+    waiting, positionals = _place(parser, before)
+    if waiting is None and current.startswith("-"):
+        yield from (flag for flag in parser._option_string_actions if len(flag) > 2 or len(current) < 2)
+        return
+    action = waiting if waiting is not None else _positional(parser, positionals)
+    if action is None:
+        return
+    if action.choices is not None:
+        yield from map(str, action.choices)
+    kind = getattr(action, "completes", None)
+    if kind is not None:
+        yield from names.known(kind, _options(parser, before), os.environ)
+
+
+def _place(parser: argparse.ArgumentParser, before: list[str]) -> tuple[argparse.Action | None, int]:
+    """Return the option that waits for a value, if one does, and the number of arguments so far."""
+    waiting, positionals = None, 0
+    for word in before:
+        if waiting is not None:
+            waiting = None
+        elif word.startswith("-") and len(word) > 1:
+            action = parser._option_string_actions.get(word)
+            waiting = action if action is not None and action.nargs != 0 else None
+        else:
+            positionals += 1
+    return waiting, positionals
+
+
+def _positional(parser: argparse.ArgumentParser, number: int) -> argparse.Action | None:
+    """Return the argument at a place. The last one may repeat."""
+    actions = parser._get_positional_actions()
+    if number < len(actions):
+        return actions[number]
+    return actions[-1] if actions and actions[-1].nargs in ("+", "*") else None
+
+
+def _options(parser: argparse.ArgumentParser, before: list[str]) -> dict[str, str]:
+    """Return the values of the options on the line so far, by their names in the parser."""
+    found: dict[str, str] = {}
+    for at, word in enumerate(before):
+        flag, sign, value = word.partition("=")
+        action = parser._option_string_actions.get(flag)
+        if action is not None and action.nargs != 0:
+            text = value if sign else before[at + 1] if at + 1 < len(before) else None
+            if text is not None:
+                found[action.dest] = text
+    return found

@@ -1,0 +1,65 @@
+"""`topics completion SHELL`: print the script that a shell loads to complete `topics`.
+
+The scripts are short: they pass the line up to the cursor to `topics complete-line`, which prints the candidates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+BASH = """\
+# Completion of `topics` for bash. Load it with: source <(topics completion bash)
+_topics_complete() {
+  local line
+  COMPREPLY=()
+  while IFS= read -r line; do
+    COMPREPLY+=("$line")
+  done < <("${COMP_WORDS[0]}" complete-line bash "${COMP_LINE:0:COMP_POINT}" 2>/dev/null)
+}
+complete -o default -o bashdefault -F _topics_complete topics
+"""
+
+ZSH = """\
+#compdef topics
+# Completion of `topics` for zsh. Load it with: source <(topics completion zsh)
+_topics_complete() {
+  local -a found
+  found=("${(@f)$(topics complete-line zsh "${BUFFER[1,CURSOR]}" 2>/dev/null)}")
+  if [[ -n "${found[*]}" ]]; then
+    compadd -- "${found[@]}"
+  else
+    _files
+  fi
+}
+compdef _topics_complete topics
+"""
+
+FISH = """\
+# Completion of `topics` for fish. Load it with: topics completion fish | source
+function __topics_complete
+    topics complete-line fish (commandline --cut-at-cursor) 2>/dev/null
+end
+complete --command topics --arguments '(__topics_complete)'
+"""
+
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "print the completion script of a shell"
+    parser = subparsers.add_parser(
+        "completion", help=text, description=f"{text.capitalize()}. It completes commands, options and topic names.",
+        epilog="load it now, or in the start file of the shell:\n"
+        "  source <(topics completion bash)        # ~/.bashrc\n"
+        "  source <(topics completion zsh)         # ~/.zshrc, after compinit\n"
+        "  topics completion fish | source         # ~/.config/fish/config.fish",
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("shell", choices=SCRIPTS, metavar="SHELL", help="bash, zsh or fish")
+    parser.set_defaults(execute=_print)
+
+
+def _print(args: argparse.Namespace) -> int:
+    sys.stdout.write(SCRIPTS[args.shell])
+    return 0
