@@ -201,3 +201,26 @@ def test_the_server_s_byte_quota_counts_all_topics():
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "a\n", "é", "x" * 256])
 def test_a_write_to_a_name_that_is_none_is_refused(name):
     assert refused(lambda: open_engine().append(name, write())) is Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("node", ["p7", "", "n" * 40, 'quoted " name', "ü" * 20])
+@pytest.mark.parametrize("tag", [None, "red", "t" * 100])
+def test_single_record_with_a_node_is_stored_like_one_of_a_batch(node: str, tag: str | None):
+    """One record with a node has a fast path, which must not differ."""
+    alone, together = open_engine(), open_engine()
+    append(alone, "t", record('{"a":1}', tag=tag), node=node)
+    append(together, "t", record('{"a":1}', tag=tag), record("2"), node=node)
+    assert read(alone, "t", limit=1).parts == read(together, "t", limit=1).parts
+    assert [one.columns.node_at(0) for one in (alone.topic("t").open, together.topic("t").open)] == [node] * 2
+    assert [one.columns.tag_at(0) for one in (alone.topic("t").open, together.topic("t").open)] == [tag] * 2
+
+
+def test_single_record_with_a_node_is_checked_like_one_of_a_batch():
+    engine = open_engine(limits=Limits(max_node_bytes=4, max_record_bytes=100))
+    for fields in ({"node": "n" * 5}, {"node": "ü" * 3}):
+        with pytest.raises(TopicsError):
+            append(engine, "t", record("1"), **fields)
+    with pytest.raises(TopicsError):
+        append(engine, "t", record(f'"{"x" * 100}"'), node="n")
+    append(engine, "t", record('{"a":\n1}'), node="n")
+    assert b"\n" not in bytes(engine.topic("t").open.rendered)

@@ -18,6 +18,7 @@ class Growth:
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self._grown: dict[Topic, None] = {}
+        self.then: Callable[[], None] | None = None  # called after the listeners of all topics that grew in a turn
 
     def wait(self, topic: Topic, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` once, when the topic has grown or is dropped. Return a function that cancels this."""
@@ -52,3 +53,5 @@ class Growth:
                     call()
                 except Exception as error:  # a listener that fails must not cost the others their notification
                     events.failure("listener_failed", error, topic=topic.name)
+        if self.then is not None:
+            self.then()

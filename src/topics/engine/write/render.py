@@ -42,7 +42,27 @@ def render(request: WriteRequest, topic_id: int, first: int, ts: int, limits: Li
                 tags = None if tag is None else (tag,)
                 key = request.idempotency_key
                 return Append(topic_id, first, ts, (len(row),), row, tags, None, None, key, None, key is None)
+        elif (
+            request.node is not None and (entry := _render_with_node(request, topic_id, first, ts, limits)) is not None
+        ):
+            return entry
     return _render_batch(request, n, topic_id, first, ts, limits)
+
+
+def _render_with_node(request: WriteRequest, topic_id: int, first: int, ts: int, limits: Limits) -> Append | None:
+    """Return the entry for one record with a node, and a tag at most; None if `_render_batch` must check it."""
+    node, record = request.node, request.records[0]
+    assert node is not None
+    tag = record.tag
+    if len(node) * 4 > limits.max_node_bytes or (tag is not None and len(tag) * 4 > limits.max_tag_bytes):
+        return None
+    if type(request) is not PlainWriteRequest and not _is_plain(record):
+        return None
+    row = record_bytes.write(first, ts, node_part(node), record.data, b"")
+    if LF in row or CR in row or len(row) > limits.max_record_bytes:
+        return None
+    tags = None if tag is None else (tag,)
+    return Append(topic_id, first, ts, (len(row),), row, tags, node, None, request.idempotency_key)
 
 
 def _is_plain(record: NewRecord) -> bool:

@@ -43,6 +43,7 @@ class Dispatcher:
         self._ready: dict[FanOut, None] = {}
         self._scheduled = False
         throttle.listeners.append(self.serve_paused)
+        runtime.engine.staging.growth.then = self._serve_grown
 
     # --- for watchers
 
@@ -76,6 +77,12 @@ class Dispatcher:
 
     def topic_grew(self, topic: Topic) -> None:
         """Mark the topic. All marked topics are served together at the end of the turn."""
+        self.mark(topic)
+        if self._ready and not self._scheduled:
+            self._schedule()
+
+    def mark(self, topic: Topic) -> None:
+        """Mark the topic, which grew or was deleted. The engine calls `_serve_grown` after the last topic of a turn."""
         fan_out = self._fan_outs.get(topic)
         if fan_out is None:
             return
@@ -85,8 +92,14 @@ class Dispatcher:
         self._ready[fan_out] = None
         if topic.waits_since_ms is None:
             topic.waits_since_ms = self._runtime.clock.now_ms()
-        if not self._scheduled:
-            self._schedule()
+
+    def _serve_grown(self) -> None:
+        """Serve the marked topics now, without another turn of the loop."""
+        if self._ready and not self._scheduled:
+            if self._throttle.pressed:
+                self._schedule()
+            else:
+                self._turn()
 
     def remove(self, fan_out: FanOut) -> None:
         """Remove a fan-out without subscriptions."""

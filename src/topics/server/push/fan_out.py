@@ -33,6 +33,9 @@ class FanOutOwner(Protocol):
     def topic_grew(self, topic: Topic) -> None:
         """Serve the topic at the end of the turn."""
 
+    def mark(self, topic: Topic) -> None:
+        """Serve the topic after the listeners of all topics that grew in this turn."""
+
     def serve_now(self, fan_out: FanOut) -> None:
         """Serve the topic out of turn."""
 
@@ -61,7 +64,7 @@ class FanOut:
         self._loading = NOT_LOADING
         self._reload: asyncio.TimerHandle | None = None  # set after a read from the disk has failed
         self._syncing = False
-        self._unlisten = runtime.engine.listen(topic, owner.topic_grew)
+        self._unlisten = runtime.engine.listen(topic, owner.mark)
 
     # --- subscriptions
 
@@ -167,11 +170,14 @@ class FanOut:
             return
         self._remove_full(group)
         group.seq = frame.next_seq
+        written = frame.by_node if group.has_nodes else {}
         for subscription in group.members:
-            nodes = subscription.view.nodes
-            own = frame if nodes is None else frame.without(nodes)
-            if own.count:
-                subscription.watcher.push(subscription, own)  # type: ignore[union-attr]
+            own, nodes = frame, subscription.nodes
+            if nodes is not None and not nodes.isdisjoint(written):
+                own = frame.without(nodes)
+                if not own.count:
+                    continue
+            subscription.watcher.push(subscription, own)  # type: ignore[union-attr]
 
     def _remove_full(self, group: TailGroup) -> None:
         for subscription in [one for one in group.members if one.watcher.full]:  # type: ignore[union-attr]
@@ -234,6 +240,7 @@ class FanOut:
             group = self.groups[view] = TailGroup(view, subscription.seq)
         if group.seq == subscription.seq:
             del self.behind[subscription]
+            group.has_nodes = group.has_nodes or subscription.nodes is not None
             subscription.group = group
             group.members[subscription] = None
 

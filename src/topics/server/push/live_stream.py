@@ -24,8 +24,8 @@ class LiveConnection(Stream):
     """`open` is true between `begin` and the first step of the end. Subclasses override the hooks below."""
 
     __slots__ = (
-        "_heartbeat_s", "_heartbeat_timer", "_last_sent", "_release", "_sink", "_slow_timer", "full", "full_since",
-        "head", "open", "runtime",
+        "_heartbeat_s", "_heartbeat_timer", "_last_sent", "_release", "_sink", "_slow_timer", "_time", "full",
+        "full_since", "head", "open", "runtime",
     )  # fmt: skip
 
     high_water_bytes = HIGH_WATER_BYTES
@@ -33,6 +33,7 @@ class LiveConnection(Stream):
     def __init__(self, runtime: Runtime, head: Response, *, release: Callable[[], None], heartbeat_ms: int) -> None:
         super().__init__(head)
         self.runtime = runtime
+        self._time = runtime.loop.time
         self.open = False
         self.full = False  # the connection holds all it may: send nothing
         self.full_since = 0.0
@@ -66,7 +67,7 @@ class LiveConnection(Stream):
         sink = self._sink
         if sink is None or not self.open:
             return False
-        self._last_sent = self.runtime.loop.time()
+        self._last_sent = self._time()
         if sink.write(data):
             return True
         self._filled()

@@ -46,8 +46,8 @@ class RenderedFrame:
     """
 
     __slots__ = (
-        "_by_node", "_cursor", "_end", "_others", "_pieces", "_records", "_single", "_socket", "_spans", "_start",
-        "count", "from_seq", "next_seq", "tombstone", "topic",
+        "_by_node", "_cursor", "_end", "_others", "_pieces", "_records", "_single", "_spans", "_start", "count",
+        "from_seq", "next_seq", "socket_frame", "tombstone", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, *, from_seq: int, next_seq: int, tombstone: Tombstone | None) -> None:
@@ -63,7 +63,7 @@ class RenderedFrame:
         self._others: dict[frozenset[str], RenderedFrame] = {}
         self._cursor: bytes | None = None
         self._single: bytes | None = None
-        self._socket: bytes | None = None
+        self.socket_frame: bytes | None = None  # the result of `socket`, once it was called
 
     def fill(self, reading: Reading, projection: Projection) -> None:
         """Take the records that were read in their stored form, and render them as `projection` has them."""
@@ -81,14 +81,19 @@ class RenderedFrame:
 
     def without(self, nodes: frozenset[str]) -> RenderedFrame:
         """Return the frame without the records of `nodes`: this one if it has none of them."""
-        if self._pieces is None:
-            self._cut(STORED_FORM)
-        if nodes.isdisjoint(self._by_node) or not self.topic.config.dedupe_node:
+        if nodes.isdisjoint(self.by_node) or not self.topic.config.dedupe_node:
             return self
         found = self._others.get(nodes)
         if found is None:
             found = self._others[nodes] = self._without(nodes)
         return found
+
+    @property
+    def by_node(self) -> dict[str, list[int]]:
+        """The nodes that wrote the records, each with the positions of its records in the frame."""
+        if self._pieces is None:
+            self._cut(STORED_FORM)
+        return self._by_node
 
     def _without(self, nodes: frozenset[str]) -> RenderedFrame:
         pieces, by_node = self._pieces, self._by_node
@@ -146,11 +151,11 @@ class RenderedFrame:
 
     def socket(self, head: Callable[[int], bytes]) -> bytes:
         """Return the WebSocket frame; `head` makes the head of a frame of so many bytes."""
-        if self._socket is None:
+        if self.socket_frame is None:
             start = b'{"op":"%b",%b' % (Event.RECORD.op, self._start[1:])
             size_bytes = len(start) + len(self._records) + len(self._end)
-            self._socket = b"".join((head(size_bytes), start, self._records, self._end))
-        return self._socket
+            self.socket_frame = b"".join((head(size_bytes), start, self._records, self._end))
+        return self.socket_frame
 
 
 def socket_payload(event: Event, data: bytes) -> bytes:

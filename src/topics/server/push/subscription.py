@@ -34,13 +34,18 @@ class Subscription:
     """One topic of one watcher. Between connections it only keeps the position of its reader."""
 
     __slots__ = (
+<<<<<<< HEAD
         "caught_up", "consumer", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "number", "seq", "stale",
+=======
+        "caught_up", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "nodes", "number", "seq", "stale",
+>>>>>>> 0559b6d (Deliver in the turn in which topics grew, and render a record with a node on the fast path)
         "start", "topic", "view", "watcher",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, view: View, *, seq: int, epoch: int | None = None, key: str = "") -> None:
         self.topic = topic
         self.view = view
+        self.nodes = view.nodes  # here as well: delivery looks at it for every frame
         self.seq = seq  # the position while the subscription is in no group
         self.start = seq  # the first position
         self.epoch = epoch  # of the topic that the first position belongs to, if the reader gave it
@@ -65,12 +70,13 @@ class Subscription:
 class TailGroup:
     """The subscriptions at the same position near the head of a topic whose views differ in their nodes alone."""
 
-    __slots__ = ("caught_up", "members", "seq", "view")
+    __slots__ = ("caught_up", "has_nodes", "members", "seq", "view")
 
     def __init__(self, view: View, seq: int) -> None:
         self.view = view  # without nodes
         self.seq = seq
         self.members: dict[Subscription, None] = {}
+        self.has_nodes = False  # a member has, or had, nodes of its own
         self.caught_up = True
 
 

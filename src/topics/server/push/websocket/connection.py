@@ -187,7 +187,7 @@ class WebSocket(LiveConnection, Upgrade):
         if self._deflated:
             self._send_text(socket_payload(Event.RECORD, frame.payload))
         else:
-            self.send(frame.socket(text_head))
+            self.send(frame.socket_frame or frame.socket(text_head))
 
     def notify(self, subscription: Subscription, event: Event, data: bytes) -> None:
         self._send_text(socket_payload(event, data))
