@@ -2,11 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from msgspec import inspect
 
 _PART = re.compile(r"\.(\w+)|\[[^\]]*\]")
+
+
+@cache
+def type_info(request_type: Any) -> inspect.Type:
+    """Return the description of a request type. Kept, because `msgspec` leaves cycles of references with each one."""
+    return inspect.type_info(request_type)
 
 
 def choices(request_type: Any, path: str) -> list[str]:
@@ -26,7 +33,7 @@ def field_names(request_type: Any, path: str) -> list[str]:
 
 def _at(request_type: Any, path: str) -> tuple[list[inspect.Type], list[str]]:
     """Return the types that the value at `path` may have, and the tags if it is the tag field of a union."""
-    types: list[inspect.Type] = [inspect.type_info(request_type)]
+    types: list[inspect.Type] = [type_info(request_type)]
     tags: list[str] = []
     for part in _PART.finditer(path):
         name = part[1]

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import NODEFAULT, Raw, Struct, defstruct, inspect, structs
 
 from topics.errors import TopicsError
-from topics.model.choices import alternatives
+from topics.model.choices import alternatives, type_info
 from topics.model.wire import (
     MAX_PLAIN_BODY_BYTES,
     Rescue,
@@ -109,7 +109,10 @@ class RequestDecoder(Generic[T]):
             except UnknownField as unknown:
                 refused = unknown
         if not isinstance(refused, UnknownField):
-            raise refused from None
+            try:
+                raise refused from None
+            finally:
+                del refused  # its traceback refers to this frame: breaks the cycle of references
         found: T = decode_body(self.lenient, body, self._rescue)
         note(noted, warnings_about(refused, body, self.lenient.type))
         return found
@@ -170,7 +173,7 @@ def _search(text: bytes, kind: Any) -> Iterator[str]:
     """Yield a warning per unknown field, until `SEARCHED_OBJECTS` objects were looked at."""
     left = [SEARCHED_OBJECTS]
     try:
-        yield from _search_value(Raw(text or b"{}"), list(alternatives(inspect.type_info(kind))), "", left)
+        yield from _search_value(Raw(text or b"{}"), list(alternatives(type_info(kind))), "", left)
     except (msgspec.MsgspecError, RecursionError):
         return  # text with escapes of lone surrogates: the strict decoder has named the first unknown field
 
