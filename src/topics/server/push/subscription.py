@@ -34,12 +34,8 @@ class Subscription:
     """One topic of one watcher. Between connections it only keeps the position of its reader."""
 
     __slots__ = (
-<<<<<<< HEAD
-        "caught_up", "consumer", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "number", "seq", "stale",
-=======
-        "caught_up", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "nodes", "number", "seq", "stale",
->>>>>>> 0559b6d (Deliver in the turn in which topics grew, and render a record with a node on the fast path)
-        "start", "topic", "view", "watcher",
+        "caught_up", "consumer", "deleted", "epoch", "fresh", "from_pattern", "group", "key", "nodes", "number", "seq",
+        "stale", "start", "topic", "view", "watcher",
     )  # fmt: skip
 
     def __init__(self, topic: Topic, view: View, *, seq: int, epoch: int | None = None, key: str = "") -> None:
