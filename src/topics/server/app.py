@@ -26,6 +26,7 @@ from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.poll_cache import PollCache
 from topics.server.loop.runtime import Runtime
+from topics.server.loop.shared_answers import SharedAnswers
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
@@ -100,6 +101,7 @@ class TopicsApp:
             throttle=throttle,
             poll_cache=PollCache(),
             slices=slices,
+            shared_answers=SharedAnswers(slices, budget),
             dispatcher=dispatcher,
             sessions=sessions,
             job_waiters=job_waiters,

@@ -10,6 +10,7 @@ from topics.server.access.quotas import Quotas
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.poll_cache import PollCache
 from topics.server.loop.runtime import Runtime
+from topics.server.loop.shared_answers import SharedAnswers
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
@@ -32,6 +33,7 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     throttle: Throttle
     poll_cache: PollCache
     slices: Slices
+    shared_answers: SharedAnswers
     dispatcher: Dispatcher
     sessions: Sessions
     job_waiters: JobWaiters

@@ -41,25 +41,35 @@ def ready(services: Services, call: Call) -> Answer:
 
 
 def get_metrics(services: Services, call: Call) -> Answer:
-    """Return the metrics, measured in slices because their number grows with the topics."""
-    return services.slices.answer(call.request, _measure(services, call))
+    """Return the metrics, measured in slices because their number grows with the topics. Requests share the text."""
+    if _wants_json(call):
+        return services.slices.answer(call.request, _measure(services, call))
+    prefixes = call.caller.prefixes
+    return services.shared_answers.answer(
+        ("metrics", prefixes), call.request, lambda: _measure_text(services, prefixes)
+    )
 
 
 def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
     """Return the metrics of the process, before the data is recovered."""
-    return run_all(_render(metrics.collect_while_recovering(startup), call))
+    rows = metrics.collect_while_recovering(startup)
+    if _wants_json(call):
+        return Response(200, metrics.as_json(rows, call.request))
+    return Response(200, run_all(metrics.as_text(rows)), PROMETHEUS)
 
 
 def _measure(services: Services, call: Call) -> Steps[Answer]:
     rows = yield from metrics.collect(services, call.caller.prefixes)
-    return (yield from _render(rows, call))
+    return Response(200, metrics.as_json(rows, call.request))
 
 
-def _render(rows: list[metrics.Metric], call: Call) -> Steps[Answer]:
-    if b"application/json" in call.request.headers.get(b"accept", b""):
-        return Response(200, metrics.as_json(rows, call.request))
-    text = yield from metrics.as_text(rows)
-    return Response(200, text, PROMETHEUS)
+def _measure_text(services: Services, prefixes: tuple[str, ...]) -> Steps[Response]:
+    rows = yield from metrics.collect(services, prefixes)
+    return Response(200, (yield from metrics.as_text(rows)), PROMETHEUS)
+
+
+def _wants_json(call: Call) -> bool:
+    return b"application/json" in call.request.headers.get(b"accept", b"")
 
 
 def get_openapi(services: Services, call: Call) -> Answer:
