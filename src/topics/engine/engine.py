@@ -122,6 +122,23 @@ class Engine:
             self.staging.topics = self.state.by_name
         return bool(self._backlog)
 
+    @property
+    def is_replaying(self) -> bool:
+        """Whether records of some topics still wait to be replayed."""
+        return bool(self._backlog)
+
+    def waits_for_replay(self, name: str) -> bool:
+        """Return whether records of this topic still wait to be replayed."""
+        topic = self.state.by_name.get(name)
+        return topic is not None and topic in self._backlog
+
+    def replay_topic_in_steps(self, name: str) -> Steps[None]:
+        """Replay the records that wait for one topic, before a verb that would replay them in one go."""
+        # Bound: the entries that wait; each step replays some, and recovery alone adds entries.
+        while self.waits_for_replay(name):
+            self._backlog.replay_some(self.state, PER_STEP, self.state.by_name[name])
+            yield None
+
     def replay_in_steps(self) -> Steps[None]:
         """Replay everything that waits, for a verb that looks at many topics."""
         # Bound: the entries that wait; each step replays some, and recovery alone adds entries.

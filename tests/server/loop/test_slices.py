@@ -208,3 +208,46 @@ def test_deferred_records_are_replayed_over_many_turns(handler: Callable[..., An
     body = json.loads(bytes(got[0].body))  # type: ignore[arg-type]
     heads = body.get("topics_topic_head_seq") or {row["topic"]: row["head_seq"] for row in body["topics"]}
     assert heads == {f"t{number}": 2 * PER_STEP for number in range(5)}
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"from_seq": 5, "wait_ms": 1}'])
+def test_read_of_a_huge_waiting_topic_replays_it_over_many_turns(body: bytes) -> None:
+    server = SimServer.start()
+    for number in range(20 * PER_STEP):
+        server.append("huge", str(number), durability="memory")
+    server.append("small", "1", durability="memory")
+    after = server.crash("keep")
+    assert after.recovered is not None
+    backlog = after.recovered.backlog
+    app, loop = manual_app(TickingClock(), state=after.engine.state)
+    app.services.engine.await_replay(backlog)
+    app.requests.begin(app.services)
+    waiting = [len(backlog)]
+    asked = Request("POST", b"/v0/topics/huge/diff", b"", {b"content-type": b"application/json"}, body, "", 1)
+    got = answered(app.answer(asked))
+    while not got:
+        waiting.append(len(backlog))
+        loop.turn()
+    assert max(before - now for before, now in pairwise(waiting)) <= 4 * PER_STEP
+    whole = got[0].body if isinstance(got[0].body, bytes) else b"".join(got[0].body)
+    assert json.loads(whole)["head_seq"] == 20 * PER_STEP
+    assert app.services.engine.waits_for_replay("small")
+    assert not app.requests.direct
+    app.services.engine.replay_all()
+    assert isinstance(app.answer(asked), Response)
+    assert app.requests.direct, "the fast path is open again"
+
+
+def test_step_of_a_replay_is_bounded_in_bytes() -> None:
+    server = SimServer.start()
+    for _ in range(20):
+        server.append("t", *[f'"{"x" * 1000}"'] * 100, durability="memory")
+    after = server.crash("keep")
+    assert after.recovered is not None
+    backlog, engine = after.recovered.backlog, after.engine
+    engine.await_replay(backlog)
+    left = [len(backlog)]
+    for _ in engine.replay_topic_in_steps("t"):
+        left.append(len(backlog))
+    assert {before - now for before, now in pairwise(left)} <= {1, 2, 3}
+    assert (left[-1], after.engine.topics["t"].count) == (0, 2000)

@@ -23,6 +23,7 @@ from topics.storage.log import frame
 log = logs.Log("recovery")
 
 PER_STEP = 64  # entries replayed per step while the server answers requests
+STEP_BYTES = 256 << 10  # of entries after which a step ends: about a millisecond
 
 
 class Backlog:
@@ -80,11 +81,17 @@ class Backlog:
                 self.replay(state, topic)
         self._waiting, self._heads = {}, {}  # the rest belongs to topics that recovery has dropped
 
-    def replay_some(self, state: State, limit: int) -> None:
-        """Replay at most `limit` entries of the topic that has waited longest."""
-        topic_id, waiting = next(iter(self._waiting.items()))
+    def replay_some(self, state: State, limit: int, topic: Topic | None = None) -> None:
+        """Replay at most `limit` entries, and about `STEP_BYTES`, of `topic` or of the one that has waited longest."""
+        topic_id = next(iter(self._waiting)) if topic is None else topic.topic_id
+        waiting = self._waiting[topic_id]
+        size_bytes = 0
         for _ in range(min(limit, len(waiting))):
-            _replay(state, state.by_id[topic_id], waiting.popleft())
+            data = waiting.popleft()
+            _replay(state, state.by_id[topic_id], data)
+            size_bytes += len(data)
+            if size_bytes >= STEP_BYTES:
+                break
         if not waiting:
             del self._waiting[topic_id], self._heads[topic_id]
 

@@ -44,6 +44,7 @@ class RequestHandler:
         self._budget = budget
         self._startup = startup
         self._recovered = False
+        self._replaying = False  # records of some topics wait to be replayed
         self._known_queries: set[tuple[Route, bytes]] = set()  # query strings without unknown parameters
         budget.listeners.append(self._choose_path)
 
@@ -51,6 +52,7 @@ class RequestHandler:
         """Serve all routes from now on: the data is recovered."""
         self._services = services
         self._recovered = True
+        self._replaying = services.engine.is_replaying
         self._choose_path()
 
     def admit(self, request: Request, content_length: int | None) -> Response | None:
@@ -127,13 +129,15 @@ class RequestHandler:
 
     def _choose_path(self) -> None:
         """Allow the fast path if nothing but the route of a request must be checked."""
-        self.direct = self.guard is None and self._recovered and not self._budget.full
+        self.direct = self.guard is None and self._recovered and not self._budget.full and not self._replaying
 
     def _serve(self, call: Call) -> Answer:
         """Authorise the caller and run the handler. A retry is authorised again."""
         services = self._services
         if call.request.query and (call.route, call.request.query) not in self._known_queries:
             self._check_query(call)
+        if self._replaying and self._must_replay(call):
+            return services.slices.answer(call.request, self._replay_and_serve(call))
         if self.guard is not None:
             if call.route.decode_steps is not None and call.wanted is None and len(call.request.body) > LARGE_BYTES:
                 return services.slices.answer(call.request, self._decode_and_serve(call))
@@ -149,6 +153,21 @@ class RequestHandler:
             if len(self._known_queries) >= KNOWN_QUERIES:
                 self._known_queries.clear()
             self._known_queries.add((call.route, call.request.query))
+
+    def _must_replay(self, call: Call) -> bool:
+        """Return whether records of the topic in the path wait to be replayed. A stream has no answer to defer."""
+        engine = self._services.engine
+        if not engine.is_replaying:
+            self._replaying = False
+            self._choose_path()
+            return False
+        is_stream = isinstance(call.route.answers.get(200), str)
+        return not is_stream and engine.waits_for_replay(call.params.get("topic", ""))
+
+    def _replay_and_serve(self, call: Call) -> Steps[Answer]:
+        """Replay the records of the topic in steps, then serve."""
+        yield from self._services.engine.replay_topic_in_steps(call.params["topic"])
+        return (yield from once_loaded(lambda: self._serve(call)))
 
     def _decode_and_serve(self, call: Call) -> Steps[Answer]:
         """Decode a large body in steps, then serve."""
