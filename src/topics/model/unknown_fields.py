@@ -107,7 +107,7 @@ class RequestDecoder(Generic[T]):
                 rescued: T = decode_body(self.strict, body, self._rescue)
                 return rescued
             except UnknownField as unknown:
-                refused = unknown
+                refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
         if not isinstance(refused, UnknownField):
             try:
                 raise refused from None

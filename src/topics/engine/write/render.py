@@ -190,7 +190,7 @@ def _on_one_line(request: WriteRequest) -> WriteRequest:
     """
     for record in request.records:
         record.data = _flat(record.data)
-        if type(record) is NewRecord and not isinstance(record.meta, UnsetType):
+        if isinstance(record, NewRecord) and not isinstance(record.meta, UnsetType):
             record.meta = _flat(record.meta)
     return request
 

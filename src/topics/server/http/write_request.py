@@ -84,7 +84,10 @@ def decode_steps(
             raise decode_error(error, decoder.strict.type) from None
         return (yield from _decode_parts(decoder, body, limits, noted))
     if not isinstance(refused, UnknownField):
-        raise refused
+        try:
+            raise refused from None
+        finally:
+            del refused  # breaks a cycle of references: the error refers to this frame
     yield
     write = _decode_or_fail(decoder.lenient, body)
     note(noted, warnings_about(refused, body, decoder.lenient.type))
@@ -137,7 +140,7 @@ def _decode_or_rescue(decoder: RequestDecoder[Any], text: bytes, noted: Noted) -
     try:
         return (yield from _rescue(decoder.strict, text))
     except UnknownField as unknown:
-        refused = unknown
+        refused = unknown.with_traceback(None)  # it would refer to this frame, and the frame to it
     found = yield from _rescue(decoder.lenient, text)
     note(noted, warnings_about(refused, text, decoder.lenient.type))
     return found
