@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 CLIENT = Path(__file__).parents[1] / "src" / "topics" / "client"
-BY_HAND = {"tools.py", "__init__.py"}
+BY_HAND = {CLIENT / "_async" / "tools.py", CLIENT / "_async" / "__init__.py"}
 HEADER = "# Generated from {source} by tools/unasync.py. Do not edit.\n"
 
 REPLACED = [
@@ -22,13 +22,20 @@ REPLACED = [
     (r"\baclose\b", "close"),
     (r"\baread\b", "read"),
     (r"\baiter_raw\b", "iter_raw"),
+    (r"\banext\b", "next"),
     (r"\bAsyncIterator\b", "Iterator"),
+    (r"\bAsyncGenerator\[([^\n]*), None\]", r"Generator[\1, None, None]"),
+    (r"\bAsyncGenerator\b", "Generator"),
+    (r"\bAsyncExitStack\b", "ExitStack"),
+    (r"\benter_async_context\b", "enter_context"),
+    (r"\bAbstractAsyncContextManager\b", "AbstractContextManager"),
     (r"\basynccontextmanager\b", "contextmanager"),
+    (r"\baclosing\b", "closing"),
     (r"\bwebsockets\.asyncio\b", "websockets.sync"),
     (r"\btopics\.client\._async\b", "topics.client._sync"),
     (r"\bhttpx\.AsyncClient\b", "httpx.Client"),
     (r"\bhttpx\.AsyncBaseTransport\b", "httpx.BaseTransport"),
-    (r"\bAsync(Topics|Transport|Job|Worker|Writer|Socket)\b", r"\1"),
+    (r"\bAsync(?=[A-Z])", ""),
     (r"`_async", "`_sync"),
 ]
 
@@ -38,7 +45,7 @@ def sync_text(source: Path) -> str:
     text = source.read_text()
     for pattern, replacement in REPLACED:
         text = re.sub(pattern, replacement, text)
-    return HEADER.format(source=f"_async/{source.name}") + text
+    return HEADER.format(source=source.relative_to(CLIENT).as_posix()) + text
 
 
 def formatted(texts: dict[Path, str]) -> dict[Path, str]:
@@ -53,14 +60,16 @@ def formatted(texts: dict[Path, str]) -> dict[Path, str]:
 
 
 def main() -> int:
-    sources = [path for path in sorted((CLIENT / "_async").glob("*.py")) if path.name not in BY_HAND]
-    texts = formatted({CLIENT / "_sync" / source.name: sync_text(source) for source in sources})
+    folder, target = CLIENT / "_async", CLIENT / "_sync"
+    sources = [path for path in sorted(folder.rglob("*.py")) if path not in BY_HAND]
+    texts = formatted({target / source.relative_to(folder): sync_text(source) for source in sources})
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     if "--check" in sys.argv:
         for path in stale:
             print(f"{path} is not what tools/unasync.py makes of the async client: run it", file=sys.stderr)
         return 1 if stale else 0
     for path in stale:
+        path.parent.mkdir(exist_ok=True)
         path.write_text(texts[path])
         print(f"wrote {path}")
     return 0

@@ -38,8 +38,23 @@ export class Unauthorized extends TopicsError {
 /** The key lacks a scope, or the name lies outside its prefixes. */
 export class Forbidden extends TopicsError {
 }
+/** The path does not have this method: the server is older than the client. */
+export class MethodNotAllowed extends InvalidRequest {
+}
+/** The server cannot answer in the format that was asked for. */
+export class NotAcceptable extends InvalidRequest {
+}
+/** The content type of the body is not JSON. */
+export class UnsupportedMediaType extends InvalidRequest {
+}
+/** The headers of the request are larger than the server allows. */
+export class HeadersTooLarge extends InvalidRequest {
+}
 /** The path or the watch session does not exist. */
 export class NotFound extends TopicsError {
+}
+/** The watch session has ended. */
+export class SessionGone extends NotFound {
 }
 /** The topic does not exist. */
 export class TopicNotFound extends TopicsError {
@@ -77,11 +92,26 @@ export class InternalError extends TopicsError {
 /** The server recovers its data, shuts down, or cannot write: retry after `retryAfterMs`. */
 export class Unavailable extends TopicsError {
 }
+/** The server recovers its data after a start. */
+export class NotReady extends Unavailable {
+}
+/** The server shuts down. */
+export class ShuttingDown extends Unavailable {
+}
+/** The server cannot write to its disk: see `detail.reason`. */
+export class ReadOnly extends Unavailable {
+}
+/** The server did not get the whole request in time. */
+export class RequestTimeout extends Unavailable {
+}
 /** The server did not answer: wrong address, stopped, or the connection broke. */
 export class Unreachable extends TopicsError {
 }
 /** The answer did not come within the time limit. */
-export class TimedOut extends TopicsError {
+export class TimedOut extends Unreachable {
+}
+/** A write was not confirmed before its idempotency key expired: it may or may not have happened. */
+export class OutcomeUnknown extends TopicsError {
 }
 /** The address is not the URL of a server. */
 export class BadUrl extends TopicsError {
@@ -139,6 +169,8 @@ export class Job extends TopicRecord {
     deadline: number;
     /** How often the job was delivered, this time included. @type {number} */
     deliveries: number;
+    /** True until `ack` or `nack` was answered. */
+    isOpen: boolean;
     /** Complete the job. Return false if the lease had ended: another worker may have got the job. */
     ack(): Promise<boolean>;
     /**
@@ -208,10 +240,19 @@ export class FileCursor {
  * @property {number} [maxDeliveries]
  * @property {string|null} [deadLetter]
  * @property {boolean} [leasesDurable]
+ * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
  */
 /**
  * A tag to match: exactly, or by its beginning.
  * @typedef {string|["tag", "Eq"|"Glob", string]} Match
+ */
+/**
+ * @typedef {object} JobLoopOptions
+ * @property {string} [node] the name of the worker; made up if left out
+ * @property {number} [leaseMs]
+ * @property {(deliveries: number) => number} [retryDelayMs] how long a job that failed waits
+ * @property {AbortSignal} [signal] ends the loop when its body has finished its job
+ * @property {(error: TopicsError, waitMs: number) => void} [onRetry] called before each new attempt
  */
 /**
  * @typedef {object} NewRecord
@@ -247,10 +288,84 @@ export class FileCursor {
  * @property {number} [maxBatchBytes]
  * @property {string|string[]} [node] leave out records of these writers
  * @property {Match} [filter]
- * @property {boolean} [includeTags]
+ * @property {number} [fromTs] leave out records from before this time, in ms since 1970
+ * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
- * @property {boolean} [includeData]
  * @property {AbortSignal} [signal]
+ */
+/**
+ * @typedef {object} ScanOptions
+ * @property {number} [fromSeq] deliver records after this seq; 0 begins at the earliest
+ * @property {number} [uptoSeq] the last seq to read; the head by default
+ * @property {number|null} [epoch] the epoch that `fromSeq` belongs to
+ * @property {string|string[]} [node] leave out records of these writers
+ * @property {Match} [filter]
+ * @property {number} [fromTs] leave out records from before this time, in ms since 1970
+ * @property {boolean} [includeTags] true by default
+ * @property {boolean} [includeMeta]
+ * @property {AbortSignal} [signal]
+ */
+/**
+ * The state of a topic, with the field names of the API.
+ * @typedef {object} TopicState
+ * @property {string} topic
+ * @property {"log"|"queue"} type
+ * @property {number} epoch
+ * @property {number} head_seq
+ * @property {number} earliest_seq
+ * @property {number} next_seq
+ * @property {number} count
+ * @property {number} bytes
+ * @property {Record<string, any>} config
+ * @property {number} effective_priority
+ * @property {number|null} last_write_ts
+ * @property {number|null} last_read_ts
+ * @property {{ready: number, in_flight: number, delayed: number, dead_lettered: number, dead_letter_error?: string}} [queue]
+ * @property {number} [archived_seq]
+ * @property {number} [trimmed_seq]
+ * @property {{unarchived: number, overdue: number, evicted: number}} [archive]
+ */
+/**
+ * @typedef {object} TopicSummary
+ * @property {string} topic
+ * @property {"log"|"queue"} type
+ * @property {number} epoch
+ * @property {number} head_seq
+ * @property {number} earliest_seq
+ * @property {number} count
+ * @property {number} bytes
+ * @property {boolean} durable
+ * @property {number} effective_priority
+ */
+/**
+ * @typedef {object} RouterSummary
+ * @property {string} router
+ * @property {string} source
+ * @property {string} dest
+ * @property {"at_least_once"|"exactly_once"} guarantee
+ * @property {number} forwarded_total
+ * @property {number} cursor
+ * @property {number} lag
+ * @property {string|null} last_error
+ */
+/**
+ * @typedef {RouterSummary & {preserve_node: boolean, preserve_tag: boolean, filter: string[]|null, allow_cycle: boolean}} RouterState
+ */
+/**
+ * @typedef {object} ListedJob
+ * @property {number} $seq
+ * @property {"ready"|"in_flight"|"delayed"} state
+ * @property {number} deliveries
+ * @property {number} priority
+ * @property {number} $ts
+ * @property {any} data
+ * @property {number} [deliver_at]
+ * @property {string} [node] the worker that holds it
+ * @property {string} [lease_id]
+ * @property {number} [deadline]
+ * @property {string} [$tag]
+ * @property {string} [$node] the node that wrote it
+ * @property {Record<string, any>} [meta]
  */
 /**
  * @typedef {object} Page
@@ -269,7 +384,7 @@ export class FileCursor {
  * @property {Cursor<Position>} [cursor] where the position is kept
  * @property {Match} [filter]
  * @property {string|string[]} [node]
- * @property {boolean} [includeTags]
+ * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
  * @property {boolean} [includeData]
  * @property {"eventual"|"strong"} [consistency]
@@ -286,6 +401,7 @@ export class Topics {
      * @param {string|null} [options.token] the API key
      * @param {number} [options.retries] attempts after the first one, where a repetition cannot do harm
      * @param {number} [options.timeoutMs] for one answer
+     * @param {number} [options.retryForMs] how long a write is repeated; less than `idempotencyWindowMs` of its topic
      * @param {typeof fetch} [options.fetch]
      * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
      */
@@ -293,29 +409,48 @@ export class Topics {
         token?: string | null | undefined;
         retries?: number | undefined;
         timeoutMs?: number | undefined;
+        retryForMs?: number | undefined;
         fetch?: typeof fetch | undefined;
         WebSocket?: any;
     });
     /**
      * Create a topic, or change its configuration.
+     *
+     *     await topics.putTopic("orders", { durability: "fsync", capRecords: 1_000_000 })
+     *
      * @param {string} topic
      * @param {TopicConfig} [config]
+     * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>}>}
      */
-    putTopic(topic: string, config?: TopicConfig): Promise<any>;
+    putTopic(topic: string, config?: TopicConfig): Promise<{
+        topic: string;
+        created: boolean;
+        epoch: number;
+        config: Record<string, any>;
+    }>;
     /**
-     * Return the state of a topic.
+     * Return the state of a topic. With `touch`, the request counts as a read of the topic, which raises its automatic
+     * priority.
      * @param {string} topic
+     * @param {{touch?: boolean, signal?: AbortSignal}} [options]
+     * @returns {Promise<TopicState>}
      */
-    topic(topic: string): Promise<any>;
+    topic(topic: string, { touch, signal }?: {
+        touch?: boolean;
+        signal?: AbortSignal;
+    }): Promise<TopicState>;
     /**
      * List topics by name, page after page.
+     *
+     *     for await (const row of topics.topics({ prefix: "orders." })) console.log(row.topic, row.count)
+     *
      * @param {{prefix?: string, pageSize?: number}} [options]
-     * @returns {AsyncGenerator<any, void>}
+     * @returns {AsyncGenerator<TopicSummary, void>}
      */
     topics({ prefix, pageSize }?: {
         prefix?: string;
         pageSize?: number;
-    }): AsyncGenerator<any, void>;
+    }): AsyncGenerator<TopicSummary, void>;
     /**
      * Remove a topic and everything in it. Return false if it did not exist.
      * @param {string} topic
@@ -363,15 +498,57 @@ export class Topics {
      */
     read(topic: string, options?: ReadOptions): AsyncGenerator<TopicRecord | Gap, void>;
     /**
-     * Delete records by seq, by tag, or both. Readers see no gap where records were deleted.
+     * Read a range of records and gaps in one streamed answer: faster than `read` for many records. After a broken
+     * connection it continues where it was.
+     *
+     *     for await (const item of topics.scan("orders", { uptoSeq: 1_000_000 })) …
+     *
      * @param {string} topic
-     * @param {{beforeSeq?: number, match?: Match, dryRun?: boolean}} which
+     * @param {ScanOptions} [options]
+     * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+     */
+    scan(topic: string, options?: ScanOptions): AsyncGenerator<TopicRecord | Gap, void>;
+    /**
+     * Delete records by seq, by tag, or both; or a list of `seqs`. Readers see no gap where records were deleted.
+     *
+     *     await topics.delete("orders", { match: ["tag", "Glob", "customer-7:*"] })
+     *
+     * @param {string} topic
+     * @param {{beforeSeq?: number, match?: Match, seqs?: number[], epoch?: number, dryRun?: boolean}} which
+     * @returns {Promise<{topic: string, deleted: number, earliest_seq: number, head_seq: number, count: number, bytes: number}>}
      */
     delete(topic: string, which: {
         beforeSeq?: number;
         match?: Match;
+        seqs?: number[];
+        epoch?: number;
         dryRun?: boolean;
-    }): Promise<any>;
+    }): Promise<{
+        topic: string;
+        deleted: number;
+        earliest_seq: number;
+        head_seq: number;
+        count: number;
+        bytes: number;
+    }>;
+    /**
+     * Report that an archive has every record of this epoch of the topic up to `seq`. An archive that deletes archived
+     * records from the topic reports the last one first, as `trimmedSeq`.
+     * @param {string} topic
+     * @param {{seq: number, epoch: number, trimmedSeq?: number}} position
+     * @returns {Promise<{topic: string, epoch: number, archived_seq: number, head_seq: number, moved: boolean}>}
+     */
+    reportArchived(topic: string, position: {
+        seq: number;
+        epoch: number;
+        trimmedSeq?: number;
+    }): Promise<{
+        topic: string;
+        epoch: number;
+        archived_seq: number;
+        head_seq: number;
+        moved: boolean;
+    }>;
     /**
      * Follow a topic: yield its records as they come, and a gap wherever records were lost.
      *
@@ -422,47 +599,65 @@ export class Topics {
      * Complete jobs. Seqs that `node` does not hold are returned as `skipped`.
      * @param {string} queue
      * @param {{node: string, seqs: number[], leaseIds?: string[]}} held
+     * @returns {Promise<{acked: number, skipped: number[], ready: number, in_flight: number}>}
      */
     ack(queue: string, held: {
         node: string;
         seqs: number[];
         leaseIds?: string[];
-    }): Promise<any>;
+    }): Promise<{
+        acked: number;
+        skipped: number[];
+        ready: number;
+        in_flight: number;
+    }>;
     /**
      * Give jobs back.
      * @param {string} queue
      * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number}} held
+     * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number}>}
      */
     nack(queue: string, held: {
         node: string;
         seqs: number[];
         leaseIds?: string[];
         delayMs?: number;
-    }): Promise<any>;
+    }): Promise<{
+        nacked: number;
+        skipped: number[];
+        ready: number;
+        in_flight: number;
+    }>;
     /**
      * Hold jobs for `leaseMs` from now.
      * @param {string} queue
      * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number}} held
+     * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>}>}
      */
     extend(queue: string, held: {
         node: string;
         seqs: number[];
         leaseIds?: string[];
         leaseMs: number;
-    }): Promise<any>;
+    }): Promise<{
+        extended: number;
+        skipped: number[];
+        deadlines: Record<string, number>;
+    }>;
     /**
      * List jobs with their state, in the order of the log.
      * @param {string} queue
      * @param {{state?: "ready"|"in_flight"|"delayed"}} [options]
-     * @returns {AsyncGenerator<any, void>}
+     * @returns {AsyncGenerator<ListedJob, void>}
      */
     listJobs(queue: string, { state }?: {
         state?: "ready" | "in_flight" | "delayed";
-    }): AsyncGenerator<any, void>;
+    }): AsyncGenerator<ListedJob, void>;
     /**
      * Move dead letters of a queue back into it.
      * @param {string} queue
      * @param {{match?: Match, seqs?: number[], fromSeq?: number, limit?: number, dryRun?: boolean, deadLetter?: string}} [which]
+     * @returns {Promise<{redriven: number, seqs: number[], dead_letter: string, next_from_seq: number, caught_up: boolean}>}
      */
     redrive(queue: string, which?: {
         match?: Match;
@@ -471,18 +666,39 @@ export class Topics {
         limit?: number;
         dryRun?: boolean;
         deadLetter?: string;
-    }): Promise<any>;
+    }): Promise<{
+        redriven: number;
+        seqs: number[];
+        dead_letter: string;
+        next_from_seq: number;
+        caught_up: boolean;
+    }>;
     /**
-     * Yield jobs one by one. The loop's body acks each job, or gives it back.
+     * Yield jobs one by one until `signal` aborts.
+     *
+     *     for await (const job of topics.jobs("emails")) await send(job.data)
+     *
+     * The lease is extended while the loop's body runs. A job is acked when the loop asks for the next one. It is given
+     * back, with a delay that grows with its deliveries, when the body throws or leaves the loop. A body can also call
+     * `job.ack()` or `job.nack()` itself.
+     *
      * @param {string} queue
-     * @param {{node?: string, leaseMs?: number, signal?: AbortSignal, onRetry?: (error: TopicsError, waitMs: number) => void}} [options]
+     * @param {JobLoopOptions} [options]
      * @returns {AsyncGenerator<Job, void>}
      */
-    jobs(queue: string, { node, leaseMs, signal, onRetry }?: {
-        node?: string;
-        leaseMs?: number;
-        signal?: AbortSignal;
-        onRetry?: (error: TopicsError, waitMs: number) => void;
+    jobs(queue: string, options?: JobLoopOptions): AsyncGenerator<Job, void>;
+    /**
+     * Yield jobs as `jobs` does, but let the server push them over a stream, up to `max` ahead of the loop. The server
+     * gives all of them to other workers as soon as the connection ends.
+     *
+     *     for await (const job of topics.pushedJobs("emails", { max: 8 })) await send(job.data)
+     *
+     * @param {string} queue
+     * @param {JobLoopOptions & {max?: number}} [options]
+     * @returns {AsyncGenerator<Job, void>}
+     */
+    pushedJobs(queue: string, options?: JobLoopOptions & {
+        max?: number;
     }): AsyncGenerator<Job, void>;
     /**
      * Work through a queue: call `handler` for each job, `concurrency` at a time, until `signal` aborts.
@@ -499,6 +715,8 @@ export class Topics {
      * @param {number} [options.timeoutMs] for one job; the handler's signal aborts, and the job goes back
      * @param {(deliveries: number) => number} [options.retryDelayMs]
      * @param {AbortSignal} [options.signal]
+     * @param {(job: Job) => void} [options.onStart] called before a handler
+     * @param {(job: Job, ms: number) => void} [options.onDone] called when a handler has ended
      * @param {(job: Job, error: unknown) => void} [options.onError] called when a handler has failed
      * @param {(error: TopicsError, waitMs: number) => void} [options.onRetry]
      * @returns {Promise<void>}
@@ -510,13 +728,16 @@ export class Topics {
         timeoutMs?: number | undefined;
         retryDelayMs?: ((deliveries: number) => number) | undefined;
         signal?: AbortSignal | undefined;
+        onStart?: ((job: Job) => void) | undefined;
+        onDone?: ((job: Job, ms: number) => void) | undefined;
         onError?: ((job: Job, error: unknown) => void) | undefined;
         onRetry?: ((error: TopicsError, waitMs: number) => void) | undefined;
     }): Promise<void>;
     /**
      * Create a router, or change it.
      * @param {string} router
-     * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once"}} config
+     * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once", fromSeq?: number, fromTs?: number}} config
+     * @returns {Promise<RouterState & {created: boolean}>}
      */
     putRouter(router: string, config: {
         source: string;
@@ -527,22 +748,27 @@ export class Topics {
         createDest?: boolean;
         allowCycle?: boolean;
         guarantee?: "at_least_once" | "exactly_once";
-    }): Promise<any>;
+        fromSeq?: number;
+        fromTs?: number;
+    }): Promise<RouterState & {
+        created: boolean;
+    }>;
     /**
      * Return a router: what it forwards, how far it has come, and what holds it up.
      * @param {string} router
+     * @returns {Promise<RouterState>}
      */
-    router(router: string): Promise<any>;
+    router(router: string): Promise<RouterState>;
     /**
      * List routers by name.
      * @param {{prefix?: string, source?: string, dest?: string}} [options]
-     * @returns {AsyncGenerator<any, void>}
+     * @returns {AsyncGenerator<RouterSummary, void>}
      */
     routers(options?: {
         prefix?: string;
         source?: string;
         dest?: string;
-    }): AsyncGenerator<any, void>;
+    }): AsyncGenerator<RouterSummary, void>;
     /**
      * Remove a router. Records that it has forwarded stay. Return false if it did not exist.
      * @param {string} router
@@ -552,18 +778,59 @@ export class Topics {
     /**
      * Count the records that a filter would forward.
      * @param {string} router
-     * @param {{source?: string, filter?: Match|null}} [which]
+     * @param {{source?: string, filter?: Match|null, fromSeq?: number, fromTs?: number}} [which]
+     * @returns {Promise<{router: string, source: string, matched: number, bytes: number, scanned: number, first_seq: number|null, last_seq: number|null, head_seq: number}>}
      */
     previewRouter(router: string, which?: {
         source?: string;
         filter?: Match | null;
-    }): Promise<any>;
-    /** Return whether the process is alive, and its version. */
-    health(): Promise<any>;
-    /** Return whether the server can serve. */
+        fromSeq?: number;
+        fromTs?: number;
+    }): Promise<{
+        router: string;
+        source: string;
+        matched: number;
+        bytes: number;
+        scanned: number;
+        first_seq: number | null;
+        last_seq: number | null;
+        head_seq: number;
+    }>;
+    /**
+     * Return the version and the uptime of the server.
+     * @returns {Promise<{status: "ok", version: string, uptime_ms: number}>}
+     */
+    health(): Promise<{
+        status: "ok";
+        version: string;
+        uptime_ms: number;
+    }>;
+    /**
+     * Return the readiness of the server. Throws `NotReady`, `ShuttingDown` or `ReadOnly` if it cannot serve.
+     * @returns {Promise<{status: "ready", wal_replay_complete: boolean, topics: number}>}
+     */
+    ready(): Promise<{
+        status: "ready";
+        wal_replay_complete: boolean;
+        topics: number;
+    }>;
+    /** Return whether the server answers and can serve. */
     isReady(): Promise<boolean>;
-    /** Return gauges and counters as an object. */
-    metrics(): Promise<any>;
+    /**
+     * Return gauges and counters as an object: a number by the name of the metric, or numbers by label.
+     * @returns {Promise<Record<string, any>>}
+     */
+    metrics(): Promise<Record<string, any>>;
+    /**
+     * Return the metrics as Prometheus text.
+     * @returns {Promise<string>}
+     */
+    metricsText(): Promise<string>;
+    /**
+     * Return the OpenAPI document of the server.
+     * @returns {Promise<Record<string, any>>}
+     */
+    openapi(): Promise<Record<string, any>>;
     /**
      * Open a WebSocket, to publish and subscribe over one connection. A browser sends no key with a WebSocket: on a server
      * with keys, use `follow` and `append` there.
@@ -653,11 +920,36 @@ export type TopicConfig = {
     maxDeliveries?: number | undefined;
     deadLetter?: string | null | undefined;
     leasesDurable?: boolean | undefined;
+    /**
+     * with `hold`, records do not expire before they are archived
+     */
+    archive?: {
+        hold?: boolean;
+    } | null | undefined;
 };
 /**
  * A tag to match: exactly, or by its beginning.
  */
 export type Match = string | ["tag", "Eq" | "Glob", string];
+export type JobLoopOptions = {
+    /**
+     * the name of the worker; made up if left out
+     */
+    node?: string | undefined;
+    leaseMs?: number | undefined;
+    /**
+     * how long a job that failed waits
+     */
+    retryDelayMs?: ((deliveries: number) => number) | undefined;
+    /**
+     * ends the loop when its body has finished its job
+     */
+    signal?: AbortSignal | undefined;
+    /**
+     * called before each new attempt
+     */
+    onRetry?: ((error: TopicsError, waitMs: number) => void) | undefined;
+};
 export type NewRecord = {
     data: any;
     tag?: string | undefined;
@@ -718,10 +1010,124 @@ export type ReadOptions = {
      */
     node?: string | string[] | undefined;
     filter?: Match | undefined;
+    /**
+     * leave out records from before this time, in ms since 1970
+     */
+    fromTs?: number | undefined;
+    /**
+     * true by default
+     */
     includeTags?: boolean | undefined;
     includeMeta?: boolean | undefined;
-    includeData?: boolean | undefined;
     signal?: AbortSignal | undefined;
+};
+export type ScanOptions = {
+    /**
+     * deliver records after this seq; 0 begins at the earliest
+     */
+    fromSeq?: number | undefined;
+    /**
+     * the last seq to read; the head by default
+     */
+    uptoSeq?: number | undefined;
+    /**
+     * the epoch that `fromSeq` belongs to
+     */
+    epoch?: number | null | undefined;
+    /**
+     * leave out records of these writers
+     */
+    node?: string | string[] | undefined;
+    filter?: Match | undefined;
+    /**
+     * leave out records from before this time, in ms since 1970
+     */
+    fromTs?: number | undefined;
+    /**
+     * true by default
+     */
+    includeTags?: boolean | undefined;
+    includeMeta?: boolean | undefined;
+    signal?: AbortSignal | undefined;
+};
+/**
+ * The state of a topic, with the field names of the API.
+ */
+export type TopicState = {
+    topic: string;
+    type: "log" | "queue";
+    epoch: number;
+    head_seq: number;
+    earliest_seq: number;
+    next_seq: number;
+    count: number;
+    bytes: number;
+    config: Record<string, any>;
+    effective_priority: number;
+    last_write_ts: number | null;
+    last_read_ts: number | null;
+    queue?: {
+        ready: number;
+        in_flight: number;
+        delayed: number;
+        dead_lettered: number;
+        dead_letter_error?: string;
+    } | undefined;
+    archived_seq?: number | undefined;
+    trimmed_seq?: number | undefined;
+    archive?: {
+        unarchived: number;
+        overdue: number;
+        evicted: number;
+    } | undefined;
+};
+export type TopicSummary = {
+    topic: string;
+    type: "log" | "queue";
+    epoch: number;
+    head_seq: number;
+    earliest_seq: number;
+    count: number;
+    bytes: number;
+    durable: boolean;
+    effective_priority: number;
+};
+export type RouterSummary = {
+    router: string;
+    source: string;
+    dest: string;
+    guarantee: "at_least_once" | "exactly_once";
+    forwarded_total: number;
+    cursor: number;
+    lag: number;
+    last_error: string | null;
+};
+export type RouterState = RouterSummary & {
+    preserve_node: boolean;
+    preserve_tag: boolean;
+    filter: string[] | null;
+    allow_cycle: boolean;
+};
+export type ListedJob = {
+    $seq: number;
+    state: "ready" | "in_flight" | "delayed";
+    deliveries: number;
+    priority: number;
+    $ts: number;
+    data: any;
+    deliver_at?: number | undefined;
+    /**
+     * the worker that holds it
+     */
+    node?: string | undefined;
+    lease_id?: string | undefined;
+    deadline?: number | undefined;
+    $tag?: string | undefined;
+    /**
+     * the node that wrote it
+     */
+    $node?: string | undefined;
+    meta?: Record<string, any> | undefined;
 };
 export type Page = {
     records: TopicRecord[];
@@ -753,6 +1159,9 @@ export type FollowOptions = {
     cursor?: Cursor<Position> | undefined;
     filter?: Match | undefined;
     node?: string | string[] | undefined;
+    /**
+     * true by default
+     */
     includeTags?: boolean | undefined;
     includeMeta?: boolean | undefined;
     includeData?: boolean | undefined;

@@ -56,8 +56,18 @@ export class RecordTooLarge extends TopicsError {}
 export class Unauthorized extends TopicsError {}
 /** The key lacks a scope, or the name lies outside its prefixes. */
 export class Forbidden extends TopicsError {}
+/** The path does not have this method: the server is older than the client. */
+export class MethodNotAllowed extends InvalidRequest {}
+/** The server cannot answer in the format that was asked for. */
+export class NotAcceptable extends InvalidRequest {}
+/** The content type of the body is not JSON. */
+export class UnsupportedMediaType extends InvalidRequest {}
+/** The headers of the request are larger than the server allows. */
+export class HeadersTooLarge extends InvalidRequest {}
 /** The path or the watch session does not exist. */
 export class NotFound extends TopicsError {}
+/** The watch session has ended. */
+export class SessionGone extends NotFound {}
 /** The topic does not exist. */
 export class TopicNotFound extends TopicsError {}
 /** The router does not exist. */
@@ -82,10 +92,20 @@ export class Throttled extends TopicsError {}
 export class InternalError extends TopicsError {}
 /** The server recovers its data, shuts down, or cannot write: retry after `retryAfterMs`. */
 export class Unavailable extends TopicsError {}
+/** The server recovers its data after a start. */
+export class NotReady extends Unavailable {}
+/** The server shuts down. */
+export class ShuttingDown extends Unavailable {}
+/** The server cannot write to its disk: see `detail.reason`. */
+export class ReadOnly extends Unavailable {}
+/** The server did not get the whole request in time. */
+export class RequestTimeout extends Unavailable {}
 /** The server did not answer: wrong address, stopped, or the connection broke. */
 export class Unreachable extends TopicsError {}
 /** The answer did not come within the time limit. */
-export class TimedOut extends TopicsError {}
+export class TimedOut extends Unreachable {}
+/** A write was not confirmed before its idempotency key expired: it may or may not have happened. */
+export class OutcomeUnknown extends TopicsError {}
 /** The address is not the URL of a server. */
 export class BadUrl extends TopicsError {}
 
@@ -97,7 +117,12 @@ const ERRORS = {
   unauthorized: Unauthorized,
   forbidden: Forbidden,
   not_found: NotFound,
-  session_gone: NotFound,
+  session_gone: SessionGone,
+  method_not_allowed: MethodNotAllowed,
+  not_acceptable: NotAcceptable,
+  unsupported_media_type: UnsupportedMediaType,
+  headers_too_large: HeadersTooLarge,
+  request_timeout: RequestTimeout,
   topic_not_found: TopicNotFound,
   router_not_found: RouterNotFound,
   router_cycle: RouterCycle,
@@ -109,9 +134,9 @@ const ERRORS = {
   topic_full: TopicFull,
   throttled: Throttled,
   internal: InternalError,
-  not_ready: Unavailable,
-  shutting_down: Unavailable,
-  read_only: Unavailable,
+  not_ready: NotReady,
+  shutting_down: ShuttingDown,
+  read_only: ReadOnly,
 }
 
 const RETRYABLE = new Set([
@@ -197,6 +222,8 @@ export class Job extends TopicRecord {
     this.deadline = wire.deadline
     /** How often the job was delivered, this time included. @type {number} */
     this.deliveries = wire.deliveries
+    /** True until `ack` or `nack` was answered. */
+    this.isOpen = true
   }
 
   #held() {
@@ -205,7 +232,9 @@ export class Job extends TopicRecord {
 
   /** Complete the job. Return false if the lease had ended: another worker may have got the job. */
   async ack() {
-    return (await this.#topics.ack(this.topic, this.#held())).acked === 1
+    const answer = await this.#topics.ack(this.topic, this.#held())
+    this.isOpen = false
+    return answer.acked === 1
   }
 
   /**
@@ -213,7 +242,9 @@ export class Job extends TopicRecord {
    * @param {number} [delayMs]
    */
   async nack(delayMs = 0) {
-    return (await this.#topics.nack(this.topic, { ...this.#held(), delayMs })).nacked === 1
+    const answer = await this.#topics.nack(this.topic, { ...this.#held(), delayMs })
+    this.isOpen = false
+    return answer.nacked === 1
   }
 
   /**
@@ -346,35 +377,46 @@ function anySignal(...signals) {
 // --- server-sent events
 
 /**
+ * Yield the text of a stream as it comes.
+ * @param {ReadableStream<Uint8Array>} body
+ * @returns {AsyncGenerator<string, void>}
+ */
+async function* texts(body) {
+  const reader = body.getReader()
+  const decoder = new TextDecoder()
+  try {
+    for (;;) {
+      const { value, done } = await reader.read()
+      if (done) return
+      yield decoder.decode(value, { stream: true })
+    }
+  } finally {
+    await reader.cancel().catch(() => {})
+  }
+}
+
+/**
  * Parse a `text/event-stream`. Comments come as events without a name, so that a reader notices heartbeats.
  * @param {ReadableStream<Uint8Array>} body
  * @returns {AsyncGenerator<{event: string, data: string, id: string|null}, void>}
  */
 async function* parseEvents(body) {
-  const reader = body.getReader()
-  const decoder = new TextDecoder()
   let held = ""
-  try {
-    for (;;) {
-      const { value, done } = await reader.read()
-      if (done) return
-      held += decoder.decode(value, { stream: true })
-      let end
-      let start = 0
-      while ((end = held.indexOf("\n\n", start)) >= 0) {
-        const event = { event: "", data: "", id: /** @type {string|null} */ (null) }
-        for (const line of held.slice(start, end).split("\n")) {
-          if (line.startsWith("data: ")) event.data += line.slice(6)
-          else if (line.startsWith("event: ")) event.event = line.slice(7)
-          else if (line.startsWith("id: ")) event.id = line.slice(4)
-        }
-        start = end + 2
-        yield event
+  for await (const text of texts(body)) {
+    held += text
+    let end
+    let start = 0
+    while ((end = held.indexOf("\n\n", start)) >= 0) {
+      const event = { event: "", data: "", id: /** @type {string|null} */ (null) }
+      for (const line of held.slice(start, end).split("\n")) {
+        if (line.startsWith("data: ")) event.data += line.slice(6)
+        else if (line.startsWith("event: ")) event.event = line.slice(7)
+        else if (line.startsWith("id: ")) event.id = line.slice(4)
       }
-      held = held.slice(start)
+      start = end + 2
+      yield event
     }
-  } finally {
-    await reader.cancel().catch(() => {})
+    held = held.slice(start)
   }
 }
 
@@ -411,11 +453,21 @@ function wire(fields) {
  * @property {number} [maxDeliveries]
  * @property {string|null} [deadLetter]
  * @property {boolean} [leasesDurable]
+ * @property {{hold?: boolean}|null} [archive] with `hold`, records do not expire before they are archived
  */
 
 /**
  * A tag to match: exactly, or by its beginning.
  * @typedef {string|["tag", "Eq"|"Glob", string]} Match
+ */
+
+/**
+ * @typedef {object} JobLoopOptions
+ * @property {string} [node] the name of the worker; made up if left out
+ * @property {number} [leaseMs]
+ * @property {(deliveries: number) => number} [retryDelayMs] how long a job that failed waits
+ * @property {AbortSignal} [signal] ends the loop when its body has finished its job
+ * @property {(error: TopicsError, waitMs: number) => void} [onRetry] called before each new attempt
  */
 
 /**
@@ -455,10 +507,90 @@ function wire(fields) {
  * @property {number} [maxBatchBytes]
  * @property {string|string[]} [node] leave out records of these writers
  * @property {Match} [filter]
- * @property {boolean} [includeTags]
+ * @property {number} [fromTs] leave out records from before this time, in ms since 1970
+ * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
- * @property {boolean} [includeData]
  * @property {AbortSignal} [signal]
+ */
+
+/**
+ * @typedef {object} ScanOptions
+ * @property {number} [fromSeq] deliver records after this seq; 0 begins at the earliest
+ * @property {number} [uptoSeq] the last seq to read; the head by default
+ * @property {number|null} [epoch] the epoch that `fromSeq` belongs to
+ * @property {string|string[]} [node] leave out records of these writers
+ * @property {Match} [filter]
+ * @property {number} [fromTs] leave out records from before this time, in ms since 1970
+ * @property {boolean} [includeTags] true by default
+ * @property {boolean} [includeMeta]
+ * @property {AbortSignal} [signal]
+ */
+
+/**
+ * The state of a topic, with the field names of the API.
+ * @typedef {object} TopicState
+ * @property {string} topic
+ * @property {"log"|"queue"} type
+ * @property {number} epoch
+ * @property {number} head_seq
+ * @property {number} earliest_seq
+ * @property {number} next_seq
+ * @property {number} count
+ * @property {number} bytes
+ * @property {Record<string, any>} config
+ * @property {number} effective_priority
+ * @property {number|null} last_write_ts
+ * @property {number|null} last_read_ts
+ * @property {{ready: number, in_flight: number, delayed: number, dead_lettered: number, dead_letter_error?: string}} [queue]
+ * @property {number} [archived_seq]
+ * @property {number} [trimmed_seq]
+ * @property {{unarchived: number, overdue: number, evicted: number}} [archive]
+ */
+
+/**
+ * @typedef {object} TopicSummary
+ * @property {string} topic
+ * @property {"log"|"queue"} type
+ * @property {number} epoch
+ * @property {number} head_seq
+ * @property {number} earliest_seq
+ * @property {number} count
+ * @property {number} bytes
+ * @property {boolean} durable
+ * @property {number} effective_priority
+ */
+
+/**
+ * @typedef {object} RouterSummary
+ * @property {string} router
+ * @property {string} source
+ * @property {string} dest
+ * @property {"at_least_once"|"exactly_once"} guarantee
+ * @property {number} forwarded_total
+ * @property {number} cursor
+ * @property {number} lag
+ * @property {string|null} last_error
+ */
+
+/**
+ * @typedef {RouterSummary & {preserve_node: boolean, preserve_tag: boolean, filter: string[]|null, allow_cycle: boolean}} RouterState
+ */
+
+/**
+ * @typedef {object} ListedJob
+ * @property {number} $seq
+ * @property {"ready"|"in_flight"|"delayed"} state
+ * @property {number} deliveries
+ * @property {number} priority
+ * @property {number} $ts
+ * @property {any} data
+ * @property {number} [deliver_at]
+ * @property {string} [node] the worker that holds it
+ * @property {string} [lease_id]
+ * @property {number} [deadline]
+ * @property {string} [$tag]
+ * @property {string} [$node] the node that wrote it
+ * @property {Record<string, any>} [meta]
  */
 
 /**
@@ -479,7 +611,7 @@ function wire(fields) {
  * @property {Cursor<Position>} [cursor] where the position is kept
  * @property {Match} [filter]
  * @property {string|string[]} [node]
- * @property {boolean} [includeTags]
+ * @property {boolean} [includeTags] true by default
  * @property {boolean} [includeMeta]
  * @property {boolean} [includeData]
  * @property {"eventual"|"strong"} [consistency]
@@ -501,6 +633,8 @@ export class Topics {
   #retries
   /** @type {number} */
   #timeoutMs
+  /** @type {number} */
+  #retryForMs
   /** @type {any} */
   #WebSocket
 
@@ -510,6 +644,7 @@ export class Topics {
    * @param {string|null} [options.token] the API key
    * @param {number} [options.retries] attempts after the first one, where a repetition cannot do harm
    * @param {number} [options.timeoutMs] for one answer
+   * @param {number} [options.retryForMs] how long a write is repeated; less than `idempotencyWindowMs` of its topic
    * @param {typeof fetch} [options.fetch]
    * @param {any} [options.WebSocket] a class like the browser's, for Node before 22
    */
@@ -525,29 +660,30 @@ export class Topics {
     this.#fetch = options.fetch ?? ((...args) => globalThis.fetch(...args))
     this.#retries = options.retries ?? 5
     this.#timeoutMs = options.timeoutMs ?? 30_000
+    this.#retryForMs = options.retryForMs ?? 100_000
     this.#WebSocket = options.WebSocket ?? globalThis.WebSocket
   }
 
   // --- requests
 
   /**
-   * Send one request, once.
+   * Send one request, once. `take` reads the answer within the same time limit; without it, its body is left to the caller.
+   * @template T
    * @param {string} method
    * @param {string} path
-   * @param {{body?: any, accept?: string, signal?: AbortSignal|null, timeoutMs?: number, headers?: Record<string, string>}} [options]
-   * @returns {Promise<Response>}
+   * @param {{body?: any, accept?: string, signal?: AbortSignal|null, timeoutMs?: number}} options
+   * @param {(response: Response) => Promise<T>|T} take
+   * @returns {Promise<T>}
    */
-  async #send(method, path, { body, accept = JSON_TYPE, signal, timeoutMs = this.#timeoutMs, headers = {} } = {}) {
+  async #send(method, path, { body, accept = JSON_TYPE, signal, timeoutMs = this.#timeoutMs }, take) {
     const limit = new AbortController()
     const timer = setTimeout(() => limit.abort(), timeoutMs)
     /** @type {Record<string, string>} */
-    const sent = { accept, ...headers }
+    const sent = { accept }
     if (body !== undefined) sent["content-type"] = JSON_TYPE
     if (this.#token) sent.authorization = `Bearer ${this.#token}`
-    /** @type {Response} */
-    let response
     try {
-      response = await this.#fetch(this.#base + path, {
+      const response = await this.#fetch(this.#base + path, {
         method,
         headers: sent,
         body: body === undefined ? undefined : JSON.stringify(body),
@@ -555,7 +691,7 @@ export class Topics {
         cache: "no-store",
       })
       if (!response.ok) throw await this.#failure(response)
-      return response
+      return await take(response)
     } catch (cause) {
       if (cause instanceof TopicsError) throw cause
       if (signal?.aborted) throw signal.reason
@@ -586,22 +722,30 @@ export class Topics {
 
   /**
    * Send a request, and repeat it while that can help. `safe` says that a repetition cannot do harm even if the server
-   * has carried out the first one.
+   * has carried out the first one; a `keyed` request is safe for as long as the server remembers its key.
    * @param {string} method
    * @param {string} path
-   * @param {{body?: any, signal?: AbortSignal|null, safe?: boolean, timeoutMs?: number}} [options]
+   * @param {{body?: any, signal?: AbortSignal|null, safe?: boolean, keyed?: boolean, timeoutMs?: number, retries?: number}} [options]
    * @returns {Promise<any>}
    */
-  async #call(method, path, { body, signal, safe = true, timeoutMs } = {}) {
+  async #call(method, path, { body, signal, safe = true, keyed = false, timeoutMs, retries = this.#retries } = {}) {
     const backoff = new Backoff()
+    const giveUp = performance.now() + this.#retryForMs
+    let answerLost = false
     for (let attempt = 0; ; attempt++) {
       try {
-        const response = await this.#send(method, path, { body, signal, timeoutMs })
-        return await response.json()
+        return await this.#send(method, path, { body, signal, timeoutMs }, (response) => response.json())
       } catch (error) {
-        if (!(error instanceof TopicsError) || !error.retryable || attempt >= this.#retries) throw error
-        if (error.status === 0 && !safe) throw error
-        await sleep(backoff.nextMs(error), signal)
+        if (!(error instanceof TopicsError) || !error.retryable || attempt >= retries) throw error
+        const lost = error instanceof Unreachable
+        if (lost && !safe) throw error
+        answerLost ||= lost
+        const waitMs = backoff.nextMs(error)
+        if (keyed && performance.now() + waitMs > giveUp) {
+          if (!answerLost) throw error
+          throw new OutcomeUnknown(`no confirmation for ${this.#retryForMs} ms: ${error.message}`, { code: "outcome_unknown", cause: error })
+        }
+        await sleep(waitMs, signal)
       }
     }
   }
@@ -610,25 +754,35 @@ export class Topics {
 
   /**
    * Create a topic, or change its configuration.
+   *
+   *     await topics.putTopic("orders", { durability: "fsync", capRecords: 1_000_000 })
+   *
    * @param {string} topic
    * @param {TopicConfig} [config]
+   * @returns {Promise<{topic: string, created: boolean, epoch: number, config: Record<string, any>}>}
    */
   putTopic(topic, config = {}) {
     return this.#call("PUT", `/v0/topics/${encodeURIComponent(topic)}`, { body: wire(config) })
   }
 
   /**
-   * Return the state of a topic.
+   * Return the state of a topic. With `touch`, the request counts as a read of the topic, which raises its automatic
+   * priority.
    * @param {string} topic
+   * @param {{touch?: boolean, signal?: AbortSignal}} [options]
+   * @returns {Promise<TopicState>}
    */
-  topic(topic) {
-    return this.#call("GET", `/v0/topics/${encodeURIComponent(topic)}`)
+  topic(topic, { touch = false, signal } = {}) {
+    return this.#call("GET", `/v0/topics/${encodeURIComponent(topic)}?touch=${touch}`, { signal })
   }
 
   /**
    * List topics by name, page after page.
+   *
+   *     for await (const row of topics.topics({ prefix: "orders." })) console.log(row.topic, row.count)
+   *
    * @param {{prefix?: string, pageSize?: number}} [options]
-   * @returns {AsyncGenerator<any, void>}
+   * @returns {AsyncGenerator<TopicSummary, void>}
    */
   topics({ prefix, pageSize = 1000 } = {}) {
     return this.#pages("/v0/topics", "topics", { prefix, page_size: pageSize })
@@ -693,7 +847,8 @@ export class Topics {
       ...(config && { config: wire(config) }),
       records: records.map((record) => ({ ...wire({ ...record, data: undefined }), data: record.data ?? null })),
     }
-    const done = await this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}?return_seqs=false`, { body, signal })
+    const path = `/v0/topics/${encodeURIComponent(topic)}?return_seqs=false`
+    const done = await this.#call("POST", path, { body, signal, keyed: true })
     return {
       firstSeq: done.first_seq,
       lastSeq: done.last_seq,
@@ -710,9 +865,9 @@ export class Topics {
    * @returns {Promise<Page>}
    */
   async diff(topic, options = {}) {
-    const { signal, waitMs = 0, ...rest } = options
+    const { signal, waitMs = 0, includeTags = true, ...rest } = options
     const page = await this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/diff`, {
-      body: wire({ ...rest, waitMs: waitMs || undefined }),
+      body: wire({ ...rest, includeTags, waitMs: waitMs || undefined }),
       signal,
       timeoutMs: this.#timeoutMs + waitMs,
     })
@@ -734,24 +889,106 @@ export class Topics {
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *read(topic, options = {}) {
-    let { fromSeq = 0, epoch = null } = options
+    let { fromSeq = 0, epoch = null, fromTs } = options
     for (;;) {
-      const page = await this.diff(topic, { limit: 1000, ...options, fromSeq, epoch })
+      const page = await this.diff(topic, { limit: 1000, ...options, fromSeq, epoch, fromTs })
       if (page.gap) yield page.gap
       yield* page.records
       if (page.caughtUp) return
       fromSeq = page.nextFromSeq
       epoch = page.epoch
+      fromTs = undefined
     }
   }
 
   /**
-   * Delete records by seq, by tag, or both. Readers see no gap where records were deleted.
+   * Read a range of records and gaps in one streamed answer: faster than `read` for many records. After a broken
+   * connection it continues where it was.
+   *
+   *     for await (const item of topics.scan("orders", { uptoSeq: 1_000_000 })) …
+   *
    * @param {string} topic
-   * @param {{beforeSeq?: number, match?: Match, dryRun?: boolean}} which
+   * @param {ScanOptions} [options]
+   * @returns {AsyncGenerator<TopicRecord|Gap, void>}
+   */
+  async *scan(topic, options = {}) {
+    const { signal, includeTags = true, ...range } = options
+    const backoff = new Backoff()
+    let attempts = 0
+    for (;;) {
+      try {
+        for await (const line of this.#lines(`/v0/topics/${encodeURIComponent(topic)}/scan`, wire({ ...range, includeTags }), signal)) {
+          backoff.reset()
+          attempts = 0
+          range.fromTs = undefined
+          if (line.$seq !== undefined) {
+            yield new TopicRecord(topic, line)
+            range.fromSeq = line.$seq
+          } else if (line.tombstone) {
+            yield new Gap(topic, line.tombstone)
+            range.fromSeq = restart(line.tombstone)
+            range.epoch = line.tombstone.epoch
+          } else if (line.error) {
+            throw errorOf(line.error.code, 200, line.error.message, line.error.detail, line.error.detail?.retry_after_ms ?? null)
+          } else if (line.end) return
+        }
+        throw new Unreachable("the scan was cut off", { code: "stream_ended", retryable: true })
+      } catch (error) {
+        if (signal?.aborted || ++attempts > this.#retries) throw error
+        await retryOrThrow(error, false, backoff, undefined, signal)
+      }
+    }
+  }
+
+  /**
+   * Send a body, and parse the JSON lines of the answer.
+   * @param {string} path
+   * @param {any} body
+   * @param {AbortSignal|null|undefined} signal
+   * @returns {AsyncGenerator<any, void>}
+   */
+  async *#lines(path, body, signal) {
+    const left = new AbortController()
+    try {
+      const options = { body, accept: "application/x-ndjson", signal: anySignal(signal, left.signal) }
+      const stream = await this.#send("POST", path, options, (response) => response.body)
+      let held = ""
+      for await (const text of texts(/** @type {any} */ (stream))) {
+        const lines = (held + text).split("\n")
+        held = /** @type {string} */ (lines.pop())
+        for (const line of lines) yield JSON.parse(line)
+      }
+    } catch (error) {
+      if (signal?.aborted) throw signal.reason
+      if (error instanceof TopicsError) throw error
+      throw new Unreachable("the answer broke off", { code: "stream_broke", retryable: true, cause: error })
+    } finally {
+      left.abort()
+    }
+  }
+
+  /**
+   * Delete records by seq, by tag, or both; or a list of `seqs`. Readers see no gap where records were deleted.
+   *
+   *     await topics.delete("orders", { match: ["tag", "Glob", "customer-7:*"] })
+   *
+   * @param {string} topic
+   * @param {{beforeSeq?: number, match?: Match, seqs?: number[], epoch?: number, dryRun?: boolean}} which
+   * @returns {Promise<{topic: string, deleted: number, earliest_seq: number, head_seq: number, count: number, bytes: number}>}
    */
   delete(topic, which) {
     return this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/delete`, { body: wire(which) })
+  }
+
+  /**
+   * Report that an archive has every record of this epoch of the topic up to `seq`. An archive that deletes archived
+   * records from the topic reports the last one first, as `trimmedSeq`.
+   * @param {string} topic
+   * @param {{seq: number, epoch: number, trimmedSeq?: number}} position
+   * @returns {Promise<{topic: string, epoch: number, archived_seq: number, head_seq: number, moved: boolean}>}
+   */
+  reportArchived(topic, position) {
+    return this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/archived`, { body: wire(position) })
   }
 
   // --- following
@@ -780,7 +1017,7 @@ export class Topics {
         existed = true
         const { epoch, from_seq } = session.topics[topic]
         position ??= { seq: from_seq, epoch }
-        for await (const { event, data } of this.#events(session, view.heartbeatMs, signal)) {
+        for await (const { event, data } of this.#events(session.stream_url, view.heartbeatMs, signal)) {
           backoff.reset()
           if (event === "topic-deleted") break
           const items = itemsOf(event, data)
@@ -826,7 +1063,7 @@ export class Topics {
         for (const name of Object.keys(named)) {
           if (session.topics[name]) epochs[name] = session.topics[name].epoch
         }
-        for await (const { event, data, id } of this.#events(session, view.heartbeatMs, signal)) {
+        for await (const { event, data, id } of this.#events(session.stream_url, view.heartbeatMs, signal)) {
           backoff.reset()
           const items = itemsOf(event, data)
           if (items) yield* items
@@ -849,29 +1086,27 @@ export class Topics {
    * @param {boolean} [lenient]
    */
   async #open(topics, view, signal, lenient = false) {
-    const body = { ...wire(view), topics }
-    const response = await this.#send("POST", `/v0/watch${lenient ? "?lenient=true" : ""}`, { body, signal })
-    return await response.json()
+    const body = { include_tags: true, ...wire(view), topics }
+    const path = `/v0/watch${lenient ? "?lenient=true" : ""}`
+    return await this.#send("POST", path, { body, signal }, (response) => response.json())
   }
 
   /**
-   * Read the stream of a session. A stream that is silent for more than two heartbeats is given up.
-   * @param {any} session
+   * Read an event stream. One that is silent for more than two heartbeats is given up.
+   * @param {string} path
    * @param {number|undefined} heartbeatMs
    * @param {AbortSignal|null|undefined} signal
    * @returns {AsyncGenerator<{event: string, data: any, id: string|null}, void>}
    */
-  async *#events(session, heartbeatMs = 15_000, signal) {
+  async *#events(path, heartbeatMs = 15_000, signal) {
     const stale = new AbortController()
     const limitMs = 2 * Math.min(Math.max(heartbeatMs, 1000), 60_000) + WATCHDOG_SLACK_MS
     let timer = setTimeout(() => stale.abort(), limitMs)
     const silence = () => new TimedOut(`nothing came for ${limitMs} ms`, { code: "timed_out", retryable: true })
     try {
-      const response = await this.#send("GET", session.stream_url, {
-        accept: "text/event-stream",
-        signal: anySignal(signal, stale.signal),
-      })
-      for await (const { event, data, id } of parseEvents(/** @type {any} */ (response.body))) {
+      const options = { accept: "text/event-stream", signal: anySignal(signal, stale.signal) }
+      const stream = await this.#send("GET", path, options, (response) => response.body)
+      for await (const { event, data, id } of parseEvents(/** @type {any} */ (stream))) {
         clearTimeout(timer)
         if (event) {
           const parsed = JSON.parse(data)
@@ -914,6 +1149,7 @@ export class Topics {
    * Complete jobs. Seqs that `node` does not hold are returned as `skipped`.
    * @param {string} queue
    * @param {{node: string, seqs: number[], leaseIds?: string[]}} held
+   * @returns {Promise<{acked: number, skipped: number[], ready: number, in_flight: number}>}
    */
   ack(queue, held) {
     return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/ack`, { body: wire(held) })
@@ -923,6 +1159,7 @@ export class Topics {
    * Give jobs back.
    * @param {string} queue
    * @param {{node: string, seqs: number[], leaseIds?: string[], delayMs?: number}} held
+   * @returns {Promise<{nacked: number, skipped: number[], ready: number, in_flight: number}>}
    */
   nack(queue, held) {
     return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/nack`, { body: wire(held) })
@@ -932,6 +1169,7 @@ export class Topics {
    * Hold jobs for `leaseMs` from now.
    * @param {string} queue
    * @param {{node: string, seqs: number[], leaseIds?: string[], leaseMs: number}} held
+   * @returns {Promise<{extended: number, skipped: number[], deadlines: Record<string, number>}>}
    */
   extend(queue, held) {
     return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/extend`, { body: wire(held) })
@@ -941,7 +1179,7 @@ export class Topics {
    * List jobs with their state, in the order of the log.
    * @param {string} queue
    * @param {{state?: "ready"|"in_flight"|"delayed"}} [options]
-   * @returns {AsyncGenerator<any, void>}
+   * @returns {AsyncGenerator<ListedJob, void>}
    */
   listJobs(queue, { state } = {}) {
     return this.#pages(`/v0/topics/${encodeURIComponent(queue)}/jobs`, "jobs", { state, page_size: 1000 })
@@ -951,24 +1189,83 @@ export class Topics {
    * Move dead letters of a queue back into it.
    * @param {string} queue
    * @param {{match?: Match, seqs?: number[], fromSeq?: number, limit?: number, dryRun?: boolean, deadLetter?: string}} [which]
+   * @returns {Promise<{redriven: number, seqs: number[], dead_letter: string, next_from_seq: number, caught_up: boolean}>}
    */
   redrive(queue, which = {}) {
     return this.#call("POST", `/v0/topics/${encodeURIComponent(queue)}/redrive`, { body: wire(which), safe: false })
   }
 
   /**
-   * Yield jobs one by one. The loop's body acks each job, or gives it back.
+   * Yield jobs one by one until `signal` aborts.
+   *
+   *     for await (const job of topics.jobs("emails")) await send(job.data)
+   *
+   * The lease is extended while the loop's body runs. A job is acked when the loop asks for the next one. It is given
+   * back, with a delay that grows with its deliveries, when the body throws or leaves the loop. A body can also call
+   * `job.ack()` or `job.nack()` itself.
+   *
    * @param {string} queue
-   * @param {{node?: string, leaseMs?: number, signal?: AbortSignal, onRetry?: (error: TopicsError, waitMs: number) => void}} [options]
+   * @param {JobLoopOptions} [options]
    * @returns {AsyncGenerator<Job, void>}
    */
-  async *jobs(queue, { node = `js-${crypto.randomUUID()}`, leaseMs, signal, onRetry } = {}) {
+  async *jobs(queue, options = {}) {
+    const { node = workerName(), leaseMs = 30_000, signal } = options
+    yield* this.#jobLoop(options, async function* (/** @type {Topics} */ topics) {
+      while (!signal?.aborted) {
+        yield await topics.claim(queue, { node, max: 1, leaseMs, waitMs: 20_000, signal })
+      }
+    })
+  }
+
+  /**
+   * Yield jobs as `jobs` does, but let the server push them over a stream, up to `max` ahead of the loop. The server
+   * gives all of them to other workers as soon as the connection ends.
+   *
+   *     for await (const job of topics.pushedJobs("emails", { max: 8 })) await send(job.data)
+   *
+   * @param {string} queue
+   * @param {JobLoopOptions & {max?: number}} [options]
+   * @returns {AsyncGenerator<Job, void>}
+   */
+  async *pushedJobs(queue, options = {}) {
+    const { node = workerName(), leaseMs = 30_000, max = 1, signal } = options
+    const query = new URLSearchParams({ node, max: String(max), lease_ms: String(leaseMs) })
+    const path = `/v0/topics/${encodeURIComponent(queue)}/work?${query}`
+    const events = () => this.#events(path, undefined, signal)
+    yield* this.#jobLoop(options, async function* (/** @type {Topics} */ topics) {
+      for await (const { event, data } of events()) if (event === "job") yield [new Job(topics, queue, node, data)]
+    })
+  }
+
+  /**
+   * Hand out jobs of a source: keep the lease of each, then ack it or give it back. Open the source again if it breaks.
+   * @param {JobLoopOptions} options
+   * @param {(topics: Topics) => AsyncGenerator<Job[], void>} open
+   * @returns {AsyncGenerator<Job, void>}
+   */
+  async *#jobLoop(options, open) {
+    const { leaseMs = 30_000, retryDelayMs = defaultDelayMs, signal, onRetry } = options
     const backoff = new Backoff()
     while (!signal?.aborted) {
       try {
-        const claimed = await this.claim(queue, { node, max: 1, leaseMs, waitMs: 20_000, signal })
-        backoff.reset()
-        yield* claimed
+        for await (const jobs of open(this)) {
+          backoff.reset()
+          for (const job of jobs) {
+            const endLease = keepLease(job, leaseMs, () => {})
+            let finished = false
+            try {
+              yield job
+              finished = true
+            } finally {
+              endLease()
+              if (job.isOpen) {
+                // A failure is left alone: the job comes again when its lease ends.
+                await (finished ? job.ack() : job.nack(retryDelayMs(job.deliveries))).catch(() => {})
+              }
+            }
+            if (signal?.aborted) return
+          }
+        }
       } catch (error) {
         if (signal?.aborted) return
         await retryOrThrow(error, false, backoff, onRetry, signal)
@@ -991,19 +1288,21 @@ export class Topics {
    * @param {number} [options.timeoutMs] for one job; the handler's signal aborts, and the job goes back
    * @param {(deliveries: number) => number} [options.retryDelayMs]
    * @param {AbortSignal} [options.signal]
+   * @param {(job: Job) => void} [options.onStart] called before a handler
+   * @param {(job: Job, ms: number) => void} [options.onDone] called when a handler has ended
    * @param {(job: Job, error: unknown) => void} [options.onError] called when a handler has failed
    * @param {(error: TopicsError, waitMs: number) => void} [options.onRetry]
    * @returns {Promise<void>}
    */
   async work(queue, handler, options = {}) {
     const {
-      concurrency = 1, node = `js-${crypto.randomUUID()}`, leaseMs = 30_000, timeoutMs, signal, onError, onRetry,
-      retryDelayMs = (deliveries) => Math.min(1000 * 2 ** (deliveries - 1), 300_000),
+      concurrency = 1, node = workerName(), leaseMs = 30_000, timeoutMs, signal, onStart, onDone, onError, onRetry,
+      retryDelayMs = defaultDelayMs,
     } = options
     /** @type {Set<Promise<void>>} */
     const running = new Set()
     const backoff = new Backoff()
-    const one = (/** @type {Job} */ job) => runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onError })
+    const one = (/** @type {Job} */ job) => runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart, onDone, onError })
     while (!signal?.aborted) {
       if (running.size >= concurrency) {
         await Promise.race(running)
@@ -1034,7 +1333,8 @@ export class Topics {
   /**
    * Create a router, or change it.
    * @param {string} router
-   * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once"}} config
+   * @param {{source: string, dest: string, filter?: Match|null, preserveNode?: boolean, preserveTag?: boolean, createDest?: boolean, allowCycle?: boolean, guarantee?: "at_least_once"|"exactly_once", fromSeq?: number, fromTs?: number}} config
+   * @returns {Promise<RouterState & {created: boolean}>}
    */
   putRouter(router, config) {
     return this.#call("PUT", `/v0/routers/${encodeURIComponent(router)}`, { body: wire(config) })
@@ -1043,6 +1343,7 @@ export class Topics {
   /**
    * Return a router: what it forwards, how far it has come, and what holds it up.
    * @param {string} router
+   * @returns {Promise<RouterState>}
    */
   router(router) {
     return this.#call("GET", `/v0/routers/${encodeURIComponent(router)}`)
@@ -1051,7 +1352,7 @@ export class Topics {
   /**
    * List routers by name.
    * @param {{prefix?: string, source?: string, dest?: string}} [options]
-   * @returns {AsyncGenerator<any, void>}
+   * @returns {AsyncGenerator<RouterSummary, void>}
    */
   routers(options = {}) {
     return this.#pages("/v0/routers", "routers", { ...options, page_size: 1000 })
@@ -1069,7 +1370,8 @@ export class Topics {
   /**
    * Count the records that a filter would forward.
    * @param {string} router
-   * @param {{source?: string, filter?: Match|null}} [which]
+   * @param {{source?: string, filter?: Match|null, fromSeq?: number, fromTs?: number}} [which]
+   * @returns {Promise<{router: string, source: string, matched: number, bytes: number, scanned: number, first_seq: number|null, last_seq: number|null, head_seq: number}>}
    */
   previewRouter(router, which = {}) {
     return this.#call("POST", `/v0/routers/${encodeURIComponent(router)}/preview`, { body: wire(which) })
@@ -1077,25 +1379,55 @@ export class Topics {
 
   // --- the server
 
-  /** Return whether the process is alive, and its version. */
+  /**
+   * Return the version and the uptime of the server.
+   * @returns {Promise<{status: "ok", version: string, uptime_ms: number}>}
+   */
   health() {
     return this.#call("GET", "/v0/health")
   }
 
-  /** Return whether the server can serve. */
+  /**
+   * Return the readiness of the server. Throws `NotReady`, `ShuttingDown` or `ReadOnly` if it cannot serve.
+   * @returns {Promise<{status: "ready", wal_replay_complete: boolean, topics: number}>}
+   */
+  ready() {
+    return this.#call("GET", "/v0/ready", { retries: 0 })
+  }
+
+  /** Return whether the server answers and can serve. */
   async isReady() {
     try {
-      await this.#send("GET", "/v0/ready")
+      await this.ready()
       return true
     } catch (error) {
-      if (error instanceof TopicsError && (error.status === 503 || error.status === 0)) return false
+      if (error instanceof Unavailable || error instanceof Unreachable) return false
       throw error
     }
   }
 
-  /** Return gauges and counters as an object. */
+  /**
+   * Return gauges and counters as an object: a number by the name of the metric, or numbers by label.
+   * @returns {Promise<Record<string, any>>}
+   */
   metrics() {
     return this.#call("GET", "/v0/metrics")
+  }
+
+  /**
+   * Return the metrics as Prometheus text.
+   * @returns {Promise<string>}
+   */
+  metricsText() {
+    return this.#send("GET", "/v0/metrics", { accept: "text/plain" }, (response) => response.text())
+  }
+
+  /**
+   * Return the OpenAPI document of the server.
+   * @returns {Promise<Record<string, any>>}
+   */
+  openapi() {
+    return this.#call("GET", "/v0/openapi.json")
   }
 
   /**
@@ -1177,7 +1509,7 @@ export class Socket {
    * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
    */
   async subscribe(topic, options = {}) {
-    return (await this.#ask("subscribe", { ...wire(options), topic })).topics
+    return (await this.#ask("subscribe", { include_tags: true, ...wire(options), topic })).topics
   }
 
   /** @param {string} topic */
@@ -1290,28 +1622,54 @@ async function retryOrThrow(error, waitable, backoff, onRetry, signal) {
   await sleep(waitMs, signal).catch(() => {})
 }
 
+function workerName() {
+  return `js-${crypto.randomUUID()}`
+}
+
+/**
+ * Return how long a job that failed waits: one second, then twice as long each time, up to five minutes.
+ * @param {number} deliveries
+ */
+function defaultDelayMs(deliveries) {
+  return Math.min(1000 * 2 ** (deliveries - 1), 300_000)
+}
+
+/**
+ * Extend the lease of a job three times as often as it ends. Return a function that stops this.
+ * @param {Job} job
+ * @param {number} leaseMs
+ * @param {() => void} onLost called when the lease has ended
+ */
+function keepLease(job, leaseMs, onLost) {
+  const timer = setInterval(() => {
+    if (job.isOpen) job.extend(leaseMs).then((held) => held || !job.isOpen || onLost(), () => {})
+  }, leaseMs / 3)
+  return () => clearInterval(timer)
+}
+
 /**
  * @param {Job} job
  * @param {(job: Job, signal: AbortSignal) => unknown} handler
- * @param {{leaseMs: number, timeoutMs: number|undefined, retryDelayMs: (deliveries: number) => number, onError: ((job: Job, error: unknown) => void)|undefined}} options
+ * @param {{leaseMs: number, timeoutMs: number|undefined, retryDelayMs: (deliveries: number) => number, onStart: ((job: Job) => void)|undefined, onDone: ((job: Job, ms: number) => void)|undefined, onError: ((job: Job, error: unknown) => void)|undefined}} options
  */
-async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onError }) {
+async function runJob(job, handler, { leaseMs, timeoutMs, retryDelayMs, onStart, onDone, onError }) {
   const limit = new AbortController()
-  const extending = setInterval(() => {
-    job.extend(leaseMs).then((held) => held || limit.abort(new TopicsError("the lease has ended", { code: "lease_ended" })), () => {})
-  }, leaseMs / 3)
+  const endLease = keepLease(job, leaseMs, () => limit.abort(new TopicsError("the lease has ended", { code: "lease_ended" })))
   const timer = timeoutMs && setTimeout(() => limit.abort(new TimedOut(`the job took more than ${timeoutMs} ms`, { code: "timed_out" })), timeoutMs)
   const aborted = new Promise((_, reject) => limit.signal.addEventListener("abort", () => reject(limit.signal.reason)))
+  const began = performance.now()
+  onStart?.(job)
+  // A lost answer to an ack or a nack is left alone: the job comes again when its lease ends.
   try {
     await Promise.race([handler(job, limit.signal), aborted])
-    clearInterval(extending)
-    await job.ack()
   } catch (error) {
-    clearInterval(extending)
     onError?.(job, error)
-    await job.nack(retryDelayMs(job.deliveries)).catch(() => {}) // The lease ends by itself if this fails.
+    if (job.isOpen) await job.nack(retryDelayMs(job.deliveries)).catch(() => {})
+    return
   } finally {
-    clearInterval(extending)
+    endLease()
     if (timer) clearTimeout(timer)
   }
+  if (job.isOpen) await job.ack().catch(() => {})
+  onDone?.(job, performance.now() - began)
 }

@@ -51,10 +51,14 @@ class CuttingProxy:
         self._loop.run_until_complete(serve())
         self._loop.run_forever()
         self._server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._end(asyncio.all_tasks(self._loop)))
         self._loop.close()
+
+    async def _end(self, left: set[asyncio.Task[None]]) -> None:
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.sleep(0)  # transports that were aborted close in the next turn
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         cut = not self.quiet and self._random.randrange(self._cut_one_in) == 0
@@ -68,11 +72,13 @@ class CuttingProxy:
             asyncio.ensure_future(self._pipe(reader, downstream, left)),
             asyncio.ensure_future(self._pipe(upstream, writer, left)),
         ]
-        await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
-        for pipe in pipes:
-            pipe.cancel()
-        for transport in (writer.transport, downstream.transport):
-            transport.abort()
+        try:
+            await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pipe in pipes:
+                pipe.cancel()
+            for transport in (writer.transport, downstream.transport):
+                transport.abort()
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int]) -> None:
         with suppress(OSError):

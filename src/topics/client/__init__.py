@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from topics.client._async.client import AsyncTopics as AsyncTopics
-    from topics.client._async.job import AsyncJob as AsyncJob
+    from topics.client._async.work.job import AsyncJob as AsyncJob
     from topics.client._sync.client import Topics as Topics
-    from topics.client._sync.job import Job as Job
+    from topics.client._sync.work.job import Job as Job
     from topics.client.cursors import Cursor as Cursor
     from topics.client.cursors import FileCursor as FileCursor
     from topics.client.cursors import MemoryCursor as MemoryCursor
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncTopics": "_async.client",
-    "AsyncJob": "_async.job",
+    "AsyncJob": "_async.work.job",
     "Topics": "_sync.client",
-    "Job": "_sync.job",
+    "Job": "_sync.work.job",
     "Cursor": "cursors",
     "FileCursor": "cursors",
     "MemoryCursor": "cursors",

@@ -1,10 +1,13 @@
 """Exceptions of the clients: one class per error code, and a few for answers that never came.
 
 TopicsError
-    TopicNotFound, TopicFull, Throttled, …    the server refused, see `BY_CODE`
+    TopicNotFound, TopicFull, Throttled, …    the server refused: one class per code, see `BY_CODE`
+    InvalidRequest                            the base of all refusals of a malformed request
+    Unavailable                               the base of NotReady, ShuttingDown, ReadOnly and RequestTimeout
     Unreachable                               no answer: wrong address, stopped, or the connection broke
         TimedOut                              no answer in time
     BadUrl                                    the address is not the URL of a server
+    OutcomeUnknown                            a write that may or may not have happened
 """
 
 from __future__ import annotations
@@ -60,8 +63,28 @@ class Forbidden(TopicsError):
     """The key lacks a scope, or the name lies outside its prefixes."""
 
 
+class MethodNotAllowed(InvalidRequest):
+    """The path does not have this method. An older server answers so to a newer client."""
+
+
+class NotAcceptable(InvalidRequest):
+    """The server cannot answer in the format that was asked for."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The content type of the body is not JSON."""
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The headers of the request are larger than the server allows."""
+
+
 class NotFound(TopicsError):
     """The path or the watch session does not exist."""
+
+
+class SessionGone(NotFound):
+    """The watch session has ended."""
 
 
 class TopicNotFound(TopicsError):
@@ -108,6 +131,22 @@ class Unavailable(TopicsError):
     """The server recovers its data, shuts down, or cannot write: retry after `retry_after` seconds."""
 
 
+class NotReady(Unavailable):
+    """The server recovers its data after a start."""
+
+
+class ShuttingDown(Unavailable):
+    """The server shuts down."""
+
+
+class ReadOnly(Unavailable):
+    """The server cannot write to its disk: `detail["reason"]` says why."""
+
+
+class RequestTimeout(Unavailable):
+    """The server did not get the whole request in time."""
+
+
 class InternalError(TopicsError):
     """The server failed: see its log."""
 
@@ -147,26 +186,26 @@ BY_CODE: dict[Code, type[TopicsError]] = {
     Code.UNAUTHORIZED: Unauthorized,
     Code.FORBIDDEN: Forbidden,
     Code.NOT_FOUND: NotFound,
-    Code.SESSION_GONE: NotFound,
+    Code.SESSION_GONE: SessionGone,
     Code.TOPIC_NOT_FOUND: TopicNotFound,
     Code.ROUTER_NOT_FOUND: RouterNotFound,
-    Code.METHOD_NOT_ALLOWED: InvalidRequest,
-    Code.NOT_ACCEPTABLE: InvalidRequest,
-    Code.REQUEST_TIMEOUT: Unavailable,
+    Code.METHOD_NOT_ALLOWED: MethodNotAllowed,
+    Code.NOT_ACCEPTABLE: NotAcceptable,
+    Code.REQUEST_TIMEOUT: RequestTimeout,
     Code.ROUTER_CYCLE: RouterCycle,
     Code.TOPIC_EXISTS_INCOMPATIBLE: TopicExistsIncompatible,
     Code.TOPIC_NOT_EMPTY: TopicNotEmpty,
     Code.NOT_A_QUEUE: NotAQueue,
     Code.EPOCH_MISMATCH: EpochMismatch,
     Code.PAYLOAD_TOO_LARGE: PayloadTooLarge,
-    Code.UNSUPPORTED_MEDIA_TYPE: InvalidRequest,
+    Code.UNSUPPORTED_MEDIA_TYPE: UnsupportedMediaType,
     Code.TOPIC_FULL: TopicFull,
     Code.THROTTLED: Throttled,
-    Code.HEADERS_TOO_LARGE: InvalidRequest,
+    Code.HEADERS_TOO_LARGE: HeadersTooLarge,
     Code.INTERNAL: InternalError,
-    Code.NOT_READY: Unavailable,
-    Code.SHUTTING_DOWN: Unavailable,
-    Code.READ_ONLY: Unavailable,
+    Code.NOT_READY: NotReady,
+    Code.SHUTTING_DOWN: ShuttingDown,
+    Code.READ_ONLY: ReadOnly,
 }
 PROXY_STATUSES = (502, 503, 504)  # a proxy's way to say that the server did not answer
 
@@ -198,7 +237,7 @@ def from_code(
 ) -> TopicsError:
     """Return the exception for an error code of the server."""
     known = BY_WIRE.get(code)
-    kind = TopicsError if known is None else BY_CODE[known]
+    kind = TopicsError if known is None else BY_CODE.get(known, TopicsError)
     retryable = status in PROXY_STATUSES if known is None else known.retryable
     return kind(message, code=code, status=status, detail=detail, retryable=retryable, retry_after=retry_after)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, Required, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -33,7 +33,10 @@ class Record(
     @property
     def data(self) -> Any:
         """The data, decoded."""
-        return decode_json(self.json)
+        try:
+            return _decode(self.json)
+        except msgspec.DecodeError:
+            return decode_json(self.json)
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -116,6 +119,18 @@ class NewRecord(Struct, omit_defaults=True, kw_only=True):
     deliver_at: int | None = None
 
 
+class RecordFields(TypedDict, total=False):
+    """A `NewRecord` as a dictionary."""
+
+    data: Required[Any]
+    tag: str | None
+    node: str | None
+    meta: dict[str, Any] | None
+    priority: int | None
+    delay_ms: int | None
+    deliver_at: int | None
+
+
 class Appended(Struct):
     """Where records were written. `deduped` says that an earlier attempt had written them."""
 
@@ -139,6 +154,7 @@ class Config(TypedDict, total=False):
     cap_records: int
     cap_bytes: int
     discard: Discard
+    durable: bool
     durability: Durability
     priority: int | None
     auto_priority: bool

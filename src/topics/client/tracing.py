@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from topics.client.items import Gap, NewRecord, Record
+from topics.client.items import Gap, NewRecord, Record, RecordFields
 
 try:
     from opentelemetry import propagate, trace
@@ -22,22 +22,21 @@ try:
 except ImportError:
     _tracer = None
 
-enabled = _tracer is not None
+Written = NewRecord | RecordFields
 
-Written = NewRecord | Mapping[str, Any]
+
+def enabled() -> bool:
+    """Return whether spans go anywhere: the package is installed, and the program has set a provider."""
+    return _tracer is not None and not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 @contextmanager
 def sending(topic: str, records: Sequence[Written]) -> Iterator[Sequence[Written]]:
     """Open a span for an append, and yield the records with the trace context in their `meta`."""
-    if _tracer is None:
+    if _tracer is None or not enabled():
         yield records
         return
-    attributes = {
-        "messaging.system": "topics",
-        "messaging.destination.name": topic,
-        "messaging.batch.message_count": len(records),
-    }
+    attributes = {**_named(topic), "messaging.batch.message_count": len(records)}
     with _tracer.start_as_current_span(f"append {topic}", kind=SpanKind.PRODUCER, attributes=attributes):
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
@@ -48,11 +47,7 @@ def received(item: Record | Gap) -> None:
     """Record that an item was received, with a link to the span of its append."""
     if _tracer is None or isinstance(item, Gap):
         return
-    attributes = {
-        "messaging.system": "topics",
-        "messaging.destination.name": item.topic,
-        "messaging.message.id": str(item.seq),
-    }
+    attributes = {**_named(item.topic), "messaging.message.id": str(item.seq)}
     span = _tracer.start_span(
         f"receive {item.topic}", kind=SpanKind.CONSUMER, attributes=attributes, links=_links(item.meta)
     )
@@ -62,13 +57,28 @@ def received(item: Record | Gap) -> None:
 @contextmanager
 def working(topic: str, seq: int, meta: Mapping[str, Any]) -> Iterator[None]:
     """Open a span for a job that continues the trace of its append. A failure is recorded in it."""
-    if _tracer is None:
+    if _tracer is None or not enabled():
         yield
         return
     attributes = {**_named(topic), "messaging.message.id": str(seq)}
     context = propagate.extract(_carrier(meta))
     with _tracer.start_as_current_span(f"job {topic}", context=context, kind=SpanKind.CONSUMER, attributes=attributes):
         yield
+
+
+@contextmanager
+def job_loop(topic: str, seq: int, meta: Mapping[str, Any]) -> Iterator[None]:
+    """Open a span for a job of a loop. It is not the current span: a generator cannot set that for its caller."""
+    if _tracer is None or not enabled():
+        yield
+        return
+    attributes = {**_named(topic), "messaging.message.id": str(seq)}
+    context = propagate.extract(_carrier(meta))
+    span = _tracer.start_span(f"job {topic}", context=context, kind=SpanKind.CONSUMER, attributes=attributes)
+    try:
+        yield
+    finally:
+        span.end()
 
 
 def _named(topic: str) -> dict[str, Any]:

@@ -4,44 +4,41 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Self
 from uuid import uuid4
 
 import httpx
-import msgspec
-from msgspec import Struct
 
-from topics.client import tracing
 from topics.client._async import following
-from topics.client._async.job import AsyncJob, ClaimedJob
+from topics.client._async.calls.queue_calls import AsyncQueueCalls
+from topics.client._async.calls.record_calls import PAGE_RECORDS, AsyncRecordCalls
+from topics.client._async.calls.router_calls import AsyncRouterCalls
+from topics.client._async.calls.server_calls import AsyncServerCalls
+from topics.client._async.calls.topic_calls import AsyncTopicCalls
 from topics.client._async.socket import AsyncSocket
-from topics.client._async.transport import AsyncTransport, fields_of, router_path, topic_path, with_query
-from topics.client._async.worker import AsyncWorker, Handler
+from topics.client._async.transport import AsyncTransport
+from topics.client._async.work.job import AsyncJob
+from topics.client._async.work.job_loop import AsyncClaims, AsyncJobLoop, AsyncPushes
+from topics.client._async.work.worker import AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
 from topics.client.cursors import Cursor
-from topics.client.errors import TopicsError, Unavailable, Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Page, Position, Record
+from topics.client.errors import TopicsError
+from topics.client.items import Gap, Match, Position, Record
 from topics.client.watching import Start, WatchCursor
-from topics.model import queue, wire
-from topics.model import router as routing
-
-Row = TypeVar("Row")
-PAGE_ROWS = 1000
-PAGE_RECORDS = 1000  # the most that a server returns unless it is configured otherwise
-CLAIM_WAIT_MS = 20_000
 
 
-class _Claimed(Struct):
-    claimed: list[ClaimedJob]
-
-
-class AsyncTopics:
+class AsyncTopics(AsyncTopicCalls, AsyncRecordCalls, AsyncQueueCalls, AsyncRouterCalls, AsyncServerCalls):
     """A server. Every failure is a `TopicsError`, with a class per error code.
 
     async with AsyncTopics("http://127.0.0.1:4000") as topics:
         await topics.append("orders", {"sku": "V60"}, tag="order-7")
         async for item in topics.follow("orders"):
             print(item)
+
+    `token` is the API key. `timeout_s` is the limit for one answer, and `retries` the number of attempts after the
+    first one. A write is not repeated for longer than `retry_for_s`, which must be less than `idempotency_window_ms` of
+    its topic (120 seconds by default): a later attempt could write twice. With `gzip`, answers are compressed, which
+    helps over a slow network only. `transport` replaces the connections, for example in tests.
     """
 
     def __init__(
@@ -51,10 +48,16 @@ class AsyncTopics:
         token: str | None = None,
         timeout_s: float = 30.0,
         retries: int = 5,
+        retry_for_s: float = 100.0,
+        gzip: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._http = AsyncTransport(url, token=token, timeout_s=timeout_s, retries=retries, transport=transport)
+        self._http = AsyncTransport(
+            url, token=token, timeout_s=timeout_s, retries=retries, retry_for_s=retry_for_s, gzip=gzip,
+            transport=transport,
+        )  # fmt: skip
         self._workers: list[AsyncWorker] = []
+        self._loops: list[AsyncJobLoop] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,162 +68,11 @@ class AsyncTopics:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all connections.
+
+        await topics.aclose()       # a `with` block does so by itself
+        """
         await self._http.aclose()
-
-    # --- topics
-
-    async def put_topic(self, topic: str, **config: Unpack[Config]) -> wire.TopicPut:
-        """Create a topic, or change its configuration.
-
-        await topics.put_topic("orders", durability="fsync", cap_records=1_000_000)
-        """
-        return await self._http.call("PUT", topic_path(topic), wire.TopicPut, body=config)
-
-    async def topic(self, topic: str) -> wire.TopicState:
-        """Return the state of a topic: head, count, bytes, configuration. Raises `TopicNotFound`."""
-        return await self._http.call("GET", with_query(topic_path(topic), touch=False), wire.TopicState)
-
-    async def topics(self, prefix: str = "") -> AsyncIterator[wire.TopicSummary]:
-        """Yield the topics whose names begin with `prefix`, by name.
-
-        async for row in topics.topics("orders."):
-            print(row.topic, row.count)
-        """
-        async for page in self._pages("/v0/topics", wire.TopicList, prefix=prefix or None):
-            for row in page.topics:
-                yield row
-
-    async def drop_topic(self, topic: str, *, if_empty: bool = False) -> bool:
-        """Remove a topic and everything in it. Return False if it did not exist."""
-        path = with_query(topic_path(topic), if_empty=True if if_empty else None)
-        return (await self._http.call("DELETE", path, wire.TopicDropped)).deleted
-
-    # --- records
-
-    async def append(
-        self,
-        topic: str,
-        data: object,
-        *,
-        tag: str | None = None,
-        node: str | None = None,
-        meta: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        delay_ms: int | None = None,
-        deliver_at: int | None = None,
-        key: str | None = None,
-        create: bool | None = None,
-        config: Config | None = None,
-    ) -> Appended:
-        """Append one record. `key` is its idempotency key; without one the client makes one up for its retries.
-
-        done = await topics.append("orders", {"sku": "V60"}, tag="order-7")
-        print(done.seq)
-        """
-        record = NewRecord(
-            data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
-            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
-        )  # fmt: skip
-        return await self.append_many(topic, [record], key=key, create=create, config=config)
-
-    async def append_many(
-        self,
-        topic: str,
-        records: Sequence[NewRecord | Mapping[str, Any]],
-        *,
-        node: str | None = None,
-        key: str | None = None,
-        create: bool | None = None,
-        config: Config | None = None,
-    ) -> Appended:
-        """Append records: all of them or none.
-
-        await topics.append_many("orders", [NewRecord(data=1), {"data": 2, "tag": "b"}])
-        """
-        with tracing.sending(topic, records) as traced:
-            body = {
-                "records": traced,
-                "idempotency_key": key or uuid4().hex,
-                **fields_of(node=node, create=create, config=config),
-            }
-            return await self._http.call("POST", with_query(topic_path(topic), return_seqs=False), Appended, body=body)
-
-    async def diff(
-        self,
-        topic: str,
-        *,
-        from_seq: int = 0,
-        epoch: int | None = None,
-        limit: int = PAGE_RECORDS,
-        max_batch_bytes: int | None = None,
-        wait_ms: int = 0,
-        node: str | Sequence[str] | None = None,
-        filter: Match | None = None,
-        include_tags: bool = True,
-        include_meta: bool = True,
-        include_data: bool = True,
-        from_ts: int | None = None,
-        retries: int | None = None,
-    ) -> Page:
-        """Return one page of records after `from_seq`. With `wait_ms`, wait for a record at the head of the topic.
-
-        page = await topics.diff("orders", from_seq=0)
-        if page.gap: print("lost", page.gap.first_seq, page.gap.last_seq, page.gap.reason)
-        """
-        body = {
-            "from_seq": from_seq, "limit": limit, "include_tags": include_tags,
-            **fields_of(
-                epoch=epoch, wait_ms=wait_ms or None, node=node, filter=filter, from_ts=from_ts,
-                max_batch_bytes=max_batch_bytes,
-                include_meta=None if include_meta else False, include_data=None if include_data else False,
-            ),
-        }  # fmt: skip
-        return await self._http.call(
-            "POST", topic_path(topic, "/diff"), Page, body=body, wait_ms=wait_ms, retries=retries
-        )
-
-    async def read(
-        self,
-        topic: str,
-        *,
-        from_seq: int = 0,
-        node: str | Sequence[str] | None = None,
-        filter: Match | None = None,
-        include_data: bool = True,
-    ) -> AsyncIterator[Record | Gap]:
-        """Yield records and gaps from `from_seq` up to the head of the topic, and end there.
-
-        async for item in topics.read("orders"):
-            print(item)
-        """
-        epoch = None
-        while True:
-            page = await self.diff(
-                topic, from_seq=from_seq, epoch=epoch, node=node, filter=filter, include_data=include_data
-            )
-            for item in following.items_of(page, topic):
-                yield item
-            if page.caught_up:
-                return
-            from_seq, epoch = page.next_from_seq, page.epoch
-
-    async def delete(
-        self,
-        topic: str,
-        *,
-        before_seq: int | None = None,
-        match: Match | None = None,
-        seqs: Sequence[int] | None = None,
-        epoch: int | None = None,
-        dry_run: bool = False,
-    ) -> wire.RecordsDeleted:
-        """Delete records by seq, by tag, or both. Readers see no gap where records were deleted.
-
-        await topics.delete("orders", match=("tag", "Glob", "customer-7:*"))
-        """
-        body = fields_of(before_seq=before_seq, match=match, seqs=seqs, epoch=epoch, dry_run=dry_run or None)
-        return await self._http.call("POST", topic_path(topic, "/delete"), wire.RecordsDeleted, body=body)
 
     # --- following
 
@@ -233,7 +85,6 @@ class AsyncTopics:
         tail: bool = False,
         node: str | Sequence[str] | None = None,
         filter: Match | None = None,
-        include_data: bool = True,
         page_records: int = PAGE_RECORDS,
         wait_ms: int = 20_000,
         wait_for_topic: bool = False,
@@ -252,10 +103,9 @@ class AsyncTopics:
         """
         start = following.Following(
             topic=topic, cursor=cursor, from_seq=from_seq, tail=tail, node=node, filter=filter,
-            include_data=include_data, page_records=page_records, wait_ms=wait_ms,
-            wait_for_topic=wait_for_topic, on_retry=on_retry,
+            page_records=page_records, wait_ms=wait_ms, wait_for_topic=wait_for_topic, on_retry=on_retry,
         )  # fmt: skip
-        return following.follow(self, start)
+        return following.follow(self, self._http, start)
 
     def watch(
         self,
@@ -270,6 +120,9 @@ class AsyncTopics:
         on_retry: Callable[[TopicsError, float], None] | None = None,
     ) -> AsyncIterator[Record | Gap]:
         """Follow many topics over one stream. A name that ends in `*` stands for every topic that begins so.
+
+        With `strong`, records come only once they are on the disk. Without `include_data`, they come without their
+        data. With `wait_for_topics`, topics that do not exist are left out instead of raising `TopicNotFound`.
 
         async for item in topics.watch({"orders": None, "chat-*": Start(tail=True)}):
             print(item.topic, item)
@@ -314,84 +167,64 @@ class AsyncTopics:
             max_pending_bytes=max_pending_bytes, node=node,
         )  # fmt: skip
 
-    # --- queues
+    # --- working
 
-    async def claim(
-        self, topic: str, *, node: str, max: int = 1, lease_ms: int | None = None, wait_ms: int = 0
-    ) -> list[AsyncJob]:
-        """Lease up to `max` jobs to the worker `node`. With `wait_ms`, wait for a job."""
-        body = {"node": node, "max": max, "wait_ms": wait_ms, **fields_of(lease_ms=lease_ms)}
-        answer = await self._http.call(
-            "POST", topic_path(topic, "/claim"), _Claimed, body=body, safe=False, wait_ms=wait_ms
-        )
-        return [AsyncJob(self, topic, node, job) for job in answer.claimed]
-
-    async def ack(
-        self, topic: str, seqs: Sequence[int], *, node: str, lease_ids: Sequence[str] | None = None
-    ) -> queue.AckAnswer:
-        """Complete jobs. Seqs that `node` does not hold are listed in `skipped`."""
-        body = {"node": node, "seqs": seqs, **fields_of(lease_ids=lease_ids)}
-        return await self._http.call("POST", topic_path(topic, "/ack"), queue.AckAnswer, body=body)
-
-    async def nack(
-        self,
-        topic: str,
-        seqs: Sequence[int],
-        *,
-        node: str,
-        delay_ms: int = 0,
-        lease_ids: Sequence[str] | None = None,
-    ) -> queue.NackAnswer:
-        """Give jobs back, to be delivered again after `delay_ms`."""
-        body = {"node": node, "seqs": seqs, "delay_ms": delay_ms, **fields_of(lease_ids=lease_ids)}
-        return await self._http.call("POST", topic_path(topic, "/nack"), queue.NackAnswer, body=body)
-
-    async def extend(
-        self, topic: str, seqs: Sequence[int], *, node: str, lease_ms: int, lease_ids: Sequence[str] | None = None
-    ) -> queue.ExtendAnswer:
-        """Hold jobs for `lease_ms` from now."""
-        body = {"node": node, "seqs": seqs, "lease_ms": lease_ms, **fields_of(lease_ids=lease_ids)}
-        return await self._http.call("POST", topic_path(topic, "/extend"), queue.ExtendAnswer, body=body)
-
-    async def list_jobs(self, topic: str, *, state: queue.JobState | None = None) -> AsyncIterator[queue.ListedJob]:
-        """Yield the jobs of a queue with their state, in the order of the log."""
-        async for page in self._pages(topic_path(topic, "/jobs"), queue.JobList, state=state):
-            for job in page.jobs:
-                yield job
-
-    async def redrive(
+    def jobs(
         self,
         topic: str,
         *,
-        match: Match | None = None,
-        seqs: Sequence[int] | None = None,
-        from_seq: int = 0,
-        limit: int = 1000,
-        dry_run: bool = False,
-        dead_letter: str | None = None,
-    ) -> queue.RedriveAnswer:
-        """Move dead letters of a queue back into it. With `dry_run`, count them only."""
-        body = {
-            "from_seq": from_seq, "limit": limit, "dry_run": dry_run,
-            **fields_of(match=match, seqs=seqs, dead_letter=dead_letter),
-        }  # fmt: skip
-        return await self._http.call(
-            "POST", topic_path(topic, "/redrive"), queue.RedriveAnswer, body=body, safe=dry_run
-        )
-
-    async def jobs(
-        self, topic: str, *, node: str | None = None, lease_ms: int | None = None
+        node: str | None = None,
+        lease_ms: int = 30_000,
+        retry_delay_ms: Callable[[int], int] | None = None,
+        handle_signals: bool = True,
     ) -> AsyncIterator[AsyncJob]:
-        """Yield jobs one by one. The body of the loop acks each job, or gives it back. Never ends by itself.
+        """Yield jobs one by one until SIGTERM, SIGINT or `stop`.
 
         async for job in topics.jobs("emails"):
             await send(job.data)
-            await job.ack()
+
+        The lease is extended while the body of the loop runs. A job is acked when the loop asks for the next one. It is
+        given back, with a delay that grows with its deliveries, when the body raises or leaves the loop. A body can
+        also call `job.ack()` or `job.nack()` itself. The loop resumes after broken connections.
         """
-        name = node or f"py-{uuid4().hex[:12]}"
-        while True:
-            for job in await self.claim(topic, node=name, lease_ms=lease_ms, wait_ms=CLAIM_WAIT_MS):
-                yield job
+        worker, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
+        return loop.run(AsyncClaims(self, topic, node=worker, lease_ms=lease_ms))
+
+    def pushed_jobs(
+        self,
+        topic: str,
+        *,
+        max: int = 1,
+        node: str | None = None,
+        lease_ms: int = 30_000,
+        retry_delay_ms: Callable[[int], int] | None = None,
+        handle_signals: bool = True,
+    ) -> AsyncIterator[AsyncJob]:
+        """Yield jobs as `jobs` does, but let the server push them over a stream, up to `max` ahead of the loop.
+
+        The server gives all of them to other workers as soon as the connection ends.
+
+        async for job in topics.pushed_jobs("emails", max=8):
+            await send(job.data)
+        """
+        worker, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
+        return loop.run(AsyncPushes(self, self._http, topic, node=worker, lease_ms=lease_ms, max=max))
+
+    def _job_loop(
+        self,
+        topic: str,
+        node: str | None,
+        lease_ms: int,
+        retry_delay_ms: Callable[[int], int] | None,
+        *,
+        handle_signals: bool,
+    ) -> tuple[str, AsyncJobLoop]:
+        worker = node or f"py-{uuid4().hex[:12]}"
+        loop = AsyncJobLoop(
+            self, topic, node=worker, lease_ms=lease_ms, retry_delay_ms=retry_delay_ms, handle_signals=handle_signals
+        )
+        self._loops.append(loop)
+        return worker, loop
 
     def worker(
         self,
@@ -416,6 +249,7 @@ class AsyncTopics:
 
         The lease is extended while the function runs. A job is acked when the function returns, and given back with a
         growing delay when it raises or takes longer than `timeout_s`. SIGTERM and SIGINT let running jobs finish.
+        `on_start(job)`, `on_done(job, seconds)` and `on_error(job, error)` are for logs and metrics.
         """
 
         def register(handler: Handler) -> AsyncWorker:
@@ -429,89 +263,18 @@ class AsyncTopics:
         return register
 
     async def run(self) -> None:
-        """Run all workers of this client until SIGTERM, SIGINT or `stop`."""
+        """Run all workers of this client until SIGTERM, SIGINT or `stop`.
+
+        await topics.run()
+        """
         await AsyncWorker.run_all(self._workers)
 
     def stop(self) -> None:
-        """Let the workers of this client finish the jobs that they hold, and end."""
+        """End the workers and the loops over jobs of this client when they have finished the jobs that they hold.
+
+        topics.stop()
+        """
         for worker in self._workers:
             worker.stop()
-
-    # --- routers
-
-    async def put_router(
-        self,
-        name: str,
-        *,
-        source: str,
-        dest: str,
-        filter: Match | None = None,
-        preserve_node: bool = True,
-        preserve_tag: bool = True,
-        create_dest: bool = True,
-        allow_cycle: bool = False,
-        guarantee: routing.Guarantee = "at_least_once",
-        from_seq: int | None = None,
-    ) -> routing.RouterPutAnswer:
-        """Create a router, or change it: every record of `source` is copied to `dest`.
-
-        await topics.put_router("orders->audit", source="orders", dest="audit")
-        """
-        body = {
-            "source": source, "dest": dest, "preserve_node": preserve_node, "preserve_tag": preserve_tag,
-            "create_dest": create_dest, "allow_cycle": allow_cycle, "guarantee": guarantee,
-            **fields_of(filter=filter, from_seq=from_seq),
-        }  # fmt: skip
-        return await self._http.call("PUT", router_path(name), routing.RouterPutAnswer, body=body)
-
-    async def router(self, name: str) -> routing.RouterAnswer:
-        """Return a router, how far it has come, and what holds it up. Raises `RouterNotFound`."""
-        return await self._http.call("GET", router_path(name), routing.RouterAnswer)
-
-    async def routers(
-        self, *, prefix: str | None = None, source: str | None = None, dest: str | None = None
-    ) -> AsyncIterator[routing.RouterSummary]:
-        """Yield routers by name."""
-        async for page in self._pages("/v0/routers", routing.RouterList, prefix=prefix, source=source, dest=dest):
-            for row in page.routers:
-                yield row
-
-    async def drop_router(self, name: str) -> bool:
-        """Remove a router. Records that it has copied stay. Return False if it did not exist."""
-        return (await self._http.call("DELETE", router_path(name), routing.RouterDropped)).deleted
-
-    async def preview_router(
-        self, name: str, *, source: str | None = None, filter: Match | None = None, from_seq: int = 0
-    ) -> routing.PreviewAnswer:
-        """Count the records that a filter would copy."""
-        body = {"from_seq": from_seq, **fields_of(source=source, filter=filter)}
-        return await self._http.call("POST", router_path(name, "/preview"), routing.PreviewAnswer, body=body)
-
-    # --- the server
-
-    async def health(self) -> wire.Health:
-        """Return the version and the uptime of the server."""
-        return await self._http.call("GET", "/v0/health", wire.Health)
-
-    async def is_ready(self) -> bool:
-        """Return whether the server answers and can serve."""
-        try:
-            await self._http.send("GET", "/v0/ready")
-        except (Unavailable, Unreachable):
-            return False
-        return True
-
-    async def metrics(self, format: Literal["json", "prometheus"] = "json") -> Any:
-        """Return gauges and counters: as a dictionary, or as Prometheus text."""
-        if format == "prometheus":
-            return (await self._http.send("GET", "/v0/metrics", accept="text/plain")).decode()
-        return msgspec.json.decode(await self._http.send("GET", "/v0/metrics"))
-
-    async def _pages(self, path: str, kind: type[Row], **query: object) -> AsyncIterator[Row]:
-        cursor = None
-        while True:
-            page = await self._http.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
-            yield page
-            cursor = getattr(page, "next_cursor", None)
-            if cursor is None:
-                return
+        for loop in self._loops:
+            loop.stop()

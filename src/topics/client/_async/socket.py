@@ -15,7 +15,7 @@ from topics.client import errors
 from topics.client._async import tools
 from topics.client._async.transport import fields_of
 from topics.client.errors import Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, Tombstone, decode_records
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, Tombstone, decode_records
 from topics.client.watching import SessionTopic
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -95,25 +95,47 @@ class AsyncSocket:
         tag: str | None = None,
         node: str | None = None,
         meta: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        delay_ms: int | None = None,
+        deliver_at: int | None = None,
         key: str | None = None,
+        create: bool | None = None,
         config: Config | None = None,
+        disable_backpressure: bool = False,
     ) -> Appended:
-        """Append one record. Return once it is as safe as its topic promises."""
-        record = NewRecord(data=data, tag=tag, node=node, meta=None if meta is None else dict(meta))
-        return await self.publish_many(topic, [record], key=key, config=config)
+        """Append one record. Return once it is as safe as its topic promises.
+
+        done = await socket.publish("room", {"text": "hello"}, node="ada")
+        """
+        record = NewRecord(
+            data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
+            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
+        )  # fmt: skip
+        return await self.publish_many(
+            topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure
+        )
 
     async def publish_many(
         self,
         topic: str,
-        records: Sequence[NewRecord | Mapping[str, Any]],
+        records: Sequence[NewRecord | RecordFields],
         *,
+        node: str | None = None,
         key: str | None = None,
+        create: bool | None = None,
         config: Config | None = None,
+        disable_backpressure: bool = False,
     ) -> Appended:
-        """Append records: all of them or none."""
+        """Append records: all of them or none.
+
+        await socket.publish_many("room", [NewRecord(data=1), {"data": 2, "tag": "b"}])
+        """
         command = {
             "topic": topic, "records": records, "return_seqs": False,
-            **fields_of(idempotency_key=key, config=config),
+            **fields_of(
+                idempotency_key=key, node=node, create=create, config=config,
+                disable_backpressure=disable_backpressure or None,
+            ),
         }  # fmt: skip
         return _decode_appended(await self._ask("publish", command))
 
@@ -128,7 +150,10 @@ class AsyncSocket:
         filter: Match | None = None,
         include_data: bool = True,
     ) -> dict[str, SessionTopic]:
-        """Deliver the records of a topic, or of all topics that a name ending in `*` stands for, to this socket."""
+        """Deliver the records of a topic, or of all topics that a name ending in `*` stands for, to this socket.
+
+        await socket.subscribe("room-*", tail=True)
+        """
         command = {
             "topic": topic, "from_seq": from_seq, "tail": tail, "include_tags": True, "include_data": include_data,
             **fields_of(epoch=epoch, node=node, filter=filter),
@@ -136,11 +161,17 @@ class AsyncSocket:
         return _decode_subscribed(await self._ask("subscribe", command)).topics
 
     async def unsubscribe(self, topic: str) -> None:
-        """Deliver no more records of a topic."""
+        """Deliver no more records of a topic.
+
+        await socket.unsubscribe("room-*")
+        """
         await self._ask("unsubscribe", {"topic": topic})
 
     async def ping(self) -> None:
-        """Return when the server has answered."""
+        """Return when the server has answered.
+
+        await socket.ping()
+        """
         await self._ask("ping", {})
 
     async def __aiter__(self) -> AsyncIterator[Record | Gap]:

@@ -7,8 +7,7 @@ import inspect
 import signal
 from asyncio import Event as Event
 from asyncio import Future as Future
-from asyncio import Lock as Lock
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -46,6 +45,46 @@ async def _awaited(function: Callable[[Any], Any], argument: Any) -> Any:
 
 def new_future() -> Future[Any]:
     return asyncio.get_running_loop().create_future()
+
+
+async def wait_until_done(future: Future[Any]) -> None:
+    """Wait until a future has a result or has failed."""
+    await asyncio.wait([future])
+
+
+async def yield_now() -> None:
+    """Let other coroutines run."""
+    await asyncio.sleep(0)
+
+
+class SeqFuture:
+    """The seq of one record of a batch. Await it, or ask for its `result` once it is `done`."""
+
+    __slots__ = ("_first_seq", "_index")
+
+    def __init__(self, first_seq: Future[int], index: int) -> None:
+        self._first_seq = first_seq
+        self._index = index
+
+    def __await__(self) -> Generator[Any, None, int]:
+        # The future belongs to the batch: a caller that is cancelled must not cancel it for the others.
+        first_seq = yield from asyncio.shield(self._first_seq).__await__()
+        return first_seq + self._index
+
+    def done(self) -> bool:
+        return self._first_seq.done()
+
+    def result(self) -> int:
+        """Return the seq. Raise the error of the write, or `asyncio.InvalidStateError` if it is not done."""
+        return self._first_seq.result() + self._index
+
+    def exception(self) -> BaseException | None:
+        """Return the error of the write, or None if it succeeded."""
+        return self._first_seq.exception()
+
+    def add_done_callback(self, function: Callable[[SeqFuture], object]) -> None:
+        """Call a function with this future once it is done."""
+        self._first_seq.add_done_callback(lambda _: function(self))
 
 
 class Group:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
@@ -12,16 +13,32 @@ import msgspec
 
 from topics.client import errors
 from topics.client._async import tools
-from topics.client.errors import BadUrl, TimedOut, TopicsError, Unreachable
+from topics.client.errors import BadUrl, OutcomeUnknown, TimedOut, TopicsError, Unreachable
 from topics.client.items import decode_records
 from topics.client.retry import Backoff
 
 Answer = TypeVar("Answer")
+Row = TypeVar("Row", bound="Page")
 
+PAGE_ROWS = 1000
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 CONNECT_TIMEOUT_S = 10.0
+
+
+class Page(Protocol):
+    """One page of a list."""
+
+    next_cursor: str | None
+
+
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
+
+
+class AsyncCalls:
+    """Calls of one group, which share the connections of a client."""
+
+    _http: AsyncTransport
 
 
 class AsyncTransport:
@@ -34,6 +51,8 @@ class AsyncTransport:
         token: str | None,
         timeout_s: float,
         retries: int,
+        retry_for_s: float,
+        gzip: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         parts = urlsplit(url)
@@ -43,7 +62,8 @@ class AsyncTransport:
         self.token = token
         self.timeout_s = timeout_s
         self.retries = retries
-        headers = {"accept": JSON}
+        self.retry_for_s = retry_for_s
+        headers = {"accept": JSON, "accept-encoding": "gzip" if gzip else "identity"}
         if token is not None:
             headers["authorization"] = f"Bearer {token}"
         self._http = httpx.AsyncClient(
@@ -66,34 +86,56 @@ class AsyncTransport:
         *,
         body: object = None,
         safe: bool = True,
+        keyed: bool = False,
         wait_ms: int = 0,
         retries: int | None = None,
     ) -> Answer:
         """Send a request and decode its answer. `safe` says that a repetition does no more than the first one.
 
         A request that the server refused for now is sent again. One whose answer never came is sent again if that is
-        safe.
+        safe. A `keyed` request is safe for as long as the server remembers its idempotency key: after that, raise
+        `OutcomeUnknown` if an answer was lost.
         """
         backoff = Backoff()
         most = self.retries if retries is None else retries
+        give_up = time.monotonic() + self.retry_for_s
+        answer_lost = False
+        content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         while True:
             try:
-                return decode_records(_decoder(answer), await self.send(method, path, body=body, wait_ms=wait_ms))
+                return decode_records(_decoder(answer), await self.send(method, path, body=content, wait_ms=wait_ms))
             except TopicsError as error:
-                given_up = backoff.attempts >= most or not error.retryable
-                if given_up or (isinstance(error, Unreachable) and not safe):
+                lost = isinstance(error, Unreachable)
+                if backoff.attempts >= most or not error.retryable or (lost and not safe):
                     raise
-                await tools.sleep(backoff.next_s(error))
+                answer_lost = answer_lost or lost
+                wait_s = backoff.next_s(error)
+                if keyed and time.monotonic() + wait_s > give_up:
+                    if not answer_lost:
+                        raise
+                    raise OutcomeUnknown(f"no confirmation for {self.retry_for_s:g} s: {error}") from error
+            await tools.sleep(wait_s)
 
-    async def send(self, method: str, path: str, *, body: object = None, wait_ms: int = 0, accept: str = JSON) -> bytes:
+    async def pages(self, path: str, kind: type[Row], **query: str | None) -> AsyncIterator[Row]:
+        """Yield the pages of a list."""
+        cursor = None
+        while True:
+            page = await self.call("GET", with_query(path, page_size=PAGE_ROWS, cursor=cursor, **query), kind)
+            yield page
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def send(
+        self, method: str, path: str, *, body: bytes | None = None, wait_ms: int = 0, accept: str = JSON
+    ) -> bytes:
         """Send a request once, and return the body of its answer."""
-        content = None if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {"accept": accept}
-        if content is not None:
+        if body is not None:
             headers["content-type"] = JSON
         timeout = httpx.Timeout(self.timeout_s + wait_ms / 1000, connect=CONNECT_TIMEOUT_S)
         try:
-            response = await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
+            response = await self._http.request(method, path, content=body, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
         if response.is_success:
@@ -101,14 +143,27 @@ class AsyncTransport:
         raise errors.from_answer(response.status_code, response.headers, response.content)
 
     @asynccontextmanager
-    async def stream(self, path: str, *, silence_s: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open an event stream. Reading raises `TimedOut` when nothing comes for `silence_s`."""
+    async def stream(
+        self, path: str, *, silence_s: float, method: str = "GET", body: object = None, accept: str = EVENT_STREAM
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a long answer, such as an event stream. Reading raises `TimedOut` after a silence of `silence_s`."""
         timeout = httpx.Timeout(silence_s, connect=CONNECT_TIMEOUT_S)
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {"accept": accept, "accept-encoding": "identity"}
+        if content is not None:
+            headers["content-type"] = JSON
         try:
-            async with self._http.stream("GET", path, headers={"accept": EVENT_STREAM}, timeout=timeout) as response:
+            async with self._http.stream(method, path, content=content, headers=headers, timeout=timeout) as response:
                 if not response.is_success:
                     raise errors.from_answer(response.status_code, response.headers, await response.aread())
-                yield response.aiter_raw()
+                yield self._chunks(response)
+        except httpx.HTTPError as error:
+            raise self._no_answer(error) from error
+
+    async def _chunks(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in response.aiter_raw():
+                yield chunk
         except httpx.HTTPError as error:
             raise self._no_answer(error) from error
 

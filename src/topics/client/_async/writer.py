@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
 import msgspec
+from msgspec import Struct
 
 from topics.client import tracing
 from topics.client._async import tools
 from topics.client._async.transport import AsyncTransport, topic_path, with_query
-from topics.client.errors import OutcomeUnknown, TopicsError
 from topics.client.items import Appended, NewRecord
-from topics.client.retry import Backoff
 
-RETRY_FOR_S = 100.0  # less than the default idempotency window of 120 s: a later retry could double
-_encode = msgspec.json.encode
+UNLIMITED = 1 << 30  # retries, as long as the idempotency key holds
+PAUSE_S = 0.005
+_encode = msgspec.json.Encoder().encode
 
 
-_Pending = tuple[bytes, tools.Future[int]]  # a record as JSON, and who waits for its seq
+class _Plain(Struct, gc=False):
+    """A record that has only data."""
+
+    data: Any
+
+
+class _Batch:
+    """Records that go out in one request, and a future of the seq of the first one."""
+
+    __slots__ = ("first_seq", "size_bytes", "texts")
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.size_bytes = 0
+        self.first_seq: tools.Future[int] = tools.new_future()
 
 
 class AsyncWriter:
@@ -54,12 +68,15 @@ class AsyncWriter:
         self._node = node
         self._key = uuid4().hex
         self._batches = 0
-        self._pending: deque[_Pending] = deque()
-        self._pending_bytes = 0
-        self._in_flight = 0
+        self._open: _Batch | None = None  # takes records
+        self._full: deque[_Batch] = deque()  # wait to be sent
+        self._sent: _Batch | None = None  # waits for its answer
+        self._pending_bytes = 0  # of all three
+        self._plain = False  # whether records without tag and meta need no more than their data
         self._closing = False
+        self._lock = Lock()  # over the batches; never held while anything waits
         self._changed = tools.Event()  # there may be a batch to send
-        self._drained = tools.Event()  # there may be room, or nothing left
+        self._drained = tools.Event()  # a batch was answered
         self._group = tools.Group()
         self._started = False
 
@@ -78,107 +95,126 @@ class AsyncWriter:
         tag: str | None = None,
         node: str | None = None,
         meta: Mapping[str, Any] | None = None,
-    ) -> tools.Future[int]:
+        priority: int | None = None,
+        delay_ms: int | None = None,
+        deliver_at: int | None = None,
+    ) -> tools.SeqFuture:
         """Add one record. Return a future of its seq, which fails if the record cannot be written.
 
         future = await writer.append({"url": "/"}, tag="click")
+        print(await future)
         """
-        record = NewRecord(data=data, tag=tag, node=node or self._node, meta=None if meta is None else dict(meta))
-        text = self._traced(record) if tracing.enabled else _encode(record)
+        if self._plain and tag is None is meta and node is None is priority and delay_ms is None is deliver_at:
+            text = _encode(_Plain(data))
+        else:
+            record = NewRecord(
+                data=data, tag=tag, node=node or self._node, meta=None if meta is None else dict(meta),
+                priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
+            )  # fmt: skip
+            text = self._encoded(record)
         if self._pending_bytes + len(text) > self._max_pending_bytes:
             await self._wait_for_room(len(text))
-        if not self._started or self._closing:
-            self._start()
-        future: tools.Future[int] = tools.new_future()
-        pending = self._pending
-        pending.append((text, future))
-        self._pending_bytes += len(text)
-        if len(pending) == 1 or len(pending) >= self._max_records or self._pending_bytes >= self._max_bytes:
-            self._changed.set()
-        return future
+        with self._lock:
+            batch = self._open
+            if batch is None:
+                batch = self._begin_batch()
+            batch.texts.append(text)
+            batch.size_bytes += len(text)
+            self._pending_bytes += len(text)
+            count = len(batch.texts)
+            is_full = count >= self._max_records or batch.size_bytes >= self._max_bytes
+            if is_full:
+                self._full.append(batch)
+                self._open = None
+                self._changed.set()
+        if is_full:
+            await self._let_sender_run()
+        return tools.SeqFuture(batch.first_seq, count - 1)
 
-    def _traced(self, record: NewRecord) -> bytes:
+    def _encoded(self, record: NewRecord) -> bytes:
         with tracing.sending(self._topic, [record]) as traced:
             return _encode(traced[0])
+
+    def _begin_batch(self) -> _Batch:
+        if self._closing:
+            raise RuntimeError("the writer is closed")
+        if not self._started:
+            self._started = True
+            self._group.spawn(self._send_batches)
+        self._plain = self._node is None and not tracing.enabled()
+        self._open = _Batch()
+        self._changed.set()
+        return self._open
 
     async def _wait_for_room(self, size_bytes: int) -> None:
         while self._pending_bytes and self._pending_bytes + size_bytes > self._max_pending_bytes:
             self._drained.clear()
+            self._changed.set()
             await tools.wait_for(self._drained, 1.0)
 
-    def _start(self) -> None:
-        if self._closing:
-            raise RuntimeError("the writer is closed")
-        self._started = True
-        self._group.spawn(self._send_batches)
+    async def _let_sender_run(self) -> None:
+        """Pause a program that appends faster than the server answers, so that the sender gets its share of time."""
+        if len(self._full) > 1:
+            self._drained.clear()
+            await tools.wait_for(self._drained, PAUSE_S)
+        else:
+            await tools.yield_now()
 
     async def flush(self) -> None:
-        """Wait until every record that was appended so far is written or has failed."""
-        while self._pending or self._in_flight:
-            self._drained.clear()
+        """Wait until every record that was appended so far is written or has failed.
+
+        await writer.flush()
+        """
+        with self._lock:
+            last = self._open or (self._full[-1] if self._full else self._sent)
+        if last is not None:
             self._changed.set()
-            await tools.wait_for(self._drained, 0.05)
+            await tools.wait_until_done(last.first_seq)
 
     async def aclose(self) -> None:
-        """Write what is pending, and end."""
+        """Write what is pending, and end. A `with` block does so by itself.
+
+        await writer.aclose()
+        """
         self._closing = True
         self._changed.set()
         await self._group.join()
 
-    def _is_full(self) -> bool:
-        return len(self._pending) >= self._max_records or self._pending_bytes >= self._max_bytes
-
     async def _send_batches(self) -> None:
-        while self._pending or not self._closing:
-            if not self._pending:
-                self._changed.clear()
-                await tools.wait_for(self._changed, 1.0)
-                continue
-            if not self._is_full() and not self._closing and self._linger_s:
-                self._changed.clear()
-                await tools.wait_for(self._changed, self._linger_s)
-            await self._send(self._take_batch())
+        while True:
+            self._changed.clear()
+            if not self._full:
+                if self._open is None:
+                    if self._closing:
+                        return
+                    await tools.wait_for(self._changed, 1.0)
+                    continue
+                if self._linger_s and not self._closing:
+                    await tools.wait_for(self._changed, self._linger_s)
+            await self._send(self._take())
 
-    def _take_batch(self) -> list[_Pending]:
-        batch: list[_Pending] = []
-        size = 0
-        while self._pending and len(batch) < self._max_records and (not batch or size < self._max_bytes):
-            pending = self._pending.popleft()
-            batch.append(pending)
-            size += len(pending[0])
-        self._in_flight = size
-        return batch
+    def _take(self) -> _Batch:
+        """Return the oldest batch, full or not."""
+        with self._lock:
+            if self._full:
+                self._sent = self._full.popleft()
+            else:
+                self._sent, self._open = self._open, None
+            assert self._sent is not None
+            return self._sent
 
-    async def _send(self, batch: list[_Pending]) -> None:
+    async def _send(self, batch: _Batch) -> None:
         self._batches += 1
         body = b'{"idempotency_key":"%b-%d","records":[%b]}' % (
-            self._key.encode(), self._batches, b",".join([text for text, _ in batch]),
+            self._key.encode(), self._batches, b",".join(batch.texts),
         )  # fmt: skip
         try:
-            done = await self._written(body)
-        except TopicsError as error:
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
+            done = await self._http.call("POST", self._path, Appended, body=body, retries=UNLIMITED, keyed=True)
+        except Exception as error:
+            batch.first_seq.set_exception(error)
         else:
-            for seq, (_, future) in enumerate(batch, done.first_seq):
-                if not future.done():
-                    future.set_result(seq)
-        self._pending_bytes -= self._in_flight
-        self._in_flight = 0
+            batch.first_seq.set_result(done.first_seq)
+        with self._lock:
+            self._sent = None
+            self._pending_bytes -= batch.size_bytes
         self._drained.set()
-
-    async def _written(self, body: bytes) -> Appended:
-        """Send a batch until it is written, refused for good, or its key may have expired."""
-        backoff = Backoff()
-        give_up = time.monotonic() + RETRY_FOR_S
-        while True:
-            try:
-                return await self._http.call("POST", self._path, Appended, body=body, retries=0)
-            except TopicsError as error:
-                if not error.retryable:
-                    raise
-                wait_s = backoff.next_s(error)
-                if time.monotonic() + wait_s > give_up:
-                    raise OutcomeUnknown(f"no confirmation for {RETRY_FOR_S:.0f} s: {error}") from error
-            await tools.sleep(wait_s)

@@ -3,28 +3,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from topics.client import tracing
-from topics.client._sync import tools
-from topics.client._sync.transport import Transport, fields_of, with_query
+from topics.client._sync import scanning, tools
+from topics.client._sync.transport import Transport, fields_of, topic_path, with_query
 from topics.client.cursors import Cursor
-from topics.client.errors import NotFound, TopicNotFound, TopicsError, Unavailable, Unreachable
+from topics.client.errors import NotFound, TopicNotFound, TopicsError, Unreachable
 from topics.client.items import Gap, Match, Page, Position, Record, Tombstone, decode_records
 from topics.client.retry import Backoff
+from topics.client.scan_lines import ScanTombstone
 from topics.client.sse import Event, EventParser
+from topics.client.stream_errors import raise_if_final
 from topics.client.watching import Session, Start, WatchCursor, WatchPosition
+from topics.model import wire
 
 if TYPE_CHECKING:
-    from topics.client._sync.client import Topics
+    from topics.client._sync.calls.record_calls import RecordCalls
 
 OnRetry = Callable[[TopicsError, float], None] | None
 SILENCE_SLACK_S = 5.0
-ADVISORY = 429  # an `error` event that ends nothing
+SCAN_RECORDS = 5_000  # a reader that is further behind catches up with a scan
 
 
 class Following(Struct, kw_only=True, frozen=True):
@@ -36,7 +40,6 @@ class Following(Struct, kw_only=True, frozen=True):
     tail: bool
     node: str | Sequence[str] | None
     filter: Match | None
-    include_data: bool
     page_records: int
     wait_ms: int
     wait_for_topic: bool
@@ -61,19 +64,12 @@ class _Batch(Struct):
     records: list[Record]
 
 
-class _Problem(Struct):
-    code: int
-    error: str
-    retry_after_ms: int | None = None
-
-
 class _Lost(Tombstone):
     topic: str = ""
 
 
 _batches = msgspec.json.Decoder(_Batch)
 _decode_lost = msgspec.json.Decoder(_Lost).decode
-_decode_problem = msgspec.json.Decoder(_Problem).decode
 
 
 def items_of(page: Page, topic: str) -> Iterator[Record | Gap]:
@@ -85,19 +81,50 @@ def items_of(page: Page, topic: str) -> Iterator[Record | Gap]:
         yield record
 
 
-def follow(client: Topics, wanted: Following) -> Iterator[Record | Gap]:
+class _Follower:
+    """The position of one `follow`, and its cursor."""
+
+    def __init__(self, wanted: Following, position: Position) -> None:
+        self._cursor = wanted.cursor
+        self.position = position
+
+    def reach(self, position: Position) -> None:
+        """Move on, and save the position: everything up to it has been processed."""
+        if position != self.position:
+            self.position = position
+            if self._cursor is not None:
+                tools.result_of(self._cursor.save(position))
+
+
+def follow(client: RecordCalls, http: Transport, wanted: Following) -> Iterator[Record | Gap]:
     """See `Topics.follow`."""
-    position = None if wanted.cursor is None else tools.result_of(wanted.cursor.load())
+    topic = wanted.topic
+    with closing(_pages(client, http, wanted)) as batches:
+        for batch in batches:
+            if isinstance(batch, Gap):
+                yield batch
+                continue
+            traced = tracing.enabled()
+            for record in batch:
+                record.topic = topic
+                if traced:
+                    tracing.received(record)
+                yield record
+
+
+def _pages(client: RecordCalls, http: Transport, wanted: Following) -> Generator[list[Record] | Gap, None, None]:
+    """Yield pages and gaps without an end. A reader that asks for the next one has processed the one before."""
+    follower: _Follower | None = None
     backoff = Backoff()
     existed = False
+    may_scan = True
     while True:
         try:
-            if position is None:
-                position = _first_position(client, wanted)
+            if follower is None:
+                follower = _Follower(wanted, _first_position(http, wanted))
             page = client.diff(
-                wanted.topic, from_seq=position.seq, epoch=position.epoch, limit=wanted.page_records,
-                wait_ms=wanted.wait_ms, node=wanted.node, filter=wanted.filter, include_data=wanted.include_data,
-                retries=0,
+                wanted.topic, from_seq=follower.position.seq, epoch=follower.position.epoch,
+                limit=wanted.page_records, wait_ms=wanted.wait_ms, node=wanted.node, filter=wanted.filter, retries=0,
             )  # fmt: skip
         except TopicsError as error:
             if not (error.retryable or (isinstance(error, TopicNotFound) and (existed or wanted.wait_for_topic))):
@@ -108,22 +135,48 @@ def follow(client: Topics, wanted: Following) -> Iterator[Record | Gap]:
         existed = True
         if page.tombstone is not None:
             yield page.tombstone.gap(wanted.topic)
-        for record in page.records:
-            record.topic = wanted.topic
-            if tracing.enabled:
-                tracing.received(record)
-            yield record
-        reached = Position(page.next_from_seq, page.epoch)
-        if reached != position:
-            position = reached
-            if wanted.cursor is not None:
-                tools.result_of(wanted.cursor.save(position))
+        if page.records:
+            yield page.records
+        follower.reach(Position(page.next_from_seq, page.epoch))
+        if page.head_seq - page.next_from_seq < SCAN_RECORDS:
+            may_scan = True
+        elif may_scan:
+            try:
+                with closing(_scanned(http, wanted, follower)) as batches:
+                    for batch in batches:
+                        yield batch
+            except TopicsError as error:
+                may_scan = False  # pages need less of the server and of the connection: they come next
+                if wanted.on_retry is not None:
+                    wanted.on_retry(error, 0.0)
 
 
-def _first_position(client: Topics, wanted: Following) -> Position:
+def _scanned(http: Transport, wanted: Following, follower: _Follower) -> Generator[list[Record] | Gap, None, None]:
+    """Yield what a scan finds up to the head, in lists of at most `page_records`, and move the follower along."""
+    at = follower.position
+    left = scanning.ScanFields(from_seq=at.seq, epoch=at.epoch, node=wanted.node, filter=wanted.filter)
+    with closing(scanning.pieces(http, wanted.topic, left)) as pieces:
+        for piece in pieces:
+            if isinstance(piece, list):
+                for start in range(0, len(piece), wanted.page_records):
+                    part = piece[start : start + wanted.page_records]
+                    yield part
+                    follower.reach(Position(part[-1].seq, left.epoch))
+                continue
+            if isinstance(piece, ScanTombstone):
+                yield piece.gap(wanted.topic)
+            left = left.after(piece)
+            follower.reach(Position(left.from_seq, left.epoch))
+
+
+def _first_position(http: Transport, wanted: Following) -> Position:
+    """Return the position of the cursor; without one, where the caller wants to begin."""
+    saved = None if wanted.cursor is None else tools.result_of(wanted.cursor.load())
+    if saved is not None:
+        return saved
     if not wanted.tail:
         return Position(wanted.from_seq)
-    state = client.topic(wanted.topic)
+    state = http.call("GET", with_query(topic_path(wanted.topic), touch=False), wire.TopicState)
     return Position(state.head_seq, state.epoch)
 
 
@@ -142,7 +195,7 @@ def watch(http: Transport, wanted: Watching) -> Iterator[Record | Gap]:
                     for event in parser.feed(chunk):
                         backoff.reset()
                         for item in _event_items(event):
-                            if tracing.enabled:
+                            if tracing.enabled():
                                 tracing.received(item)
                             yield item
                         if event.id is None:
@@ -192,12 +245,7 @@ def _event_items(event: Event) -> Iterator[Record | Gap]:
         lost = _decode_lost(event.data)
         yield lost.gap(lost.topic)
     elif event.name == "error":
-        problem = _decode_problem(event.data)
-        if problem.code != ADVISORY:
-            wait_s = None if problem.retry_after_ms is None else problem.retry_after_ms / 1000
-            raise Unavailable(
-                problem.error, code=f"stream_{problem.code}", status=problem.code, retryable=True, retry_after=wait_s
-            )
+        raise_if_final(event.data)
 
 
 def _wait(backoff: Backoff, error: TopicsError, on_retry: OnRetry) -> None:

@@ -16,7 +16,7 @@ from topics.client import errors
 from topics.client._sync import tools
 from topics.client._sync.transport import fields_of
 from topics.client.errors import Unreachable
-from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, Tombstone, decode_records
+from topics.client.items import Appended, Config, Gap, Match, NewRecord, Record, RecordFields, Tombstone, decode_records
 from topics.client.watching import SessionTopic
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -96,25 +96,47 @@ class Socket:
         tag: str | None = None,
         node: str | None = None,
         meta: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        delay_ms: int | None = None,
+        deliver_at: int | None = None,
         key: str | None = None,
+        create: bool | None = None,
         config: Config | None = None,
+        disable_backpressure: bool = False,
     ) -> Appended:
-        """Append one record. Return once it is as safe as its topic promises."""
-        record = NewRecord(data=data, tag=tag, node=node, meta=None if meta is None else dict(meta))
-        return self.publish_many(topic, [record], key=key, config=config)
+        """Append one record. Return once it is as safe as its topic promises.
+
+        done = socket.publish("room", {"text": "hello"}, node="ada")
+        """
+        record = NewRecord(
+            data=data, tag=tag, node=node, meta=None if meta is None else dict(meta),
+            priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
+        )  # fmt: skip
+        return self.publish_many(
+            topic, [record], key=key, create=create, config=config, disable_backpressure=disable_backpressure
+        )
 
     def publish_many(
         self,
         topic: str,
-        records: Sequence[NewRecord | Mapping[str, Any]],
+        records: Sequence[NewRecord | RecordFields],
         *,
+        node: str | None = None,
         key: str | None = None,
+        create: bool | None = None,
         config: Config | None = None,
+        disable_backpressure: bool = False,
     ) -> Appended:
-        """Append records: all of them or none."""
+        """Append records: all of them or none.
+
+        socket.publish_many("room", [NewRecord(data=1), {"data": 2, "tag": "b"}])
+        """
         command = {
             "topic": topic, "records": records, "return_seqs": False,
-            **fields_of(idempotency_key=key, config=config),
+            **fields_of(
+                idempotency_key=key, node=node, create=create, config=config,
+                disable_backpressure=disable_backpressure or None,
+            ),
         }  # fmt: skip
         return _decode_appended(self._ask("publish", command))
 
@@ -129,7 +151,10 @@ class Socket:
         filter: Match | None = None,
         include_data: bool = True,
     ) -> dict[str, SessionTopic]:
-        """Deliver the records of a topic, or of all topics that a name ending in `*` stands for, to this socket."""
+        """Deliver the records of a topic, or of all topics that a name ending in `*` stands for, to this socket.
+
+        socket.subscribe("room-*", tail=True)
+        """
         command = {
             "topic": topic, "from_seq": from_seq, "tail": tail, "include_tags": True, "include_data": include_data,
             **fields_of(epoch=epoch, node=node, filter=filter),
@@ -137,11 +162,17 @@ class Socket:
         return _decode_subscribed(self._ask("subscribe", command)).topics
 
     def unsubscribe(self, topic: str) -> None:
-        """Deliver no more records of a topic."""
+        """Deliver no more records of a topic.
+
+        socket.unsubscribe("room-*")
+        """
         self._ask("unsubscribe", {"topic": topic})
 
     def ping(self) -> None:
-        """Return when the server has answered."""
+        """Return when the server has answered.
+
+        socket.ping()
+        """
         self._ask("ping", {})
 
     def __iter__(self) -> Iterator[Record | Gap]:

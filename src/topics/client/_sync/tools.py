@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future as Future
+from concurrent.futures import wait
 from threading import Event as Event
-from threading import Lock as Lock
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -46,6 +46,40 @@ def call_within(seconds: float | None, function: Callable[[Any], Any], argument:
 
 def new_future() -> Future[Any]:
     return Future()
+
+
+def wait_until_done(future: Future[Any]) -> None:
+    """Wait until a future has a result or has failed."""
+    wait([future])
+
+
+def yield_now() -> None:
+    """Do nothing: threads run by themselves."""
+
+
+class SeqFuture:
+    """The seq of one record of a batch. `result` waits for it."""
+
+    __slots__ = ("_first_seq", "_index")
+
+    def __init__(self, first_seq: Future[int], index: int) -> None:
+        self._first_seq = first_seq
+        self._index = index
+
+    def done(self) -> bool:
+        return self._first_seq.done()
+
+    def result(self, timeout_s: float | None = None) -> int:
+        """Wait for the seq and return it. Raise the error of the write, or `TimeoutError` after `timeout_s`."""
+        return self._first_seq.result(timeout_s) + self._index
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """Wait, and return the error of the write, or None if it succeeded."""
+        return self._first_seq.exception(timeout_s)
+
+    def add_done_callback(self, function: Callable[[SeqFuture], object]) -> None:
+        """Call a function with this future once it is done."""
+        self._first_seq.add_done_callback(lambda _: function(self))
 
 
 class Group:

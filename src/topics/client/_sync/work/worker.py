@@ -1,4 +1,4 @@
-# Generated from _async/worker.py by tools/unasync.py. Do not edit.
+# Generated from _async/work/worker.py by tools/unasync.py. Do not edit.
 """A worker of a queue: claims jobs, keeps their leases, and acks or gives back each of them."""
 
 from __future__ import annotations
@@ -11,24 +11,19 @@ from uuid import uuid4
 
 from topics.client import tracing
 from topics.client._sync import tools
-from topics.client._sync.job import Job
+from topics.client._sync.work.job import Job
+from topics.client._sync.work.leases import Leases
 from topics.client.errors import TopicsError
 from topics.client.retry import Backoff
 
 if TYPE_CHECKING:
-    from topics.client._sync.client import Topics
+    from topics.client._sync.calls.queue_calls import QueueCalls
 
 Handler = Callable[[Job], Any]
 
 CLAIM_WAIT_MS = 2_000  # a claim waits no longer than this, so that a worker that was stopped ends soon
-FIRST_DELAY_MS, LONGEST_DELAY_MS = 1_000, 300_000
 
 log = logging.getLogger("topics.client.worker")
-
-
-def default_delay_ms(deliveries: int) -> int:
-    """Return how long a job that failed waits: one second, then twice as long each time, up to five minutes."""
-    return min(FIRST_DELAY_MS << min(deliveries - 1, 20), LONGEST_DELAY_MS)
 
 
 class Worker:
@@ -36,7 +31,7 @@ class Worker:
 
     def __init__(
         self,
-        client: Topics,
+        client: QueueCalls,
         topic: str,
         handler: Handler,
         *,
@@ -56,13 +51,12 @@ class Worker:
         self._concurrency = concurrency
         self._lease_ms = lease_ms
         self._timeout_s = timeout_s
-        self._delay_ms = retry_delay_ms or default_delay_ms
         self._on_start = on_start
         self._on_done = on_done
         self._on_error = on_error
-        self._held: dict[str, Job] = {}  # by lease
+        self._leases = Leases(client, topic, node=self.node, lease_ms=lease_ms, delay_ms=retry_delay_ms)
+        self._running: set[str] = set()  # the leases of jobs whose handlers run
         self._stopping = tools.Event()
-        self._ended = tools.Event()
         self._room = tools.Event()
 
     def __call__(self, job: Job) -> Any:
@@ -97,22 +91,21 @@ class Worker:
         self._room.set()
 
     def _work(self) -> None:
-        self._ended.clear()
         jobs, keeper = tools.Group(), tools.Group()
-        keeper.spawn(self._keep_leases)
+        keeper.spawn(self._leases.keep)
         try:
             self._claim_jobs(jobs)
         finally:
             try:
                 jobs.join()
             finally:
-                self._ended.set()
+                self._leases.end()
                 keeper.join()
 
     def _claim_jobs(self, group: tools.Group) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
-            free = self._concurrency - len(self._held)
+            free = self._concurrency - len(self._running)
             if not free:
                 self._room.clear()
                 tools.wait_for(self._room, 1.0)
@@ -128,53 +121,35 @@ class Worker:
                 continue
             backoff.reset()
             for job in claimed:
-                self._held[job.lease_id] = job
+                self._leases.add(job)
+                self._running.add(job.lease_id)
                 group.spawn(self._run_job, job)
 
     def _run_job(self, job: Job) -> None:
         began = time.monotonic()
         try:
-            if self._on_start is not None:
-                self._on_start(job)
+            self._notify(self._on_start, job)
             with tracing.working(self.topic, job.seq, job.meta):
                 tools.call_within(self._timeout_s, self._handler, job)
         except Exception as error:
-            self._give_back(job, error)
+            if self._on_error is None:
+                log.error("job %d of %s failed (delivery %d)", job.seq, job.topic, job.deliveries, exc_info=error)
+            self._notify(self._on_error, job, error)
+            if job.is_open:
+                self._leases.give_back(job)
         else:
-            self._complete(job, time.monotonic() - began)
+            if job.is_open:
+                self._leases.complete(job)
+            self._notify(self._on_done, job, time.monotonic() - began)
         finally:
-            self._held.pop(job.lease_id, None)
+            self._leases.remove(job)
+            self._running.discard(job.lease_id)
             self._room.set()
 
-    def _complete(self, job: Job, seconds: float) -> None:
-        try:
-            if not job.ack():
-                log.warning("job %d of %s: its lease had ended, or an earlier ack got through", job.seq, job.topic)
-        except TopicsError as error:
-            log.warning("job %d of %s is done, but its ack failed: %s", job.seq, job.topic, error)
-        if self._on_done is not None:
-            self._on_done(job, seconds)
-
-    def _give_back(self, job: Job, error: Exception) -> None:
-        if self._on_error is not None:
-            self._on_error(job, error)
-        else:
-            log.error("job %d of %s failed (delivery %d)", job.seq, job.topic, job.deliveries, exc_info=error)
-        try:
-            job.nack(self._delay_ms(job.deliveries))
-        except TopicsError as failure:
-            log.warning("job %d of %s goes back when its lease ends: %s", job.seq, job.topic, failure)
-
-    def _keep_leases(self) -> None:
-        """Extend the leases of all jobs that are held, three times as often as they end."""
-        while not tools.wait_for(self._ended, self._lease_ms / 3000):
-            held = list(self._held.values())
-            if not held:
-                continue
+    def _notify(self, hook: Callable[..., object] | None, *arguments: object) -> None:
+        """Call a hook of the caller's. Its failure is logged: it says nothing about the job."""
+        if hook is not None:
             try:
-                self._client.extend(
-                    self.topic, [job.seq for job in held], node=self.node, lease_ms=self._lease_ms,
-                    lease_ids=[job.lease_id for job in held],
-                )  # fmt: skip
-            except TopicsError as error:
-                log.warning("leases of %s could not be extended: %s", self.topic, error)
+                hook(*arguments)
+            except Exception:
+                log.exception("a hook of the worker of %s failed", self.topic)

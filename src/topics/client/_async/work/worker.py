@@ -10,24 +10,19 @@ from uuid import uuid4
 
 from topics.client import tracing
 from topics.client._async import tools
-from topics.client._async.job import AsyncJob
+from topics.client._async.work.job import AsyncJob
+from topics.client._async.work.leases import AsyncLeases
 from topics.client.errors import TopicsError
 from topics.client.retry import Backoff
 
 if TYPE_CHECKING:
-    from topics.client._async.client import AsyncTopics
+    from topics.client._async.calls.queue_calls import AsyncQueueCalls
 
 Handler = Callable[[AsyncJob], Any]
 
 CLAIM_WAIT_MS = 2_000  # a claim waits no longer than this, so that a worker that was stopped ends soon
-FIRST_DELAY_MS, LONGEST_DELAY_MS = 1_000, 300_000
 
 log = logging.getLogger("topics.client.worker")
-
-
-def default_delay_ms(deliveries: int) -> int:
-    """Return how long a job that failed waits: one second, then twice as long each time, up to five minutes."""
-    return min(FIRST_DELAY_MS << min(deliveries - 1, 20), LONGEST_DELAY_MS)
 
 
 class AsyncWorker:
@@ -35,7 +30,7 @@ class AsyncWorker:
 
     def __init__(
         self,
-        client: AsyncTopics,
+        client: AsyncQueueCalls,
         topic: str,
         handler: Handler,
         *,
@@ -55,13 +50,12 @@ class AsyncWorker:
         self._concurrency = concurrency
         self._lease_ms = lease_ms
         self._timeout_s = timeout_s
-        self._delay_ms = retry_delay_ms or default_delay_ms
         self._on_start = on_start
         self._on_done = on_done
         self._on_error = on_error
-        self._held: dict[str, AsyncJob] = {}  # by lease
+        self._leases = AsyncLeases(client, topic, node=self.node, lease_ms=lease_ms, delay_ms=retry_delay_ms)
+        self._running: set[str] = set()  # the leases of jobs whose handlers run
         self._stopping = tools.Event()
-        self._ended = tools.Event()
         self._room = tools.Event()
 
     def __call__(self, job: AsyncJob) -> Any:
@@ -96,22 +90,21 @@ class AsyncWorker:
         self._room.set()
 
     async def _work(self) -> None:
-        self._ended.clear()
         jobs, keeper = tools.Group(), tools.Group()
-        keeper.spawn(self._keep_leases)
+        keeper.spawn(self._leases.keep)
         try:
             await self._claim_jobs(jobs)
         finally:
             try:
                 await jobs.join()
             finally:
-                self._ended.set()
+                self._leases.end()
                 await keeper.join()
 
     async def _claim_jobs(self, group: tools.Group) -> None:
         backoff = Backoff()
         while not self._stopping.is_set():
-            free = self._concurrency - len(self._held)
+            free = self._concurrency - len(self._running)
             if not free:
                 self._room.clear()
                 await tools.wait_for(self._room, 1.0)
@@ -127,53 +120,35 @@ class AsyncWorker:
                 continue
             backoff.reset()
             for job in claimed:
-                self._held[job.lease_id] = job
+                self._leases.add(job)
+                self._running.add(job.lease_id)
                 group.spawn(self._run_job, job)
 
     async def _run_job(self, job: AsyncJob) -> None:
         began = time.monotonic()
         try:
-            if self._on_start is not None:
-                self._on_start(job)
+            self._notify(self._on_start, job)
             with tracing.working(self.topic, job.seq, job.meta):
                 await tools.call_within(self._timeout_s, self._handler, job)
         except Exception as error:
-            await self._give_back(job, error)
+            if self._on_error is None:
+                log.error("job %d of %s failed (delivery %d)", job.seq, job.topic, job.deliveries, exc_info=error)
+            self._notify(self._on_error, job, error)
+            if job.is_open:
+                await self._leases.give_back(job)
         else:
-            await self._complete(job, time.monotonic() - began)
+            if job.is_open:
+                await self._leases.complete(job)
+            self._notify(self._on_done, job, time.monotonic() - began)
         finally:
-            self._held.pop(job.lease_id, None)
+            self._leases.remove(job)
+            self._running.discard(job.lease_id)
             self._room.set()
 
-    async def _complete(self, job: AsyncJob, seconds: float) -> None:
-        try:
-            if not await job.ack():
-                log.warning("job %d of %s: its lease had ended, or an earlier ack got through", job.seq, job.topic)
-        except TopicsError as error:
-            log.warning("job %d of %s is done, but its ack failed: %s", job.seq, job.topic, error)
-        if self._on_done is not None:
-            self._on_done(job, seconds)
-
-    async def _give_back(self, job: AsyncJob, error: Exception) -> None:
-        if self._on_error is not None:
-            self._on_error(job, error)
-        else:
-            log.error("job %d of %s failed (delivery %d)", job.seq, job.topic, job.deliveries, exc_info=error)
-        try:
-            await job.nack(self._delay_ms(job.deliveries))
-        except TopicsError as failure:
-            log.warning("job %d of %s goes back when its lease ends: %s", job.seq, job.topic, failure)
-
-    async def _keep_leases(self) -> None:
-        """Extend the leases of all jobs that are held, three times as often as they end."""
-        while not await tools.wait_for(self._ended, self._lease_ms / 3000):
-            held = list(self._held.values())
-            if not held:
-                continue
+    def _notify(self, hook: Callable[..., object] | None, *arguments: object) -> None:
+        """Call a hook of the caller's. Its failure is logged: it says nothing about the job."""
+        if hook is not None:
             try:
-                await self._client.extend(
-                    self.topic, [job.seq for job in held], node=self.node, lease_ms=self._lease_ms,
-                    lease_ids=[job.lease_id for job in held],
-                )  # fmt: skip
-            except TopicsError as error:
-                log.warning("leases of %s could not be extended: %s", self.topic, error)
+                hook(*arguments)
+            except Exception:
+                log.exception("a hook of the worker of %s failed", self.topic)

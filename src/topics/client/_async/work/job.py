@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from topics.client.items import Record, decode_json
+from topics.client.items import Record
 
 if TYPE_CHECKING:
-    from topics.client._async.client import AsyncTopics
+    from topics.client._async.calls.queue_calls import AsyncQueueCalls
+
+T = TypeVar("T")
 
 
 class ClaimedJob(Record):
@@ -19,13 +21,19 @@ class ClaimedJob(Record):
 
 
 class AsyncJob:
-    """A job of a queue, leased to this worker until `deadline` (ms since 1970)."""
+    """A job of a queue, leased to this worker until `deadline` (ms since 1970).
 
-    __slots__ = ("_client", "_job", "deadline", "node", "topic")
+    job.data            what was written
+    job.deliveries      how often it was delivered, this time included
+    await job.ack()     complete it; `worker` and `jobs` do so when the function or the body of the loop ends
+    """
 
-    def __init__(self, client: AsyncTopics, topic: str, node: str, job: ClaimedJob) -> None:
+    __slots__ = ("_client", "_job", "deadline", "is_open", "node", "topic")
+
+    def __init__(self, client: AsyncQueueCalls, topic: str, node: str, job: ClaimedJob) -> None:
         self._client = client
         self._job = job
+        self.is_open = True  # until `ack` or `nack` was answered
         self.topic = topic
         self.node = node
         self.deadline = job.deadline
@@ -45,12 +53,24 @@ class AsyncJob:
     @property
     def data(self) -> Any:
         """The data, decoded."""
-        return decode_json(self._job.json)
+        return self._job.data
+
+    def decode(self, type: type[T]) -> T:
+        """Decode the data as a dataclass, a Struct or a TypedDict. Raises `msgspec.ValidationError`.
+
+        email = job.decode(Email)
+        """
+        return self._job.decode(type)
 
     @property
     def meta(self) -> dict[str, Any]:
         """The metadata, decoded; empty if there is none."""
         return self._job.meta
+
+    @property
+    def sender(self) -> str | None:
+        """The node that wrote the job."""
+        return self._job.node
 
     @property
     def lease_id(self) -> str:
@@ -62,19 +82,30 @@ class AsyncJob:
         return self._job.deliveries
 
     async def ack(self) -> bool:
-        """Complete the job. Return False if the lease had ended: another worker may have got the job."""
+        """Complete the job. Return False if the lease had ended: another worker may have got the job.
+
+        await job.ack()
+        """
         answer = await self._client.ack(self.topic, [self.seq], node=self.node, lease_ids=[self.lease_id])
+        self.is_open = False
         return answer.acked == 1
 
     async def nack(self, delay_ms: int = 0) -> bool:
-        """Give the job back, to be delivered again after `delay_ms`. Return False if the lease had ended."""
+        """Give the job back, to be delivered again after `delay_ms`. Return False if the lease had ended.
+
+        await job.nack(delay_ms=60_000)
+        """
         answer = await self._client.nack(
             self.topic, [self.seq], node=self.node, delay_ms=delay_ms, lease_ids=[self.lease_id]
         )
+        self.is_open = False
         return answer.nacked == 1
 
     async def extend(self, lease_ms: int) -> bool:
-        """Hold the job for `lease_ms` from now. Return False if the lease had ended."""
+        """Hold the job for `lease_ms` from now. Return False if the lease had ended.
+
+        await job.extend(60_000)
+        """
         answer = await self._client.extend(
             self.topic, [self.seq], node=self.node, lease_ms=lease_ms, lease_ids=[self.lease_id]
         )

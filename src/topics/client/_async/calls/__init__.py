@@ -1,0 +1,1 @@
+"""One module per group of calls. `client.py` joins them in one class."""

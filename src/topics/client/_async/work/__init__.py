@@ -1,0 +1,1 @@
+"""Jobs and those who do them: leases, loops over jobs, and workers."""

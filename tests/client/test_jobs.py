@@ -1,0 +1,202 @@
+"""Loops over jobs and workers: leases, acks, retries, hooks, time limits, and an orderly end."""
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.conftest import ServerProcess
+from topics.client import AsyncJob, AsyncTopics, NewRecord
+
+pytestmark = pytest.mark.anyio
+LIMIT_S = 20
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
+    async with AsyncTopics(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def queue(topics: AsyncTopics, name: str) -> str:
+    await topics.put_topic(name, type="queue")
+    await topics.append_many(name, [NewRecord(data=number) for number in range(3)])
+    return name
+
+
+def open_loop(topics: AsyncTopics, form: str, queue: str, **options: Any) -> AsyncIterator[AsyncJob]:
+    if form == "claimed":
+        return topics.jobs(queue, **options)
+    return topics.pushed_jobs(queue, max=2, **options)
+
+
+forms = pytest.mark.parametrize("form", ["claimed", "pushed"])
+
+
+@forms
+async def test_loop_acks_each_job_when_it_asks_for_the_next(topics: AsyncTopics, queue: str, form: str) -> None:
+    seen = []
+    async with asyncio.timeout(LIMIT_S):
+        async for job in open_loop(topics, form, queue):
+            seen.append(job.data)
+            if len(seen) == 3:
+                topics.stop()
+    assert seen == [0, 1, 2]
+    assert (await topics.topic(queue)).count == 0
+
+
+@forms
+async def test_job_whose_body_raises_is_given_back(topics: AsyncTopics, queue: str, form: str) -> None:
+    async def fail() -> None:
+        async for _ in open_loop(topics, form, queue, retry_delay_ms=lambda deliveries: 100):
+            raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        await fail()
+    deliveries = {}
+    async with asyncio.timeout(LIMIT_S):
+        async for job in open_loop(topics, form, queue):
+            deliveries[job.data] = job.deliveries
+            if len(deliveries) == 3:
+                topics.stop()
+    assert deliveries[0] == 2
+    assert (await topics.topic(queue)).count == 0
+
+
+async def test_body_that_acks_or_nacks_itself_is_not_corrected(topics: AsyncTopics, queue: str) -> None:
+    seen = []
+    async with asyncio.timeout(LIMIT_S):
+        async for job in topics.jobs(queue):
+            seen.append((job.data, job.deliveries))
+            if job.data == 0 and job.deliveries == 1:
+                assert await job.nack()
+            else:
+                assert await job.ack()
+                assert not await job.ack()
+            if len(seen) == 4:
+                topics.stop()
+    assert sorted(seen) == [(0, 1), (0, 2), (1, 1), (2, 1)]
+
+
+@forms
+async def test_lease_is_extended_while_the_body_runs(topics: AsyncTopics, queue: str, form: str) -> None:
+    deliveries = []
+    async with asyncio.timeout(LIMIT_S):
+        async for job in open_loop(topics, form, queue, lease_ms=200):
+            deliveries.append(job.deliveries)
+            await asyncio.sleep(0.5)
+            if len(deliveries) == 3:
+                topics.stop()
+    assert deliveries == [1, 1, 1]
+
+
+@forms
+async def test_loop_survives_a_server_that_is_away(
+    topics: AsyncTopics, queue: str, form: str, server: ServerProcess
+) -> None:
+    server.process.send_signal(signal.SIGSTOP)
+    async with AsyncTopics(server.url, timeout_s=0.2, retries=0) as impatient:
+        loop = open_loop(impatient, form, queue)
+        first = asyncio.ensure_future(anext(loop))
+        await asyncio.sleep(0.5)
+        server.process.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(LIMIT_S):
+            job = await first
+            assert await job.ack()
+            await loop.aclose()  # type: ignore[attr-defined]
+
+
+async def test_hooks_see_starts_results_and_errors(
+    topics: AsyncTopics, queue: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def done(job: AsyncJob, seconds: float) -> None:
+        assert 0 <= seconds < LIMIT_S
+        seen.append(("done", job.data))
+        if len([what for what, _ in seen if what == "done"]) == 3:
+            topics.stop()
+        raise RuntimeError("a hook that fails does not fail the job")
+
+    @topics.worker(
+        queue, on_start=lambda job: seen.append(("start", job.data)), on_done=done,
+        on_error=lambda job, error: seen.append((str(error), job.data)), retry_delay_ms=lambda deliveries: 0,
+    )  # fmt: skip
+    async def work(job: AsyncJob) -> None:
+        if job.data == 1 and job.deliveries == 1:
+            raise ValueError("bad")
+
+    with caplog.at_level(logging.CRITICAL, "topics.client.worker"):
+        await asyncio.wait_for(topics.run(), LIMIT_S)
+    assert sorted(seen) == sorted(
+        [("start", 0), ("start", 1), ("start", 2), ("start", 1), ("done", 0), ("done", 1), ("done", 2), ("bad", 1)]
+    )
+    assert (await topics.topic(queue)).count == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("form", ["async worker", "async loop", "sync worker", "sync loop"])
+async def test_signal_lets_running_jobs_finish(
+    topics: AsyncTopics, queue: str, form: str, number: signal.Signals, server: ServerProcess
+) -> None:
+    program = PROGRAMS[form].format(url=server.url, queue=queue)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(LIMIT_S):
+        assert await process.stdout.readline() == b"started\n"
+        process.send_signal(number)
+        out, err = await process.communicate()
+    assert (process.returncode, out, err) == (0, b"finished\nended\n", b"")
+    assert (await topics.topic(queue)).count == 2
+
+
+ASYNC = """
+import asyncio
+from topics.client import AsyncTopics
+
+async def one(job):
+    print("started", flush=True)
+    await asyncio.sleep(0.5)
+    print("finished", flush=True)
+
+async def main():
+    async with AsyncTopics("{url}") as topics:
+{body}
+    print("ended")
+
+asyncio.run(main())
+"""
+SYNC = """
+import time
+from topics.client import Topics
+
+def one(job):
+    print("started", flush=True)
+    time.sleep(0.5)
+    print("finished", flush=True)
+
+with Topics("{url}") as topics:
+{body}
+print("ended")
+"""
+PROGRAMS = {
+    "async worker": ASYNC.replace("{body}", '        topics.worker("{queue}")(one)\n        await topics.run()'),
+    "async loop": ASYNC.replace(
+        "{body}", '        async for job in topics.jobs("{queue}"):\n            await one(job)'
+    ),
+    "sync worker": SYNC.replace("{body}", '    topics.worker("{queue}")(one)\n    topics.run()'),
+    "sync loop": SYNC.replace("{body}", '    for job in topics.jobs("{queue}"):\n        one(job)'),
+}

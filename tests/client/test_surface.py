@@ -1,0 +1,138 @@
+"""The surface of the clients: every route and every error code is there, typed and explained, in all three clients."""
+
+import asyncio
+import inspect
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from topics.client import AsyncTopics, Topics, errors
+from topics.client._async.socket import AsyncSocket
+from topics.client._async.work.job import AsyncJob
+from topics.client._async.writer import AsyncWriter
+from topics.errors import Code
+from topics.server.api.table import ROUTES
+
+JAVASCRIPT = Path(__file__).parents[2] / "clients" / "js" / "topics.js"
+PUBLIC = [
+    (kind, name)
+    for kind in (AsyncTopics, AsyncSocket, AsyncWriter, AsyncJob)
+    for name, value in inspect.getmembers(kind, callable)
+    if not name.startswith("_")
+]
+
+
+def test_each_code_is_a_class_of_its_own() -> None:
+    assert errors.BY_CODE.keys() == set(Code)
+    assert len(set(errors.BY_CODE.values())) == len(Code)
+
+
+def test_javascript_has_the_same_errors_as_python() -> None:
+    text = JAVASCRIPT.read_text()
+    table = re.findall(r"^  (\w+): (\w+),$", text[text.index("const ERRORS") : text.index("const RETRYABLE")], re.M)
+    assert dict(table) == {code.wire: kind.__name__ for code, kind in errors.BY_CODE.items()}
+    retryable = re.search(r"const RETRYABLE = new Set\(\[(.*?)\]\)", text, re.S)
+    assert retryable is not None
+    assert set(re.findall(r'"(\w+)"', retryable[1])) == {code.wire for code in Code if code.retryable}
+
+
+# One call for each route. Calls that read a stream end when the stream does.
+CALLS: list[Callable[[AsyncTopics], Any]] = [
+    lambda t: t.put_topic("a"),
+    lambda t: t.topic("a"),
+    lambda t: t.topics(),
+    lambda t: t.drop_topic("a"),
+    lambda t: t.append("a", 1),
+    lambda t: t.diff("a"),
+    lambda t: t.scan("a"),
+    lambda t: t.delete("a", before_seq=1),
+    lambda t: t.report_archived("a", seq=1, epoch=1),
+    lambda t: t.watch(["a"]),
+    lambda t: t.claim("a", node="w"),
+    lambda t: t.ack("a", [1], node="w"),
+    lambda t: t.nack("a", [1], node="w"),
+    lambda t: t.extend("a", [1], node="w", lease_ms=1000),
+    lambda t: t.pushed_jobs("a", handle_signals=False),
+    lambda t: t.list_jobs("a"),
+    lambda t: t.redrive("a"),
+    lambda t: t.put_router("a", source="a", dest="b"),
+    lambda t: t.router("a"),
+    lambda t: t.routers(),
+    lambda t: t.drop_router("a"),
+    lambda t: t.preview_router("a"),
+    lambda t: t.health(),
+    lambda t: t.ready(),
+    lambda t: t.metrics(),
+    lambda t: t.openapi(),
+]
+
+
+async def _ask(call: Callable[[AsyncTopics], Any], asked: set[tuple[str, str]]) -> None:
+    """Make a call against a server that refuses everything but a watch session, and note what it was asked for."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.add((request.method, request.url.path))
+        if request.url.path == "/v0/watch":
+            return httpx.Response(200, json={"stream_url": "/v0/watch/a", "topics": {}})
+        return httpx.Response(403, json={"error": {"code": "forbidden", "message": "no"}})
+
+    async with AsyncTopics(transport=httpx.MockTransport(answer)) as topics:
+        made = call(topics)
+        with pytest.raises(errors.Forbidden):
+            await (anext(made) if isinstance(made, AsyncIterator) else made)
+
+
+def test_every_route_has_a_method() -> None:
+    asked: set[tuple[str, str]] = {("GET", "/v0/ws")}  # the WebSocket is `connect`
+    for call in CALLS:
+        asyncio.run(_ask(call, asked))
+    routes = {(route.method, re.sub(r"\{\w+\}", "a", route.path)) for route in ROUTES if route.path.startswith("/v0")}
+    assert asked == {(method, path) for method, path in routes if "/consumers" not in path}
+
+
+@pytest.mark.parametrize(("kind", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value))
+def test_method_is_typed_and_explained(kind: type, name: str) -> None:
+    method = getattr(kind, name)
+    assert method.__doc__, f"{kind.__name__}.{name} has no docstring"
+    signature = inspect.signature(method)
+    for parameter in list(signature.parameters.values())[1:]:
+        assert parameter.annotation not in (inspect.Parameter.empty, "Any"), f"{parameter} of {name} has no type"
+    assert signature.return_annotation != inspect.Signature.empty
+
+
+@pytest.mark.parametrize(("kind", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value))
+def test_docstring_has_an_example(kind: type, name: str) -> None:
+    assert re.search(rf"\b{name}\(", getattr(kind, name).__doc__), f"no example for {kind.__name__}.{name}"
+
+
+def test_sync_client_has_the_methods_of_the_async_one() -> None:
+    def names(kind: type) -> set[str]:
+        return {name.replace("aclose", "close") for name in dir(kind) if not name.startswith("_")}
+
+    assert names(Topics) == names(AsyncTopics)
+
+
+def test_javascript_has_the_methods_of_python() -> None:
+    """The names are the same in camelCase. `worker`, `run` and `stop` are `work` with a signal."""
+    text = JAVASCRIPT.read_text()
+    javascript = set(re.findall(r"^  (?:async |\*)*\*?(\w+)\(", text[text.index("export class Topics ") :], re.M))
+    only_python = {"aclose", "worker", "run", "stop", "writer", "scan_bytes"}
+    wanted = {name for kind, name in PUBLIC if kind is AsyncTopics} - only_python
+    camel = {re.sub(r"_(\w)", lambda letter: letter[1].upper(), name) for name in wanted}
+    assert camel - javascript == set()
+
+
+def test_types_name_every_class_and_method_of_the_module() -> None:
+    types = JAVASCRIPT.with_suffix(".d.ts").read_text()
+    text = JAVASCRIPT.read_text()
+    for name in re.findall(r"^export (?:class|function) (\w+)", text, re.M):
+        assert f"class {name}" in types, f"{name} is not in topics.d.ts: run tsc -p clients/js"
+    for name in re.findall(
+        r"^  (?:async |\*)*\*?([a-z]\w+)\([^)]*\) \{$", text[text.index("export class Topics ") :], re.M
+    ):
+        if name not in ("constructor", "for", "while", "if", "switch", "catch"):
+            assert re.search(rf"\b{name}[(<]", types), f"{name} is not in topics.d.ts: run tsc -p clients/js"
