@@ -688,18 +688,16 @@ export class Topics {
      */
     jobs(queue: string, options?: JobLoopOptions): AsyncGenerator<Job, void>;
     /**
-     * Yield jobs as `jobs` does, but let the server push them over a stream, up to `max` ahead of the loop. The server
-     * gives all of them to other workers as soon as the connection ends.
+     * Yield jobs as `jobs` does, but let the server push them over a stream. When the connection ends, the server gives the
+     * job to another worker at once.
      *
-     *     for await (const job of topics.pushedJobs("emails", { max: 8 })) await send(job.data)
+     *     for await (const job of topics.pushedJobs("emails")) await send(job.data)
      *
      * @param {string} queue
-     * @param {JobLoopOptions & {max?: number}} [options]
+     * @param {JobLoopOptions} [options]
      * @returns {AsyncGenerator<Job, void>}
      */
-    pushedJobs(queue: string, options?: JobLoopOptions & {
-        max?: number;
-    }): AsyncGenerator<Job, void>;
+    pushedJobs(queue: string, options?: JobLoopOptions): AsyncGenerator<Job, void>;
     /**
      * Work through a queue: call `handler` for each job, `concurrency` at a time, until `signal` aborts.
      *

@@ -1209,68 +1209,32 @@ export class Topics {
    * @returns {AsyncGenerator<Job, void>}
    */
   async *jobs(queue, options = {}) {
-    const { node = workerName(), leaseMs = 30_000, signal } = options
-    yield* this.#jobLoop(options, async function* (/** @type {Topics} */ topics) {
-      while (!signal?.aborted) {
-        yield await topics.claim(queue, { node, max: 1, leaseMs, waitMs: 20_000, signal })
-      }
+    const { node = workerName(), leaseMs = 30_000 } = options
+    const claim = (/** @type {AbortSignal} */ stop) => this.claim(queue, { node, max: 1, leaseMs, waitMs: 20_000, signal: stop })
+    yield* jobLoop(options, async function* (stop) {
+      while (!stop.aborted) for (const job of await claim(stop)) yield job
     })
   }
 
   /**
-   * Yield jobs as `jobs` does, but let the server push them over a stream, up to `max` ahead of the loop. The server
-   * gives all of them to other workers as soon as the connection ends.
+   * Yield jobs as `jobs` does, but let the server push them over a stream. When the connection ends, the server gives the
+   * job to another worker at once.
    *
-   *     for await (const job of topics.pushedJobs("emails", { max: 8 })) await send(job.data)
+   *     for await (const job of topics.pushedJobs("emails")) await send(job.data)
    *
    * @param {string} queue
-   * @param {JobLoopOptions & {max?: number}} [options]
+   * @param {JobLoopOptions} [options]
    * @returns {AsyncGenerator<Job, void>}
    */
   async *pushedJobs(queue, options = {}) {
-    const { node = workerName(), leaseMs = 30_000, max = 1, signal } = options
-    const query = new URLSearchParams({ node, max: String(max), lease_ms: String(leaseMs) })
+    const { node = workerName(), leaseMs = 30_000 } = options
+    const query = new URLSearchParams({ node, max: "1", lease_ms: String(leaseMs) })
     const path = `/v0/topics/${encodeURIComponent(queue)}/work?${query}`
-    const events = () => this.#events(path, undefined, signal)
-    yield* this.#jobLoop(options, async function* (/** @type {Topics} */ topics) {
-      for await (const { event, data } of events()) if (event === "job") yield [new Job(topics, queue, node, data)]
+    const events = (/** @type {AbortSignal} */ stop) => this.#events(path, undefined, stop)
+    const made = (/** @type {any} */ data) => new Job(this, queue, node, data)
+    yield* jobLoop(options, async function* (stop) {
+      for await (const { event, data } of events(stop)) if (event === "job") yield made(data)
     })
-  }
-
-  /**
-   * Hand out jobs of a source: keep the lease of each, then ack it or give it back. Open the source again if it breaks.
-   * @param {JobLoopOptions} options
-   * @param {(topics: Topics) => AsyncGenerator<Job[], void>} open
-   * @returns {AsyncGenerator<Job, void>}
-   */
-  async *#jobLoop(options, open) {
-    const { leaseMs = 30_000, retryDelayMs = defaultDelayMs, signal, onRetry } = options
-    const backoff = new Backoff()
-    while (!signal?.aborted) {
-      try {
-        for await (const jobs of open(this)) {
-          backoff.reset()
-          for (const job of jobs) {
-            const endLease = keepLease(job, leaseMs, () => {})
-            let finished = false
-            try {
-              yield job
-              finished = true
-            } finally {
-              endLease()
-              if (job.isOpen) {
-                // A failure is left alone: the job comes again when its lease ends.
-                await (finished ? job.ack() : job.nack(retryDelayMs(job.deliveries))).catch(() => {})
-              }
-            }
-            if (signal?.aborted) return
-          }
-        }
-      } catch (error) {
-        if (signal?.aborted) return
-        await retryOrThrow(error, false, backoff, onRetry, signal)
-      }
-    }
   }
 
   /**
@@ -1645,6 +1609,48 @@ function keepLease(job, leaseMs, onLost) {
     if (job.isOpen) job.extend(leaseMs).then((held) => held || !job.isOpen || onLost(), () => {})
   }, leaseMs / 3)
   return () => clearInterval(timer)
+}
+
+/**
+ * Hand out jobs of a source, then ack each job or give it back. Open the source again if it breaks.
+ * @param {JobLoopOptions} options
+ * @param {(stop: AbortSignal) => AsyncGenerator<Job, void>} open
+ * @returns {AsyncGenerator<Job, void>}
+ */
+async function* jobLoop({ leaseMs = 30_000, retryDelayMs = defaultDelayMs, signal, onRetry }, open) {
+  const backoff = new Backoff()
+  const stop = new AbortController()
+  let busy = false
+  const onAbort = () => busy || stop.abort(signal?.reason) // The source stays open until the job in hand is acked.
+  signal?.addEventListener("abort", onAbort)
+  try {
+    while (!signal?.aborted) {
+      try {
+        for await (const job of open(stop.signal)) {
+          backoff.reset()
+          const endLease = keepLease(job, leaseMs, () => {})
+          busy = true
+          let finished = false
+          try {
+            yield job
+            finished = true
+          } finally {
+            endLease()
+            // A failure is left alone: the job comes again when its lease ends.
+            if (job.isOpen) await (finished ? job.ack() : job.nack(retryDelayMs(job.deliveries))).catch(() => {})
+            busy = false
+          }
+          if (signal?.aborted) return
+        }
+      } catch (error) {
+        if (signal?.aborted) return
+        await retryOrThrow(error, false, backoff, onRetry, signal)
+      }
+    }
+  } finally {
+    signal?.removeEventListener("abort", onAbort)
+    stop.abort()
+  }
 }
 
 /**

@@ -30,7 +30,9 @@ async def topics(server: ServerProcess) -> AsyncIterator[AsyncTopics]:
 async def filled(topics: AsyncTopics, name: str) -> str:
     """A topic that has lost its first hundred records."""
     await topics.put_topic(name, cap_records=RECORDS - 100)
-    await topics.append_many(name, [NewRecord(data=number, tag="odd" if number % 2 else None) for number in range(RECORDS)])
+    await topics.append_many(
+        name, [NewRecord(data=number, tag="odd" if number % 2 else None) for number in range(RECORDS)]
+    )
     return name
 
 

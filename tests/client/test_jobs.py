@@ -38,7 +38,7 @@ async def queue(topics: AsyncTopics, name: str) -> str:
 def open_loop(topics: AsyncTopics, form: str, queue: str, **options: Any) -> AsyncIterator[AsyncJob]:
     if form == "claimed":
         return topics.jobs(queue, **options)
-    return topics.pushed_jobs(queue, max=2, **options)
+    return topics.pushed_jobs(queue, **options)
 
 
 forms = pytest.mark.parametrize("form", ["claimed", "pushed"])
@@ -93,9 +93,10 @@ async def test_body_that_acks_or_nacks_itself_is_not_corrected(topics: AsyncTopi
 async def test_lease_is_extended_while_the_body_runs(topics: AsyncTopics, queue: str, form: str) -> None:
     deliveries = []
     async with asyncio.timeout(LIMIT_S):
-        async for job in open_loop(topics, form, queue, lease_ms=200):
+        async for job in open_loop(topics, form, queue, lease_ms=1500):
             deliveries.append(job.deliveries)
-            await asyncio.sleep(0.5)
+            if job.data == 0:
+                await asyncio.sleep(1.8)
             if len(deliveries) == 3:
                 topics.stop()
     assert deliveries == [1, 1, 1]

@@ -23,7 +23,7 @@ test("append returns seqs and read returns records", async () => {
   assert.equal(await topics.append(topic, { sku: "V60" }, { tag: "a", node: "till", meta: { k: 1 } }), 1)
   const more = await topics.appendMany(topic, [{ data: 2 }, { data: null, tag: "b" }])
   assert.deepEqual([more.firstSeq, more.lastSeq, more.created], [2, 3, false])
-  const records = await take(topics.read(topic, { includeTags: true }), 3)
+  const records = await take(topics.read(topic), 3)
   assert.deepEqual(records.map((r) => [r.seq, r.tag, r.data]), [[1, "a", { sku: "V60" }], [2, undefined, 2], [3, "b", null]])
   assert.deepEqual([records[0].node, records[0].meta], ["till", { k: 1 }])
 })
@@ -133,7 +133,26 @@ test("a lease is extended while the handler runs", async () => {
   assert.deepEqual(deliveries, [1])
 })
 
-test("jobs are claimed, extended and given back one by one", async () => {
+for (const [form, open] of [["claimed", (queue, options) => topics.jobs(queue, options)], ["pushed", (queue, options) => topics.pushedJobs(queue, options)]]) {
+  test(`a loop acks jobs that were ${form}, and gives back what it did not finish`, async () => {
+    const queue = name()
+    await topics.putTopic(queue, { type: "queue" })
+    await topics.appendMany(queue, [0, 1, 2].map((data) => ({ data })))
+    const failing = async () => { for await (const _ of open(queue, { retryDelayMs: () => 100 })) throw new Error("bad") }
+    await assert.rejects(failing(), /bad/)
+    const stop = new AbortController()
+    const deliveries = {}
+    for await (const job of open(queue, { signal: stop.signal, leaseMs: 1500 })) {
+      deliveries[job.data] = job.deliveries
+      if (job.data === 1) await new Promise((resolve) => setTimeout(resolve, 1800))
+      if (Object.keys(deliveries).length === 3) stop.abort()
+    }
+    assert.deepEqual([deliveries[0], deliveries[1]], [2, 1])
+    assert.equal((await topics.topic(queue)).count, 0)
+  })
+}
+
+test("a body that acks or nacks itself is not corrected", async () => {
   const queue = name()
   await topics.putTopic(queue, { type: "queue" })
   await topics.append(queue, "a", { priority: 9 })
@@ -144,6 +163,62 @@ test("jobs are claimed, extended and given back one by one", async () => {
     assert.equal(await job.ack(), false)
     break
   }
+})
+
+test("hooks see starts, results and errors", async () => {
+  const queue = name()
+  await topics.putTopic(queue, { type: "queue" })
+  await topics.append(queue, 1)
+  const stop = new AbortController()
+  const seen = []
+  await topics.work(queue, (job) => { if (job.deliveries === 1) throw new Error("bad") }, {
+    signal: stop.signal, retryDelayMs: () => 0, onStart: () => seen.push("start"),
+    onError: (_, error) => seen.push(error.message), onDone: (_, ms) => { seen.push(ms >= 0 && "done"); stop.abort() },
+  })
+  assert.deepEqual(seen, ["start", "bad", "start", "done"])
+})
+
+test("a job that takes too long goes back", async () => {
+  const queue = name()
+  await topics.putTopic(queue, { type: "queue" })
+  await topics.append(queue, 1)
+  const stop = new AbortController()
+  const failed = []
+  await topics.work(queue, async (job, signal) => {
+    if (job.deliveries === 2) return stop.abort()
+    await new Promise((resolve) => signal.addEventListener("abort", resolve))
+  }, { timeoutMs: 100, signal: stop.signal, retryDelayMs: () => 0, onError: (_, error) => failed.push(error) })
+  assert.ok(failed[0] instanceof client.TimedOut)
+})
+
+test("a scan reads a range with its gap", async () => {
+  const topic = name()
+  await topics.putTopic(topic, { capRecords: 2000 })
+  await topics.appendMany(topic, Array.from({ length: 3000 }, (_, data) => ({ data, tag: "t" })))
+  const [gap, ...records] = await take(topics.scan(topic), Infinity)
+  assert.deepEqual([gap.firstSeq, gap.lastSeq], [1, 1000])
+  assert.deepEqual(records.map((r) => r.seq), Array.from({ length: 2000 }, (_, n) => n + 1001))
+  assert.deepEqual((await take(topics.scan(topic, { fromSeq: 2000, uptoSeq: 2002 }), Infinity)).map((r) => [r.seq, r.tag]), [[2001, "t"], [2002, "t"]])
+  await assert.rejects(take(topics.scan(name()), 1), client.TopicNotFound)
+})
+
+test("a write gives up before its key expires", async () => {
+  const lost = new Topics(url, { fetch: async () => { throw new TypeError("cut") }, retries: 100, retryForMs: 300 })
+  await assert.rejects(lost.append("a", 1), client.OutcomeUnknown)
+})
+
+test("an answer that is cut in its body is asked for again", async () => {
+  const topic = name()
+  await topics.append(topic, 1)
+  let cuts = 2
+  const cutting = new Topics(url, {
+    fetch: async (...args) => {
+      const response = await fetch(...args)
+      if (cuts-- <= 0) return response
+      return new Response(new ReadableStream({ start: (stream) => stream.error(new TypeError("terminated")) }), { status: 200 })
+    },
+  })
+  assert.equal((await cutting.diff(topic)).records.length, 1)
 })
 
 test("routers, deletes and the server are complete", async () => {
@@ -157,7 +232,12 @@ test("routers, deletes and the server are complete", async () => {
   assert.equal((await topics.delete(topic, { beforeSeq: 2 })).deleted, 1)
   assert.equal((await take(topics.topics({ prefix: topic }), 1))[0].topic, topic)
   assert.equal((await topics.health()).status, "ok")
-  assert.ok(await topics.metrics())
+  assert.ok((await topics.metrics()).topics_topics >= 1)
+  assert.match(await topics.metricsText(), /^# HELP/m)
+  assert.ok((await topics.openapi()).paths["/v0/health"])
+  assert.equal((await topics.ready()).status, "ready")
+  const { epoch, head_seq: seq } = await topics.topic(topic)
+  assert.equal((await topics.reportArchived(topic, { seq, epoch })).archived_seq, seq)
   assert.equal(await topics.dropTopic(topic), true)
 })
 

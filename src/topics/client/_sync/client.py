@@ -195,21 +195,20 @@ class Topics(TopicCalls, RecordCalls, QueueCalls, RouterCalls, ServerCalls):
         self,
         topic: str,
         *,
-        max: int = 1,
         node: str | None = None,
         lease_ms: int = 30_000,
         retry_delay_ms: Callable[[int], int] | None = None,
         handle_signals: bool = True,
     ) -> Iterator[Job]:
-        """Yield jobs as `jobs` does, but let the server push them over a stream, up to `max` ahead of the loop.
+        """Yield jobs as `jobs` does, but let the server push them over a stream.
 
-        The server gives all of them to other workers as soon as the connection ends.
+        When the connection ends, the server gives the job to another worker at once.
 
-        for job in topics.pushed_jobs("emails", max=8):
+        for job in topics.pushed_jobs("emails"):
             send(job.data)
         """
         worker, loop = self._job_loop(topic, node, lease_ms, retry_delay_ms, handle_signals=handle_signals)
-        return loop.run(Pushes(self, self._http, topic, node=worker, lease_ms=lease_ms, max=max))
+        return loop.run(Pushes(self, self._http, topic, node=worker, lease_ms=lease_ms))
 
     def _job_loop(
         self,

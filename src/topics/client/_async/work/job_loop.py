@@ -54,16 +54,14 @@ class AsyncClaims:
 
 
 class AsyncPushes:
-    """Jobs that the server pushes over a stream. It leases up to `max` of them ahead of the loop."""
+    """Jobs that the server pushes over a stream, one at a time: a job that waited unread would lose its lease."""
 
-    def __init__(
-        self, client: AsyncQueueCalls, http: AsyncTransport, topic: str, *, node: str, lease_ms: int, max: int
-    ) -> None:
+    def __init__(self, client: AsyncQueueCalls, http: AsyncTransport, topic: str, *, node: str, lease_ms: int) -> None:
         self._client = client
         self._http = http
         self._topic = topic
         self._node = node
-        self._path = with_query(topic_path(topic, "/work"), node=node, max=max, lease_ms=lease_ms)
+        self._path = with_query(topic_path(topic, "/work"), node=node, max=1, lease_ms=lease_ms)
         self._open = AsyncExitStack()
         self._chunks: AsyncIterator[bytes] | None = None
         self._parser = EventParser()
@@ -137,9 +135,6 @@ class AsyncJobLoop:
                 backoff.reset()
                 for job in jobs:
                     self._leases.add(job)
-                for job in jobs:
-                    if self._stopping.is_set() or job not in self._leases:
-                        continue
                     self._current = job
                     with tracing.job_loop(self._topic, job.seq, job.meta):
                         yield job
@@ -150,10 +145,7 @@ class AsyncJobLoop:
 
     @asynccontextmanager
     async def _running(self, source: AsyncJobSource) -> AsyncIterator[None]:
-        """Keep the leases while the loop runs. Give back the job that its body did not finish.
-
-        Jobs that were pushed and not handed out go back by themselves when the stream closes.
-        """
+        """Keep the lease while the body of the loop runs. Give back the job that it did not finish."""
         remove = tools.on_stop_signals(self.stop) if self._handle_signals else None
         keeper = tools.Group()
         keeper.spawn(self._leases.keep)

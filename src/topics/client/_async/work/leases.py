@@ -43,12 +43,6 @@ class AsyncLeases:
         self._held: dict[str, AsyncJob] = {}  # by lease
         self._ended = tools.Event()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __contains__(self, job: AsyncJob) -> bool:
-        return job.lease_id in self._held
-
     def add(self, job: AsyncJob) -> None:
         self._held[job.lease_id] = job
 

@@ -44,12 +44,6 @@ class Leases:
         self._held: dict[str, Job] = {}  # by lease
         self._ended = tools.Event()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __contains__(self, job: Job) -> bool:
-        return job.lease_id in self._held
-
     def add(self, job: Job) -> None:
         self._held[job.lease_id] = job
 
