@@ -62,6 +62,12 @@ export class TopicNotFound extends TopicsError {
 /** The router does not exist. */
 export class RouterNotFound extends TopicsError {
 }
+/** The topic has no consumer of this name. */
+export class ConsumerNotFound extends TopicsError {
+}
+/** The consumer does not stand where `ifSeq` says: `detail.seq` is where it stands. */
+export class ConsumerMoved extends TopicsError {
+}
 /** The router would close a cycle: see `detail.cycle`. */
 export class RouterCycle extends TopicsError {
 }
@@ -223,6 +229,39 @@ export class FileCursor {
     save(position: any): Promise<void>;
 }
 /**
+ * Keep the position of `follow` on the server, as the consumer `name` of the topic.
+ *
+ *     topics.follow("orders", { cursor: new ServerCursor("billing") })
+ *
+ * With `hold`, the server keeps records until the consumer has read them, up to `maxHoldBytes`. A consumer that is not used
+ * for `expireMs` is forgotten.
+ */
+export class ServerCursor {
+    /**
+     * @param {string} name
+     * @param {{hold?: boolean, maxHoldBytes?: number, expireMs?: number}} [settings]
+     */
+    constructor(name: string, settings?: {
+        hold?: boolean;
+        maxHoldBytes?: number;
+        expireMs?: number;
+    });
+    name: string;
+    settings: {
+        hold?: boolean;
+        maxHoldBytes?: number;
+        expireMs?: number;
+    };
+    /**
+     * Return `load` and `save` of the consumer in one topic.
+     * @param {Topics} topics
+     * @param {string} topic
+     * @param {AbortSignal|null|undefined} signal
+     * @returns {Cursor<Position>}
+     */
+    in(topics: Topics, topic: string, signal: AbortSignal | null | undefined): Cursor<Position>;
+}
+/**
  * @typedef {object} TopicConfig
  * @property {"log"|"queue"} [type]
  * @property {number} [ttlMs]
@@ -326,6 +365,23 @@ export class FileCursor {
  * @property {{unarchived: number, overdue: number, evicted: number}} [archive]
  */
 /**
+ * A named consumer of a topic, with the field names of the API.
+ * @typedef {object} ConsumerState
+ * @property {string} topic
+ * @property {string} consumer
+ * @property {number} epoch
+ * @property {number} seq the last record that it has processed
+ * @property {number} head_seq
+ * @property {number} lag_records
+ * @property {number} lag_ms age of the oldest record that it has not read
+ * @property {{records: number, gaps: {gap_from: number, gap_to: number, reason: string}[]}|null} lost
+ * @property {Record<string, any>|null} meta
+ * @property {number} expire_ms
+ * @property {boolean} hold
+ * @property {number} max_hold_bytes
+ * @property {number} updated_ms
+ */
+/**
  * @typedef {object} TopicSummary
  * @property {string} topic
  * @property {"log"|"queue"} type
@@ -381,7 +437,7 @@ export class FileCursor {
  * @typedef {object} FollowOptions
  * @property {number} [fromSeq] where to begin if the cursor has no position yet
  * @property {boolean} [tail] begin at the head instead
- * @property {Cursor<Position>} [cursor] where the position is kept
+ * @property {Cursor<Position>|ServerCursor} [cursor] where the position is kept
  * @property {Match} [filter]
  * @property {string|string[]} [node]
  * @property {boolean} [includeTags] true by default
@@ -482,13 +538,17 @@ export class Topics {
         node?: string;
     }): Promise<Appended>;
     /**
-     * Return one page of records after a seq. With `waitMs`, wait for a record at the head of the topic.
+     * Return one page of records after a seq. With `waitMs`, wait for a record at the head of the topic. `consumer` reads
+     * from the position of a named consumer instead of `fromSeq`, and `commit` first moves it: to a seq, or with true behind
+     * all that it was sent.
      * @param {string} topic
-     * @param {ReadOptions & {waitMs?: number}} [options]
+     * @param {ReadOptions & {waitMs?: number, consumer?: string, commit?: boolean|number}} [options]
      * @returns {Promise<Page>}
      */
     diff(topic: string, options?: ReadOptions & {
         waitMs?: number;
+        consumer?: string;
+        commit?: boolean | number;
     }): Promise<Page>;
     /**
      * Read records and gaps up to the head of the topic, and end there.
@@ -550,6 +610,60 @@ export class Topics {
         moved: boolean;
     }>;
     /**
+     * Store the position of a named consumer, or change its settings. What is not given keeps its value.
+     *
+     *     await topics.putConsumer("orders", "billing", { seq: 480, ifSeq: 420 })
+     *
+     * Throws `ConsumerMoved` if the consumer does not stand at `ifSeq`; null means that it must not exist.
+     *
+     * @param {string} topic
+     * @param {string} name
+     * @param {{seq?: number, epoch?: number, ifSeq?: number|null, meta?: Record<string, any>, expireMs?: number, hold?: boolean, maxHoldBytes?: number}} [position]
+     * @returns {Promise<{topic: string, consumer: string, created: boolean, epoch: number, seq: number, head_seq: number}>}
+     */
+    putConsumer(topic: string, name: string, position?: {
+        seq?: number;
+        epoch?: number;
+        ifSeq?: number | null;
+        meta?: Record<string, any>;
+        expireMs?: number;
+        hold?: boolean;
+        maxHoldBytes?: number;
+    }): Promise<{
+        topic: string;
+        consumer: string;
+        created: boolean;
+        epoch: number;
+        seq: number;
+        head_seq: number;
+    }>;
+    /**
+     * Return a consumer: its position, its lag, and what it has lost. Throws `ConsumerNotFound`.
+     * @param {string} topic
+     * @param {string} name
+     * @returns {Promise<ConsumerState>}
+     */
+    consumer(topic: string, name: string): Promise<ConsumerState>;
+    /**
+     * List the consumers of a topic by name, or those of all topics whose names begin with `prefix`.
+     *
+     *     for await (const row of topics.consumers("orders")) console.log(row.consumer, row.lag_records)
+     *
+     * @param {string|null} [topic]
+     * @param {{prefix?: string}} [options]
+     * @returns {AsyncGenerator<ConsumerState, void>}
+     */
+    consumers(topic?: string | null, { prefix }?: {
+        prefix?: string;
+    }): AsyncGenerator<ConsumerState, void>;
+    /**
+     * Forget a consumer, and end its hold. Return false if it did not exist.
+     * @param {string} topic
+     * @param {string} name
+     * @returns {Promise<boolean>}
+     */
+    dropConsumer(topic: string, name: string): Promise<boolean>;
+    /**
      * Follow a topic: yield its records as they come, and a gap wherever records were lost.
      *
      * The loop resumes after a broken connection, a restart of the server and a dropped session. Its position is saved
@@ -567,7 +681,7 @@ export class Topics {
      *
      *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
      *
-     * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number}>} wanted
+     * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} wanted
      * @param {Omit<FollowOptions, "fromSeq"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
      * @returns {AsyncGenerator<TopicRecord|Gap, void>}
      */
@@ -576,6 +690,7 @@ export class Topics {
         tail?: boolean;
         filter?: Match;
         epoch?: number;
+        consumer?: string;
     }>, options?: Omit<FollowOptions, "fromSeq" | "tail" | "filter" | "cursor"> & {
         cursor?: Cursor<{
             id: string | null;
@@ -866,19 +981,32 @@ export class Socket {
     /**
      * Deliver records of a topic, or of all topics that a name ending in `*` stands for, to this socket's iterator.
      * @param {string} topic
-     * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
+     * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, consumer?: string, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
      */
     subscribe(topic: string, options?: {
         fromSeq?: number;
         tail?: boolean;
         epoch?: number;
         filter?: Match;
+        consumer?: string;
         node?: string | string[];
         includeTags?: boolean;
         includeMeta?: boolean;
         includeData?: boolean;
     }): Promise<any>;
-    /** @param {string} topic */
+    /**
+     * Move the position of a consumer: of the subscription, or the one that is named.
+     * @param {string} topic
+     * @param {number} seq
+     * @param {{consumer?: string}} [options]
+     */
+    commit(topic: string, seq: number, options?: {
+        consumer?: string;
+    }): Promise<void>;
+    /**
+     * Deliver no more records of a topic.
+     * @param {string} topic
+     */
     unsubscribe(topic: string): Promise<void>;
     /** Return how long a ping took, in ms. */
     ping(): Promise<number>;
@@ -1079,6 +1207,37 @@ export type TopicState = {
         evicted: number;
     } | undefined;
 };
+/**
+ * A named consumer of a topic, with the field names of the API.
+ */
+export type ConsumerState = {
+    topic: string;
+    consumer: string;
+    epoch: number;
+    /**
+     * the last record that it has processed
+     */
+    seq: number;
+    head_seq: number;
+    lag_records: number;
+    /**
+     * age of the oldest record that it has not read
+     */
+    lag_ms: number;
+    lost: {
+        records: number;
+        gaps: {
+            gap_from: number;
+            gap_to: number;
+            reason: string;
+        }[];
+    } | null;
+    meta: Record<string, any> | null;
+    expire_ms: number;
+    hold: boolean;
+    max_hold_bytes: number;
+    updated_ms: number;
+};
 export type TopicSummary = {
     topic: string;
     type: "log" | "queue";
@@ -1154,7 +1313,7 @@ export type FollowOptions = {
     /**
      * where the position is kept
      */
-    cursor?: Cursor<Position> | undefined;
+    cursor?: ServerCursor | Cursor<Position> | undefined;
     filter?: Match | undefined;
     node?: string | string[] | undefined;
     /**

@@ -72,6 +72,10 @@ export class SessionGone extends NotFound {}
 export class TopicNotFound extends TopicsError {}
 /** The router does not exist. */
 export class RouterNotFound extends TopicsError {}
+/** The topic has no consumer of this name. */
+export class ConsumerNotFound extends TopicsError {}
+/** The consumer does not stand where `ifSeq` says: `detail.seq` is where it stands. */
+export class ConsumerMoved extends TopicsError {}
 /** The router would close a cycle: see `detail.cycle`. */
 export class RouterCycle extends TopicsError {}
 /** The topic or router exists with a configuration that excludes this one. */
@@ -125,6 +129,8 @@ const ERRORS = {
   request_timeout: RequestTimeout,
   topic_not_found: TopicNotFound,
   router_not_found: RouterNotFound,
+  consumer_not_found: ConsumerNotFound,
+  consumer_moved: ConsumerMoved,
   router_cycle: RouterCycle,
   topic_exists_incompatible: TopicExistsIncompatible,
   topic_not_empty: TopicNotEmpty,
@@ -321,6 +327,62 @@ export class FileCursor {
       await file.close()
     }
     await rename(`${this.path}.new`, this.path)
+  }
+}
+
+/**
+ * Keep the position of `follow` on the server, as the consumer `name` of the topic.
+ *
+ *     topics.follow("orders", { cursor: new ServerCursor("billing") })
+ *
+ * With `hold`, the server keeps records until the consumer has read them, up to `maxHoldBytes`. A consumer that is not used
+ * for `expireMs` is forgotten.
+ */
+export class ServerCursor {
+  /**
+   * @param {string} name
+   * @param {{hold?: boolean, maxHoldBytes?: number, expireMs?: number}} [settings]
+   */
+  constructor(name, settings = {}) {
+    this.name = name
+    this.settings = settings
+  }
+
+  /**
+   * Return `load` and `save` of the consumer in one topic.
+   * @param {Topics} topics
+   * @param {string} topic
+   * @param {AbortSignal|null|undefined} signal
+   * @returns {Cursor<Position>}
+   */
+  in(topics, topic, signal) {
+    const { name, settings } = this
+    return {
+      async load() {
+        const created = Object.keys(settings).length > 0 && (await topics.putConsumer(topic, name, settings)).created
+        try {
+          const { seq, epoch } = await topics.consumer(topic, name)
+          return created ? null : { seq, epoch }
+        } catch (error) {
+          if (error instanceof ConsumerNotFound) return null
+          throw error
+        }
+      },
+      async save({ seq, epoch }) {
+        const backoff = new Backoff()
+        for (;;) {
+          try {
+            await topics.putConsumer(topic, name, { seq, epoch: epoch ?? undefined })
+            return
+          } catch (error) {
+            // The consumer ends with its topic: the next read reports that the topic was deleted or created again.
+            if (error instanceof EpochMismatch || error instanceof TopicNotFound) return
+            if (signal?.aborted) return
+            await retryOrThrow(error, false, backoff, undefined, signal)
+          }
+        }
+      },
+    }
   }
 }
 
@@ -548,6 +610,24 @@ function wire(fields) {
  */
 
 /**
+ * A named consumer of a topic, with the field names of the API.
+ * @typedef {object} ConsumerState
+ * @property {string} topic
+ * @property {string} consumer
+ * @property {number} epoch
+ * @property {number} seq the last record that it has processed
+ * @property {number} head_seq
+ * @property {number} lag_records
+ * @property {number} lag_ms age of the oldest record that it has not read
+ * @property {{records: number, gaps: {gap_from: number, gap_to: number, reason: string}[]}|null} lost
+ * @property {Record<string, any>|null} meta
+ * @property {number} expire_ms
+ * @property {boolean} hold
+ * @property {number} max_hold_bytes
+ * @property {number} updated_ms
+ */
+
+/**
  * @typedef {object} TopicSummary
  * @property {string} topic
  * @property {"log"|"queue"} type
@@ -608,7 +688,7 @@ function wire(fields) {
  * @typedef {object} FollowOptions
  * @property {number} [fromSeq] where to begin if the cursor has no position yet
  * @property {boolean} [tail] begin at the head instead
- * @property {Cursor<Position>} [cursor] where the position is kept
+ * @property {Cursor<Position>|ServerCursor} [cursor] where the position is kept
  * @property {Match} [filter]
  * @property {string|string[]} [node]
  * @property {boolean} [includeTags] true by default
@@ -859,9 +939,11 @@ export class Topics {
   }
 
   /**
-   * Return one page of records after a seq. With `waitMs`, wait for a record at the head of the topic.
+   * Return one page of records after a seq. With `waitMs`, wait for a record at the head of the topic. `consumer` reads
+   * from the position of a named consumer instead of `fromSeq`, and `commit` first moves it: to a seq, or with true behind
+   * all that it was sent.
    * @param {string} topic
-   * @param {ReadOptions & {waitMs?: number}} [options]
+   * @param {ReadOptions & {waitMs?: number, consumer?: string, commit?: boolean|number}} [options]
    * @returns {Promise<Page>}
    */
   async diff(topic, options = {}) {
@@ -991,6 +1073,60 @@ export class Topics {
     return this.#call("POST", `/v0/topics/${encodeURIComponent(topic)}/archived`, { body: wire(position) })
   }
 
+  // --- consumers
+
+  /**
+   * Store the position of a named consumer, or change its settings. What is not given keeps its value.
+   *
+   *     await topics.putConsumer("orders", "billing", { seq: 480, ifSeq: 420 })
+   *
+   * Throws `ConsumerMoved` if the consumer does not stand at `ifSeq`; null means that it must not exist.
+   *
+   * @param {string} topic
+   * @param {string} name
+   * @param {{seq?: number, epoch?: number, ifSeq?: number|null, meta?: Record<string, any>, expireMs?: number, hold?: boolean, maxHoldBytes?: number}} [position]
+   * @returns {Promise<{topic: string, consumer: string, created: boolean, epoch: number, seq: number, head_seq: number}>}
+   */
+  putConsumer(topic, name, position = {}) {
+    const { meta, ...rest } = position
+    const body = { ...wire(rest), ...(meta !== undefined && { meta }) }
+    return this.#call("PUT", consumerPath(topic, name), { body, safe: position.ifSeq === undefined })
+  }
+
+  /**
+   * Return a consumer: its position, its lag, and what it has lost. Throws `ConsumerNotFound`.
+   * @param {string} topic
+   * @param {string} name
+   * @returns {Promise<ConsumerState>}
+   */
+  consumer(topic, name) {
+    return this.#call("GET", consumerPath(topic, name))
+  }
+
+  /**
+   * List the consumers of a topic by name, or those of all topics whose names begin with `prefix`.
+   *
+   *     for await (const row of topics.consumers("orders")) console.log(row.consumer, row.lag_records)
+   *
+   * @param {string|null} [topic]
+   * @param {{prefix?: string}} [options]
+   * @returns {AsyncGenerator<ConsumerState, void>}
+   */
+  consumers(topic = null, { prefix } = {}) {
+    const path = topic === null ? "/v0/consumers" : `/v0/topics/${encodeURIComponent(topic)}/consumers`
+    return this.#pages(path, "consumers", { prefix, page_size: 1000 })
+  }
+
+  /**
+   * Forget a consumer, and end its hold. Return false if it did not exist.
+   * @param {string} topic
+   * @param {string} name
+   * @returns {Promise<boolean>}
+   */
+  async dropConsumer(topic, name) {
+    return (await this.#call("DELETE", consumerPath(topic, name))).deleted
+  }
+
   // --- following
 
   /**
@@ -1006,12 +1142,19 @@ export class Topics {
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *follow(topic, options = {}) {
-    const { cursor, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, filter, ...view } = options
-    let position = (await cursor?.load()) ?? null
+    const { cursor: given, fromSeq = 0, tail = false, waitForTopic = false, signal, onRetry, filter, ...view } = options
+    const cursor = given instanceof ServerCursor ? given.in(this, topic, signal) : given
+    /** @type {Position|null|undefined} */
+    let position = null
+    let loaded = false
     const backoff = new Backoff()
     let existed = false
     while (!signal?.aborted) {
       try {
+        if (!loaded) {
+          position = await cursor?.load()
+          loaded = true
+        }
         const start = position ? { from_seq: position.seq, epoch: position.epoch ?? undefined } : { from_seq: fromSeq, tail }
         const session = await this.#open({ [topic]: { ...start, filter } }, view, signal)
         existed = true
@@ -1039,13 +1182,13 @@ export class Topics {
    *
    *     for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) …
    *
-   * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number}>} wanted
+   * @param {string[]|Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} wanted
    * @param {Omit<FollowOptions, "fromSeq"|"tail"|"filter"|"cursor"> & {cursor?: Cursor<{id: string|null, epochs: Record<string, number>}>}} [options]
    * @returns {AsyncGenerator<TopicRecord|Gap, void>}
    */
   async *watch(wanted, options = {}) {
     const { cursor, waitForTopic = false, signal, onRetry, ...view } = options
-    /** @type {Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number}>} */
+    /** @type {Record<string, {fromSeq?: number, tail?: boolean, filter?: Match, epoch?: number, consumer?: string}>} */
     const named = Array.isArray(wanted) ? Object.fromEntries(wanted.map((name) => [name, {}])) : wanted
     /** @type {{id: string|null, epochs: Record<string, number>}} */
     let position = (await cursor?.load()) ?? { id: null, epochs: {} }
@@ -1470,13 +1613,26 @@ export class Socket {
   /**
    * Deliver records of a topic, or of all topics that a name ending in `*` stands for, to this socket's iterator.
    * @param {string} topic
-   * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
+   * @param {{fromSeq?: number, tail?: boolean, epoch?: number, filter?: Match, consumer?: string, node?: string|string[], includeTags?: boolean, includeMeta?: boolean, includeData?: boolean}} [options]
    */
   async subscribe(topic, options = {}) {
     return (await this.#ask("subscribe", { include_tags: true, ...wire(options), topic })).topics
   }
 
-  /** @param {string} topic */
+  /**
+   * Move the position of a consumer: of the subscription, or the one that is named.
+   * @param {string} topic
+   * @param {number} seq
+   * @param {{consumer?: string}} [options]
+   */
+  async commit(topic, seq, options = {}) {
+    await this.#ask("commit", { ...options, topic, seq })
+  }
+
+  /**
+   * Deliver no more records of a topic.
+   * @param {string} topic
+   */
   async unsubscribe(topic) {
     await this.#ask("unsubscribe", { topic })
   }
@@ -1545,6 +1701,14 @@ function closed() {
 }
 
 // --- helpers of streams and workers
+
+/**
+ * @param {string} topic
+ * @param {string} name
+ */
+function consumerPath(topic, name) {
+  return `/v0/topics/${encodeURIComponent(topic)}/consumers/${encodeURIComponent(name)}`
+}
 
 /**
  * Return the items of an event, or null for an event without any.

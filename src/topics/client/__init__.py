@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from topics.client._async.work.job import AsyncJob as AsyncJob
     from topics.client._sync.client import Topics as Topics
     from topics.client._sync.work.job import Job as Job
+    from topics.client.consumers import ConsumerInfo as ConsumerInfo
+    from topics.client.consumers import ServerCursor as ServerCursor
     from topics.client.cursors import Cursor as Cursor
     from topics.client.cursors import FileCursor as FileCursor
     from topics.client.cursors import MemoryCursor as MemoryCursor
@@ -31,6 +33,8 @@ _HOMES = {
     "AsyncJob": "_async.work.job",
     "Topics": "_sync.client",
     "Job": "_sync.work.job",
+    "ConsumerInfo": "consumers",
+    "ServerCursor": "consumers",
     "Cursor": "cursors",
     "FileCursor": "cursors",
     "MemoryCursor": "cursors",

@@ -95,6 +95,14 @@ class RouterNotFound(TopicsError):
     """The router does not exist."""
 
 
+class ConsumerNotFound(TopicsError):
+    """The topic has no consumer of this name."""
+
+
+class ConsumerMoved(TopicsError):
+    """The consumer does not stand where `if_seq` says: `detail["seq"]` is where it stands."""
+
+
 class RouterCycle(TopicsError):
     """The router would close a cycle: `detail["cycle"]` lists its topics."""
 
@@ -189,6 +197,7 @@ BY_CODE: dict[Code, type[TopicsError]] = {
     Code.SESSION_GONE: SessionGone,
     Code.TOPIC_NOT_FOUND: TopicNotFound,
     Code.ROUTER_NOT_FOUND: RouterNotFound,
+    Code.CONSUMER_NOT_FOUND: ConsumerNotFound,
     Code.METHOD_NOT_ALLOWED: MethodNotAllowed,
     Code.NOT_ACCEPTABLE: NotAcceptable,
     Code.REQUEST_TIMEOUT: RequestTimeout,
@@ -197,6 +206,7 @@ BY_CODE: dict[Code, type[TopicsError]] = {
     Code.TOPIC_NOT_EMPTY: TopicNotEmpty,
     Code.NOT_A_QUEUE: NotAQueue,
     Code.EPOCH_MISMATCH: EpochMismatch,
+    Code.CONSUMER_MOVED: ConsumerMoved,
     Code.PAYLOAD_TOO_LARGE: PayloadTooLarge,
     Code.UNSUPPORTED_MEDIA_TYPE: UnsupportedMediaType,
     Code.TOPIC_FULL: TopicFull,

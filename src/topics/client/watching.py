@@ -11,12 +11,16 @@ from topics.client.items import Match
 
 
 class Start(Struct, frozen=True, kw_only=True):
-    """Where to begin in one topic, and which of its records to deliver."""
+    """Where to begin in one topic, and which of its records to deliver.
+
+    `consumer` begins at the position of a named consumer.
+    """
 
     from_seq: int = 0
     tail: bool = False
     epoch: int | None = None
     filter: Match | None = None
+    consumer: str | None = None
 
 
 class WatchPosition(Struct, frozen=True):

@@ -1,5 +1,5 @@
 // Compiled, not run: the types of the client fit how it is used.
-import { FileCursor, Gap, Job, Topics, TopicNotFound, type Position, type Cursor } from "../../../clients/js/topics.js"
+import { FileCursor, Gap, Job, ServerCursor, Topics, TopicNotFound, type Position, type Cursor } from "../../../clients/js/topics.js"
 
 const topics = new Topics("http://127.0.0.1:4000", { token: "key", retries: 3 })
 const seq: number = await topics.append("orders", { sku: "V60" }, { tag: "order-7", meta: { source: "till" } })
@@ -10,6 +10,11 @@ for await (const item of topics.follow("orders", { cursor, includeTags: true }))
   if (item instanceof Gap) console.warn(item.firstSeq, item.lastSeq, item.reason)
   else console.log(item.seq, item.tag?.length, item.data)
 }
+for await (const item of topics.follow("orders", { cursor: new ServerCursor("billing", { expireMs: 60_000 }) })) console.log(item.topic)
+for await (const job of topics.jobs("emails", { leaseMs: 5_000 })) console.log(job.data, job.deliveries)
+const { lag_records, lost } = await topics.consumer("orders", "billing")
+const { head_seq, config } = await topics.topic("orders")
+console.log(lag_records, lost?.gaps[0]?.reason, head_seq, config.durability)
 for await (const item of topics.watch({ orders: { tail: true }, "chat-*": {} })) console.log(item.topic)
 await topics.work("emails", async (job: Job, signal: AbortSignal) => { await fetch(job.data.url, { signal }) }, { concurrency: 8 })
 try {

@@ -73,6 +73,33 @@ test("follow resumes from its cursor", async () => {
   assert.deepEqual((await take(topics.follow(topic, { cursor }), 1)).map((r) => r.data), [4])
 })
 
+test("consumers are stored, moved, listed and dropped", async () => {
+  const topic = name()
+  await topics.appendMany(topic, [1, 2, 3, 4].map((data) => ({ data })))
+  assert.equal((await topics.putConsumer(topic, "billing", { seq: 1, ifSeq: null, meta: { ownedBy: "ada" } })).created, true)
+  await assert.rejects(topics.putConsumer(topic, "billing", { seq: 3, ifSeq: 2 }), client.ConsumerMoved)
+  const found = await topics.consumer(topic, "billing")
+  assert.deepEqual([found.seq, found.lag_records, found.meta], [1, 3, { ownedBy: "ada" }])
+  assert.deepEqual((await take(topics.consumers(topic), Infinity)).map((row) => row.consumer), ["billing"])
+  assert.deepEqual((await take(topics.consumers(null, { prefix: topic }), Infinity)).map((row) => row.topic), [topic])
+  assert.deepEqual((await topics.diff(topic, { consumer: "billing", commit: 2 })).records.map((r) => r.seq), [3, 4])
+  assert.equal(await topics.dropConsumer(topic, "billing"), true)
+  await assert.rejects(topics.consumer(topic, "billing"), client.ConsumerNotFound)
+})
+
+test("follow keeps its position on the server", async () => {
+  const topic = name()
+  const cursor = new client.ServerCursor("billing", { expireMs: 60_000 })
+  await topics.appendMany(topic, [1, 2, 3].map((data) => ({ data })))
+  const reading = topics.follow(topic, { cursor })
+  for (let seq = 1; seq <= 3; seq++) assert.equal((await reading.next()).value.seq, seq)
+  await topics.append(topic, 4)
+  assert.equal((await reading.next()).value.seq, 4) // the first batch is processed, and saved
+  await reading.return()
+  assert.deepEqual([(await topics.consumer(topic, "billing")).seq, (await topics.consumer(topic, "billing")).expire_ms], [3, 60_000])
+  assert.deepEqual((await take(topics.follow(topic, { cursor }), 1)).map((r) => r.data), [4])
+})
+
 test("follow reports a topic that was created again", async () => {
   const topic = name()
   await topics.append(topic, "old")

@@ -10,6 +10,7 @@ from uuid import uuid4
 import httpx
 
 from topics.client._async import following
+from topics.client._async.calls.consumer_calls import AsyncConsumerCalls
 from topics.client._async.calls.queue_calls import AsyncQueueCalls
 from topics.client._async.calls.record_calls import PAGE_RECORDS, AsyncRecordCalls
 from topics.client._async.calls.router_calls import AsyncRouterCalls
@@ -21,13 +22,16 @@ from topics.client._async.work.job import AsyncJob
 from topics.client._async.work.job_loop import AsyncClaims, AsyncJobLoop, AsyncPushes
 from topics.client._async.work.worker import AsyncWorker, Handler
 from topics.client._async.writer import AsyncWriter
+from topics.client.consumers import ServerCursor
 from topics.client.cursors import Cursor
 from topics.client.errors import TopicsError
 from topics.client.items import Gap, Match, Position, Record
 from topics.client.watching import Start, WatchCursor
 
 
-class AsyncTopics(AsyncTopicCalls, AsyncRecordCalls, AsyncQueueCalls, AsyncRouterCalls, AsyncServerCalls):
+class AsyncTopics(
+    AsyncTopicCalls, AsyncRecordCalls, AsyncConsumerCalls, AsyncQueueCalls, AsyncRouterCalls, AsyncServerCalls
+):
     """A server. Every failure is a `TopicsError`, with a class per error code.
 
     async with AsyncTopics("http://127.0.0.1:4000") as topics:
@@ -80,7 +84,7 @@ class AsyncTopics(AsyncTopicCalls, AsyncRecordCalls, AsyncQueueCalls, AsyncRoute
         self,
         topic: str,
         *,
-        cursor: Cursor | None = None,
+        cursor: Cursor | ServerCursor | None = None,
         from_seq: int = 0,
         tail: bool = False,
         node: str | Sequence[str] | None = None,
@@ -95,7 +99,8 @@ class AsyncTopics(AsyncTopicCalls, AsyncRecordCalls, AsyncQueueCalls, AsyncRoute
         The loop resumes after broken connections and restarts of the server, and waits as long as the server asks. Its
         position goes to `cursor` when a page has been processed: after a crash the last page comes again, and no record
         is skipped. A topic that was created again comes as a gap with the reason `recreated`. A topic that does not
-        exist raises `TopicNotFound`, unless it existed before or `wait_for_topic` is set.
+        exist raises `TopicNotFound`, unless it existed before or `wait_for_topic` is set. `ServerCursor("billing")`
+        keeps the position on the server, as a named consumer.
 
             async for item in topics.follow("orders", cursor=FileCursor("orders.cursor")):
                 if isinstance(item, Gap): print("lost", item.first_seq, item.last_seq, item.reason)

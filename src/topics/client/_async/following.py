@@ -11,7 +11,9 @@ from msgspec import Struct
 
 from topics.client import tracing
 from topics.client._async import scanning, tools
+from topics.client._async.server_position import AsyncServerPosition
 from topics.client._async.transport import AsyncTransport, fields_of, topic_path, with_query
+from topics.client.consumers import ServerCursor
 from topics.client.cursors import Cursor
 from topics.client.errors import NotFound, TopicNotFound, TopicsError, Unreachable
 from topics.client.items import Gap, Match, Page, Position, Record, Tombstone, decode_records
@@ -34,7 +36,7 @@ class Following(Struct, kw_only=True, frozen=True):
     """What `follow` was asked for."""
 
     topic: str
-    cursor: Cursor | None
+    cursor: Cursor | ServerCursor | None
     from_seq: int
     tail: bool
     node: str | Sequence[str] | None
@@ -83,8 +85,8 @@ def items_of(page: Page, topic: str) -> Iterator[Record | Gap]:
 class _Follower:
     """The position of one `follow`, and its cursor."""
 
-    def __init__(self, wanted: Following, position: Position) -> None:
-        self._cursor = wanted.cursor
+    def __init__(self, cursor: Cursor | AsyncServerPosition | None, position: Position) -> None:
+        self._cursor = cursor
         self.position = position
 
     async def reach(self, position: Position) -> None:
@@ -93,6 +95,8 @@ class _Follower:
             self.position = position
             if self._cursor is not None:
                 await tools.result_of(self._cursor.save(position))
+        elif isinstance(self._cursor, AsyncServerPosition):
+            await self._cursor.keep(position)
 
 
 async def follow(client: AsyncRecordCalls, http: AsyncTransport, wanted: Following) -> AsyncIterator[Record | Gap]:
@@ -115,6 +119,8 @@ async def _pages(
     client: AsyncRecordCalls, http: AsyncTransport, wanted: Following
 ) -> AsyncGenerator[list[Record] | Gap, None]:
     """Yield pages and gaps without an end. A reader that asks for the next one has processed the one before."""
+    cursor = wanted.cursor
+    place = AsyncServerPosition(http, wanted.topic, cursor) if isinstance(cursor, ServerCursor) else cursor
     follower: _Follower | None = None
     backoff = Backoff()
     existed = False
@@ -122,7 +128,7 @@ async def _pages(
     while True:
         try:
             if follower is None:
-                follower = _Follower(wanted, await _first_position(http, wanted))
+                follower = _Follower(place, await _first_position(http, wanted, place))
             page = await client.diff(
                 wanted.topic, from_seq=follower.position.seq, epoch=follower.position.epoch,
                 limit=wanted.page_records, wait_ms=wanted.wait_ms, node=wanted.node, filter=wanted.filter, retries=0,
@@ -172,9 +178,11 @@ async def _scanned(
             await follower.reach(Position(left.from_seq, left.epoch))
 
 
-async def _first_position(http: AsyncTransport, wanted: Following) -> Position:
+async def _first_position(
+    http: AsyncTransport, wanted: Following, cursor: Cursor | AsyncServerPosition | None
+) -> Position:
     """Return the position of the cursor; without one, where the caller wants to begin."""
-    saved = None if wanted.cursor is None else await tools.result_of(wanted.cursor.load())
+    saved = None if cursor is None else await tools.result_of(cursor.load())
     if saved is not None:
         return saved
     if not wanted.tail:
@@ -235,6 +243,8 @@ def _topic_options(name: str, start: Start | Position | None, position: WatchPos
     found = Start(from_seq=start.seq, epoch=start.epoch) if isinstance(start, Position) else start or Start()
     if position is not None:
         return fields_of(filter=found.filter, epoch=position.epochs.get(name))
+    if found.consumer is not None:
+        return fields_of(consumer=found.consumer, epoch=found.epoch, filter=found.filter)
     return fields_of(from_seq=found.from_seq, tail=found.tail or None, epoch=found.epoch, filter=found.filter)
 
 

@@ -149,16 +149,28 @@ class AsyncSocket:
         node: str | Sequence[str] | None = None,
         filter: Match | None = None,
         include_data: bool = True,
+        consumer: str | None = None,
     ) -> dict[str, SessionTopic]:
         """Deliver the records of a topic, or of all topics that a name ending in `*` stands for, to this socket.
+
+        `consumer` begins at the position of a named consumer, which `commit` moves.
 
         await socket.subscribe("room-*", tail=True)
         """
         command = {
-            "topic": topic, "from_seq": from_seq, "tail": tail, "include_tags": True, "include_data": include_data,
-            **fields_of(epoch=epoch, node=node, filter=filter),
+            "topic": topic, "include_tags": True, "include_data": include_data,
+            **fields_of(
+                from_seq=from_seq or None, tail=tail or None, epoch=epoch, node=node, filter=filter, consumer=consumer
+            ),
         }  # fmt: skip
         return _decode_subscribed(await self._ask("subscribe", command)).topics
+
+    async def commit(self, topic: str, seq: int, *, consumer: str | None = None) -> None:
+        """Move the position of a consumer: of the subscription, or the one that is named.
+
+        await socket.commit("orders", record.seq)
+        """
+        await self._ask("commit", {"topic": topic, "seq": seq, **fields_of(consumer=consumer)})
 
     async def unsubscribe(self, topic: str) -> None:
         """Deliver no more records of a topic.

@@ -21,6 +21,7 @@ Answer = TypeVar("Answer")
 Row = TypeVar("Row", bound="Page")
 
 PAGE_ROWS = 1000
+UNLIMITED = 1 << 30  # retries
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 CONNECT_TIMEOUT_S = 10.0
@@ -182,6 +183,10 @@ def _decoder(answer: type[Answer]) -> msgspec.json.Decoder[Answer]:
 
 def topic_path(name: str, rest: str = "") -> str:
     return f"/v0/topics/{quote(name, safe='')}{rest}"
+
+
+def consumer_path(topic: str, name: str) -> str:
+    return topic_path(topic, f"/consumers/{quote(name, safe='')}")
 
 
 def router_path(name: str, rest: str = "") -> str:

@@ -14,10 +14,9 @@ from msgspec import Struct
 
 from topics.client import tracing
 from topics.client._async import tools
-from topics.client._async.transport import AsyncTransport, topic_path, with_query
+from topics.client._async.transport import UNLIMITED, AsyncTransport, topic_path, with_query
 from topics.client.items import Appended, NewRecord
 
-UNLIMITED = 1 << 30  # retries, as long as the idempotency key holds
 PAUSE_S = 0.005
 _encode = msgspec.json.Encoder().encode
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 import httpx
 
 from topics.client._sync import following
+from topics.client._sync.calls.consumer_calls import ConsumerCalls
 from topics.client._sync.calls.queue_calls import QueueCalls
 from topics.client._sync.calls.record_calls import PAGE_RECORDS, RecordCalls
 from topics.client._sync.calls.router_calls import RouterCalls
@@ -22,13 +23,14 @@ from topics.client._sync.work.job import Job
 from topics.client._sync.work.job_loop import Claims, JobLoop, Pushes
 from topics.client._sync.work.worker import Handler, Worker
 from topics.client._sync.writer import Writer
+from topics.client.consumers import ServerCursor
 from topics.client.cursors import Cursor
 from topics.client.errors import TopicsError
 from topics.client.items import Gap, Match, Position, Record
 from topics.client.watching import Start, WatchCursor
 
 
-class Topics(TopicCalls, RecordCalls, QueueCalls, RouterCalls, ServerCalls):
+class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, ServerCalls):
     """A server. Every failure is a `TopicsError`, with a class per error code.
 
     with Topics("http://127.0.0.1:4000") as topics:
@@ -81,7 +83,7 @@ class Topics(TopicCalls, RecordCalls, QueueCalls, RouterCalls, ServerCalls):
         self,
         topic: str,
         *,
-        cursor: Cursor | None = None,
+        cursor: Cursor | ServerCursor | None = None,
         from_seq: int = 0,
         tail: bool = False,
         node: str | Sequence[str] | None = None,
@@ -96,7 +98,8 @@ class Topics(TopicCalls, RecordCalls, QueueCalls, RouterCalls, ServerCalls):
         The loop resumes after broken connections and restarts of the server, and waits as long as the server asks. Its
         position goes to `cursor` when a page has been processed: after a crash the last page comes again, and no record
         is skipped. A topic that was created again comes as a gap with the reason `recreated`. A topic that does not
-        exist raises `TopicNotFound`, unless it existed before or `wait_for_topic` is set.
+        exist raises `TopicNotFound`, unless it existed before or `wait_for_topic` is set. `ServerCursor("billing")`
+        keeps the position on the server, as a named consumer.
 
             for item in topics.follow("orders", cursor=FileCursor("orders.cursor")):
                 if isinstance(item, Gap): print("lost", item.first_seq, item.last_seq, item.reason)

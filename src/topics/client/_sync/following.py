@@ -12,7 +12,9 @@ from msgspec import Struct
 
 from topics.client import tracing
 from topics.client._sync import scanning, tools
+from topics.client._sync.server_position import ServerPosition
 from topics.client._sync.transport import Transport, fields_of, topic_path, with_query
+from topics.client.consumers import ServerCursor
 from topics.client.cursors import Cursor
 from topics.client.errors import NotFound, TopicNotFound, TopicsError, Unreachable
 from topics.client.items import Gap, Match, Page, Position, Record, Tombstone, decode_records
@@ -35,7 +37,7 @@ class Following(Struct, kw_only=True, frozen=True):
     """What `follow` was asked for."""
 
     topic: str
-    cursor: Cursor | None
+    cursor: Cursor | ServerCursor | None
     from_seq: int
     tail: bool
     node: str | Sequence[str] | None
@@ -84,8 +86,8 @@ def items_of(page: Page, topic: str) -> Iterator[Record | Gap]:
 class _Follower:
     """The position of one `follow`, and its cursor."""
 
-    def __init__(self, wanted: Following, position: Position) -> None:
-        self._cursor = wanted.cursor
+    def __init__(self, cursor: Cursor | ServerPosition | None, position: Position) -> None:
+        self._cursor = cursor
         self.position = position
 
     def reach(self, position: Position) -> None:
@@ -94,6 +96,8 @@ class _Follower:
             self.position = position
             if self._cursor is not None:
                 tools.result_of(self._cursor.save(position))
+        elif isinstance(self._cursor, ServerPosition):
+            self._cursor.keep(position)
 
 
 def follow(client: RecordCalls, http: Transport, wanted: Following) -> Iterator[Record | Gap]:
@@ -114,6 +118,8 @@ def follow(client: RecordCalls, http: Transport, wanted: Following) -> Iterator[
 
 def _pages(client: RecordCalls, http: Transport, wanted: Following) -> Generator[list[Record] | Gap, None, None]:
     """Yield pages and gaps without an end. A reader that asks for the next one has processed the one before."""
+    cursor = wanted.cursor
+    place = ServerPosition(http, wanted.topic, cursor) if isinstance(cursor, ServerCursor) else cursor
     follower: _Follower | None = None
     backoff = Backoff()
     existed = False
@@ -121,7 +127,7 @@ def _pages(client: RecordCalls, http: Transport, wanted: Following) -> Generator
     while True:
         try:
             if follower is None:
-                follower = _Follower(wanted, _first_position(http, wanted))
+                follower = _Follower(place, _first_position(http, wanted, place))
             page = client.diff(
                 wanted.topic, from_seq=follower.position.seq, epoch=follower.position.epoch,
                 limit=wanted.page_records, wait_ms=wanted.wait_ms, node=wanted.node, filter=wanted.filter, retries=0,
@@ -169,9 +175,9 @@ def _scanned(http: Transport, wanted: Following, follower: _Follower) -> Generat
             follower.reach(Position(left.from_seq, left.epoch))
 
 
-def _first_position(http: Transport, wanted: Following) -> Position:
+def _first_position(http: Transport, wanted: Following, cursor: Cursor | ServerPosition | None) -> Position:
     """Return the position of the cursor; without one, where the caller wants to begin."""
-    saved = None if wanted.cursor is None else tools.result_of(wanted.cursor.load())
+    saved = None if cursor is None else tools.result_of(cursor.load())
     if saved is not None:
         return saved
     if not wanted.tail:
@@ -232,6 +238,8 @@ def _topic_options(name: str, start: Start | Position | None, position: WatchPos
     found = Start(from_seq=start.seq, epoch=start.epoch) if isinstance(start, Position) else start or Start()
     if position is not None:
         return fields_of(filter=found.filter, epoch=position.epochs.get(name))
+    if found.consumer is not None:
+        return fields_of(consumer=found.consumer, epoch=found.epoch, filter=found.filter)
     return fields_of(from_seq=found.from_seq, tail=found.tail or None, epoch=found.epoch, filter=found.filter)
 
 

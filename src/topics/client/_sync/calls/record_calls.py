@@ -96,20 +96,25 @@ class RecordCalls(Calls):
         include_tags: bool = True,
         include_meta: bool = True,
         from_ts: int | None = None,
+        consumer: str | None = None,
+        commit: bool | int = False,
         retries: int | None = None,
     ) -> Page:
         """Return one page of records after `from_seq`. With `wait_ms`, wait for a record at the head of the topic.
 
         `epoch` is the epoch that `from_seq` belongs to; `node` leaves out the records of these writers; `from_ts` skips
-        records from before this time (ms since 1970).
+        records from before this time (ms since 1970). `consumer` reads from the position of a named consumer instead of
+        `from_seq`, and `commit` first moves it: to a seq, or with True behind all that it was sent.
 
         page = topics.diff("orders", from_seq=0)
         if page.gap: print("lost", page.gap.first_seq, page.gap.last_seq, page.gap.reason)
         """
         body = {
-            "from_seq": from_seq, "limit": limit, "include_tags": include_tags,
+            "limit": limit, "include_tags": include_tags,
             **fields_of(
-                epoch=epoch, wait_ms=wait_ms or None, node=node, filter=filter, from_ts=from_ts,
+                from_seq=from_seq if consumer is None else None, consumer=consumer,
+                commit=None if commit is False else commit, epoch=epoch, wait_ms=wait_ms or None, node=node,
+                filter=filter, from_ts=from_ts,
                 max_batch_bytes=max_batch_bytes, include_meta=None if include_meta else False,
             ),
         }  # fmt: skip
