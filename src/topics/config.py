@@ -252,6 +252,7 @@ class Settings:
     cors_origins: tuple[str, ...] = _row(
         ORIGINS, (), "Origins whose pages may call the API, separated by commas. * allows all.", group=ADDRESS
     )
+    console: bool = _row(FLAG, True, "Serve the web console at /console.", group=ADDRESS)
 
     log_level: str = _row(
         _choice("debug", "info", "warning", "error"), "info", "Minimum severity of log lines.", group=LOGGING

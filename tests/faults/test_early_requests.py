@@ -22,8 +22,14 @@ from topics.server.api.table import ROUTES
 
 HELD_START = str(Path(__file__).with_name("held_start.py"))
 # Everything that is answered before the end of recovery.
-EARLY = {"/v0/health", "/healthz", "/v0/metrics", "/metrics", "/v0/openapi.json", "/client.js"}
-PARTS = {"{topic}": "t", "{router}": "r", "{wid}": "wid_AAAAAAAAAAAAAAAAAAAAAA"}
+EARLY = {
+    "/v0/health", "/healthz", "/v0/metrics", "/metrics", "/v0/openapi.json", "/client.js", "/", "/console",
+    "/console/{file}", "/console/parts/{file}", "/console/pages/{file}",
+}  # fmt: skip
+PARTS = {
+    "{topic}": "t", "{router}": "r", "{wid}": "wid_AAAAAAAAAAAAAAAAAAAAAA",
+    "parts/{file}": "parts/dom.js", "pages/{file}": "pages/topics.js", "{file}": "app.js",
+}  # fmt: skip
 SOCKET = {
     "connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
     "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA==",

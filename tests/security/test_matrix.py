@@ -78,6 +78,14 @@ RULES: dict[str, Rule] = {
     "GET /v0/metrics": Rule("read"),
     "GET /metrics": Rule("read"),
     "GET /v0/openapi.json": Rule(anyone=True),
+    "GET /v0/whoami": Rule(),
+    "GET /v0/samples": Rule("read"),
+    "GET /v0/topics/{topic}/timeline": Rule("read"),
+    "GET /": Rule(anyone=True),
+    "GET /console": Rule(anyone=True),
+    "GET /console/{file}": Rule(anyone=True),
+    "GET /console/parts/{file}": Rule(anyone=True),
+    "GET /console/pages/{file}": Rule(anyone=True),
     "GET /client.js": Rule(anyone=True),
 }
 REFUSED = (401, 403)
@@ -91,10 +99,15 @@ def rule_of(route: Route) -> Rule:
     return RULES[label(route)]
 
 
+def path_of(route: Route, name: str) -> str:
+    path = route.path.replace("{topic}", name).replace("{router}", name).replace("{wid}", "wid_" + "A" * 22)
+    path = path.replace("/parts/{file}", "/parts/dom.js").replace("/pages/{file}", "/pages/topics.js")
+    return path.replace("{file}", "app.js").replace("{consumer}", "billing")
+
+
 def ask(caller: Caller, route: Route, key: str | None, name: str, *body_names: str, body: Any = None) -> Reply:
     rule = rule_of(route)
-    path = route.path.replace("{topic}", name).replace("{router}", name).replace("{wid}", "wid_" + "A" * 22)
-    path = path.replace("{consumer}", "billing")
+    path = path_of(route, name)
     if body is None and rule.body is not None:
         body = rule.body(*(body_names or [name] * rule.body_names))
     reply = caller.send(route.method, path + rule.query, body, key=key, fields=rule.fields)
@@ -134,8 +147,10 @@ def test_the_table_asks_for_the_scopes_that_the_contract_names():
 def test_every_part_of_a_path_that_is_a_variable_is_a_name_the_guard_checks_or_a_session():
     """A consumer belongs to its topic, whose name is in the same path."""
     parts = {part for route in ROUTES for part in route.path.split("/") if part.startswith("{")}
-    assert parts <= {"{topic}", "{router}", "{wid}", "{consumer}"}
+    assert parts <= {"{topic}", "{router}", "{wid}", "{consumer}", "{file}"}
     assert all("{topic}" in route.path for route in ROUTES if "{consumer}" in route.path)
+    files = {route.path for route in ROUTES if "{file}" in route.path}
+    assert all(path.startswith("/console/") for path in files), "files are open to anyone"
 
 
 def test_only_the_two_event_streams_take_a_token_from_the_url():
@@ -188,7 +203,12 @@ def test_a_name_in_a_body_beyond_the_prefix_is_refused_in_any_place(server: Call
 
 
 def test_paths_that_do_not_exist_are_told_to_callers_with_a_key_only(server: Caller):
-    for method, path in (("GET", "/v0/nothing"), ("GET", "/"), ("POST", "/v0/metrics"), ("OPTIONS", "/v0/topics")):
+    for method, path in (
+        ("GET", "/v0/nothing"),
+        ("GET", "/nothing"),
+        ("POST", "/v0/metrics"),
+        ("OPTIONS", "/v0/topics"),
+    ):
         assert server.send(method, path).status == 401
         assert server.send(method, path, key="wrong").status == 401
         assert server.send(method, path, key=key_for(frozenset({"read"}))).status in (404, 405)
@@ -275,7 +295,7 @@ def test_a_watch_session_opens_for_the_key_that_made_it_and_for_no_other(server:
 def test_probes_ask_for_a_key_where_the_operator_says_so(tmp_path: Path):
     running = ServerProcess(tmp_path, {"api_keys": "k-write:write", "probe_auth": "true"}, wait_ready=False)
     server = Caller(running.port)
-    probes = [route.path for route in ROUTES if rule_of(route).anyone]
+    probes = [path_of(route, "") for route in ROUTES if rule_of(route).anyone]
     assert len(probes) >= 4
     assert {server.send("GET", path).status for path in probes} == {401}
     assert {server.send("GET", path, key="k-write").status for path in probes} <= {200, 503}

@@ -24,11 +24,12 @@ from topics.engine.consumers.consumer_log import Consumed
 from topics.engine.consumers.verbs import Consumers, complete
 from topics.engine.durable.deferred_replay import PER_STEP, Backlog, CurrentTopics
 from topics.engine.queue.verbs import Queues
+from topics.engine.read import timeline
 from topics.engine.read.read import Query, Reading, expire_and_read
 from topics.engine.routers.verbs import Routers
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
-from topics.engine.steps import Steps
+from topics.engine.steps import Steps, once_loaded
 from topics.engine.write import apply
 from topics.engine.write.append import Appends, join
 from topics.engine.write.archived import Archives
@@ -113,6 +114,11 @@ class Engine:
         self.staging.topics = CurrentTopics(self.state, backlog)
         if self.limits.max_total_bytes:  # what is left of a quota depends on the records of every topic
             self.replay_all()
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether every record of the log was replayed, so that changes of the totals come from clients."""
+        return not self._backlog
 
     def replay_some(self, limit: int = PER_STEP) -> bool:
         """Replay up to `limit` of the entries that wait; return whether there are more."""
@@ -233,6 +239,13 @@ class Engine:
         if topic.queue is not None:
             topic.queue.expire(now)
         return now
+
+    def expire_and_describe(
+        self, name: str, *, from_seq: int, to_seq: int, most: int
+    ) -> Steps[tuple[Topic, timeline.Timeline]]:
+        """Expire the topic's records, then return it and what has become of the seqs [from_seq, to_seq]."""
+        topic = yield from once_loaded(lambda: self.expire_and_get(name, touch=False))
+        return topic, (yield from timeline.build(topic, from_seq, to_seq, most))
 
     def effective_priority(self, topic: Topic) -> int:
         """Return the priority that the scheduler goes by right now."""

@@ -133,7 +133,9 @@ class TopicState(Struct, omit_defaults=True):
     archive: ArchiveStanding | None = None
 
 
-class TopicSummary(Struct):
+class TopicSummary(Struct, omit_defaults=True):
+    """A topic in a list. The fields after `effective_priority` come with `details=true`."""
+
     topic: str
     type: str
     epoch: U64
@@ -143,6 +145,10 @@ class TopicSummary(Struct):
     bytes: U64
     durable: bool
     effective_priority: int
+    config: TopicConfig | None = None
+    last_write_ts: U64 | None = None
+    lost: U64 | None = None
+    queue: QueueCounts | None = None
 
 
 class TopicList(Struct, omit_defaults=True):

@@ -26,14 +26,17 @@ from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.poll_cache import PollCache
 from topics.server.loop.runtime import Runtime
+from topics.server.loop.samples import Samples
 from topics.server.loop.shared_answers import SharedAnswers
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
+from topics.server.loop.traffic import Traffic
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.jobs.waiters import JobWaiters
 from topics.server.push.sessions import Sessions
 from topics.server.push.websocket.commands import SocketServices
+from topics.server.sampled import columns
 from topics.server.startup import Startup
 
 
@@ -50,8 +53,9 @@ class TopicsApp:
         self.loop = loop
         self.budget = MemoryBudget(budget_bytes_of(settings))
         self.quotas = Quotas(settings, self.budget)
-        self.startup = Startup(clock, partial(openapi.document, ROUTES))
-        routes = RouteTable(protected(ROUTES, Pages.of(settings)))
+        served = [route for route in ROUTES if settings.console or not route.console]
+        self.startup = Startup(clock, partial(openapi.document, served), console=settings.console)
+        routes = RouteTable(protected(served, Pages.of(settings)))
         rules = settings.key_rules()
         guard = Guard(routes, KeyRing(rules), self.quotas, probe_auth=settings.probe_auth) if rules else None
         self.requests = RequestHandler(routes, guard, self.budget, self.startup)
@@ -91,6 +95,11 @@ class TopicsApp:
         dispatcher = Dispatcher(runtime, throttle, budget)
         sessions = Sessions(runtime, self.quotas, budget)
         job_waiters = JobWaiters(runtime, throttle)
+        traffic = Traffic()
+        sampled = columns(
+            engine=engine, traffic=traffic, dispatcher=dispatcher, quotas=self.quotas, budget=budget,
+            throttle=throttle, startup=self.startup, storage=storage,
+        )  # fmt: skip
         self.upkeep = Upkeep(runtime, budget, on_relief=job_waiters.wake)
         self.services = Services(
             runtime=runtime,
@@ -100,6 +109,8 @@ class TopicsApp:
             quotas=self.quotas,
             throttle=throttle,
             poll_cache=PollCache(),
+            traffic=traffic,
+            samples=Samples(runtime, sampled, settled=lambda: engine.is_settled),
             slices=slices,
             shared_answers=SharedAnswers(slices, budget),
             dispatcher=dispatcher,
@@ -114,6 +125,8 @@ class TopicsApp:
         self.requests.begin(self.services)
         throttle.begin()
         self.upkeep.begin()
+        if settings.console:
+            self.services.samples.begin()
 
     def begin_drain(self) -> None:
         """End every request and stream that would wait for ever."""
@@ -126,6 +139,7 @@ class TopicsApp:
             return
         services = self.services
         services.throttle.end()
+        services.samples.end()
         self.upkeep.end()
         self.forwarding.stop()
         services.engine.flush()

@@ -20,10 +20,11 @@ class Startup:
     Only the thread that recovers the data writes `progress`. It assigns a new float, so any thread may read it.
     """
 
-    __slots__ = ("_clock", "_started_ns", "document", "http", "progress")
+    __slots__ = ("_clock", "_started_ns", "console", "document", "http", "progress")
 
-    def __init__(self, clock: Clock, document: Callable[[], bytes]) -> None:
+    def __init__(self, clock: Clock, document: Callable[[], bytes], *, console: bool = True) -> None:
         self.document = document  # renders the OpenAPI document
+        self.console = console  # whether the console is served
         self._clock = clock
         self._started_ns = clock.monotonic_ns()
         self.progress = 0.0  # share of the log that has been replayed, 0 to 1

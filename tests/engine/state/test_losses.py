@@ -94,3 +94,14 @@ def test_records_evicted_one_by_one_before_a_gap_stay_one_run():
     for seq in range(1, 500):
         losses.add(seq, seq, "cap")
     assert losses.runs == [(1, 499, "cap"), (1_000, 2_000, "corrupt")]
+
+
+def test_total_counts_all_runs_even_when_they_are_joined():
+    counts: dict[str, int] = {}
+    losses = Losses([(1, 2, "cap")], counts=counts)
+    for number in range(1, MAX_RUNS + 20):
+        losses.add(number * 10, number * 10 + 4, "cap" if number % 2 else "ttl")
+        losses.compact(number * 10)
+        assert losses.total == sum(last - first + 1 for first, last, _ in losses.runs)
+    assert sum(counts.values()) == 5 * (MAX_RUNS + 19)
+    assert counts["cap"] - counts["ttl"] == 5

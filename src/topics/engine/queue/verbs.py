@@ -66,6 +66,8 @@ class Queues:
     def __init__(self, staging: Staging) -> None:
         self._staging = staging
         self.dead_letters = DeadLetters(staging)
+        self.claimed_total = 0  # jobs leased since the process started
+        self.acked_total = 0  # jobs completed
 
     def get(self, name: str) -> Topic:
         """Return the topic, once no change of it is under way. Raises `topic_not_found` and `not_a_queue`."""
@@ -87,6 +89,7 @@ class Queues:
         taken, rendered, leaving = _take(topic, most)
         if taken.dead:
             self.dead_letters.bury(topic, taken.dead, rendered, leaving, now)
+        self.claimed_total += len(taken.jobs)
         shares = divide(taken.jobs, [want.max for want in wants])
         claims, entries = [], []
         for want, jobs in zip(wants, shares, strict=True):
@@ -121,6 +124,7 @@ class Queues:
 
         def take_effect(_: Ticket) -> Outcome:
             apply.delete(topic, entry, found.chosen)
+            self.acked_total += len(done)
             return _outcome(topic, len(done), skipped)
 
         return self._staging.stage(topic, [entry], take_effect, undo=lambda: queue.put_back(jobs))

@@ -10,16 +10,23 @@ MAX_RUNS = 4096
 
 
 class Losses:
-    """Runs in seq order, disjoint. `compact` bounds them."""
+    """Runs in seq order, disjoint. `compact` bounds them.
 
-    __slots__ = ("runs",)
+    `total` is the number of seqs in all runs. `counts` has the seqs that were added, by reason: topics share it.
+    """
 
-    def __init__(self, runs: list[Run] | None = None) -> None:
+    __slots__ = ("counts", "runs", "total")
+
+    def __init__(self, runs: list[Run] | None = None, *, counts: dict[str, int] | None = None) -> None:
         self.runs: list[Run] = runs or []
+        self.total = sum(high - low + 1 for low, high, _ in self.runs)
+        self.counts: dict[str, int] = {} if counts is None else counts
 
     def add(self, low: int, high: int, reason: str) -> None:
         """Add the lost range [low, high]. It lies behind all known runs, or between two of them."""
-        runs = self.runs
+        runs, size = self.runs, high - low + 1
+        self.total += size
+        self.counts[reason] = self.counts.get(reason, 0) + size
         if runs and runs[-1][1] + 1 == low and runs[-1][2] == reason:
             runs[-1] = (runs[-1][0], high, reason)
             return
@@ -65,7 +72,8 @@ class Losses:
         """
         runs = self.runs
         while len(runs) > MAX_RUNS and runs[1][1] < floor:
-            (first, _, why), (_, last, other) = runs[0], runs[1]
+            (first, end, why), (start, last, other) = runs[0], runs[1]
+            self.total += start - end - 1
             runs[:2] = [(first, last, why if why == other else "mixed")]
 
     def within(self, low: int, high: int) -> tuple[int, str]:

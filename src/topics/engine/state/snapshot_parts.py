@@ -176,7 +176,8 @@ def restore(
     )
     topic.head, topic.next_seq = snapshot.head, snapshot.head + 1
     topic.earliest, topic.evict_floor = snapshot.earliest, snapshot.evict_floor
-    topic.losses = Losses([(low, high, reason) for low, high, reason in snapshot.losses])
+    runs = [(low, high, reason) for low, high, reason in snapshot.losses]
+    topic.losses = Losses(runs, counts=topic.totals.lost)
     topic.lost_ts, topic.last_ts = snapshot.lost_ts, snapshot.last_ts
     topic.last_write_ts = snapshot.last_write_ts
     topic.ceiling = topic.ceiling_staged = snapshot.ceiling

@@ -53,10 +53,12 @@ class RouterLinks(Protocol):
 class Totals:
     """Sums over all topics. They are updated with every change, so that a quota check is one comparison."""
 
-    __slots__ = ("bytes", "key_bytes", "records")
+    __slots__ = ("bytes", "key_bytes", "lost", "records", "removed")
 
     def __init__(self) -> None:
         self.records = 0
+        self.removed = 0  # records that were live before: `records + removed` grows by each appended record
+        self.lost: dict[str, int] = {}  # seqs that were lost, by reason
         self.bytes = 0
         self.key_bytes = 0  # memory of remembered idempotency keys
 
@@ -129,7 +131,7 @@ class Topic:
         self.next_seq = 1  # the first seq of the next write: above head + 1 while writes wait for the log
         self.earliest = 1
         self.evict_floor = 1
-        self.losses = Losses()
+        self.losses = Losses(counts=totals.lost)
         self.lost_ts = 0  # commit time of the last record lost at the front
         self.count = 0
         self.bytes = 0
@@ -230,5 +232,7 @@ class Topic:
         """Subtract records that are no longer live from the counts."""
         self.count -= n
         self.bytes -= size_bytes
-        self.totals.records -= n
-        self.totals.bytes -= size_bytes
+        totals = self.totals
+        totals.records -= n
+        totals.removed += n
+        totals.bytes -= size_bytes

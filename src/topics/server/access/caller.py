@@ -51,8 +51,8 @@ def admit(caller: Caller, operation: Operation, *targets: str) -> None:
     if operation not in caller.operations:
         raise TopicsError(
             Code.FORBIDDEN,
-            f"the key lacks a scope: this needs {' and '.join(_words(operation.scope))}",
-            detail={"scope": _words(operation.scope)},
+            f"the key lacks a scope: this needs {' and '.join(scope_words(operation.scope))}",
+            detail={"scope": scope_words(operation.scope)},
         )
     if caller.prefixes:
         for name in targets:
@@ -80,5 +80,6 @@ def _check_name(caller: Caller, name: str, *, secret: bool = False) -> None:
         raise TopicsError(Code.FORBIDDEN, f"the prefixes of the key do not cover {name[:64]!r}", detail={"name": name})
 
 
-def _words(scope: Scope) -> list[str]:
+def scope_words(scope: Scope) -> list[str]:
+    """Return the names of scopes, as the configuration spells them."""
     return [one.name.lower() for one in Scope if one in scope and one.name]

@@ -154,6 +154,7 @@ APPEND = _row("append", Scope.WRITE, names={"config.dead_letter": _inline_dead_l
 PUBLISH_CONFIGURED = _row(
     "publish with config", Scope.WRITE | Scope.ADMIN, names={"config.dead_letter": _inline_dead_letter}
 )
+READ_TIMELINE = _row("read timeline", Scope.READ)
 DIFF = _row("diff", Scope.READ)
 # Reading by name begins and moves a consumer, so it needs what storing one needs.
 DIFF_AS_CONSUMER = _row("diff as consumer", Scope.READ | Scope.WRITE)
@@ -198,6 +199,8 @@ PREVIEW_ROUTER = _row(
 
 PROBE = _row("probe")
 READ_METRICS = _row("read metrics", Scope.READ)
+READ_SAMPLES = _row("read samples", Scope.READ)
+READ_OWN_RIGHTS = _row("read own rights")
 READ_DOCUMENT = _row("read document")
 
 

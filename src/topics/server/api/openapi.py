@@ -25,7 +25,9 @@ _PATTERNS = {"topic": names.TOPIC_PATTERN, "router": names.ROUTER_PATTERN, "cons
 _NAMES = {
     "create": "create_watch", "stream": "open_watch", "socket": "open_socket", "delete": "delete_records",
     "report": "report_archived", "jobs": "list_jobs", "preview": "preview_router", "health": "get_health",
-    "ready": "get_ready", "work": "open_work_stream", "client_js": "get_client_js",
+    "ready": "get_ready", "work": "open_work_stream", "client_js": "get_client_js", "timeline": "get_timeline",
+    "samples": "list_samples", "index": "get_index", "console": "get_console", "console_file": "get_console_file",
+    "console_part": "get_console_part", "console_page": "get_console_page",
 }  # fmt: skip
 _TAGS = {
     "/consumers": "consumers",
@@ -149,7 +151,7 @@ def _needs_body(kind: Any) -> bool:
 def _operation_id(route: Route) -> str:
     """Return the name that a generated client gives the operation."""
     name = route.handler.__name__
-    alias = "" if route.path.startswith("/v0") or name == "client_js" else "_at_root"
+    alias = "_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""
     return _NAMES.get(name, name) + alias
 
 

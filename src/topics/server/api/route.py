@@ -53,6 +53,7 @@ class Route(Struct, frozen=True, kw_only=True, eq=False):
     # Answers before the data is recovered, without an engine. None: such a request is refused with `not_ready`.
     while_recovering: Callable[[Startup, Call], Answer] | None = None
     probe: bool = False  # answered without a key unless `probe_auth` is set
+    console: bool = False  # part of the web console: only served if the settings turn it on
     stream: bool = False  # counts as a long-lived connection
     query_token: bool = False  # accepts its key as `?token=`, because browsers cannot send a header there
 

@@ -10,10 +10,12 @@ from topics.server.access.quotas import Quotas
 from topics.server.limits.budget import MemoryBudget
 from topics.server.loop.poll_cache import PollCache
 from topics.server.loop.runtime import Runtime
+from topics.server.loop.samples import Samples
 from topics.server.loop.shared_answers import SharedAnswers
 from topics.server.loop.sliced_work import Slices
 from topics.server.loop.storage import Storage
 from topics.server.loop.throttle import Throttle
+from topics.server.loop.traffic import Traffic
 from topics.server.push.dispatcher import Dispatcher
 from topics.server.push.jobs.waiters import JobWaiters
 from topics.server.push.sessions import Sessions
@@ -32,6 +34,8 @@ class Services(Struct, frozen=True, kw_only=True, eq=False):
     quotas: Quotas
     throttle: Throttle
     poll_cache: PollCache
+    traffic: Traffic
+    samples: Samples
     slices: Slices
     shared_answers: SharedAnswers
     dispatcher: Dispatcher

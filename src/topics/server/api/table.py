@@ -1,7 +1,7 @@
 """The rows of the route table."""
 
 from topics.errors import Code
-from topics.model import consumer, queue, router, wire
+from topics.model import consumer, inspection, queue, router, wire
 from topics.model.records import DeleteRequest, DiffRequest, ScanRequest, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.model.watch import WatchCreated, WatchRequest
@@ -18,6 +18,7 @@ from topics.server.api.handlers import (
     topics,
     watch,
 )
+from topics.server.api.handlers import inspection as looks
 from topics.server.api.route import Parameter, Route
 from topics.server.http import write_request
 
@@ -49,6 +50,18 @@ ROUTES = [
         query=(
             Parameter("prefix", str, "only names with this prefix"), *_PAGE,
             Parameter("touch", bool, _TOUCH, False),
+            Parameter("details", bool, "whether each topic comes with its configuration and figures", False),
+        ),
+    ),
+    Route(
+        method="GET", path="/v0/topics/{topic}/timeline", handler=looks.timeline,
+        operation=operations.READ_TIMELINE,
+        summary="Get what has become of each seq: live, deleted, archived, or lost and why",
+        answers={200: inspection.TimelineAnswer}, errors=(Code.TOPIC_NOT_FOUND,),
+        query=(
+            Parameter("from_seq", int, "the first seq of the window", 1),
+            Parameter("to_seq", int, "the last seq of the window; the head by default"),
+            Parameter("ranges", int, "about how many ranges to return, at most 2000", inspection.RANGES),
         ),
     ),
     Route(
@@ -256,6 +269,39 @@ ROUTES = [
         method="GET", path="/v0/openapi.json", handler=health.get_openapi, operation=operations.READ_DOCUMENT,
         while_recovering=health.get_openapi_while_recovering, probe=True,
         summary="Get this document", answers={200: dict},
+    ),
+    Route(
+        method="GET", path="/v0/whoami", handler=looks.whoami, operation=operations.READ_OWN_RIGHTS,
+        summary="Get the scopes and prefixes of the key that sends this",
+        answers={200: inspection.Whoami}, errors=(Code.UNAUTHORIZED, Code.THROTTLED),
+    ),
+    Route(
+        method="GET", path="/v0/samples", handler=looks.samples, operation=operations.READ_SAMPLES, console=True,
+        summary="Get figures of the last hour, a row every five seconds",
+        answers={200: inspection.Samples},
+        query=(Parameter("after", int, "only rows after this time, in milliseconds since 1970", 0),),
+    ),
+    Route(
+        method="GET", path="/", handler=assets.index, operation=operations.READ_DOCUMENT,
+        while_recovering=assets.index_while_recovering, probe=True,
+        summary="Get the addresses of this server; a browser is sent to the console",
+        answers={200: inspection.Index, 302: "text/html"},
+    ),
+    *(
+        Route(
+            method="GET", path=path, handler=handler, operation=operations.READ_DOCUMENT, console=True, probe=True,
+            while_recovering=while_recovering, summary=summary,
+            answers={200: kind, 304: kind}, errors=() if path == "/console" else (Code.NOT_FOUND,),
+        )
+        for path, handler, while_recovering, summary, kind in (
+            ("/console", assets.console, assets.console_while_recovering, "The web console", "text/html"),
+            ("/console/{file}", assets.console_file, assets.console_file_while_recovering,
+             "A file of the console", "text/javascript"),
+            ("/console/parts/{file}", assets.console_part, assets.console_part_while_recovering,
+             "A file that the pages of the console share", "text/javascript"),
+            ("/console/pages/{file}", assets.console_page, assets.console_page_while_recovering,
+             "A page of the console", "text/javascript"),
+        )
     ),
     Route(
         method="GET", path="/client.js", handler=assets.client_js, operation=operations.READ_DOCUMENT,

@@ -73,6 +73,14 @@ def memory_bytes(root: Path = Path("/")) -> int:
     return min(limits)
 
 
+def resident_bytes() -> int:
+    """Return the memory that this process occupies; 0 where the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _cgroup_limits(root: Path) -> Iterator[int]:
     """Yield every limit from the cgroup of this process up to the top of its hierarchy.
 

@@ -42,6 +42,7 @@ class Dispatcher:
         self._fan_outs: dict[Topic, FanOut] = {}
         self._ready: dict[FanOut, None] = {}
         self._scheduled = False
+        self.delivered_total = 0  # records that were sent to subscriptions
         throttle.listeners.append(self.serve_paused)
         runtime.engine.staging.growth.then = self._serve_grown
 

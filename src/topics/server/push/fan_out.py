@@ -30,6 +30,8 @@ TOO_OLD = "from_seq_too_old"
 class FanOutOwner(Protocol):
     """What a fan-out needs of the dispatcher."""
 
+    delivered_total: int  # records that were sent to subscriptions
+
     def topic_grew(self, topic: Topic) -> None:
         """Serve the topic at the end of the turn."""
 
@@ -171,10 +173,12 @@ class FanOut:
         self._remove_full(group)
         group.seq = frame.next_seq
         written = frame.by_node if group.has_nodes else {}
+        self._owner.delivered_total += frame.count * len(group.members)
         for subscription in group.members:
             own, nodes = frame, subscription.nodes
             if nodes is not None and not nodes.isdisjoint(written):
                 own = frame.without(nodes)
+                self._owner.delivered_total -= frame.count - own.count
                 if not own.count:
                     continue
             subscription.watcher.push(subscription, own)  # type: ignore[union-attr]
@@ -219,6 +223,7 @@ class FanOut:
                 watcher.notify(subscription, Event.TOMBSTONE, data)
             subscription.seq = frame.next_seq
             if frame.count:
+                self._owner.delivered_total += frame.count
                 watcher.push(subscription, frame)
             subscription.fresh = subscription.stale = False
             subscription.epoch = None

@@ -1,4 +1,4 @@
-"""Handlers of static files: the JavaScript client."""
+"""Handlers of static files: the index, the web console, and the JavaScript client."""
 
 from __future__ import annotations
 
@@ -8,19 +8,128 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import topics
+from topics import __version__
+from topics.errors import Code, TopicsError
+from topics.model.inspection import Index
+from topics.server.http.browser_origin import PAGE_MEDIA, names_any
 from topics.server.http.messages import Answer, Response
+from topics.server.loop.answer import json_answer, performance
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call
     from topics.server.api.services import Services
+    from topics.server.http.messages import Header
     from topics.server.startup import Startup
 
 JAVASCRIPT = b"text/javascript; charset=utf-8"
-NOT_MODIFIED = 304
+FOUND, NOT_MODIFIED = 302, 304
 
 # A wheel holds a copy of the client; a checkout has the original.
 _PACKAGE = Path(topics.__file__).parent
 _PLACES = (_PACKAGE / "server" / "assets" / "client.js", _PACKAGE.parents[1] / "clients" / "js" / "topics.js")
+_CONSOLE = _PACKAGE / "server" / "console"
+_TYPES = {
+    ".html": b"text/html; charset=utf-8", ".js": JAVASCRIPT, ".css": b"text/css; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}  # fmt: skip
+
+# A page of the console runs its own scripts and calls its own server, and nothing else. Trusted types keep its scripts
+# from turning text into markup at all.
+POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
+    b"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_PROTECTION: tuple[Header, ...] = (
+    (b"content-security-policy", POLICY),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+# --- the index
+
+
+def index(services: Services, call: Call) -> Answer:
+    """Return the addresses of the server, or send a browser to the console."""
+    return index_while_recovering(services.startup, call)
+
+
+def index_while_recovering(startup: Startup, call: Call) -> Answer:
+    """Return the addresses of the server, before the data is recovered."""
+    console = "/console" if startup.console else None
+    if console is not None and names_any(call.request.headers.get(b"accept", b"").lower(), PAGE_MEDIA):
+        headers = ((b"location", console.encode()), (b"vary", b"accept"), (b"cache-control", b"no-store"))
+        return Response(FOUND, b"", _TYPES[".html"], headers)
+    took = performance(call.request)
+    return json_answer(200, Index("topics", __version__, console, "/v0/openapi.json", "/client.js", "/v0/health", took))
+
+
+# --- the console
+
+
+def console(services: Services, call: Call) -> Answer:
+    """Return the page of the console."""
+    return console_while_recovering(services.startup, call)
+
+
+def console_while_recovering(startup: Startup, call: Call) -> Answer:
+    """Return the page of the console, before the data is recovered."""
+    return _console_file("", "index.html", call)
+
+
+def console_file(services: Services, call: Call) -> Answer:
+    """Return a file of the console."""
+    return console_file_while_recovering(services.startup, call)
+
+
+def console_file_while_recovering(startup: Startup, call: Call) -> Answer:
+    """Return a file of the console, before the data is recovered."""
+    return _console_file("", call.params["file"], call)
+
+
+def console_part(services: Services, call: Call) -> Answer:
+    """Return a file that the pages of the console share."""
+    return console_part_while_recovering(services.startup, call)
+
+
+def console_part_while_recovering(startup: Startup, call: Call) -> Answer:
+    """Return a file that the pages of the console share, before the data is recovered."""
+    return _console_file("parts/", call.params["file"], call)
+
+
+def console_page(services: Services, call: Call) -> Answer:
+    """Return the script of a page of the console."""
+    return console_page_while_recovering(services.startup, call)
+
+
+def console_page_while_recovering(startup: Startup, call: Call) -> Answer:
+    """Return the script of a page of the console, before the data is recovered."""
+    return _console_file("pages/", call.params["file"], call)
+
+
+def _console_file(folder: str, name: str, call: Call) -> Answer:
+    """Return a file by its name, which is looked up among the files of the package and never used as a path."""
+    found = _console_files().get(folder + name)
+    if found is None:
+        raise TopicsError(Code.NOT_FOUND, "the console has no such file; it begins at /console")
+    body, etag, content_type = found
+    return _asset(call, body, etag, content_type, (*_PROTECTION, (b"cache-control", b"no-cache")))
+
+
+@cache
+def _console_files() -> dict[str, tuple[bytes, bytes, bytes]]:
+    """Return body, entity tag and content type of every file of the console, by its path in the folder."""
+    files = {}
+    for path in sorted(_CONSOLE.rglob("*")):
+        if path.is_file() and path.suffix in _TYPES:
+            body = path.read_bytes()
+            files[path.relative_to(_CONSOLE).as_posix()] = body, _etag(body), _TYPES[path.suffix]
+    return files
+
+
+# --- the client
 
 
 def client_js(services: Services, call: Call) -> Answer:
@@ -31,13 +140,23 @@ def client_js(services: Services, call: Call) -> Answer:
 def client_js_while_recovering(startup: Startup, call: Call) -> Answer:
     """Return the JavaScript client, before the data is recovered. A page of any origin may import it."""
     body, etag = _client()
-    headers = ((b"etag", etag), (b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))
-    if etag in call.request.headers.get(b"if-none-match", b""):
-        return Response(NOT_MODIFIED, b"", JAVASCRIPT, headers)
-    return Response(200, body, JAVASCRIPT, headers)
+    headers = ((b"cache-control", b"public, max-age=300"), (b"access-control-allow-origin", b"*"))
+    return _asset(call, body, etag, JAVASCRIPT, headers)
 
 
 @cache
 def _client() -> tuple[bytes, bytes]:
     body = next(path for path in _PLACES if path.exists()).read_bytes()
-    return body, b'"%b"' % sha256(body).hexdigest()[:16].encode()
+    return body, _etag(body)
+
+
+def _asset(call: Call, body: bytes, etag: bytes, content_type: bytes, headers: tuple[Header, ...]) -> Response:
+    """Return the file, or 304 if the client has this version."""
+    headers = ((b"etag", etag), *headers)
+    if etag in call.request.headers.get(b"if-none-match", b""):
+        return Response(NOT_MODIFIED, b"", content_type, headers)
+    return Response(200, body, content_type, headers)
+
+
+def _etag(body: bytes) -> bytes:
+    return b'"%b"' % sha256(body).hexdigest()[:16].encode()

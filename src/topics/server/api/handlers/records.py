@@ -137,6 +137,7 @@ def diff(services: Services, call: Call) -> Answer:
     cached = services.poll_cache.find(name, request.body)
     if cached is not None:
         cached.topic.last_read_ts = services.runtime.clock.now_ms()
+        services.traffic.reads += 1
         took = _ms(_now_ns() - request.started_ns).encode()
         return Response(200, b"".join((cached.before, took, cached.after)))
     wanted = _decode_diff(request.body, call)
@@ -148,6 +149,9 @@ def diff(services: Services, call: Call) -> Answer:
     topic, reading = services.engine.read(name, query)
     if wanted.wait_ms and _nothing(topic, reading) and not services.runtime.draining:
         return LongPoll(services, name, query, request).start(topic, reading, min(wanted.wait_ms, MAX_WAIT_MS))
+    traffic = services.traffic
+    traffic.reads += 1
+    traffic.records_read += reading.count
     before, after = _diff_answer(topic, reading)
     if query.plain and len(before) == 1 and call.warnings is None:
         services.poll_cache.keep(topic, request.body, bytes(before[0]), after)
@@ -303,6 +307,9 @@ class LongPoll:
 
     def _finish_with(self, topic: Topic, reading: Reading) -> None:
         reading.scanned += self._scanned
+        traffic = self._services.traffic
+        traffic.reads += 1
+        traffic.records_read += reading.count
         response = _timed(*_diff_answer(topic, reading, self._more()), self._request)
         try:
             self._services.budget.check_answer(body_bytes(response.body))

@@ -87,6 +87,7 @@ def _list(services: Services, call: Call) -> Steps[Answer]:
     yield from services.engine.replay_in_steps()
     found = query_string.parse(call.request.query)
     touch = query_string.flag(found, "touch", default=False)
+    details = query_string.flag(found, "details", default=False)
     page, more = services.engine.expire_and_list(
         prefix=found.get("prefix", ""),
         after=query_string.cursor_after(found),
@@ -94,22 +95,29 @@ def _list(services: Services, call: Call) -> Steps[Answer]:
         prefixes=call.caller.prefixes,
         touch=touch,
     )
-    summaries = [
-        TopicSummary(
-            topic=topic.name,
-            type=topic.config.type,
-            epoch=topic.epoch,
-            head_seq=topic.head,
-            earliest_seq=topic.earliest,
-            count=topic.count,
-            bytes=topic.bytes,
-            durable=topic.config.durable,
-            effective_priority=services.engine.effective_priority(topic),
-        )
-        for topic in page
-    ]
+    summaries = [_summary(services, topic, details=details) for topic in page]
     next_cursor = query_string.cursor(page[-1].name) if more else None
     return json_answer(200, TopicList(summaries, performance(call.request), next_cursor))
+
+
+def _summary(services: Services, topic: Topic, *, details: bool) -> TopicSummary:
+    summary = TopicSummary(
+        topic=topic.name,
+        type=topic.config.type,
+        epoch=topic.epoch,
+        head_seq=topic.head,
+        earliest_seq=topic.earliest,
+        count=topic.count,
+        bytes=topic.bytes,
+        durable=topic.config.durable,
+        effective_priority=services.engine.effective_priority(topic),
+    )
+    if details:
+        summary.config = topic.config
+        summary.last_write_ts = topic.last_write_ts
+        summary.lost = topic.losses.total
+        summary.queue = _queue_counts(topic)
+    return summary
 
 
 def drop_topic(services: Services, call: Call) -> Answer:

@@ -1,0 +1,218 @@
+"""The timeline of a topic: what has become of each seq. It draws what `Topic` states: live, deleted, or lost.
+
+A window of seqs is described by at most a given number of ranges. If the ranges are few, they are exact. Otherwise the
+window is cut into cells of `resolution` seqs, and cells with more than one state are reported as `merged`, with the
+numbers of seqs that are live, deleted and lost. A smaller window has smaller cells.
+
+Work is bounded: at most `MAX_LOOKS` segments are searched for deleted records. The records that were deleted in other
+segments are known by number, and are spread evenly over their segment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import numpy as np
+from msgspec import Struct
+
+from topics.engine import retention
+from topics.engine.state.topic import Topic
+from topics.engine.steps import Steps, once_loaded
+from topics.model.inspection import MAX_RANGES, TimelineRange
+from topics.storage.segments.cold import Cold, Needs
+from topics.storage.segments.segment import Damaged, Segment
+
+LIVE, DELETED, ARCHIVED, MERGED = "live", "deleted", "archived", "merged"
+MAX_LOOKS = 16
+
+Run = tuple[int, int, str]  # first seq, last seq, state: one of the above, or the reason of a loss
+
+
+class Timeline(Struct):
+    """The ranges of a window, in order. `resolution` is 1 if they are exact."""
+
+    from_seq: int
+    to_seq: int
+    resolution: int
+    ranges: list[TimelineRange]
+
+
+def build(topic: Topic, from_seq: int, to_seq: int, most: int) -> Steps[Timeline]:
+    """Return the timeline of the seqs [from_seq, to_seq], with about `most` ranges. One step: the state is consistent.
+
+    The window is cut to the seqs that were given out. Raise `Cold` through the step if marks must be loaded.
+    """
+
+    def look() -> Timeline:
+        return _build(topic, from_seq, to_seq, most)
+
+    def look_past_damage() -> Timeline:
+        try:
+            return look()
+        except Damaged as damage:
+            return retention.read_past(topic, damage, look)
+
+    return (yield from once_loaded(look_past_damage))
+
+
+def _build(topic: Topic, from_seq: int, to_seq: int, most: int) -> Timeline:
+    low, high = max(from_seq, 1), min(to_seq, topic.head)
+    if low > high:
+        return Timeline(low, high, 1, [])
+    coarse = -(-(high - low + 1) // most)
+    parts = list(_parts(topic, low, high, coarse))
+    if all(isinstance(part, tuple) for part in parts):
+        runs = list(_joined(part for part in parts if isinstance(part, tuple)))
+        if coarse == 1 or len(runs) <= most:
+            return Timeline(low, high, 1, [TimelineRange(first, last, state) for first, last, state in runs])
+    return Timeline(low, high, coarse, list(_cells(parts, low, high, coarse)))
+
+
+class _Partly(Struct, frozen=True):
+    """A part of a segment of which some records were deleted: how many is known, but not which."""
+
+    first: int
+    last: int
+    live: int
+
+
+def _parts(topic: Topic, low: int, high: int, coarse: int) -> Iterator[Run | _Partly]:
+    """Yield what is known of the window, in order. Raise `Cold` for marks that are not in memory."""
+    needs = Needs()
+    found: list[Run | _Partly] = []
+    looks = MAX_LOOKS
+    for first, last, reason in _losses(topic, low, high):
+        if reason:
+            found.append((first, last, reason))
+            continue
+        if first < topic.earliest:
+            end = min(last, topic.earliest - 1)
+            found += _deleted(topic, first, end)
+            first = end + 1
+        for segment, start, stop in _pieces(topic, first, last):
+            if segment is None or not segment.live:
+                found += _deleted(topic, start, stop)
+            elif segment.live == segment.end - max(segment.first, topic.earliest):
+                found.append((start, stop, LIVE))
+            elif coarse > 1 and (looks <= 0 or stop - start < coarse) and _is_whole(topic, segment, start, stop):
+                found.append(_Partly(start, stop, segment.live))
+            else:
+                looks -= 1
+                try:
+                    found += _look(topic, segment, start, stop, most_runs=MAX_RANGES)
+                except Cold as cold:
+                    needs.add(cold)
+    needs.check()
+    yield from found
+
+
+def _losses(topic: Topic, low: int, high: int) -> Iterator[Run]:
+    """Yield the lost runs of the window, and the stretches between them with an empty reason."""
+    runs = topic.losses.runs
+    at = bisect_left(runs, low, key=lambda run: run[1])
+    while at < len(runs) and runs[at][0] <= high:
+        first, last, reason = runs[at]
+        if low < first:
+            yield low, first - 1, ""
+        yield max(first, low), min(last, high), reason
+        low = last + 1
+        at += 1
+    if low <= high:
+        yield low, high, ""
+
+
+def _deleted(topic: Topic, first: int, last: int) -> list[Run]:
+    """Return the range as deleted. Up to `trimmed`, an archive deleted the records after it had stored them."""
+    if first > last:
+        return []
+    if last <= topic.trimmed or first > topic.trimmed:
+        return [(first, last, ARCHIVED if last <= topic.trimmed else DELETED)]
+    return [(first, topic.trimmed, ARCHIVED), (topic.trimmed + 1, last, DELETED)]
+
+
+def _pieces(topic: Topic, first: int, last: int) -> Iterator[tuple[Segment | None, int, int]]:
+    """Yield the parts of [first, last] by segment; None where a segment was released because all was deleted."""
+    for segment, start, stop in topic.spans(first, last + 1):
+        if first < segment.first + start:
+            yield None, first, segment.first + start - 1
+        yield segment, segment.first + start, segment.first + stop - 1
+        first = segment.first + stop
+    if first <= last:
+        yield None, first, last
+
+
+def _is_whole(topic: Topic, segment: Segment, start: int, stop: int) -> bool:
+    """Return whether the part has all live records of the segment, so that their number is known."""
+    return start <= max(segment.first, topic.earliest) and stop == segment.end - 1
+
+
+def _look(topic: Topic, segment: Segment, start: int, stop: int, *, most_runs: int) -> list[Run | _Partly]:
+    """Return the runs of a part of a segment, or only the number of its live records if there are too many runs."""
+    marks = segment.marks
+    if marks is None:
+        return [(start, stop, LIVE)]
+    dead = np.frombuffer(marks, np.uint8)[start - segment.first : stop - segment.first + 1] != 0
+    edges = np.flatnonzero(dead[1:] != dead[:-1]) + 1
+    if len(edges) > most_runs:
+        return [_Partly(start, stop, len(dead) - int(np.count_nonzero(dead)))]
+    runs: list[Run | _Partly] = []
+    bounds = [0, *edges.tolist(), len(dead)]
+    for begin, end in pairwise(bounds):
+        first, last = start + begin, start + end - 1
+        runs += _deleted(topic, first, last) if dead[begin] else [(first, last, LIVE)]
+    return runs
+
+
+def _joined(runs: Iterable[Run]) -> Iterator[Run]:
+    """Yield the runs, with neighbours of the same state as one."""
+    held: Run | None = None
+    for run in runs:
+        if held is not None and held[2] == run[2]:
+            held = (held[0], run[1], run[2])
+            continue
+        if held is not None:
+            yield held
+        held = run
+    if held is not None:
+        yield held
+
+
+def _cells(parts: list[Run | _Partly], low: int, high: int, size: int) -> Iterator[TimelineRange]:
+    """Yield the window in cells of `size` seqs. Neighbouring cells with one and the same state form one range."""
+    count = (high - low) // size + 1
+    sums: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+
+    def add(first: int, last: int, state: str, share: float) -> None:
+        if state not in sums:
+            sums[state] = np.zeros(count)
+        cells, start, stop = sums[state], (first - low) // size, (last - low) // size
+        if start == stop:
+            cells[start] += (last - first + 1) * share
+            return
+        cells[start] += (low + (start + 1) * size - first) * share
+        cells[start + 1 : stop] += size * share
+        cells[stop] += (last - low - stop * size + 1) * share
+
+    for part in parts:
+        if isinstance(part, _Partly):
+            share = part.live / (part.last - part.first + 1)
+            add(part.first, part.last, LIVE, share)
+            add(part.first, part.last, DELETED, 1 - share)
+        else:
+            add(*part, 1.0)
+    states = sorted(sums)
+    table = np.stack([sums[state] for state in states])
+    single = np.count_nonzero(table > 0.5, axis=0) == 1
+    which = table.argmax(axis=0)
+    groups = np.flatnonzero(np.diff(np.where(single, which, -1 - np.arange(count)))) + 1
+    bounds = [0, *groups.tolist(), count]
+    for begin, end in pairwise(bounds):
+        first, last = low + begin * size, min(low + end * size - 1, high)
+        if single[begin]:
+            yield TimelineRange(first, last, states[int(which[begin])])
+        else:
+            numbers = {state: round(float(table[at, begin])) for at, state in enumerate(states)}
+            live, deleted = numbers.get(LIVE, 0), numbers.get(DELETED, 0) + numbers.get(ARCHIVED, 0)
+            yield TimelineRange(first, last, MERGED, live, deleted, max(last - first + 1 - live - deleted, 0))

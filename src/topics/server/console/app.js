@@ -1,0 +1,139 @@
+/**
+ * The console: a shell with navigation, and one page at a time by the hash of the URL.
+ *
+ * A page is a module with `title` and `show(context)`, which returns an element. `context.signal` aborts when the page
+ * is left: every poll, stream and listener of a page ends with it.
+ */
+
+import { h, hidden, put } from "./parts/dom.js"
+import { session } from "./parts/session.js"
+import { button, failure, pageHead } from "./parts/ui.js"
+import * as overview from "./pages/overview.js"
+import * as signIn from "./pages/signin.js"
+import * as topic from "./pages/topic.js"
+import * as topics from "./pages/topics.js"
+
+const ROUTES = [
+  [/^\/$/, overview],
+  [/^\/topics$/, topics],
+  [/^\/topics\/([^/]+)$/, topic],
+]
+const NAVIGATION = [["Overview", "#/"], ["Topics", "#/topics"]]
+
+const main = h("main", { id: "main", tabIndex: -1 })
+const banner = h("div", { class: "banner", role: "status", "aria-live": "polite", hidden: true })
+const links = NAVIGATION.map(([label, href]) => h("a", { href }, label))
+const who = h("div", { class: "who" })
+let leave = new AbortController()
+let shown = null
+
+function start() {
+  const skip = h("a", {
+    class: "skip", href: "#main",
+    on: {
+      click: (event) => {
+        event.preventDefault()
+        main.focus()
+      },
+    },
+  }, "Skip to the content")
+  put(document.getElementById("app"),
+    skip,
+    h("header", { class: "side" },
+      h("a", { class: "brand", href: "#/", "aria-label": "topics console, overview" }, h("span", { class: "mark", "aria-hidden": "true" }), "topics"),
+      h("nav", { "aria-label": "Pages" }, links),
+      who),
+    h("div", { class: "body" }, banner, main))
+  session.addEventListener("connection", showConnection)
+  session.addEventListener("unauthorized", () => shown !== signIn && showSignIn())
+  session.addEventListener("changed", showWho)
+  addEventListener("hashchange", open)
+  addEventListener("keydown", focusSearch)
+  open()
+}
+
+/** Show the page that the URL names. */
+async function open() {
+  leave.abort()
+  leave = new AbortController()
+  const { signal } = leave
+  if (!session.who) {
+    try {
+      await session.open()
+    } catch (error) {
+      if (signal.aborted) return
+      if (error.status === 401) return showSignIn()
+      put(main, pageHead("Not connected"), failure(error))
+      setTimeout(() => signal.aborted || open(), 2000)
+      return
+    }
+    if (signal.aborted) return
+  }
+  const [path, query = ""] = (location.hash.slice(1) || "/").split("?")
+  for (const [pattern, page] of ROUTES) {
+    const match = pattern.exec(path)
+    if (match) return show(page, { params: match.slice(1).map(decodeURIComponent), query: new URLSearchParams(query), signal })
+  }
+  put(main, pageHead("No such page"), h("p", {}, h("a", { href: "#/" }, "Go to the overview")))
+}
+
+function show(page, context) {
+  const moved = shown !== null && shown !== page
+  shown = page
+  const title = typeof page.title === "function" ? page.title(context) : page.title
+  document.title = `${title} · topics`
+  const current = `#/${location.hash.slice(2).split(/[/?]/)[0]}`
+  for (const link of links) {
+    if (link.getAttribute("href") === current) link.setAttribute("aria-current", "page")
+    else link.removeAttribute("aria-current")
+  }
+  try {
+    put(main, page.show(context))
+  } catch (error) {
+    put(main, pageHead(title), failure(error))
+  }
+  if (moved) {
+    scrollTo(0, 0)
+    main.querySelector("h1")?.focus({ preventScroll: true })
+  }
+}
+
+function showSignIn() {
+  leave.abort()
+  leave = new AbortController()
+  session.who = null
+  shown = signIn
+  document.title = "Sign in · topics"
+  put(who)
+  put(main, signIn.show({ signal: leave.signal, done: open }))
+}
+
+function showWho() {
+  const { key, scopes, prefixes } = session.who
+  const rights = key === null ? "no keys: everything is allowed" : `${scopes.join(", ") || "no scopes"}${prefixes.length ? ` on ${prefixes.join(", ")}` : ""}`
+  put(who,
+    h("span", { class: "version" }, hidden("Server version "), session.version),
+    h("span", { class: "rights", title: rights }, key === null ? "open server" : rights),
+    key !== null && button("Sign out", () => {
+      session.signIn(null)
+      showSignIn()
+    }, { kind: "quiet small" }))
+}
+
+function showConnection() {
+  banner.hidden = session.online
+  put(banner, session.online ? "" : "The server does not answer. The console keeps trying and continues by itself.")
+  if (session.online) void session.open().catch(() => {})
+}
+
+/** "/" moves to the search field of the page, as on other consoles. */
+function focusSearch(event) {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey) return
+  if (/^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement?.tagName ?? "") || document.querySelector("dialog[open]")) return
+  const search = main.querySelector("input[type=search]")
+  if (!search) return
+  event.preventDefault()
+  search.focus()
+}
+
+start()

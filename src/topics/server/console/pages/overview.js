@@ -1,0 +1,132 @@
+/** Overview: health, rates, memory, connections, the log, pressure and losses, with plots of the last hour. */
+
+import { h, put } from "../parts/dom.js"
+import { bytes, count, duration, rate, short, whole } from "../parts/format.js"
+import { plot } from "../parts/plot.js"
+import { poll, session } from "../parts/session.js"
+import { actions } from "../parts/snippets.js"
+import { badge, card, copyAs, empty, failure, missingNote, pageHead, stat, stats } from "../parts/ui.js"
+
+export const title = "Overview"
+
+const STEPS = ["calm", "gathering pushes", "gathering commits", "pausing topics", "refusing requests"]
+const HOUR_MS = 3_600_000
+
+export function show({ signal }) {
+  const health = h("span", { class: "health" })
+  const problem = h("div")
+  const figures = {
+    uptime: stat("Uptime"),
+    topics: stat("Topics"),
+    records: stat("Live records"),
+    stored: stat("Stored"),
+    memory: stat("Memory"),
+    connections: stat("Connections"),
+    pressure: stat("Pressure", "–", { title: "How late the event loop runs, and what the server does about it" }),
+    lost: stat("Lost, last hour", "–", { title: "Records that caps, TTLs or damage removed. Deleted records do not count." }),
+  }
+  const plots = {
+    appends: plot("Records appended", { format: rate }),
+    reads: plot("Records read and delivered", { format: rate }),
+    jobs: plot("Jobs", { format: rate }),
+    losses: plot("Records lost", { format: rate }),
+    syncs: plot("Sync of the log", { format: (us) => duration(us / 1000), floor: 100 }),
+    log: plot("Written to the log", { format: (value) => `${bytes(value)}/s`, floor: 1024, binary: true }),
+    memory: plot("Memory", { format: bytes, floor: 1024, binary: true }),
+    connections: plot("Connections", { format: short }),
+    lag: plot("Loop lag", { format: duration, floor: 1 }),
+  }
+  const welcome = h("div")
+  const ring = new Ring()
+
+  async function refresh() {
+    const answer = await session.request("GET", `/v0/samples?after=${ring.last}`, undefined, { signal })
+    ring.add(answer)
+    const { uptime_ms } = await session.request("GET", "/v0/health", undefined, { signal })
+    figures.uptime.set(duration(Math.floor(uptime_ms / 1000) * 1000))
+    put(problem)
+    draw(ring, figures, plots)
+    const now = ring.newest()
+    put(health, now ? badge(now.pressure > 0 ? "under pressure" : "healthy", now.pressure > 0 ? "warn" : "good") : badge("starting", ""))
+    put(welcome, now && now.topics === 0 && empty(
+      "No topics yet", "The first write creates a topic:",
+      `curl ${location.origin}/v0/topics/orders -H 'content-type: application/json' -d '{"records":[{"data":{"sku":"V60","qty":1}}]}'`))
+  }
+
+  const refused = missingNote("read")
+  if (!refused) poll(refresh, { everyMs: 5000, signal, onError: (error) => put(problem, failure(error)) })
+  return [
+    pageHead("Overview", { badges: [health], actions: [copyAs(actions.metrics, "Copy metrics as")] }),
+    refused, problem, welcome,
+    card("Now", stats(...Object.values(figures))),
+    card("Last hour", h("div", { class: "plots" }, Object.values(plots).map((one) => one.element))),
+  ]
+}
+
+/** The samples of the last hour, one array per column. */
+class Ring {
+  columns = []
+  rows = []
+  intervalMs = 5000
+
+  get last() {
+    return this.rows.at(-1)?.[0] ?? 0
+  }
+
+  add({ columns, rows, interval_ms }) {
+    if (rows.length && rows[0][0] < this.last) this.rows = []
+    this.columns = columns
+    this.intervalMs = interval_ms
+    this.rows.push(...rows)
+    const oldest = this.last - HOUR_MS
+    while (this.rows.length && this.rows[0][0] < oldest) this.rows.shift()
+  }
+
+  column(name) {
+    const at = this.columns.indexOf(name)
+    return this.rows.map((row) => row[at] ?? 0)
+  }
+
+  perSecond(name) {
+    return this.column(name).map((value) => Math.max(value, 0) / (this.intervalMs / 1000))
+  }
+
+  sum(name) {
+    return this.column(name).reduce((total, value) => total + Math.max(value, 0), 0)
+  }
+
+  newest() {
+    const row = this.rows.at(-1)
+    return row && Object.fromEntries(this.columns.map((name, at) => [name, row[at]]))
+  }
+}
+
+function draw(ring, figures, plots) {
+  const now = ring.newest()
+  const times = ring.column("ts")
+  if (now) {
+    figures.topics.set(whole(now.topics))
+    figures.records.set(short(now.records), now.records < 1000 ? "" : whole(now.records))
+    figures.stored.set(bytes(now.bytes))
+    figures.memory.set(bytes(now.resident_bytes), `${bytes(now.charged_bytes)} for clients`)
+    figures.connections.set(whole(now.connections), count(now.streams, "stream"))
+    figures.pressure.set(STEPS[now.pressure] ?? "–", `${duration(now.lag_ms)} late`, now.pressure > 0 ? "warn" : "")
+    const lost = ["cap", "ttl", "corrupt", "other"].map((reason) => [reason, ring.sum(`lost_${reason}`)])
+    const total = lost.reduce((sum, [, number]) => sum + number, 0)
+    figures.lost.set(short(total), lost.filter(([, number]) => number).map(([reason, number]) => `${short(number)} ${reason}`).join(", ") || "none", total ? "warn" : "")
+  }
+  const line = (name, color, values, area = false) => ({ name, color, values, area })
+  plots.appends.set(times, [line("appended", "c1", ring.perSecond("appended"), true)])
+  plots.reads.set(times, [line("read", "c1", ring.perSecond("read")), line("delivered", "c2", ring.perSecond("delivered"))])
+  plots.jobs.set(times, [line("claimed", "c1", ring.perSecond("claimed")), line("acked", "c2", ring.perSecond("acked"))])
+  plots.losses.set(times, [
+    line("cap", "cap", ring.perSecond("lost_cap")), line("ttl", "ttl", ring.perSecond("lost_ttl")), line("corrupt", "corrupt", ring.perSecond("lost_corrupt")),
+  ])
+  const syncs = ring.column("syncs")
+  const mean = ring.column("sync_us").map((sum, at) => (syncs[at] ? sum / syncs[at] : 0))
+  plots.syncs.set(times, [line("mean", "c1", mean), line("p99 below", "c2", ring.column("sync_p99_us"))])
+  plots.log.set(times, [line("bytes", "c1", ring.perSecond("wal_bytes"), true)])
+  plots.memory.set(times, [line("resident", "c1", ring.column("resident_bytes"), true)])
+  plots.connections.set(times, [line("connections", "c1", ring.column("connections")), line("streams", "c2", ring.column("streams"))])
+  plots.lag.set(times, [line("lag", "c1", ring.column("lag_ms"), true)])
+}

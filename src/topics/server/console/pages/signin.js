@@ -1,0 +1,37 @@
+/** Sign in with an API key. */
+
+import { h, put } from "../parts/dom.js"
+import { session } from "../parts/session.js"
+import { code, failure, field, form, input, note } from "../parts/ui.js"
+
+export const title = "Sign in"
+
+export function show({ done }) {
+  const key = input({ type: "password", required: true, autocomplete: "current-password", name: "key" })
+  const wrong = session.key ? note("The server did not accept the key of this tab.") : null
+  const made = form([
+    h("p", {}, "This server asks for an API key."),
+    wrong,
+    field("API key", key, "It stays in this tab, and is sent to this server only, in a header."),
+  ], {
+    label: "Sign in",
+    submit: async () => {
+      session.signIn(key.value.trim())
+      try {
+        await session.open()
+      } catch (error) {
+        session.signIn(null)
+        if (error.status === 401) error.message = "This server does not know the key"
+        put(made.problem, failure(error))
+        key.select()
+        return
+      }
+      done()
+    },
+  })
+  setTimeout(() => key.focus())
+  return h("div", { class: "sign-in card" }, h("h1", {}, "Sign in"), made.element,
+    h("details", {}, h("summary", {}, "Where do I get a key?"),
+      h("p", {}, "The operator of the server sets the keys when it starts. A key has scopes, and may have prefixes:"),
+      code("TOPICS_API_KEYS='a-long-secret:read+write+delete+admin' topics serve")))
+}

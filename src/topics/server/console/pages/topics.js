@@ -1,0 +1,119 @@
+/** Topics: a live table of all topics with search, and a form that creates one. */
+
+import { h, put } from "../parts/dom.js"
+import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
+import { listAll, poll, session } from "../parts/session.js"
+import { actions } from "../parts/snippets.js"
+import { table } from "../parts/table.js"
+import { allowed, badge, button, copyAs, dialog, empty, failure, missingNote, pageHead } from "../parts/ui.js"
+import { createTopic } from "./topic-forms.js"
+
+export const title = "Topics"
+
+const PER_SECOND = 1 / 200 // a list of 5,000 topics is read every 25 seconds
+
+export const topicLink = (name, page = "topics") => `#/${page}/${encodeURIComponent(name)}`
+
+/** How long a topic keeps its records, in a few words. */
+export function retention({ ttl_ms, cap_records, cap_bytes, discard }) {
+  const parts = []
+  if (ttl_ms) parts.push(duration(ttl_ms))
+  if (cap_records) parts.push(count(cap_records, "record"))
+  if (cap_bytes) parts.push(bytes(cap_bytes))
+  if (parts.length === 0) return "everything"
+  return parts.join(", ") + (discard === "reject" ? ", then rejects" : "")
+}
+
+const COLUMNS = [
+  {
+    key: "name", label: "Topic", class: "name", sort: (row) => row.topic,
+    cell: (row) => [() => [h("a", { href: topicLink(row.topic) }, row.topic), row.type === "queue" ? badge("queue") : null], row.topic],
+  },
+  { key: "head", label: "Head", class: "number wide", down: true, sort: (row) => row.head_seq, cell: (row) => whole(row.head_seq) },
+  { key: "count", label: "Records", class: "number", down: true, sort: (row) => row.count, cell: (row) => whole(row.count) },
+  { key: "bytes", label: "Size", class: "number medium", down: true, sort: (row) => row.bytes, cell: (row) => bytes(row.bytes) },
+  { key: "rate", label: "Rate", class: "number", down: true, sort: (row) => row.rate ?? 0, cell: (row) => (row.rate === null ? "–" : rate(row.rate)) },
+  { key: "lost", label: "Lost", class: "number medium", down: true, sort: (row) => row.lost, cell: (row) => [row.lost ? h("span", { class: "warn" }, short(row.lost)) : h("span", { class: "faint" }, "0"), String(row.lost)] },
+  { key: "lag", label: "Worst lag", class: "number wide", down: true, sort: (row) => row.lag ?? -1, cell: (row) => [row.lag ? h("span", { class: "warn" }, short(row.lag)) : h("span", { class: "faint" }, row.lag === 0 ? "0" : "–"), String(row.lag)] },
+  { key: "durability", label: "Durability", class: "wide", sort: (row) => row.config.durability, cell: (row) => row.config.durability },
+  { key: "retention", label: "Keeps", class: "wide", cell: (row) => retention(row.config) },
+  { key: "write", label: "Last write", class: "number wide", down: true, sort: (row) => row.last_write_ts ?? 0, cell: (row) => ago(row.last_write_ts) },
+]
+
+export function show({ query, signal }) {
+  const search = h("input", {
+    type: "search", placeholder: "Search topics", "aria-label": "Search topics by a part of their names", value: query.get("search") ?? "",
+    on: { input: filter },
+  })
+  const summary = h("span", { class: "summary", role: "status" })
+  const problem = h("div")
+  const list = table({ label: "Topics", columns: COLUMNS, sortBy: "name", rowKey: (row) => row.topic, class: "topics" })
+  const place = h("div", {}, h("p", { class: "loading" }, "Loading topics"))
+  const before = new Map()
+  let all = null
+
+  async function refresh() {
+    const [rows, routers] = await Promise.all([
+      listAll("/v0/topics?details=true", "topics", { signal }),
+      listAll("/v0/routers", "routers", { signal }),
+    ])
+    const now = performance.now()
+    const lags = new Map()
+    for (const router of routers) lags.set(router.source, Math.max(lags.get(router.source) ?? 0, router.lag))
+    for (const row of rows) {
+      const last = before.get(row.topic)
+      row.rate = last && last.epoch === row.epoch ? Math.max(row.head_seq - last.head, 0) / ((now - last.at) / 1000) : null
+      row.lag = worst(lags.get(row.topic), row.worst_lag)
+      before.set(row.topic, { head: row.head_seq, at: now, epoch: row.epoch })
+    }
+    all = rows
+    put(problem)
+    filter()
+  }
+
+  function filter() {
+    if (all === null) return
+    const wanted = search.value.trim().toLowerCase()
+    const rows = wanted ? all.filter((row) => row.topic.toLowerCase().includes(wanted)) : all
+    put(summary, wanted ? `${whole(rows.length)} of ${count(all.length, "topic")}` : count(all.length, "topic"))
+    if (all.length === 0) {
+      if (!place.querySelector(".empty")) {
+        put(place, empty("Nothing here yet", "This command writes a first record, and creates its topic:",
+          `curl ${location.origin}/v0/topics/orders -H 'content-type: application/json' -d '{"records":[{"data":{"sku":"V60","qty":1}}]}'`))
+      }
+    } else if (rows.length === 0) put(place, empty("No topic matches", `No name contains "${search.value.trim()}".`))
+    else {
+      if (list.element.parentNode !== place) put(place, list.element)
+      list.set(rows)
+    }
+  }
+
+  const refused = missingNote("read")
+  if (refused) put(place)
+  else {
+    const schedule = { everyMs: 3000, signal, onError: (error) => put(problem, failure(error)) }
+    poll(async () => {
+      await refresh()
+      schedule.everyMs = Math.max(3000, all.length * PER_SECOND * 1000)
+    }, schedule)
+  }
+  return [
+    pageHead("Topics", {
+      actions: [
+        copyAs(actions.listTopics),
+        allowed("admin", null, () => button("Create topic", () => dialog("Create a topic", (close) => createTopic((name) => {
+          close()
+          location.hash = topicLink(name)
+        })), { kind: "primary" })),
+      ],
+    }),
+    refused ?? missingNote("admin"), problem,
+    h("div", { class: "toolbar" }, search, summary),
+    h("section", { class: "card flush" }, place),
+  ]
+}
+
+function worst(...lags) {
+  const known = lags.filter((lag) => lag !== undefined && lag !== null)
+  return known.length ? Math.max(...known) : null
+}

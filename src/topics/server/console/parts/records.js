@@ -1,0 +1,277 @@
+/** The records of a topic: a live tail that can be paused, history in both directions, jumps and filters. */
+
+import { Gap } from "/client.js"
+import { h, put } from "./dom.js"
+import { clock, count, date, duration, range, whole } from "./format.js"
+import { jsonLine, jsonTree } from "./json.js"
+import { session } from "./session.js"
+import { actions } from "./snippets.js"
+import { STATES } from "./timeline.js"
+import { button, copyAs, copyButton, empty, failure, field, input } from "./ui.js"
+
+const PAGE = 50
+const SHOWN = 200
+const FLUSH_MS = 200
+const BACK_REQUESTS = 12
+
+/** The list of a topic's records. `state()` returns the last known state of the topic. */
+export function records(topic, { signal, state }) {
+  let mode = "tail" // or "history"
+  let first = 0 // seqs of the shown window
+  let last = 0
+  let stop = null
+  const list = h("div", { class: "records", role: "log", "aria-label": `Records of ${topic}`, "aria-live": "off" })
+  const status = h("span", { class: "summary", role: "status" })
+  const problem = h("div")
+  const jump = input({ name: "jump", placeholder: "120, 14:05, 10m ago", size: 16 })
+  const tag = input({ name: "tag", placeholder: "order-7*", size: 14 })
+  const node = input({ name: "node", size: 12 })
+  const pause = button("Pause", () => (stop ? halt() : follow(last)), { kind: "small" })
+  const older = button("Older", () => page(() => readBack(first)), { kind: "small" })
+  const newer = button("Newer", () => page(() => readOn(last)), { kind: "small" })
+  const latest = button("Latest", () => restart(), { kind: "small" })
+
+  const filters = () => ({
+    filter: tag.value.trim() ? ["tag", tag.value.trim().endsWith("*") ? "Glob" : "Eq", tag.value.trim()] : undefined,
+    node: node.value.trim() || undefined,
+  })
+  const view = () => ({ includeTags: true, ...filters() })
+
+  const toolbar = h("form", {
+    class: "toolbar filters",
+    on: {
+      submit: (event) => {
+        event.preventDefault()
+        const wanted = jump.value.trim()
+        if (wanted) void page(() => readFrom(wanted))
+        else restart()
+      },
+    },
+  },
+  h("div", { class: "group" }, pause, older, newer, latest),
+  field("Jump to seq or time", jump), field("Tag", tag), field("Not from node", node),
+  h("button", { type: "submit", class: "button small" }, "Apply"),
+  copyAs(() => (mode === "tail" ? actions.follow(topic, { ...filters(), include_tags: true }) : actions.read(topic, { from_seq: Math.max(first - 1, 0), limit: PAGE, include_tags: true, ...filters() }))))
+
+  function restart() {
+    halt()
+    void page(() => readBack(Infinity), { then: () => follow(last) })
+  }
+
+  /** Show one page. */
+  async function page(read, { then = null } = {}) {
+    halt()
+    put(problem)
+    try {
+      const items = await read()
+      mode = "history"
+      show(items)
+      then?.()
+    } catch (error) {
+      if (!signal.aborted) put(problem, failure(error))
+    }
+  }
+
+  function show(items) {
+    put(list, items.map(row))
+    const seqs = items.filter((item) => !(item instanceof Gap)).map((item) => item.seq)
+    if (seqs.length) {
+      first = seqs[0]
+      last = seqs[seqs.length - 1]
+    } else if (state()) {
+      first = state().head_seq + 1
+      last = state().head_seq
+    }
+    if (items.length === 0) put(list, nothing())
+    list.scrollTop = list.scrollHeight
+    report()
+  }
+
+  function nothing() {
+    if (tag.value || node.value) return empty("No record matches", "Clear the filters, or look at other seqs.")
+    return empty("No live records here", "This command writes one:",
+      `curl ${location.origin}/v0/topics/${encodeURIComponent(topic)} -H 'content-type: application/json' -d '{"records":[{"data":{"hello":"world"}}]}'`)
+  }
+
+  function report(extra = "") {
+    const known = state()
+    const part = list.querySelector(".record") ? `Seqs ${range(first, last)}` : "No records"
+    put(status, mode === "tail" ? `${part}, live${extra}` : `${part}${known ? `, head ${whole(known.head_seq)}` : ""}${extra}`)
+    put(pause, stop ? "Pause" : "Go live")
+    pause.classList.toggle("live", Boolean(stop))
+    older.disabled = known ? first <= known.earliest_seq : false
+    newer.disabled = known ? last >= known.head_seq : false
+  }
+
+  // --- reading
+
+  /** Return the page that starts at a seq or a time. */
+  async function readFrom(wanted) {
+    const seq = /^[0-9 ,_]+$/.test(wanted) ? Number(wanted.replace(/[ ,_]/g, "")) : null
+    if (seq !== null) return readOn(seq - 1)
+    const ts = parseTime(wanted)
+    if (ts === null) throw Object.assign(new Error(`"${wanted}" is neither a seq nor a time. Try 120, 14:05, 2026-01-31 14:05 or 10m ago`), { code: "invalid_input" })
+    const found = await session.client.diff(topic, { fromSeq: 0, fromTs: ts, limit: PAGE, ...view(), signal })
+    return [...(found.gap && found.records.length === 0 ? [found.gap] : []), ...found.records]
+  }
+
+  async function readOn(after) {
+    const items = []
+    let from = Math.max(after, 0)
+    for (let request = 0; request < BACK_REQUESTS && items.length < PAGE; request++) {
+      const found = await session.client.diff(topic, { fromSeq: from, limit: PAGE - items.length, ...view(), signal })
+      if (found.gap) items.push(found.gap)
+      items.push(...found.records)
+      from = found.nextFromSeq
+      if (found.caughtUp) break
+    }
+    return items
+  }
+
+  /** Return the last page before a seq. The API reads forwards, so that the search begins further and further back. */
+  async function readBack(before) {
+    const known = await session.client.topic(topic)
+    const end = Math.min(before, known.head_seq + 1)
+    let size = PAGE
+    let items = []
+    for (let request = 0; request < BACK_REQUESTS; request++) {
+      const start = Math.max(end - 1 - size, 0)
+      items = await between(start, end)
+      const found = items.filter((item) => !(item instanceof Gap)).length
+      if (found >= PAGE || start < known.earliest_seq) break
+      size *= 4
+    }
+    return items.slice(-PAGE)
+  }
+
+  async function between(start, end) {
+    const items = []
+    let from = start
+    for (let request = 0; request < BACK_REQUESTS && from < end - 1; request++) {
+      const found = await session.client.diff(topic, { fromSeq: from, limit: 1000, ...view(), signal })
+      if (found.gap && found.gap.firstSeq < end) items.push(found.gap)
+      items.push(...found.records.filter((record) => record.seq < end))
+      if (found.caughtUp || found.nextFromSeq <= from) break
+      from = found.nextFromSeq
+    }
+    return items
+  }
+
+  // --- following
+
+  function halt() {
+    stop?.abort()
+    stop = null
+    report()
+  }
+
+  /** Show new records as they come, from a seq on. */
+  async function follow(from) {
+    halt()
+    mode = "tail"
+    const mine = (stop = new AbortController())
+    const end = () => mine.abort()
+    signal.addEventListener("abort", end)
+    let held = []
+    let skipped = 0
+    const timer = setInterval(() => {
+      if (held.length === 0) return
+      const rows = held
+      held = []
+      addRows(rows, skipped)
+      skipped = 0
+    }, FLUSH_MS)
+    report()
+    try {
+      const options = { ...view(), fromSeq: from, signal: mine.signal, waitForTopic: true, onRetry: (_, waitMs) => report(`, connecting again in ${duration(waitMs)}`) }
+      for await (const item of session.client.follow(topic, options)) {
+        held.push(item)
+        if (held.length > SHOWN) {
+          held.shift()
+          skipped++
+        }
+        if (!(item instanceof Gap)) last = item.seq
+      }
+    } catch (error) {
+      if (!mine.signal.aborted) put(problem, failure(error))
+    } finally {
+      clearInterval(timer)
+      signal.removeEventListener("abort", end)
+      if (held.length && !signal.aborted) addRows(held, skipped)
+      if (stop === mine) {
+        stop = null
+        report()
+      }
+    }
+  }
+
+  function addRows(items, skipped) {
+    const near = list.scrollHeight - list.scrollTop - list.clientHeight < 60
+    list.querySelector(".empty")?.remove()
+    if (skipped) list.append(h("div", { class: "between" }, `${count(skipped, "record")} came faster than this page shows: use Older to see them`))
+    list.append(...items.map((item) => {
+      const made = row(item)
+      made.classList.add("fresh")
+      return made
+    }))
+    while (list.childElementCount > SHOWN) list.firstElementChild.remove()
+    const shown = list.querySelector(".record")
+    if (shown) first = Number(shown.dataset.seq)
+    if (near) list.scrollTop = list.scrollHeight
+    report()
+  }
+
+  restart()
+  return {
+    element: h("div", {}, toolbar, problem, status, list),
+    /** Show the records from a seq on. */
+    jump: (seq) => {
+      jump.value = String(seq)
+      return page(() => readFrom(String(seq)))
+    },
+    refresh: report,
+    /** Read the shown window again, after something has changed. */
+    again: () => (mode === "tail" ? restart() : page(() => readOn(first - 1))),
+  }
+}
+
+/** One record, or the gap where records were lost. */
+function row(item) {
+  if (item instanceof Gap) {
+    return h("div", { class: `between gap ${item.reason}` },
+      h("strong", {}, `Seqs ${range(item.firstSeq, item.lastSeq)} are missing`), ` ${STATES[item.reason] ?? item.reason}`,
+      item.missed !== undefined && `, about ${count(item.missed, "record")} lost`)
+  }
+  const details = h("details", {
+    class: "record", "data-seq": item.seq,
+    on: { toggle: () => details.open && details.childElementCount === 1 && details.append(expanded(item)) },
+  }, h("summary", {},
+    h("span", { class: "seq" }, whole(item.seq)),
+    h("time", { title: date(item.ts), dateTime: new Date(item.ts).toISOString() }, clock(item.ts)),
+    h("span", { class: "labels" }, item.tag !== undefined && h("span", { class: "tag" }, item.tag), item.node !== undefined && h("span", { class: "node" }, item.node)),
+    jsonLine(item.data)))
+  return details
+}
+
+function expanded(item) {
+  return h("div", { class: "expanded" },
+    h("dl", { class: "facts" },
+      fact("Seq", whole(item.seq)), fact("Committed", date(item.ts)), item.tag !== undefined && fact("Tag", item.tag), item.node !== undefined && fact("Node", item.node)),
+    h("h3", {}, "Data"), jsonTree(item.data),
+    item.meta !== undefined && [h("h3", {}, "Meta"), jsonTree(item.meta)],
+    copyButton(() => JSON.stringify(item.data, null, 2), "Copy data"))
+}
+
+function fact(name, value) {
+  return [h("dt", {}, name), h("dd", {}, value)]
+}
+
+/** A time as ms since 1970: "14:05", "2026-01-31 14:05", "10m ago". Null if it is none. */
+export function parseTime(text, now = Date.now()) {
+  const back = /^(\d+)\s*(s|m|h|d)(?:\s+ago)?$/.exec(text)
+  if (back) return now - Number(back[1]) * { s: 1e3, m: 6e4, h: 36e5, d: 864e5 }[back[2]]
+  const today = /^(\d{1,2}):(\d{2})(?::(\d{2}))?$/.exec(text)
+  if (today) return new Date(now).setHours(Number(today[1]), Number(today[2]), Number(today[3] ?? 0), 0)
+  const parsed = Date.parse(text)
+  return Number.isNaN(parsed) ? null : parsed
+}

@@ -1,0 +1,166 @@
+/**
+ * The connection to the server: one client, the API key, what the key may do, and whether the server answers.
+ *
+ * The key lives in session storage of this tab and is sent in the `authorization` header only, never in a URL.
+ */
+
+import { Topics, TopicsError, Unreachable } from "/client.js"
+
+const KEY = "topics-console-key"
+const BACKOFF_MS = [1000, 2000, 5000]
+const NAMES = { write: "write", delete: "delete", admin: "admin", read: "read" }
+
+class Session extends EventTarget {
+  key = sessionStorage.getItem(KEY)
+  /** What the server says about the key: `{key, scopes, prefixes}`; null until it has answered. */
+  who = null
+  version = ""
+  online = true
+  #client = null
+
+  /** The client of this session. It does not retry: pages poll, and show errors of other requests at once. */
+  get client() {
+    this.#client ??= new Topics(location.origin, { token: this.key, retries: 0, fetch: (...args) => this.#fetch(...args) })
+    return this.#client
+  }
+
+  /** Ask the server what this session may do. Throw `Unauthorized` if it needs another key. */
+  async open() {
+    this.who = await this.request("GET", "/v0/whoami")
+    this.version = (await this.request("GET", "/v0/health")).version
+    this.#notify("changed")
+  }
+
+  /** Use another key; null for none. */
+  signIn(key) {
+    this.key = key
+    this.#client = null
+    this.who = null
+    if (key) sessionStorage.setItem(KEY, key)
+    else sessionStorage.removeItem(KEY)
+  }
+
+  /** Return whether the key has the scopes, and covers the name. */
+  can(scopes, name = null) {
+    if (!this.who) return false
+    return this.missing(scopes).length === 0 && (name === null || this.covers(name))
+  }
+
+  /** Return the scopes of a list that the key does not have. */
+  missing(scopes) {
+    return scopes.split(" ").filter((scope) => NAMES[scope] && !this.who?.scopes.includes(scope))
+  }
+
+  /** Return whether the prefixes of the key cover a name. */
+  covers(name) {
+    const prefixes = this.who?.prefixes ?? []
+    return prefixes.length === 0 || prefixes.some((prefix) => name.startsWith(prefix))
+  }
+
+  /** Send a request that the client has no method for. Return the JSON answer. */
+  async request(method, path, body, { signal } = {}) {
+    const headers = { accept: "application/json" }
+    if (body !== undefined) headers["content-type"] = "application/json"
+    if (this.key) headers.authorization = `Bearer ${this.key}`
+    let response
+    try {
+      response = await this.#fetch(path, {
+        method, headers, signal, cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body),
+      })
+    } catch (cause) {
+      if (signal?.aborted) throw cause
+      throw new Unreachable("the server does not answer", { code: "unreachable", retryable: true, cause })
+    }
+    const answer = await response.json().catch(() => ({}))
+    if (response.ok) return answer
+    const { code = `http_${response.status}`, message = `HTTP ${response.status}`, detail = null } = answer.error ?? {}
+    throw new TopicsError(message, { code, status: response.status, detail, retryable: response.status === 503 })
+  }
+
+  async #fetch(...args) {
+    try {
+      const response = await fetch(...args)
+      this.#reached(true)
+      if (response.status === 401) this.#notify("unauthorized")
+      return response
+    } catch (error) {
+      if (!args[1]?.signal?.aborted) this.#reached(false)
+      throw error
+    }
+  }
+
+  #reached(online) {
+    if (this.online === online) return
+    this.online = online
+    this.#notify("connection")
+  }
+
+  #notify(what) {
+    this.dispatchEvent(new Event(what))
+  }
+}
+
+export const session = new Session()
+
+/**
+ * Call `work` now and every `everyMs` after it has ended, until `signal` aborts. A hidden page does not poll. While the
+ * server does not answer, polls become rarer; other errors go to `onError`.
+ */
+export async function poll(work, options) {
+  const { signal, onError = () => {} } = options
+  let failures = 0
+  while (!signal.aborted) {
+    let waitMs
+    try {
+      await work()
+      failures = 0
+      waitMs = options.everyMs // read each time: `work` may change it
+    } catch (error) {
+      if (signal.aborted) return
+      waitMs = BACKOFF_MS[Math.min(failures++, BACKOFF_MS.length - 1)]
+      if (!(error instanceof Unreachable) && error?.status !== 503) {
+        waitMs = Math.max(waitMs, options.everyMs)
+        onError(error)
+      }
+    }
+    await pause(waitMs, signal)
+  }
+}
+
+/** Wait, and for the page to be visible. */
+function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const end = () => {
+      clearTimeout(timer)
+      document.removeEventListener("visibilitychange", shown)
+      signal.removeEventListener("abort", end)
+      resolve()
+    }
+    const shown = () => document.hidden || (elapsed && end())
+    let elapsed = false
+    const timer = setTimeout(() => {
+      elapsed = true
+      shown()
+    }, ms)
+    document.addEventListener("visibilitychange", shown)
+    signal.addEventListener("abort", end)
+  })
+}
+
+/** The path of a topic, or of something under it. */
+export function topicPath(topic, rest = "") {
+  return `/v0/topics/${encodeURIComponent(topic)}${rest}`
+}
+
+/** List everything of a paged endpoint. */
+export async function listAll(path, field, { signal, most = Infinity } = {}) {
+  const rows = []
+  let cursor = null
+  do {
+    const joint = path.includes("?") ? "&" : "?"
+    const page = await session.request("GET", `${path}${joint}page_size=1000${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, undefined, { signal })
+    rows.push(...page[field])
+    cursor = page.next_cursor
+  } while (cursor && rows.length < most)
+  return rows
+}

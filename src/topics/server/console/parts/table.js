@@ -1,0 +1,115 @@
+/** A table that draws only the rows in view, so that thousands of them stay smooth. Columns can be sorted. */
+
+import { h, put } from "./dom.js"
+
+const ROW_PX = 40
+const SPARE_ROWS = 8
+
+/**
+ * Columns are `{key, label, cell(row), sort(row), class}`. `rows` are sorted by the chosen column. Cells are created once
+ * per visible row, and filled again when the row changes.
+ */
+export function table({ label, columns, sortBy, descending = false, rowKey, class: extra = "" }) {
+  let rows = []
+  let order = { key: sortBy, down: descending }
+  const head = h("div", { class: "row head", role: "row", "aria-rowindex": 1 })
+  const space = h("div", { class: "space", role: "presentation" })
+  const body = h("div", { class: "rows", role: "rowgroup", tabIndex: 0, "aria-label": `${label}, rows`, on: { scroll: draw, keydown: move } }, space)
+  const element = h("div", { class: `table ${extra}`, role: "table", "aria-label": label }, h("div", { role: "rowgroup" }, head), body)
+  const drawn = new Map()
+  new ResizeObserver(draw).observe(body)
+  drawHead()
+
+  function drawHead() {
+    const focused = head.contains(document.activeElement) ? document.activeElement.dataset.key : null
+    put(head, columns.map((column) => {
+      const sorted = order.key === column.key
+      const direction = sorted ? (order.down ? "descending" : "ascending") : null
+      const text = column.sort
+        ? h("button", { type: "button", "data-key": column.key, on: { click: () => sort(column) } }, column.label,
+          h("span", { class: "arrow", "aria-hidden": "true" }, sorted ? (order.down ? "↓" : "↑") : ""))
+        : column.label
+      return h("div", { role: "columnheader", class: column.class ?? "", "aria-sort": direction }, text)
+    }))
+    if (focused) head.querySelector(`[data-key="${focused}"]`)?.focus()
+  }
+
+  function sort(column) {
+    order = { key: column.key, down: order.key === column.key ? !order.down : column.down ?? false }
+    drawHead()
+    arrange()
+  }
+
+  function arrange() {
+    const value = columns.find((column) => column.key === order.key)?.sort
+    if (value) {
+      const sign = order.down ? -1 : 1
+      rows.sort((a, b) => {
+        const [x, y] = [value(a), value(b)]
+        return (x < y ? -1 : x > y ? 1 : 0) * sign
+      })
+    }
+    draw()
+  }
+
+  function draw() {
+    element.setAttribute("aria-rowcount", rows.length + 1)
+    space.style.height = `${rows.length * ROW_PX}px`
+    const first = Math.max(Math.floor(body.scrollTop / ROW_PX) - SPARE_ROWS, 0)
+    const last = Math.min(Math.ceil((body.scrollTop + body.clientHeight) / ROW_PX) + SPARE_ROWS, rows.length)
+    const wanted = new Set()
+    for (let at = first; at < last; at++) {
+      const row = rows[at]
+      const key = rowKey(row)
+      wanted.add(key)
+      let line = drawn.get(key)
+      if (!line) {
+        line = { cells: columns.map((column) => h("div", { role: "cell", class: column.class ?? "" })), element: null, texts: [] }
+        line.element = h("div", { class: "row", role: "row" }, line.cells)
+        drawn.set(key, line)
+        space.append(line.element)
+      }
+      line.element.style.transform = `translateY(${at * ROW_PX}px)`
+      line.element.setAttribute("aria-rowindex", at + 2)
+      columns.forEach((column, number) => fill(line, number, column.cell(row)))
+    }
+    for (const [key, line] of drawn) {
+      if (wanted.has(key)) continue
+      if (line.element.contains(document.activeElement)) body.focus({ preventScroll: true })
+      line.element.remove()
+      drawn.delete(key)
+    }
+  }
+
+  /** Fill a cell with text, or with an element and a string that tells whether it has changed: `[element, string]`. */
+  function fill(line, number, content) {
+    const [node, text] = Array.isArray(content) ? content : [null, String(content)]
+    if (line.texts[number] === text) return
+    line.texts[number] = text
+    put(line.cells[number], node ? (typeof node === "function" ? node() : node) : text)
+  }
+
+  /** Arrow keys move between the links of the rows. */
+  function move(event) {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key]
+    if (!step) return
+    const links = [...space.querySelectorAll(".row")].sort((a, b) => a.ariaRowIndex - b.ariaRowIndex).map((row) => row.querySelector("a, button")).filter(Boolean)
+    const at = links.indexOf(document.activeElement)
+    if (at < 0 && step < 0) return
+    event.preventDefault()
+    const next = at < 0 ? links.find((link) => link.getBoundingClientRect().top >= body.getBoundingClientRect().top) : links[at + step]
+    next?.focus({ preventScroll: true })
+    next?.scrollIntoView({ block: "nearest" })
+  }
+
+  return {
+    element,
+    set(next) {
+      rows = [...next]
+      arrange()
+    },
+    get size() {
+      return rows.length
+    },
+  }
+}

@@ -1,0 +1,298 @@
+/**
+ * The loss timeline: all seqs of a topic from 1 to its head, drawn to scale, with what has become of them.
+ *
+ * Zoom by dragging over a part, with the buttons, with Ctrl and the wheel, or with the keys + - 0 and the arrows.
+ */
+
+import { h, put, svg } from "./dom.js"
+import { count, range, short, whole } from "./format.js"
+import { session, topicPath } from "./session.js"
+import { button } from "./ui.js"
+
+const BAR_TOP = 26
+const BAR = 40
+const AXIS = BAR_TOP + BAR + 8
+const MARKS = AXIS + 30
+const LANE = 18
+const MAX_LANES = 5
+const PER_RANGE_PX = 3
+
+/** What each state means, in the order of the legend. */
+export const STATES = {
+  live: "Live", deleted: "Deleted on request", archived: "Moved to the archive", cap: "Evicted by a cap", ttl: "Expired",
+  corrupt: "Corrupt", restart: "Lost at a restart", source_trim: "Lost before a router copied it",
+  mixed: "Lost for several reasons", merged: "Several states",
+}
+const LOST = new Set(["cap", "ttl", "corrupt", "restart", "source_trim", "mixed"])
+
+/** Draw the timeline of a topic. `onPick(seq)` is called for a click on a seq. */
+export function timeline(topic, { signal, onPick }) {
+  let view = null // the window [from, to]; null follows the head
+  let data = null
+  let marks = []
+  let drag = null
+  let asked = 0
+
+  const canvas = svg("svg", {
+    class: "timeline", tabindex: 0, role: "application",
+    "aria-label": `Timeline of ${topic}. Plus and minus zoom, arrow keys move, zero shows everything.`,
+  })
+  const tip = h("div", { class: "tip", hidden: true })
+  const frame = h("div", { class: "timeline-frame" }, canvas, tip)
+  const legend = h("ul", { class: "states" })
+  const shownWindow = h("span", { class: "summary", role: "status" })
+  const listed = h("div")
+  const all = h("details", { class: "ranges", on: { toggle: () => list() } }, h("summary", {}, "Ranges as a table"), listed)
+  const zoom = [
+    button("Zoom in", () => scale(0.5), { kind: "small", "aria-label": "Zoom in" }),
+    button("Zoom out", () => scale(2), { kind: "small", "aria-label": "Zoom out" }),
+    button("Everything", () => look(null), { kind: "small" }),
+  ]
+  const element = h("div", { class: "timeline-box" }, frame, legend,
+    h("div", { class: "toolbar" }, zoom, shownWindow), all)
+
+  const observer = new ResizeObserver(() => draw())
+  observer.observe(frame)
+  signal.addEventListener("abort", () => observer.disconnect())
+
+  canvas.addEventListener("keydown", (event) => {
+    const act = { "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), 0: () => look(null), ArrowLeft: () => shift(-0.25), ArrowRight: () => shift(0.25) }[event.key]
+    if (!act || event.ctrlKey || event.metaKey) return
+    event.preventDefault()
+    act()
+  })
+  canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return
+    event.preventDefault()
+    scale(event.deltaY > 0 ? 1.4 : 1 / 1.4, seqAt(event))
+  }, { passive: false })
+  canvas.addEventListener("pointerdown", (event) => {
+    if (!data || event.button !== 0) return
+    drag = { from: seqAt(event), x: event.clientX }
+    canvas.setPointerCapture(event.pointerId)
+  })
+  canvas.addEventListener("pointermove", (event) => {
+    hover(event)
+    if (drag && Math.abs(event.clientX - drag.x) > 4) draw(seqAt(event))
+  })
+  canvas.addEventListener("pointerup", (event) => {
+    if (!drag) return
+    const { from, x } = drag
+    drag = null
+    const to = seqAt(event)
+    if (Math.abs(event.clientX - x) > 4) look([Math.min(from, to), Math.max(from, to)])
+    else if (data.head_seq) onPick?.(to)
+  })
+  canvas.addEventListener("pointerleave", () => (tip.hidden = true))
+  canvas.addEventListener("dblclick", () => look(null))
+
+  const width = () => Math.max(frame.clientWidth, 1)
+  const bounds = () => [data?.from_seq ?? 1, Math.max(data?.to_seq ?? 1, data?.from_seq ?? 1)]
+  const x = (seq) => {
+    const [from, to] = bounds()
+    return ((seq - from) / (to - from + 1)) * width()
+  }
+
+  function seqAt(event) {
+    const box = canvas.getBoundingClientRect()
+    const [from, to] = bounds()
+    const share = (event.clientX - box.left) / Math.max(box.width, 1)
+    return Math.min(Math.max(Math.floor(from + share * (to - from + 1)), from), to)
+  }
+
+  /** Show a window of seqs; null shows everything. */
+  function look(next) {
+    if (next && data) {
+      const from = Math.max(Math.floor(next[0]), 1)
+      const to = Math.min(Math.max(Math.ceil(next[1]), from), data.head_seq)
+      view = from <= 1 && to >= data.head_seq ? null : [Math.min(from, to), to]
+    } else view = null
+    void refresh().catch(() => {})
+  }
+
+  function scale(factor, around = null) {
+    if (!data) return
+    const [from, to] = bounds()
+    const size = Math.max(Math.round((to - from + 1) * factor), 8)
+    const middle = around ?? (from + to) / 2
+    const share = (middle - from) / Math.max(to - from, 1)
+    const start = Math.max(1, Math.round(Math.min(middle - size * share, data.head_seq - size + 1)))
+    look([start, start + size - 1])
+  }
+
+  function shift(share) {
+    if (!data) return
+    const [from, to] = bounds()
+    const size = to - from + 1
+    const start = Math.round(Math.min(Math.max(from + size * share, 1), Math.max(data.head_seq - size + 1, 1)))
+    look([start, start + size - 1])
+  }
+
+  async function refresh() {
+    const turn = ++asked
+    const ranges = Math.min(Math.max(Math.floor(width() / PER_RANGE_PX), 50), 2000)
+    const window = view ? `&from_seq=${view[0]}&to_seq=${view[1]}` : ""
+    const answer = await session.request("GET", topicPath(topic, `/timeline?ranges=${ranges}${window}`), undefined, { signal })
+    if (turn === asked) {
+      data = answer
+      draw()
+    }
+    return answer
+  }
+
+  function draw(dragTo = null) {
+    if (!data) return
+    const wide = width()
+    const lanes = arrange(marks.filter(({ seq }) => seq >= bounds()[0] - 1 && seq <= bounds()[1]), x, wide)
+    const above = lanes.filter((mark) => mark.above)
+    const below = lanes.filter((mark) => !mark.above)
+    const lift = above.length ? (Math.max(...above.map((mark) => mark.lane)) + 1) * LANE : 0
+    const deep = below.length ? (Math.max(...below.map((mark) => mark.lane)) + 1) * LANE : 0
+    const top = Math.max(lift, 6)
+    const height = top + BAR + 30 + deep + 4
+    canvas.setAttribute("viewBox", `0 0 ${wide} ${height}`)
+    canvas.setAttribute("height", height)
+    const nothing = data.head_seq === 0
+    put(canvas,
+      svg("rect", { class: "track", x: 0, y: top, width: wide, height: BAR, rx: 3 }),
+      nothing && svg("text", { class: "tick", x: wide / 2, y: top + BAR / 2 + 4, "text-anchor": "middle" }, "no seq was given out yet"),
+      pieces(data.ranges, x, top),
+      data.archived_seq >= bounds()[0] && svg("rect", { class: "archive-line", x: 0, y: top + BAR + 2, width: Math.min(x(data.archived_seq + 1), wide), height: 3 }),
+      ticks(bounds(), x, wide, top + BAR),
+      lanes.map((mark) => drawMark(mark, top, BAR)),
+      dragTo !== null && drag && svg("rect", { class: "selection", x: Math.min(x(drag.from), x(dragTo)), y: top, width: Math.abs(x(dragTo) - x(drag.from)) + 1, height: BAR }))
+    frame.dataset.top = top
+    describe()
+    list()
+  }
+
+  function describe() {
+    const sums = new Map()
+    for (const one of data.ranges) {
+      const size = one.to_seq - one.from_seq + 1
+      sums.set(one.state, (sums.get(one.state) ?? 0) + size)
+    }
+    put(legend, Object.entries(STATES).filter(([state]) => sums.has(state)).map(([state, text]) => h("li", {},
+      h("i", { class: `swatch ${state}` }), text, " ", h("b", {}, whole(sums.get(state))))),
+    data.archived_seq > 0 && h("li", {}, h("i", { class: "swatch archive-line" }), "In the archive up to ", h("b", {}, whole(data.archived_seq))))
+    const [from, to] = bounds()
+    put(shownWindow, data.head_seq === 0 ? "" : `Seqs ${range(from, to)}${view ? ` of ${whole(data.head_seq)}` : ""}${data.resolution > 1 ? `, in cells of ${count(data.resolution, "seq")}: zoom in for exact ranges` : ", exact"}`)
+    canvas.setAttribute("aria-label", `Timeline of ${topic}, seqs ${range(from, to)}: ${[...sums].map(([state, size]) => `${whole(size)} ${STATES[state] ?? state}`).join(", ")}. Plus and minus zoom, arrow keys move, zero shows everything.`)
+  }
+
+  function list() {
+    if (!all.open || !data) return
+    const rows = data.ranges.slice(0, 500)
+    put(listed, h("table", { class: "plain" },
+      h("thead", {}, h("tr", {}, ["First seq", "Last seq", "Seqs", "State"].map((text) => h("th", { scope: "col" }, text)))),
+      h("tbody", {}, rows.map((one) => h("tr", {},
+        h("td", { class: "number" }, whole(one.from_seq)), h("td", { class: "number" }, whole(one.to_seq)),
+        h("td", { class: "number" }, whole(one.to_seq - one.from_seq + 1)),
+        h("td", {}, h("i", { class: `swatch ${one.state}` }), words(one)))))),
+    data.ranges.length > rows.length && h("p", { class: "note" }, `${whole(data.ranges.length - rows.length)} more: zoom in to list them.`))
+  }
+
+  function hover(event) {
+    if (!data || data.head_seq === 0) return
+    const box = canvas.getBoundingClientRect()
+    const at = event.clientX - box.left
+    const mark = marks.find((one) => Math.abs(x(one.seq + 1) - at) < 5 && outside(event, box))
+    const found = mark ? null : under(at)
+    if (!mark && !found) return void (tip.hidden = true)
+    put(tip, mark
+      ? [h("b", {}, mark.label), h("div", {}, mark.detail)]
+      : [h("b", {}, `Seq ${range(found.from_seq, found.to_seq)}`), h("div", {}, words(found)), h("div", { class: "faint" }, count(found.to_seq - found.from_seq + 1, "seq"), unread(found.to_seq))])
+    tip.hidden = false
+    const left = Math.min(Math.max(at, 90), Math.max(box.width - 90, 90))
+    tip.style.left = `${left}px`
+  }
+
+  function outside(event, box) {
+    const top = Number(frame.dataset.top ?? 0)
+    const y = event.clientY - box.top
+    return y < top || y > top + BAR
+  }
+
+  /** The range under a pixel; one that was lost before the others, because it may be narrow. */
+  function under(at) {
+    const near = data.ranges.filter((one) => x(one.from_seq) <= at + 1 && x(one.to_seq + 1) >= at - 1)
+    return near.find((one) => LOST.has(one.state)) ?? near.find((one) => x(one.from_seq) <= at && x(one.to_seq + 1) >= at) ?? near[0]
+  }
+
+  function unread(seq) {
+    const behind = marks.filter((mark) => mark.seq < seq && !mark.fixed)
+    return behind.length ? `; not read yet by ${behind.map((mark) => mark.label).join(", ")}` : ""
+  }
+
+  return {
+    element,
+    refresh,
+    /** Set the markers: `{seq, label, detail, kind, above}`. `seq` is the last one that was read. */
+    mark(next) {
+      marks = next
+      draw()
+    },
+  }
+}
+
+function words(one) {
+  if (one.state !== "merged") return STATES[one.state] ?? one.state
+  return `About ${short(one.live)} live, ${short(one.deleted)} deleted, ${short(one.lost)} lost`
+}
+
+/** The ranges as rectangles. A lost range is at least two pixels wide, and drawn over the others. */
+function pieces(ranges, x, top) {
+  const sorted = [...ranges].sort((a, b) => LOST.has(a.state) - LOST.has(b.state))
+  return sorted.map((one) => {
+    const left = x(one.from_seq)
+    const width = Math.max(x(one.to_seq + 1) - left, LOST.has(one.state) ? 2 : 0.75)
+    if (one.state !== "merged") return svg("rect", { class: `state ${one.state}`, x: left.toFixed(2), y: top, width: width.toFixed(2), height: BAR })
+    const size = Math.max(one.live + one.deleted + one.lost, 1)
+    let y = top + BAR
+    return ["live", "deleted", "lost"].map((part) => {
+      const height = (one[part] / size) * BAR
+      y -= height
+      return height > 0 && svg("rect", { class: `state ${part === "lost" ? "mixed" : part}`, x: left.toFixed(2), y: y.toFixed(2), width: width.toFixed(2), height: height.toFixed(2) })
+    })
+  })
+}
+
+function ticks([from, to], x, wide, bottom) {
+  const wanted = Math.max(Math.floor(wide / 110), 2)
+  const raw = (to - from + 1) / wanted
+  const power = 10 ** Math.floor(Math.log10(Math.max(raw, 1)))
+  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw) ?? power
+  const found = []
+  for (let seq = Math.ceil(from / step) * step; seq <= to; seq += step) found.push(seq)
+  if (found[0] !== from && x(found[0] ?? to) > 60) found.unshift(from)
+  return found.map((seq) => {
+    const at = x(seq) + (x(seq + 1) - x(seq)) / 2
+    const anchor = at < 24 ? "start" : at > wide - 30 ? "end" : "middle"
+    return [svg("line", { class: "tick-line", x1: at, x2: at, y1: bottom + 6, y2: bottom + 11 }),
+      svg("text", { class: "tick", x: anchor === "start" ? Math.max(at - 4, 0) : Math.min(at, wide), y: bottom + 23, "text-anchor": anchor }, seq < 1e6 ? whole(seq) : short(seq))]
+  })
+}
+
+/** Give each marker a lane in which its label does not cover another. */
+function arrange(marks, x, wide) {
+  const ends = { true: [], false: [] }
+  return [...marks].sort((a, b) => a.seq - b.seq).map((mark) => {
+    const at = Math.min(Math.max(x(mark.seq + 1), 1), wide - 1)
+    const size = mark.label.length * 6.6 + 16
+    const left = at + size > wide ? at - size : at
+    const taken = ends[Boolean(mark.above)]
+    let lane = taken.findIndex((end) => end < left)
+    if (lane < 0) lane = Math.min(taken.length, MAX_LANES - 1)
+    taken[lane] = left + size
+    return { ...mark, at, flipped: left !== at, lane }
+  })
+}
+
+function drawMark(mark, top, bar) {
+  const y = mark.above ? top - 5 - mark.lane * LANE : top + bar + 40 + mark.lane * LANE
+  const line = mark.above ? [y - 6, top] : [top + bar, y - 2]
+  return svg("g", { class: `mark ${mark.kind}` },
+    svg("line", { x1: mark.at, x2: mark.at, y1: line[0], y2: line[1] }),
+    svg("text", { x: mark.at + (mark.flipped ? -5 : 5), y, "text-anchor": mark.flipped ? "end" : "start" }, mark.label),
+    svg("title", {}, `${mark.label}: ${mark.detail}`))
+}

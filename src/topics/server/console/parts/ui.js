@@ -1,0 +1,257 @@
+/** The pieces that pages are made of: buttons, cards, badges, dialogs, forms, messages, and the "Copy as" menu. */
+
+import { h, hidden, put } from "./dom.js"
+import { session } from "./session.js"
+import { asCurl, asJavaScript, asPython } from "./snippets.js"
+
+// --- small pieces
+
+export function button(label, onClick, { kind = "", title, disabled = false, ...rest } = {}) {
+  return h("button", { type: "button", class: `button ${kind}`, title, disabled, on: { click: onClick }, ...rest }, label)
+}
+
+/** A button for an action that needs scopes. Null if the key does not have them: see `missingNote`. */
+export function allowed(scopes, name, make) {
+  return session.can(scopes, name) ? make() : null
+}
+
+/** Say which of these scopes the key does not have, or that a name is beyond its prefixes. Null if nothing is missing. */
+export function missingNote(scopes, name = null) {
+  if (!session.who) return null
+  const missing = session.missing(scopes)
+  if (name !== null && !session.covers(name)) {
+    return note(`The prefixes of your key do not cover ${name}: actions are hidden.`)
+  }
+  if (missing.length === 0) return null
+  return note("Your key lacks the ", missing.length > 1 ? "scopes " : "scope ", ...join(missing.map((scope) => h("code", {}, scope))), ": the actions that need ", missing.length > 1 ? "them" : "it", " are hidden.")
+}
+
+function join(items) {
+  return items.flatMap((item, at) => (at === 0 ? [item] : [at === items.length - 1 ? " and " : ", ", item]))
+}
+
+export function note(...content) {
+  return h("p", { class: "note" }, content)
+}
+
+export function badge(text, kind = "") {
+  return h("span", { class: `badge ${kind}` }, text)
+}
+
+export function card(title, content, { actions = [], id, class: extra = "" } = {}) {
+  const heading = h("h2", { id }, title)
+  return h("section", { class: `card ${extra}` }, h("header", {}, heading, h("div", { class: "actions" }, actions)), content)
+}
+
+/** One figure with its name. `set` changes the value. */
+export function stat(label, value = "–", { title } = {}) {
+  const shown = h("dd", {}, value)
+  const detail = h("dd", { class: "detail" })
+  return {
+    element: h("div", { class: "stat", title }, h("dt", {}, label), shown, detail),
+    set(text, more = "", kind = "") {
+      if (shown.textContent !== String(text)) put(shown, text)
+      if (detail.textContent !== String(more)) put(detail, more)
+      shown.className = kind
+    },
+  }
+}
+
+export function stats(...items) {
+  return h("dl", { class: "stats" }, items.map((item) => item.element))
+}
+
+/** What to show where there is nothing yet, with the command that changes that. */
+export function empty(title, text, command = null, ...more) {
+  return h("div", { class: "empty" }, h("p", { class: "title" }, title), h("p", {}, text), command && code(command), more)
+}
+
+/** A command with a button that copies it. */
+export function code(text) {
+  return h("div", { class: "code" }, h("pre", { tabIndex: 0 }, text), copyButton(() => text))
+}
+
+export function copyButton(text, label = "Copy") {
+  return button(label, async (event) => {
+    const target = event.currentTarget
+    const ok = await copy(text())
+    put(target, ok ? "Copied" : "Press Ctrl-C")
+    setTimeout(() => put(target, label), 1500)
+  }, { kind: "small" })
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text)
+    return true
+  } catch {
+    const area = h("textarea", { value: text, class: "visually-hidden" })
+    document.body.append(area)
+    area.select()
+    const ok = document.execCommand("copy")
+    area.remove()
+    return ok
+  }
+}
+
+// --- errors and messages
+
+const NEXT = {
+  unauthorized: "Sign in with a key of this server.",
+  forbidden: "Use a key with the missing scope or prefix.",
+  topic_not_found: "It may have been deleted. Go back to the list of topics.",
+  throttled: "The server is busy. Try again in a moment.",
+  read_only: "The server cannot write its log. Free disk space, or see its log.",
+  not_ready: "The server is starting. This page continues by itself.",
+  topic_full: "Delete records, raise the cap, or set discard to old.",
+  unreachable: "Check that the server runs. This page continues by itself.",
+}
+
+/** An error with its code and the next step. */
+export function failure(error) {
+  const code = error?.code ?? "error"
+  const lines = [h("p", {}, h("strong", {}, error?.message ?? String(error)), " ", h("code", {}, code))]
+  if (code === "router_cycle" && error.detail?.cycle) {
+    lines.push(h("p", {}, "Records would go around: ", h("span", { class: "path" }, error.detail.cycle.join(" → "))))
+    lines.push(h("p", {}, "Choose another destination, or allow the cycle: a record then stops after 16 topics."))
+  } else if (error?.detail?.field) lines.push(h("p", {}, "Check the field ", h("code", {}, error.detail.field), "."))
+  if (NEXT[code]) lines.push(h("p", {}, NEXT[code]))
+  return h("div", { class: "failure", role: "alert" }, lines)
+}
+
+let toasts = null
+
+/** Show a message for a few seconds. */
+export function toast(text, kind = "") {
+  toasts ??= document.body.appendChild(h("div", { class: "toasts", role: "status", "aria-live": "polite" }))
+  const message = h("div", { class: `toast ${kind}` }, text)
+  toasts.append(message)
+  setTimeout(() => message.remove(), 5000)
+}
+
+// --- dialogs
+
+/**
+ * Open a dialog. `build` gets a function that closes it, and returns its content. Focus returns to where it was.
+ */
+export function dialog(title, build) {
+  const before = document.activeElement
+  const close = () => element.close()
+  const element = h("dialog", {
+    class: "dialog", "aria-label": title,
+    on: {
+      close: () => {
+        element.remove()
+        before?.focus?.()
+      },
+      click: (event) => event.target === element && close(),
+    },
+  })
+  element.append(
+    h("header", {}, h("h2", {}, title), button("Close", close, { kind: "quiet", "aria-label": "Close this dialog" })),
+    h("div", { class: "content" }, build(close)),
+  )
+  document.body.append(element)
+  element.showModal()
+  return element
+}
+
+/** A labelled control with its help text. */
+export function field(label, control, help = null) {
+  control.id ||= `field-${Math.random().toString(36).slice(2)}`
+  const text = help && h("small", { id: `${control.id}-help` }, help)
+  if (text) control.setAttribute("aria-describedby", text.id)
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control, text)
+}
+
+export function input(props = {}) {
+  return h("input", { type: "text", autocomplete: "off", spellcheck: false, ...props })
+}
+
+export function select(choices, value, props = {}) {
+  const element = h("select", props, choices.map(([choice, label]) => h("option", { value: choice }, label)))
+  element.value = value
+  return element
+}
+
+export function checkbox(label, checked, help = null) {
+  const control = h("input", { type: "checkbox", checked, id: `check-${Math.random().toString(36).slice(2)}` })
+  const text = help && h("small", { id: `${control.id}-help` }, help)
+  if (text) control.setAttribute("aria-describedby", text.id)
+  return { control, element: h("div", { class: "field check" }, control, h("label", { for: control.id }, label), text) }
+}
+
+/**
+ * A form with one main action. `submit` runs when it is sent; an error is shown above the buttons.
+ * `action`, if given, returns what "Copy as" describes.
+ */
+export function form(content, { label, submit, kind = "primary", action = null, extra = [] }) {
+  const problem = h("div")
+  const send = h("button", { type: "submit", class: `button ${kind}` }, label)
+  const element = h("form", {
+    class: "form",
+    on: {
+      submit: async (event) => {
+        event.preventDefault()
+        put(problem)
+        send.disabled = true
+        try {
+          await submit()
+        } catch (error) {
+          put(problem, failure(error))
+        } finally {
+          send.disabled = false
+        }
+      },
+    },
+  }, content, problem, h("footer", {}, extra, action && copyAs(action), send))
+  return { element, send, problem }
+}
+
+// --- copy as
+
+/** A menu that copies an action as curl, Python or JavaScript. */
+export function copyAs(action, label = "Copy as") {
+  const context = () => ({ key: session.key })
+  const ways = [["curl", asCurl], ["Python", asPython], ["JavaScript", asJavaScript]]
+  const summary = h("summary", { class: "button small" }, label)
+  const menu = h("details", {
+    class: "menu",
+    on: {
+      keydown: (event) => {
+        if (event.key !== "Escape" || !menu.open) return
+        event.stopPropagation()
+        event.preventDefault()
+        menu.open = false
+        summary.focus()
+      },
+      focusout: (event) => menu.contains(event.relatedTarget) || (menu.open = false),
+    },
+  }, summary, h("div", { class: "choices" }, ways.map(([name, render]) => h("button", {
+    type: "button",
+    on: {
+      click: async () => {
+        let text
+        try {
+          text = render(action(), context())
+        } catch (error) {
+          toast(error.message, "bad")
+          return
+        }
+        const ok = await copy(text)
+        toast(ok ? `Copied as ${name}.` : "The browser did not allow to copy.", ok ? "" : "bad")
+        menu.open = false
+        summary.focus()
+      },
+    },
+  }, name))))
+  return menu
+}
+
+export function pageHead(title, { crumbs = [], badges = [], actions = [] } = {}) {
+  return h("div", { class: "page-head" },
+    h("div", {},
+      crumbs.length > 0 && h("nav", { class: "crumbs", "aria-label": "You are here" }, crumbs.map(([label, href]) => h("a", { href }, label))),
+      h("h1", { tabIndex: -1 }, title, hidden(" "), badges)),
+    h("div", { class: "actions" }, actions))
+}

@@ -1,0 +1,80 @@
+"""A small shop on a server: what the pages of the console have to show."""
+
+import time
+from typing import Any
+
+import httpx
+
+QUEUE = {"type": "queue", "max_deliveries": 2, "dead_letter": "emails.dead", "lease_ms": 60_000}
+
+
+class Shop:
+    """Fills a server over HTTP, as its users would."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self.http = httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=20)
+
+    def send(self, method: str, path: str, body: Any = None) -> Any:
+        answer = self.http.request(method, path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def put(self, topic: str, **config: Any) -> None:
+        self.send("PUT", f"/v0/topics/{topic}", config)
+
+    def write(self, topic: str, *data: Any, **shared: Any) -> Any:
+        return self.send("POST", f"/v0/topics/{topic}", {"records": [{"data": one} | shared for one in data]})
+
+    def fill(self) -> None:
+        """Write orders, prices that a cap evicts, a queue with a dead job, and a router that is held up."""
+        self.orders()
+        self.prices()
+        self.emails()
+        self.put("audit", cap_records=40, discard="reject")
+        self.send("PUT", "/v0/routers/orders-to-audit", {"source": "orders", "dest": "audit", "from_seq": 0})
+        self.send("PUT", "/v0/routers/orders-to-billing", {"source": "orders", "dest": "billing", "from_seq": 0})
+        late = {"source": "billing", "dest": "invoices", "filter": ["tag", "Glob", "order-1*"], "from_seq": 0}
+        self.send("PUT", "/v0/routers/billing-to-invoices", late)
+        for number in range(12):
+            self.put(f"sensor.{number:02d}", durability="memory", ttl_ms=86_400_000)
+            self.write(f"sensor.{number:02d}", *({"celsius": 20 + number / 10, "at": at} for at in range(number + 1)))
+
+    def orders(self) -> None:
+        for number in range(60):
+            order = {
+                "order": 7700 + number,
+                "sku": ("V60", "AEROPRESS-GO", "SCALE-MINI")[number % 3],
+                "qty": 1 + number % 4,
+            }
+            address = {"customer": {"name": "Ada", "city": "Zürich", "notes": ["gift", None, True]}}
+            self.write(
+                "orders",
+                order | (address if number % 5 == 0 else {}),
+                tag=f"order-{number}",
+                node=f"till-{number % 2 + 1}",
+            )
+        self.send("POST", "/v0/topics/orders/delete", {"match": ["tag", "Glob", "order-2*"]})
+
+    def prices(self) -> None:
+        self.put("prices", cap_records=400)
+        for start in range(0, 1000, 100):
+            self.write("prices", *({"sku": "V60", "cents": 2900 + at} for at in range(start, start + 100)))
+        self.send("POST", "/v0/topics/prices/delete", {"seqs": list(range(700, 760))})
+        self.put("flash-sales", ttl_ms=1)
+        self.write("flash-sales", {"percent": 20}, {"percent": 30})
+        time.sleep(0.01)
+        self.put("flash-sales", ttl_ms=3_600_000)
+        self.write("flash-sales", {"percent": 10})
+
+    def emails(self) -> None:
+        self.put("emails", **QUEUE)
+        self.write("emails", *({"to": f"customer-{n}@example.com", "template": "receipt"} for n in range(14)))
+        self.send(
+            "POST", "/v0/topics/emails", {"records": [{"data": {"to": "late@example.com"}, "delay_ms": 3_600_000}]}
+        )
+        for _ in range(2):
+            bad = self.send("POST", "/v0/topics/emails/claim", {"node": "worker-9", "max": 1})["claimed"][0]
+            held = {"node": "worker-9", "seqs": [bad["$seq"]], "lease_ids": [bad["lease_id"]]}
+            self.send("POST", "/v0/topics/emails/nack", held)
+        self.send("POST", "/v0/topics/emails/claim", {"node": "worker-1", "max": 3})

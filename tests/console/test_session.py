@@ -1,0 +1,133 @@
+"""Keys, restarts and accessibility of the console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+from tests.browser import needs_browser
+from tests.conftest import ServerProcess, StartServer
+from tests.console.conftest import OpenPage, OpenShop
+
+pytestmark = needs_browser
+
+# Every page, and what it shows once it has its data.
+LOADED = {"": ".plot .stroke", "topics": ".table .name a", "topics/orders": ".record"}
+PAGES = tuple(LOADED)
+# What the browser logs about answers that the console expects.
+REFUSED, GONE = "401 (Unauthorized)", "ERR_CONNECTION_REFUSED"
+KEYS = "all-rights:read+write+delete+admin,only-read:read,shop-writer:read+write:shop."
+
+
+def test_key_is_asked_for_and_sent_in_headers_only(
+    start_server: StartServer, open_shop: OpenShop, open_page: OpenPage
+) -> None:
+    server = start_server(api_keys=KEYS)
+    open_shop(server.url, key="all-rights").write("orders", 1)
+    page = open_page(server.url, "topics/orders", expect=(REFUSED,))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_label("API key").fill("no such key")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("This server does not know the key")
+    page.get_by_label("API key").fill("all-rights")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("log").locator(".record")).to_have_count(1)
+    assert page.evaluate("Object.keys(localStorage).length") == 0
+    page.reload()
+    expect(page.get_by_role("log").locator(".record")).to_have_count(1)
+    assert any("/v0/watch/" in url for url in asked), "the tail is a stream"
+    assert not [url for url in asked if "all-rights" in url or "token" in url]
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_key_without_write_sees_no_write_buttons(
+    start_server: StartServer, open_shop: OpenShop, open_page: OpenPage
+) -> None:
+    server = start_server(api_keys=KEYS)
+    shop = open_shop(server.url, key="all-rights")
+    shop.write("shop.orders", 1)
+    shop.write("other", 1)
+    actions = ("Write record", "Delete records", "Configure", "Delete topic")
+
+    def buttons(key: str, topic: str) -> tuple[set[str], str]:
+        page = open_page(server.url, f"topics/{topic}", expect=(REFUSED, "403 (Forbidden)"))
+        page.get_by_label("API key").fill(key)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", name=topic)).to_be_visible()
+        shown = {name for name in actions if page.get_by_role("button", name=name).count()}
+        notes = page.locator(".note").all_inner_texts()
+        return shown, notes[0] if notes else ""
+
+    assert buttons("all-rights", "shop.orders") == (set(actions), "")
+    shown, note = buttons("only-read", "shop.orders")
+    assert shown == set()
+    assert note.startswith("Your key lacks the scopes write, delete and admin")
+    shown, note = buttons("shop-writer", "shop.orders")
+    assert (shown, "delete and admin" in note) == ({"Write record"}, True)
+    shown, note = buttons("shop-writer", "other")
+    assert (shown, "do not cover other" in note) == (set(), True)
+
+
+def test_console_survives_a_restart_of_the_server(tmp_path: Path, open_shop: OpenShop, open_page: OpenPage) -> None:
+    settings: dict[str, object] = {"data_dir": tmp_path / "data"}
+    server = ServerProcess(tmp_path / "first", settings)
+    open_shop(server.url).write("orders", 1)
+    page = open_page(server.url, "topics/orders", expect=(GONE, "ERR_", "Failed to fetch"))
+    rows = page.get_by_role("log").locator(".record")
+    expect(rows).to_have_count(1)
+    server.stop()
+    expect(page.get_by_text("The server does not answer.")).to_be_visible()
+    same_port = f"import sys; from topics.cli.main import main; sys.exit(main(['serve', '--port', '{server.port}']))"
+    again = ServerProcess(tmp_path / "second", settings, program=("-c", same_port))
+    open_shop(again.url).write("orders", 2)
+    expect(page.get_by_text("The server does not answer.")).not_to_be_visible(timeout=20_000)
+    expect(rows).to_have_count(2, timeout=20_000)
+    page.close()
+    again.stop()
+
+
+@pytest.mark.parametrize(("scheme", "rules"), [("light", None), ("dark", ["color-contrast"])])
+def test_axe_finds_no_violation(open_page: OpenPage, url: str, scheme: str, rules: list[str] | None) -> None:
+    page = open_page(url, color_scheme=scheme)
+    found = []
+    for path in PAGES:
+        page.goto(f"{url}/console#/{path}")
+        page.locator(LOADED[path]).first.wait_for()
+        answer = Axe().run(page, options={"runOnly": rules} if rules else None).response
+        found += [(path, row["id"], [node["html"][:160] for node in row["nodes"]]) for row in answer["violations"]]
+    assert found == []
+
+
+def test_pages_are_usable_with_the_keyboard(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics")
+    expect(page.get_by_role("link", name="orders", exact=True)).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.locator(".table .rows").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("link", name="billing")).to_be_focused()
+    ring = page.get_by_role("link", name="billing").evaluate("link => getComputedStyle(link).outlineStyle")
+    assert ring == "solid"
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="billing")).to_be_focused()
+    page.get_by_role("button", name="Write record").press("Enter")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Write record")).to_be_focused()
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_page_fits_a_screen_of_360_pixels(open_page: OpenPage, url: str, path: str) -> None:
+    page = open_page(url, path)
+    page.set_viewport_size({"width": 360, "height": 740})
+    expect(page.locator("h1")).to_be_visible()
+    page.locator(LOADED[path]).first.wait_for(state="attached")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -1,0 +1,215 @@
+"""The pages of topics: the table, one topic, its records, and its timeline."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser import needs_browser
+from tests.console.conftest import OpenPage
+from tests.console.seeding import Shop
+
+pytestmark = needs_browser
+
+HOSTILE = '<script>document.title="owned"</script><img src=x onerror="document.title=\'owned\'">'
+
+
+def button(page: Page, name: str) -> Any:
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def copied(page: Page) -> str:
+    text: str = page.evaluate("navigator.clipboard.readText()")
+    return text
+
+
+def test_table_finds_a_topic_by_a_part_of_its_name(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics")
+    table = page.get_by_role("table", name="Topics")
+    expect(table.get_by_role("link", name="orders", exact=True)).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("rice")
+    expect(page.get_by_role("status").filter(has_text="1 of")).to_be_visible()
+    row = table.get_by_role("row").filter(has_text="prices")
+    expect(row).to_contain_text("400 records")
+    expect(row).to_contain_text("600")
+    page.get_by_role("searchbox").fill("nothing like it")
+    expect(page.get_by_text("No topic matches")).to_be_visible()
+
+
+def test_topic_is_created_configured_and_deleted(open_page: OpenPage, shop: Shop, url: str) -> None:
+    page = open_page(url, "topics", expect=("404 (Not Found)",))  # a poll may find that the topic is deleted
+    button(page, "Create topic").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("made.here")
+    dialog.get_by_label("Maximum records").fill("5")
+    dialog.get_by_text("Copy as").click()
+    dialog.get_by_role("button", name="curl").click()
+    expect(page.get_by_text("Copied as curl.")).to_be_visible()
+    assert copied(page) == (
+        f"curl -X PUT \\\n  '{url}/v0/topics/made.here' \\\n  -H 'content-type: application/json' \\\n"
+        """  -d '{"type":"log","cap_records":5}'"""
+    )
+    dialog.get_by_role("button", name="Create topic").click()
+    expect(page.get_by_role("heading", name="made.here")).to_be_visible()
+    assert shop.send("GET", "/v0/topics/made.here")["config"]["cap_records"] == 5
+    button(page, "Configure").click()
+    page.get_by_role("dialog").get_by_label("Maximum records").fill("7")
+    button(page, "Save changes").click()
+    expect(page.get_by_text("Changed made.here.")).to_be_visible()
+    assert shop.send("GET", "/v0/topics/made.here")["config"]["cap_records"] == 7
+    button(page, "Delete topic").click()
+    confirm = page.get_by_role("dialog").get_by_role("button", name="Delete topic")
+    expect(confirm).to_be_disabled()
+    page.get_by_role("dialog").get_by_label("Type made.here to confirm").fill("made.here")
+    confirm.click()
+    expect(page.get_by_role("heading", name="Topics")).to_be_visible()
+    assert "made.here" not in [row["topic"] for row in shop.send("GET", "/v0/topics")["topics"]]
+
+
+def test_tail_shows_hostile_records_as_text(open_page: OpenPage, shop: Shop, url: str) -> None:
+    shop.write("hostile", {"before": 1})
+    page = open_page(url, "topics/hostile")
+    records = page.get_by_role("log")
+    expect(records.locator(".record")).to_have_count(1)
+    shop.write("hostile", {HOSTILE: HOSTILE}, tag=HOSTILE[:60], node="<b>node</b>", meta={"<i>": HOSTILE})
+    last = records.locator(".record").nth(1)
+    expect(last).to_contain_text("<script>")
+    last.locator("summary").first.click()
+    expect(last.locator(".tree").first).to_contain_text(r"<img src=x onerror=\"document")
+    expect(last).to_contain_text("<b>node</b>")
+    assert page.locator("main").evaluate("main => main.querySelectorAll('script, img, b > b, i i').length") == 0
+    assert "owned" not in page.title()
+
+
+def test_tail_can_be_paused_and_continued(open_page: OpenPage, shop: Shop, url: str) -> None:
+    shop.write("ticks", 1)
+    page = open_page(url, "topics/ticks")
+    rows = page.get_by_role("log").locator(".record")
+    expect(rows).to_have_count(1)
+    button(page, "Pause").click()
+    shop.write("ticks", 2, 3)
+    expect(page.locator(".stat").filter(has_text="Head")).to_contain_text("3")
+    expect(rows).to_have_count(1)
+    button(page, "Go live").click()
+    expect(rows).to_have_count(3)
+
+
+def test_history_pages_in_both_directions_and_jumps(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics/prices")
+    log = page.get_by_role("log")
+    first, last = log.locator(".record .seq").first, log.locator(".record .seq").last
+    expect(last).to_have_text("1,000")
+    expect(first).to_have_text("951")
+    button(page, "Older").click()
+    expect(first).to_have_text("901")
+    button(page, "Newer").click()
+    expect(last).to_have_text("1,000")
+    jump = page.get_by_label("Jump to seq or time")
+    jump.fill("690")
+    jump.press("Enter")
+    expect(first).to_have_text("690")
+    expect(log.locator(".record .seq").nth(10)).to_have_text("760")
+    jump.fill("1")
+    jump.press("Enter")
+    expect(log.locator(".gap")).to_contain_text("Seqs 1 to 600 are missing")
+    jump.fill("1h ago")
+    jump.press("Enter")
+    expect(first).to_have_text("601")
+    jump.fill("sometime")
+    jump.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("neither a seq nor a time")
+
+
+def test_records_are_filtered_on_the_server_by_tag_and_node(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics/orders")
+    log = page.get_by_role("log")
+    expect(log.locator(".record").first).to_be_visible()
+    page.get_by_label("Tag", exact=True).fill("order-1*")
+    button(page, "Apply").click()
+    expect(log.locator(".record")).to_have_count(11)
+    page.get_by_label("Not from node").fill("till-1")
+    button(page, "Apply").click()
+    expect(log.locator(".record")).to_have_count(6)
+
+
+def test_record_is_written_and_deleted_by_tag_after_a_count(open_page: OpenPage, shop: Shop, url: str) -> None:
+    shop.write("notes", 1)
+    page = open_page(url, "topics/notes")
+    for text in ('{"n": 1}', '{"n": 2}'):
+        button(page, "Write record").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Data, any JSON value").fill(text)
+        dialog.get_by_label("Tag").fill("mine")
+        dialog.get_by_role("button", name="Write record").click()
+        expect(dialog).not_to_be_visible()
+    expect(page.get_by_role("log").locator(".tag")).to_have_count(2)
+    button(page, "Write record").click()
+    page.get_by_role("dialog").get_by_label("Data, any JSON value").fill("{no json")
+    page.get_by_role("dialog").get_by_role("button", name="Write record").click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("data is not valid JSON")
+    page.keyboard.press("Escape")
+    button(page, "Delete records").click()
+    page.get_by_role("dialog").get_by_label("Tag").fill("mine")
+    button(page, "Count the records").click()
+    assert shop.send("GET", "/v0/topics/notes")["count"] == 3, "a count deletes nothing"
+    button(page, "Delete 2 records").click()
+    expect(page.get_by_text("Deleted 2 records.")).to_be_visible()
+    expect(page.get_by_role("log").locator(".record")).to_have_count(1)
+    assert shop.send("GET", "/v0/topics/notes")["count"] == 1
+
+
+def test_timeline_draws_ranges_to_scale_with_reasons(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics/prices")
+    drawn = page.locator(".timeline .state")
+    expect(drawn).to_have_count(4)
+    width = page.locator(".timeline").bounding_box()["width"]  # type: ignore[index]
+    sizes = drawn.evaluate_all("all => all.map(one => [one.classList[1], Number(one.getAttribute('width'))])")
+    assert {name: round(size / width, 2) for name, size in sizes if name != "live"} == {"cap": 0.6, "deleted": 0.06}
+    legend = page.locator(".states")
+    expect(legend).to_contain_text("Evicted by a cap 600")
+    expect(legend).to_contain_text("Deleted on request 60")
+    page.locator(".timeline .cap").hover()
+    tip = page.locator(".timeline-frame .tip")
+    expect(tip).to_contain_text("Seq 1 to 600")
+    expect(tip).to_contain_text("Evicted by a cap")
+    page.locator(".timeline").press("+")
+    expect(page.get_by_text(re.compile("Seqs 251 to 750 of 1,000, exact"))).to_be_visible()
+    page.locator(".timeline").press("0")
+    expect(page.get_by_text("Seqs 1 to 1,000, exact")).to_be_visible()
+    page.get_by_text("Ranges as a table").click()
+    expect(page.locator(".ranges tbody tr")).to_have_count(4)
+
+
+def test_timeline_marks_where_routers_stand(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics/orders")
+    mark = page.locator(".timeline .mark").filter(has_text="orders-to-audit")
+    expect(mark).to_be_visible()
+    expect(mark.locator("title")).to_have_text(re.compile("router to audit, 9 records behind"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_five_thousand_topics_scroll(open_page: OpenPage, many: str, scheme: str) -> None:
+    page = open_page(many, "topics", color_scheme=scheme)
+    expect(page.get_by_text("5,000 topics")).to_be_visible()
+    rows = page.locator(".table .rows")
+    assert rows.locator(".row").count() < 60
+    frames = rows.evaluate(
+        """async rows => {
+          const late = []
+          for (let step = 0; step < 40; step++) {
+            const start = performance.now()
+            rows.scrollTop = step * 5000
+            await new Promise(requestAnimationFrame)
+            late.push(performance.now() - start)
+          }
+          return late.sort((a, b) => a - b)
+        }"""
+    )
+    assert frames[len(frames) // 2] < 60, "half of the frames are drawn in time, even on a busy machine"
+    rows.evaluate("rows => (rows.scrollTop = rows.scrollHeight)")
+    expect(page.get_by_role("link", name="many.4999")).to_be_visible()
+    assert rows.locator(".row").count() < 60
