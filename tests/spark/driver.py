@@ -3,7 +3,8 @@
     python -m tests.spark.driver <master> report <url> <source> <destination>
     python -m tests.spark.driver <master> copy <url> <source> <destination> <checkpoint> <rate> <partitions>
 
-Or both, one behind the other. `master` is a Spark master, or `connect:` and a remote.
+Or both, one behind the other. `rate` is a number, or `all` for Spark versions without a rate.
+`master` is a Spark master, or `connect:` and a remote.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def start(master: str) -> SparkSession:
 
 
 def stream(spark: SparkSession, url: str, topic: str, into: str, checkpoint: str, rate: str, partitions: str) -> None:
-    frame = source(spark, url, subscribe=topic, maxOffsetsPerTrigger=rate, minPartitions=partitions)
+    limits = {} if rate == "all" else {"maxOffsetsPerTrigger": rate}
+    frame = source(spark, url, subscribe=topic, minPartitions=partitions, **limits)
     copy(frame, url, Path(checkpoint), topic=into)
 
 

@@ -7,13 +7,13 @@ from functools import reduce
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual, StringStartsWith
 
 from tests.conftest import ServerProcess
 from tests.spark.world import load
 from topics.client import Client
 from topics.spark.options import read_options
 from topics.spark.source.batch import ReadPartition, TopicsReader
-from topics.spark.source.filters import EqualTo, GreaterThan, In, LessThanOrEqual, StringStartsWith
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 CONDITIONS = [

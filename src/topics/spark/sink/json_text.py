@@ -15,6 +15,8 @@ import msgspec
 from msgspec import Raw
 from pyspark.sql import types as t
 
+from topics.spark.pyspark_api import TIME_TYPES
+
 Convert = Callable[[Any], Any]
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
@@ -40,7 +42,7 @@ def converter(kind: t.DataType, where: str) -> Convert | None:
         return _or_null(lambda value: _moment(value.astimezone(UTC).replace(tzinfo=None)) + "Z")
     if isinstance(kind, t.TimestampNTZType):
         return _or_null(_moment)
-    if isinstance(kind, t.DateType | t.TimeType):
+    if isinstance(kind, (t.DateType, *TIME_TYPES)):
         return _or_null(lambda value: value.isoformat())
     if isinstance(kind, t.BinaryType):
         return _or_null(lambda value: base64.b64encode(value).decode())

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from msgspec import Raw
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
+from topics.spark.pyspark_api import DataSourceStreamArrowWriter
 from topics.spark.sink.chunks import Chunk, GridChunks, OrderedChunks
 from topics.spark.sink.rows import Renderer
 from topics.spark.sink.write_options import WriteOptions

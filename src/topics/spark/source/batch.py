@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from topics.engine.offline.directory import Excerpt
 from topics.spark.options import BadOption, ReadOptions
+from topics.spark.pyspark_api import INHERITED_PUSH_FILTERS
 from topics.spark.source import plan
 from topics.spark.source.catalog import Catalog, catalog_of
-from topics.spark.source.filters import Narrowing, narrowing
+from topics.spark.source.conditions import Narrowing, narrowing, of_filters
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 
@@ -38,12 +39,12 @@ class PushFilters:
     later queries: after `df.where("seq < 10")` a `df.count()` would silently count nine records.
     """
 
-    __func__ = staticmethod(DataSourceReader.pushFilters)
+    __func__ = staticmethod(INHERITED_PUSH_FILTERS)
 
     def __init__(self, reader: TopicsReader) -> None:
         self._reader = reader
 
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
         return self._reader.push(filters)
 
 
@@ -56,11 +57,13 @@ class TopicsReader(DataSourceReader):
         self.options = options
         self.narrowing = Narrowing()
         if options.push_filters:
+            if INHERITED_PUSH_FILTERS is None:
+                raise BadOption("pushFilters: needs Spark 4.1 or newer; narrow the read with the options tag and node")
             self.pushFilters: Any = PushFilters(self)
 
-    def push(self, filters: list[Filter]) -> Iterable[Filter]:
+    def push(self, filters: list[Any]) -> Iterable[Any]:
         """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
-        self.narrowing = narrowing(filters, kafka=self.options.kafka_columns)
+        self.narrowing = narrowing(of_filters(filters), kafka=self.options.kafka_columns)
         return filters
 
     def partitions(self) -> list[InputPartition]:

@@ -13,11 +13,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from topics.spark.options import read_options
+from topics.spark.pyspark_api import HAS_READ_LIMITS
 from topics.spark.sink.write_options import patient, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.schema import shape_of
 from topics.spark.source.stream import TopicsStreamReader
+from topics.spark.source.unlimited_stream import UnlimitedStreamReader
 
 
 class TopicsSource(DataSource):
@@ -35,7 +37,8 @@ class TopicsSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = read_options(self.options)
-        return TopicsStreamReader(structs.replace(options, connection=patient(options.connection, self.options)))
+        options = structs.replace(options, connection=patient(options.connection, self.options))
+        return TopicsStreamReader(options) if HAS_READ_LIMITS else UnlimitedStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(write_options(self.options), schema, overwrite=overwrite)

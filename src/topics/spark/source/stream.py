@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from msgspec import structs
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from topics.spark.options import BadOption, Offset, ReadOptions
+from topics.spark.pyspark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from topics.spark.source import offsets, plan
 from topics.spark.source.batch import ReadPartition
 from topics.spark.source.catalog import ServerCatalog
@@ -90,17 +90,16 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the partitions of a batch. The end offset contains the start of its batch: see `offsets`."""
         begin, stop = self._names.load(end)
-        if start == end:
-            return []
-        return [
-            ReadPartition([(span, None) for span in part])
-            for part in plan.cut(
-                offsets.spans(begin, stop),
-                self._bytes_per_seq,
-                min_partitions=self.options.min_partitions,
-                partition_bytes=self.options.partition_bytes,
-            )
-        ]
+        return [] if start == end else self._parts(offsets.spans(begin, stop))
+
+    def _parts(self, spans: list[Span]) -> list[InputPartition]:
+        parts = plan.cut(
+            spans,
+            self._bytes_per_seq,
+            min_partitions=self.options.min_partitions,
+            partition_bytes=self.options.partition_bytes,
+        )
+        return [ReadPartition([(span, None) for span in part]) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
@@ -125,11 +124,14 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not extent.only_archived or offsets.is_readable(at, extent)
         ]
         names = {(extent.server, extent.topic) for extent in there}
-        if self.options.fail_on_data_loss:
-            for (server, topic), position in sorted(at.items()):
-                if (server, topic) not in names and self._is_wanted(server, topic):
-                    raise TopicDeleted(server, topic, position.seq, lake=self.options.lake)
+        self._check_deleted(at, names)
         return offsets.advance(at, [*there, *self._unread(at, names)], first_seq=self._first_seq_of_new, budget=budget)
+
+    def _check_deleted(self, at: StreamPositions, there: set[Key]) -> None:
+        """Raise `TopicDeleted` if a subscribed topic with a position is gone and loss is not allowed."""
+        for (server, topic), position in sorted(at.items()) if self.options.fail_on_data_loss else ():
+            if (server, topic) not in there and self._is_wanted(server, topic):
+                raise TopicDeleted(server, topic, position.seq, lake=self.options.lake)
 
     def _unread(self, at: StreamPositions, there: set[Key]) -> list[TopicExtent]:
         """Return deleted topics whose known end is after the position of the stream, so that the gap is reported."""

@@ -25,7 +25,7 @@ from topics.spark.pipelines.run.failures import BadUsage, explain
 from topics.spark.pipelines.run.unknown_names import nearest
 from topics.spark.source.batch import TopicsReader
 from topics.spark.source.catalog import catalog_of, client_for
-from topics.spark.source.filters import Narrowing
+from topics.spark.source.conditions import Narrowing
 from topics.spark.sql.rewrite import (
     JSON_COLUMNS,
     Field,

@@ -1,0 +1,71 @@
+"""The oldest supported PySpark, with older pyarrow and pandas, in an environment of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ServerProcess
+from tests.spark.processes import ROOT, Process
+from tests.spark.streams import check_exact, numbers, read_numbers
+from topics.client import Client
+
+OLDEST = {"pyspark": "4.0.0", "pyarrow": "16.0.0", "pandas": "2.2.2", "numpy": "2.0.0"}
+RECORDS = 4000
+
+
+def environment(versions: dict[str, str]) -> Path:
+    """Return the Python of an environment with these versions, made once a machine. Skip if they cannot be had."""
+    name = "topics-test-" + "-".join(f"{package}{version}" for package, version in versions.items())
+    folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if ready.exists():
+        return python
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["spark"], "pytest", "hypothesis"]
+    pinned = [f"{package}=={version}" for package, version in versions.items()]
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
+    install = [str(python), "-m", "pip", "install", "--quiet", *wanted, *pinned]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        pytest.skip(f"PySpark {versions['pyspark']} cannot be installed from the configured registry: {reason}")
+    ready.touch()
+    return python
+
+
+@pytest.mark.torture
+def test_oldest_spark_reads_writes_streams_and_archives(
+    server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    python = str(environment(OLDEST))
+    numbers(client, topic, range(RECORDS))
+    script = [python, "-m", "tests.spark.driver", "local[2]", "report", server.url, topic, f"{topic}.batch"]
+    stream = ["copy", server.url, topic, f"{topic}.stream", str(tmp_path / "checkpoint"), "all", "2"]
+    first = run([*script, *stream], tmp_path / "first.log", python)
+    [shown] = [json.loads(line) for line in first.splitlines() if line.startswith('{"count"')]
+    assert shown == {"count": RECORDS, "sum": RECORDS * (RECORDS + 1) // 2, "partitions": 4}
+    assert sorted(read_numbers(client, f"{topic}.batch")) == list(range(RECORDS))
+    check_exact(client, f"{topic}.stream", RECORDS)
+
+    numbers(client, topic, range(RECORDS, RECORDS + 100))
+    run([python, "-m", "tests.spark.driver", "local[2]", *stream], tmp_path / "second.log", python)
+    check_exact(client, f"{topic}.stream", RECORDS + 100)
+
+    archive = [python, "-m", "topics", "pipeline", "archive", "--url", server.url, "--topic", topic]
+    shown_archive = run([*archive, "--lake", str(tmp_path / "lake")], tmp_path / "archive.log", python)
+    assert f"wrote {RECORDS + 100} records" in shown_archive.replace(",", "")
+
+
+def run(command: list[str], log: Path, python: str) -> str:
+    running = Process(command, log, PYSPARK_PYTHON=python, SPARK_HOME=None)
+    try:
+        running.succeed()
+    finally:
+        running.kill()
+    return running.log()
