@@ -180,3 +180,29 @@ def test_positions_survive_a_kill(tmp_path: Path):
     assert api.get(url("orders"))["seq"] == 7
     api.close()
     server.stop()
+
+
+def test_metrics_have_the_lag_of_each_consumer(api: Api, topic: str):
+    put(api, topic, seq=4)
+    put(api, topic, "mail", seq=10)
+    told = api.call("GET", "/v0/metrics").text
+    assert f'topics_consumer_lag_records{{topic="{topic}",consumer="billing"}} 6' in told
+    assert f'topics_consumer_lag_records{{topic="{topic}",consumer="mail"}} 0' in told
+    assert f'topics_consumer_lag_seconds{{topic="{topic}",consumer="mail"}} 0.0' in told
+    found = api.call("GET", "/v0/metrics", headers={"accept": "application/json"}).json()
+    assert found["topics_consumer_lag_records"][f"{topic}/billing"] == 6
+    assert found["topics_consumer_lag_seconds"][f"{topic}/billing"] > 0
+
+
+def test_metrics_name_a_bounded_number_of_consumers(tmp_path: Path):
+    server = ServerProcess(tmp_path, {"metrics_max_topics": 2})
+    api = Api(server.url)
+    for name in ("a", "b"):
+        api.write(name, 1)
+        put(api, name, "x", seq=0)
+        put(api, name, "y", seq=0)
+    found = api.call("GET", "/v0/metrics", headers={"accept": "application/json"}).json()
+    assert list(found["topics_consumer_lag_records"]) == ["a/x", "a/y"]
+    assert found["topics_consumer_metrics_truncated"] == 1
+    api.close()
+    server.stop()

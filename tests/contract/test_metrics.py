@@ -17,7 +17,8 @@ GAUGES = [
     "topics_topic_queue_in_flight", "topics_topic_metrics_truncated", "topics_wal_queue_depth",
     "topics_wal_queue_depth_peak", "topics_wal_read_only", "topics_topic_archived_seq",
     "topics_topic_archive_unarchived", "topics_topic_archive_overdue", "topics_memory_budget_bytes",
-    "topics_memory_charged_bytes",
+    "topics_memory_charged_bytes", "topics_consumer_lag_records", "topics_consumer_lag_seconds",
+    "topics_consumer_metrics_truncated",
 ]  # fmt: skip
 COUNTERS = [
     "topics_wal_frames_total", "topics_wal_batches_total", "topics_wal_fsyncs_total", "topics_wal_bytes_written_total",
@@ -25,7 +26,8 @@ COUNTERS = [
 ]  # fmt: skip
 HISTOGRAM = "topics_wal_fsync_latency_us"
 
-SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([a-z]+)="([^"\\]*)"\})? (-?[0-9.e+-]+)')
+LABEL = r'[a-z]+="[^"\\]*"'
+SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(" + LABEL + "(?:," + LABEL + r")*)\})? (-?[0-9.e+-]+)")
 
 
 class Scrape:
@@ -52,9 +54,10 @@ class Scrape:
     def _take(self, line: str) -> None:
         match = SAMPLE.fullmatch(line)
         assert match is not None, line
-        name, _, label, value = match.groups()
-        assert (name, label or "") not in self.samples, line
-        self.samples[name, label or ""] = float(value)
+        name, labels, value = match.groups()
+        label = "/".join(re.findall(r'="([^"]*)"', labels or ""))
+        assert (name, label) not in self.samples, line
+        self.samples[name, label] = float(value)
 
     def __getitem__(self, name: str) -> float:
         return self.samples[name, ""]

@@ -45,8 +45,8 @@ CHANGES_THE_MACHINE = re.compile(
 
 # Fields whose values differ between runs.
 VARIES = {
-    "$ts", "deadline", "deadlines", "effective_priority", "epoch", "last_read_ts", "last_write_ts", "lease_id",
-    "message", "next_cursor", "performance", "stream_url", "uptime_ms", "version", "wid",
+    "$ts", "deadline", "deadlines", "effective_priority", "epoch", "lag_ms", "last_read_ts", "last_write_ts",
+    "lease_id", "message", "next_cursor", "performance", "stream_url", "updated_ms", "uptime_ms", "version", "wid",
 }  # fmt: skip
 
 # A wrapper of curl that stores the status and body of every answer, and ends streams.

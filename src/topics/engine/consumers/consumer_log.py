@@ -50,18 +50,18 @@ def consumed(state: State, entry: Consumed) -> None:
     topic = state.by_id.get(entry.topic_id)
     if topic is None:
         return
-    own = consumers_of(topic)
-    for number in entry.gone:
-        own.remove(number)
-    for consumer in entry.put:
-        own.put(consumer)
-    moved = iter(entry.moved)
-    for number, seq in zip(moved, moved, strict=True):
-        one = own.by_number.get(number)
-        if one is not None:
-            one.seq, one.at_ms = seq, entry.at_ms
+    own = topic.consumers or consumers_of(topic)
     if entry.put or entry.gone:
+        for number in entry.gone:
+            own.remove(number)
+        for consumer in entry.put:
+            own.put(consumer)
         state.note_consumers(topic)
+    moved = entry.moved
+    for at in range(0, len(moved), 2):
+        one = own.by_number.get(moved[at])
+        if one is not None:
+            one.seq, one.at_ms = moved[at + 1], entry.at_ms
 
 
 def recovered(topic: Topic) -> None:

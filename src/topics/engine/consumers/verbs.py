@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from topics.engine.consumers.consumer_log import Consumed, consumed, consumers_of
 from topics.engine.state.consumers import Consumer, TopicConsumers
 from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
 from topics.engine.write.archived import check_epoch
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
@@ -41,28 +42,49 @@ class Removed(Struct):
     deleted: bool
 
 
+Outcome = Stored | Removed
+
+
 class Batch:
-    """The changes to the consumers of one topic in one turn."""
+    """The changes to the consumers of one topic in one turn. The ticket of the first one leads the others.
 
-    __slots__ = ("after", "gone", "put", "ticket", "turn")
+    Methods instead of closures, and fields that are None until they are needed: most batches are one move.
+    """
 
-    def __init__(self, ticket: Ticket, turn: int) -> None:
+    __slots__ = ("after", "gone", "outcome", "own", "put", "state", "ticket", "turn")
+
+    def __init__(self, state: State, own: TopicConsumers, ticket: Ticket, turn: int, outcome: Outcome) -> None:
+        self.state = state
+        self.own = own
         self.ticket = ticket
         self.turn = turn
+        self.outcome = outcome  # of the first change
         self.after: dict[str, Consumer | None] = {}  # what each will be; None if it ends
-        self.put: set[str] = set()  # those that begin, or change in more than their position
-        self.gone: list[int] = []
+        self.put: set[str] | None = None  # those that begin, or change in more than their position
+        self.gone: list[int] | None = None
 
     def fill(self, entry: Consumed) -> None:
         """Write the outcome of all changes into the entry."""
+        put, moved = self.put, entry.moved
         for name, consumer in self.after.items():
             if consumer is None:
                 continue
-            if name in self.put:
+            if put is not None and name in put:
                 entry.put.append(consumer)
             else:
-                entry.moved += (consumer.number, consumer.seq)
-        entry.gone += self.gone
+                moved += (consumer.number, consumer.seq)
+        if self.gone is not None:
+            entry.gone += self.gone
+
+    def take_effect(self, ticket: Ticket) -> Outcome:
+        self.own.batches.remove(self)
+        consumed(self.state, ticket.entry)
+        for follower in ticket.followers or ():
+            follower.result = follower.entry
+        return self.outcome
+
+    def undo(self) -> None:
+        self.own.batches.remove(self)
 
 
 class Consumers:
@@ -83,6 +105,9 @@ class Consumers:
             raise consumer_moved(topic.name, name, None if before is None else before.seq)
         if wanted.seq is not UNSET and wanted.seq > topic.head:
             raise invalid(f"seq {wanted.seq} is beyond the head of the topic ({topic.head})", field="seq")
+        if before is not None and _only_moves(wanted):
+            own.delivered.pop(name, None)
+            return self._move(topic, own, before, before.seq if wanted.seq is UNSET else wanted.seq)
         meta: bytes | UnsetType | None = UNSET if wanted.meta is UNSET else encode_meta(wanted.meta)
         created = before is None
         if before is None:
@@ -93,8 +118,7 @@ class Consumers:
         if after.hold and not after.max_hold_bytes:
             raise invalid("hold needs max_hold_bytes: how many bytes may be held", field="max_hold_bytes")
         own.delivered.pop(name, None)
-        only_moves = not created and structs.replace(after, seq=before.seq) == before
-        return self._stage(topic, own, after, Stored(topic, name, after.seq, created), whole=not only_moves)
+        return self._stage(topic, own, after, Stored(topic, name, after.seq, created), whole=True)
 
     def open(self, topic_name: str, name: str, *, commit: bool | int, epoch: int | None = None) -> Ticket:
         """Return the position of a consumer that is about to read. Ends with `Stored`.
@@ -117,8 +141,7 @@ class Consumers:
             own.read_ms[name] = self._staging.clock.now_ms()
         if upto <= before.seq:
             return Ticket.of(Stored(topic, name, before.seq, False))
-        after = structs.replace(before, seq=upto)
-        return self._stage(topic, own, after, Stored(topic, name, upto, False), whole=False)
+        return self._move(topic, own, before, upto)
 
     def drop(self, topic_name: str, name: str) -> Ticket:
         """Delete a consumer; one that does not exist is no error. Ends with `Removed`."""
@@ -189,12 +212,14 @@ class Consumers:
 
     def _latest(self, topic_name: str, name: str) -> tuple[Topic, TopicConsumers, Consumer | None]:
         """Return the topic, its consumers, and the consumer as it will be once all changes have taken effect."""
-        topic = self._staging.topic(topic_name)
-        own = consumers_of(topic)
-        found = self._ahead(own, name)
+        topic = self._staging.topics.get(topic_name)
+        if topic is None or topic.changing:
+            topic = self._staging.topic(topic_name)
+        own = topic.consumers or consumers_of(topic)
+        found = self._ahead(own, name) if own.batches else own.by_name.get(name)
         if found is None:
             check_consumer(name)
-        elif self._unused(own, found, self._staging.clock.now_ms()):
+        elif found.expire_ms and self._unused(own, found, self._staging.clock.now_ms()):
             self._end(topic, own, found, Removed(topic.name, name, True))
             found = None
         return topic, own, found
@@ -228,59 +253,67 @@ class Consumers:
         own.next_number += 1
         return Consumer(number, name, 0, self._staging.clock.now_ms())
 
+    def _move(self, topic: Topic, own: TopicConsumers, before: Consumer, seq: int) -> Ticket:
+        after: Consumer = before.__copy__()  # type: ignore[attr-defined]  # `copy.copy` takes three times as long
+        after.seq = seq
+        return self._stage(topic, own, after, Stored(topic, before.name, seq, False), whole=False)
+
     def _stage(self, topic: Topic, own: TopicConsumers, after: Consumer, outcome: Stored, *, whole: bool) -> Ticket:
         """Add a change to the batch of this turn; `whole` if more than the position changes."""
-        batch = self._batch(topic, own)
+        ticket, batch = self._join(topic, own, outcome)
         after.at_ms = batch.ticket.entry.at_ms
         batch.after[after.name] = after
         if whole:
+            if batch.put is None:
+                batch.put = set()
             batch.put.add(after.name)
-        return self._follow(batch, outcome)
-
-    def _end(self, topic: Topic, own: TopicConsumers, consumer: Consumer, outcome: Removed) -> Ticket:
-        batch = self._batch(topic, own)
-        batch.after[consumer.name] = None
-        batch.gone.append(consumer.number)
-        return self._follow(batch, outcome)
-
-    @staticmethod
-    def _follow(batch: Batch, outcome: Stored | Removed) -> Ticket:
-        ticket = Ticket(entry=outcome)
-        assert batch.ticket.followers is not None
-        batch.ticket.followers.append(ticket)
         return ticket
 
-    def _batch(self, topic: Topic, own: TopicConsumers) -> Batch:
-        """Return the batch that collects the changes of this turn."""
-        staging, commits = self._staging, self._staging.commits
-        if own.batches and own.batches[-1].turn == commits.turn:
-            found: Batch = own.batches[-1]
-            return found
-        ticket = Ticket(topic, entry=Consumed(topic.topic_id, staging.clock.now_ms()), followers=[])
-        batch = Batch(ticket, commits.turn)
+    def _end(self, topic: Topic, own: TopicConsumers, consumer: Consumer, outcome: Removed) -> Ticket:
+        ticket, batch = self._join(topic, own, outcome)
+        batch.after[consumer.name] = None
+        if batch.gone is None:
+            batch.gone = []
+        batch.gone.append(consumer.number)
+        return ticket
 
-        def take_effect(ticket: Ticket) -> None:
-            own.batches.remove(batch)
-            consumed(staging.state, ticket.entry)
-            for follower in ticket.followers or ():
-                follower.result = follower.entry
-
-        ticket.apply, ticket.undo = take_effect, lambda: own.batches.remove(batch)
-        if staging.logged and topic.config.durability != "ephemeral":
+    def _join(self, topic: Topic, own: TopicConsumers, outcome: Outcome) -> tuple[Ticket, Batch]:
+        """Return a ticket for one change, and the batch that collects the changes of this turn."""
+        commits = self._staging.commits
+        batches = own.batches
+        if batches and batches[-1].turn == commits.turn:
+            batch: Batch = batches[-1]
+            follower = Ticket(entry=outcome)
+            assert batch.ticket.followers is not None
+            batch.ticket.followers.append(follower)
+            return follower, batch
+        entry = Consumed(topic.topic_id, self._staging.clock.now_ms())
+        ticket = Ticket(topic, None, None, entry, followers=[])
+        batch = Batch(self._staging.state, own, ticket, commits.turn, outcome)
+        ticket.apply, ticket.undo = batch.take_effect, batch.undo
+        durability = topic.config.durability
+        if self._staging.logged and durability != "ephemeral":
             ticket.frame = b""  # `complete` adds the entry, behind what routers need
-            ticket.gated = topic.config.durability == "fsync"
+            ticket.gated = durability == "fsync"
         leader = topic.leader
         commits.stage(ticket)
         topic.leader = leader  # an append may still follow it: neither depends on the order of the two
-        own.batches.append(batch)
-        return batch
+        batches.append(batch)
+        return ticket, batch
+
+
+def _only_moves(wanted: ConsumerRequest) -> bool:
+    return (
+        wanted.meta is UNSET and wanted.expire_ms is UNSET and wanted.hold is UNSET and wanted.max_hold_bytes is UNSET
+    )
 
 
 def complete(leader: Ticket) -> None:
     """Write the changes of a batch into its entry and frame: the turn ends. See `Commits.flush`."""
     assert leader.topic is not None
     assert leader.topic.consumers is not None
-    batch: Batch = next(one for one in leader.topic.consumers.batches if one.ticket is leader)
+    batches: list[Batch] = leader.topic.consumers.batches
+    batch = batches[-1] if batches[-1].ticket is leader else next(one for one in batches if one.ticket is leader)
     batch.fill(leader.entry)
     if leader.frame is not None:
         leader.frame += log.encode(leader.entry)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
+from topics.engine.consumers.lag import Lag, rough_lag_of
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
@@ -22,11 +23,12 @@ if TYPE_CHECKING:
     from topics.server.api.services import Services
     from topics.server.startup import Startup
 
-# Suffix of the name, a label and its value (both empty for none), value. Not a dictionary: there are thousands of
-# samples, and every long-lived container makes the pauses of the garbage collector longer.
+# Suffix of the name, labels and their values, each separated by spaces (empty for none), value. Not a dictionary: there
+# are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.
 Sample = tuple[str, str, str, float]
 
 TOPICS_PER_STEP = 2000
+CONSUMERS_PER_STEP = 200
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
 
@@ -49,12 +51,14 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
     yield from services.engine.replay_in_steps()
     leases = yield from _leases(services)
     archived = yield from _archived(services, prefixes)
+    consumers = yield from _consumers(services, prefixes)
     parts = (
         _totals(services, leases),
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.wal_stats(), read_only=services.read_only() is not None),
         _topics(services, prefixes),
         _archives(services, archived),
+        consumers,
         _routers(services, prefixes),
     )
     rows = []
@@ -215,6 +219,36 @@ def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric]:
     )  # fmt: skip
 
 
+def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]]:
+    """Return the lag of the consumers of topics that the prefixes cover.
+
+    There are at most as many series as named topics, in the order of topics and names: the same ones every time.
+    """
+    limit, now_ms = _max_named(services), services.runtime.clock.now_ms()
+    found = list(islice(services.engine.consumers.everywhere(prefixes=prefixes), limit + 1))
+    lags: list[tuple[str, Lag]] = []
+    for at, (topic, consumer) in enumerate(found[:limit]):
+        if not at % CONSUMERS_PER_STEP:
+            yield None
+        if not topic.gone:
+            lags.append((f"{topic.name} {consumer.name}", rough_lag_of(topic, consumer, now_ms)))
+    label = "topic consumer"
+    return [
+        Metric(
+            "topics_consumer_lag_records", "gauge", "Live records that a consumer has not read yet.",
+            [("", label, name, lag.records) for name, lag in lags],
+        ),
+        Metric(
+            "topics_consumer_lag_seconds", "gauge", "Age of the oldest record that a consumer has not read yet.",
+            [("", label, name, lag.age_ms / 1000) for name, lag in lags],
+        ),
+        _gauge(
+            "topics_consumer_metrics_truncated", "1 if there are more consumers than are named here.",
+            int(len(found) > limit),
+        ),
+    ]  # fmt: skip
+
+
 def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
     """Routers whose names, and those of their topics, the prefixes cover."""
     table = services.engine.routers.table
@@ -251,13 +285,19 @@ def as_text(rows: Iterable[Metric]) -> Steps[bytes]:
         lines.append(f"# HELP {row.name} {row.help}")
         lines.append(f"# TYPE {row.name} {row.kind}")
         for suffix, label, text, value in row.samples:
-            labels = f'{{{label}="{text}"}}' if label else ""
+            labels = f"{{{_labels(label, text)}}}" if label else ""
             lines.append(f"{row.name}{suffix}{labels} {value}")
     return ("\n".join(lines) + "\n").encode()
 
 
+def _labels(label: str, text: str) -> str:
+    if " " not in label:
+        return f'{label}="{text}"'
+    return ",".join(f'{name}="{value}"' for name, value in zip(label.split(" "), text.split(" "), strict=True))
+
+
 def as_json(rows: Iterable[Metric], request: Request) -> bytes:
-    """One key a metric: a number, or an object by label, or a histogram's parts."""
+    """One key a metric: a number, or an object by label (several with a slash between them), or a histogram's parts."""
     answer: dict[str, object] = {}
     for row in rows:
         if row.kind == "histogram":
@@ -269,6 +309,6 @@ def as_json(rows: Iterable[Metric], request: Request) -> bytes:
         elif row.samples and not row.samples[0][1]:
             answer[row.name] = row.samples[0][3]
         else:
-            answer[row.name] = {text: value for _, _, text, value in row.samples}
+            answer[row.name] = {text.replace(" ", "/"): value for _, _, text, value in row.samples}
     answer["performance"] = {"server_total_ms": elapsed_ms(request)}
     return msgspec.json.encode(answer) + b"\n"
