@@ -485,13 +485,17 @@ def _with_followers(values: dict[str, Any]) -> dict[str, Any]:
     return followed
 
 
+# Variables of commands that talk to a server, or run a pipeline; a shell may have them beside the settings.
+CLIENT_VARIABLES = frozenset({"URL", "TOKEN_FILE", "CONTEXT", "TRACEBACK"})
+
+
 def unknown_variables(env: Mapping[str, str]) -> list[str]:
     """Return a line for every unknown `TOPICS_*` variable, with the closest known name."""
     known = [row.name.upper() for row in SETTINGS]
     lines = []
     for variable in sorted(env):
         name = variable.removeprefix(PREFIX)
-        if name != variable and name not in known:
+        if name != variable and name not in known and name not in CLIENT_VARIABLES:
             near = difflib.get_close_matches(name, known, n=1)
             lines.append(f"{variable} is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
     return lines

@@ -18,7 +18,8 @@ class Row(NamedTuple):
 
 GROUPS: dict[str, tuple[Row, ...]] = {
     "Start": (
-        Row("serve", "servers.serve", "run the server"),
+        Row("serve", "servers.serve", "run the server; --dev keeps everything in memory"),
+        Row("demo", "servers.demo", "start a server with a small shop to look at"),
         Row("settings", "servers.settings", "print the settings of the server"),
     ),
     "Records": (
@@ -32,13 +33,16 @@ GROUPS: dict[str, tuple[Row, ...]] = {
         Row("watch", "data.watch", "follow many topics at once"),
         Row("delete", "data.delete", "delete records by tag or seq"),
     ),
-    "Queues and routers": (
+    "Queues, routers, consumers": (
         Row("queue", "queues.commands", "work with queues: claim, finish, return and inspect jobs"),
         Row("router", "routers", "copy the records of one topic into another"),
+        Row("consumer", "consumers", "list, set and remove the positions of named consumers"),
     ),
     "Looking": (
         Row("top", "looking.top", "watch a server on one live screen"),
+        Row("doctor", "looking.doctor", "check a server and this machine, and say how to fix what is wrong"),
         Row("ping", "looking.ping", "measure how long an append and its delivery take"),
+        Row("bench", "looking.bench", "measure a server: appends, reads, fan-out, queues"),
     ),
     "Servers": (Row("context", "servers.context", "name servers, and choose the one that commands use"),),
     "Data directories": (

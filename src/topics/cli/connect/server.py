@@ -33,6 +33,7 @@ class Server:
         self._secure = parts.scheme == "https"
         self._host, self._port, self._prefix = parts.hostname or "", parts.port, parts.path
         self._connection: http.client.HTTPConnection | None = None
+        self._headers: dict[str, str] | None = None  # of the last answer, if they are wanted
 
     def __enter__(self) -> Self:
         return self
@@ -54,6 +55,14 @@ class Server:
     def json(self, request: Request) -> Any:
         """Send a request and return its decoded answer. Raise `TopicsError` or `Unreachable`."""
         return json.loads(self.send(request))
+
+    def send_with_headers(self, request: Request) -> tuple[bytes, dict[str, str]]:
+        """Send a request once. Return its answer and the headers of it, with names in lower case."""
+        headers = self._headers = {}
+        try:
+            return self._once(request), headers
+        finally:
+            self._headers = None
 
     def send(self, request: Request, *, patience_s: float = PATIENCE_S, reconnect: bool = False) -> bytes:
         """Send a request and return its answer.
@@ -118,6 +127,8 @@ class Server:
                     raise Unreachable(self.target.url, _reason(error)) from error
                 kept = False  # the server closed a connection that was idle: try once on a new one
                 continue
+            if self._headers is not None:
+                self._headers.update((name.lower(), value) for name, value in response.getheaders())
             if not 200 <= response.status < 300:
                 raise _error_of(response, body)
             return body

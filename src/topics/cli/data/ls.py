@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from topics.cli.command import Args, Call, Command, Subparsers, add, topic_argument
-from topics.cli.connect.request import Request, get, list_path, router_path
+from topics.cli.connect.lags import lags
+from topics.cli.connect.request import Request, get, list_path
 from topics.cli.output.failures import EXIT_DONE
 from topics.cli.output.screen import Cell, Styled
 from topics.cli.output.units import count, counted, parse_duration, rate, size
@@ -64,16 +65,16 @@ def _list(call: Call) -> Topics:
 
 
 def _with_lag(call: Call, found: Topics) -> Topics:
-    """Add the jobs of queues, and the lag of the slowest router that reads a topic."""
+    """Add the jobs of queues, and the lag of the slowest router or consumer that reads a topic."""
     if any(row["type"] == "queue" for row in found.values()):
         metrics = call.server.json(get("/v0/metrics"))
         for field in ("ready", "in_flight"):
             for topic, number in _by_name(metrics, f"topics_topic_queue_{field}").items():
                 if topic in found:
                     found[topic][field] = number
-    for router in call.server.rows(get(router_path()), "routers"):
-        if (source := found.get(router["source"])) is not None:
-            source["lag"] = max(source.get("lag", 0), router["lag"])
+    for topic, lag in lags(call.server).items():
+        if topic in found:
+            found[topic]["lag"] = lag
     return found
 
 
@@ -123,6 +124,6 @@ LS = Command(
     arguments=_arguments,
     request=_request,
     run=_run,
-    details="The lag is that of the slowest router that reads the topic.",
+    details="The lag is that of the slowest router or named consumer that reads the topic.",
     examples="  topics ls\n  topics ls 'chat-*' --rates 5s --sort rate\n  topics ls | jq -r .topic\n",
 )

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from topics.cli.command import Args, Call, Command, Subparsers, add
-from topics.cli.connect.request import Request, get, router_path
+from topics.cli.connect.lags import lags
+from topics.cli.connect.request import Request, get
 from topics.cli.looking import screen_of_top
 from topics.cli.looking.sample import Overview, Sample, TopicRow, overview, rows
 from topics.cli.output.failures import EXIT_DONE, Failure
@@ -42,10 +43,7 @@ def _request(args: Args) -> Request:
 
 def _look(call: Call) -> Sample:
     metrics = call.server.json(_request(call.args))
-    lags: dict[str, int] = {}
-    for router in call.server.rows(get(router_path()), "routers"):
-        lags[router["source"]] = max(lags.get(router["source"], 0), router["lag"])
-    return Sample(at_s=time.monotonic(), metrics=metrics, lags=lags)
+    return Sample(at_s=time.monotonic(), metrics=metrics, lags=lags(call.server))
 
 
 def _run(call: Call) -> int:

@@ -31,6 +31,7 @@ EXIT_OF_CODE = {
     Code.NOT_FOUND: EXIT_NOT_FOUND,
     Code.TOPIC_NOT_FOUND: EXIT_NOT_FOUND,
     Code.ROUTER_NOT_FOUND: EXIT_NOT_FOUND,
+    Code.CONSUMER_NOT_FOUND: EXIT_NOT_FOUND,
     Code.UNAUTHORIZED: EXIT_REFUSED,
     Code.FORBIDDEN: EXIT_REFUSED,
 }
@@ -42,6 +43,7 @@ NEXT_STEPS = {
     Code.FORBIDDEN: "use a key with the scope and prefix that the message names",
     Code.TOPIC_NOT_FOUND: "`topics ls` lists the topics, and `topics create` creates one",
     Code.ROUTER_NOT_FOUND: "`topics router ls` lists the routers",
+    Code.CONSUMER_NOT_FOUND: "`topics consumer ls` lists the consumers",
     Code.NOT_A_QUEUE: "`topics queue ls` lists the queues; `topics create NAME --type queue` creates one",
     Code.TOPIC_NOT_EMPTY: "leave out --if-empty to remove the topic and its records",
     Code.TOPIC_FULL: "delete records, or raise the cap with `topics config TOPIC --cap-records N`",

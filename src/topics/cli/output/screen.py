@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from topics.cli.output import json_text
 from topics.cli.output.units import printable
 
+KEPT_CHARS = 32
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -101,15 +102,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Any:
     from rich.text import Text
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
+    texts = [[cell if isinstance(cell, Styled) else Styled(cell, "") for cell in row] for row in rows]
+    for at, name in enumerate(columns):
+        # Only the last column and very long names are cut when the terminal is narrow.
+        width = max([len(name.rstrip(">")), *(len(row[at].text) for row in texts)])
         made.add_column(
-            name.rstrip(">"), justify="right" if name.endswith(">") else "left", overflow="ellipsis", no_wrap=True
+            name.rstrip(">"),
+            justify="right" if name.endswith(">") else "left",
+            min_width=None if at == len(columns) - 1 else min(width, KEPT_CHARS),
+            overflow="ellipsis",
+            no_wrap=True,
         )
-    for row in rows:
-        made.add_row(
-            *(
-                Text(printable(cell.text), style=cell.style) if isinstance(cell, Styled) else Text(printable(cell))
-                for cell in row
-            )
-        )
+    for row in texts:
+        made.add_row(*(Text(printable(cell.text), style=cell.style) for cell in row))
     return made

@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING
 
 from topics import logs
-from topics.cli.servers import secrets
+from topics.cli.servers import dev, secrets
 from topics.cli.servers.setting_flags import add_flags, chosen_flags, report
 from topics.config import BadSettings, Settings, unknown_variables
 
@@ -19,11 +19,15 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = subparsers.add_parser(
         "serve",
         help="run the server",
-        usage="%(prog)s [-h] [--SETTING VALUE ...]",
+        usage="%(prog)s [-h] [--dev [--open]] [--SETTING VALUE ...]",
         description="Run the server. Each setting is a flag and a TOPICS_* variable; the flag wins. "
         "On SIGTERM or SIGINT, open requests finish and the server exits with status 0.",
         allow_abbrev=False,
     )
+    parser.add_argument(
+        "--dev", action="store_true", help="for development: in memory, on a free port, with few log lines"
+    )
+    parser.add_argument("--open", action="store_true", help="with --dev: open the console in a browser")
     add_flags(parser)
     parser.set_defaults(execute=execute)
 
@@ -31,19 +35,25 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def execute(args: argparse.Namespace, *, build: "Build | None" = None) -> int:
     """Run the server and return its exit status. Tests pass `build` to run another application."""
     try:
-        settings = Settings.load(os.environ, chosen_flags(args))
+        if args.dev:
+            with dev.settings_of(args, os.environ) as (env, flags):
+                return _serve(Settings.load(env, flags), args, build)
+        if args.open:
+            raise BadSettings(["--open: opens the console of a server that --dev starts; add --dev"])
+        return _serve(Settings.load(os.environ, chosen_flags(args)), args, build)
     except BadSettings as bad:
         return report(bad)
+
+
+def _serve(settings: Settings, args: argparse.Namespace, build: "Build | None") -> int:
     secrets.forget(args)
     logs.setup(level=settings.log_level, form=settings.log_format)
-    _warn(settings)
+    if not args.dev:
+        _warn(settings)
     # Imported here, because `topics version` and `--help` need no event loop.
     from topics.server.run import run
 
-    try:
-        return run(settings, build=build)
-    except BadSettings as bad:
-        return report(bad)
+    return run(settings, build=build)
 
 
 def _warn(settings: Settings) -> None:

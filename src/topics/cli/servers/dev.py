@@ -1,0 +1,82 @@
+"""`topics serve --dev`: a server in memory on a free port, which leaves nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from topics.cli.servers.setting_flags import chosen_flags
+from topics.config import BadSettings
+
+READY_S = 20.0
+LOOK_S = 0.02
+
+
+@contextmanager
+def settings_of(args: argparse.Namespace, env: Mapping[str, str]) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Yield the environment and the flags of a server for development. Raise `BadSettings` if they contradict.
+
+    Announces the console once the server is ready, and opens it with `--open`.
+    """
+    flags = chosen_flags(args)
+    if "data_dir" in flags:
+        raise BadSettings(["--data-dir: --dev keeps records in memory only; leave out one of the two"])
+    env = {name: value for name, value in env.items() if name not in ("TOPICS_DATA_DIR", "TOPICS_PORT")}
+    with tempfile.TemporaryDirectory(prefix="topics-dev-") as folder:
+        port_file = flags.get("port_file") or str(Path(folder) / "port")
+        merged = {"port": "0", "log_level": "warning", "port_file": port_file} | flags
+        Path(port_file).unlink(missing_ok=True)
+        watcher = threading.Thread(target=_announce, args=(Path(port_file), merged.get("host"), args.open), daemon=True)
+        watcher.start()
+        yield env, merged
+
+
+def _announce(port_file: Path, host: str | None, opens: bool) -> None:
+    """Wait until the server is ready. Print the address of its console, and open it in a browser if asked to."""
+    url = wait_until_ready(port_file, host or "127.0.0.1")
+    if url is None:
+        return
+    print(f"in another terminal: export TOPICS_URL={url}", flush=True)
+    if has_console(url):
+        print(f"console: {url}/console", flush=True)
+        if opens:
+            import webbrowser
+
+            webbrowser.open(f"{url}/console")
+
+
+def wait_until_ready(port_file: Path, host: str = "127.0.0.1") -> str | None:
+    """Return the address of a server that writes its port to a file, or None if it does not become ready."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        if port_file.exists():
+            url = f"http://{host}:{port_file.read_text().strip()}"
+            if status_of(url, "/v0/ready") == 200:
+                return url
+        time.sleep(LOOK_S)
+    return None
+
+
+def has_console(url: str) -> bool:
+    """Return whether the server serves the console."""
+    return status_of(url, "/console") == 200
+
+
+def status_of(url: str, path: str) -> int:
+    """Return the status of a GET request; 0 without an answer."""
+    import http.client
+    from urllib.parse import urlsplit
+
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=READY_S)
+    try:
+        connection.request("GET", path, headers={"accept": "text/html, */*"})
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
