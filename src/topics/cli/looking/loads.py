@@ -91,10 +91,11 @@ def _repeat(load: Load, result: Result, make: Callable[[], Step]) -> Result:
 
     def work() -> None:
         step = make()
-        times_ms, records = [], 0
+        times_ms: list[float] = []
+        records = 0
         try:
             with load.server.again() as server:
-                while (start := time.perf_counter()) < deadline:
+                while (start := time.perf_counter()) < deadline or not times_ms:
                     records += step(server)
                     times_ms.append((time.perf_counter() - start) * 1000)
         except (Failure, TopicsError) as error:
@@ -154,7 +155,7 @@ def fan_out(load: Load) -> Result:
         if listener.problem is not None:
             raise listener.problem
     request, began = load.write(1), time.perf_counter()
-    while (start := time.perf_counter()) < began + load.seconds:
+    while (start := time.perf_counter()) < began + load.seconds or not result.times_ms:
         seq = json.loads(load.server.send(request))["last_seq"]
         result.times_ms.append((max(listener.arrival(seq) for listener in listeners) - start) * 1000)
         result.records += len(listeners)
