@@ -219,20 +219,29 @@ def written(url: str, topics: list[str], count: int) -> Sums:
 def by_duckdb(lake: Path) -> Sums:
     import duckdb
 
-    query = f"""
-        SELECT count(*), sum(seq)::BIGINT, sum((data->>'$.total')::BIGINT)::BIGINT, count(DISTINCT (topic, seq))
-        FROM '{lake}/topic=*/*/*.parquet'"""
-    [(records, seqs, totals, distinct)] = duckdb.sql(query).fetchall()
-    assert records == distinct, f"{records - distinct:,} records are there twice"
-    return Sums(records, seqs, totals)
+    sums = [0, 0, 0]
+    for dataset in tables(lake):
+        query = """
+            SELECT count(*), sum(seq)::BIGINT, sum((data->>'$.total')::BIGINT)::BIGINT, count(DISTINCT seq)
+            FROM dataset"""
+        [(*found, distinct)] = duckdb.sql(query).fetchall()
+        assert found[0] == distinct, f"{found[0] - distinct:,} records are there twice"
+        sums = [one + more for one, more in zip(sums, found, strict=True)]
+    return Sums(*sums)
+
+
+def tables(lake: Path) -> list[Any]:
+    """Return the tables of the lake as Arrow datasets."""
+    from deltalake import DeltaTable
+
+    return [DeltaTable(str(log.parent)).to_pyarrow_dataset() for log in sorted(lake.glob("*/_delta_log"))]
 
 
 def by_pyarrow(lake: Path) -> Sums:
     import pyarrow.compute as pc
-    import pyarrow.dataset as ds
 
     records = seqs = totals = 0
-    for batch in ds.dataset(str(lake), partitioning="hive").to_batches(columns=["seq", "data"]):
+    for batch in (one for dataset in tables(lake) for one in dataset.to_batches(columns=["seq", "data"])):
         if batch.num_rows:
             found = pc.struct_field(pc.extract_regex(batch["data"], r'"total": *(?P<total>[0-9]+)'), "total")
             records += batch.num_rows

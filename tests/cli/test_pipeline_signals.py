@@ -16,7 +16,6 @@ from tests.conftest import StartServer
 from topics.cli import pipeline, pipeline_start
 from topics.cli.main import main
 from topics.client import Client
-from topics.lake.layout import COMMITS
 
 pytestmark = pytest.mark.skipif(not find_spec("pyspark"), reason="needs the extra spark")
 
@@ -119,7 +118,7 @@ def test_sigterm_to_the_whole_group_ends_a_run_in_order(
     command += ["--lake", str(tmp_path / "lake"), *(["--follow"] if follow else [])]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     try:
-        _wait_until_begun(running, tmp_path / "lake" / COMMITS, committed=follow)
+        _wait_until_begun(running, tmp_path / "lake", committed=follow)
         os.killpg(running.pid, signal.SIGTERM)
         out, err = running.communicate(timeout=60)
     finally:
@@ -135,14 +134,14 @@ def test_sigterm_to_the_whole_group_ends_a_run_in_order(
         assert report["error"]["kind"] == "interrupted"
 
 
-def _wait_until_begun(running: "subprocess.Popen[bytes]", commits: Path, *, committed: bool) -> None:
+def _wait_until_begun(running: "subprocess.Popen[bytes]", lake: Path, *, committed: bool) -> None:
     """Wait for a commit, or for the JVM that makes it."""
     from tests.spark import processes
 
     def begun() -> bool:
         assert running.poll() is None, running.communicate()
         if committed:
-            return any(commits.glob("*"))
+            return any(b"topics/archived" in path.read_bytes() for path in lake.glob("*/_delta_log/*.json"))
         return bool(processes.running(running.pid, "java"))
 
     processes.wait_for(begun, "the run to begin")

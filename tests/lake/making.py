@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
+from deltalake import DeltaTable
 
-from topics.lake import Change, Gap, Lake, Snapshot, Staged, Staging, write_files
+from topics.lake import ArchivedEpoch, Change, File, Gap, Lake, TopicState, TypedColumns, write_files
+from topics.lake.write import NO_COLUMNS
 
 NOON_US = 1_709_208_000_000_000  # 2024-02-29T12:00:00Z
 STEP_US = 1_000_000
@@ -30,32 +32,43 @@ def records(first: int, last: int, *, step_us: int = STEP_US, tags: int = 3) -> 
     )
 
 
-def staged(lake: Lake, staging: Staging, topic: str, first: int, last: int, epoch: int = EPOCH) -> list[Staged]:
-    return write_files(lake.path, staging.token, topic, epoch, [records(first, last)])
+def written(
+    lake: Lake, topic: str, first: int, last: int, *, epoch: int = EPOCH, step_us: int = STEP_US,
+    typed: TypedColumns = NO_COLUMNS,
+) -> list[File]:  # fmt: skip
+    """Write files that are not committed yet."""
+    return write_files(lake.storage, topic, epoch, [records(first, last, step_us=step_us)], typed=typed)
 
 
 def archive(
-    lake: Lake, staging: Staging, topic: str, first: int, last: int, *, lost: int = 0, base: Snapshot | None = None
-) -> Snapshot:
-    """Archives seqs [first, last], of which the first `lost` are a gap."""
-    files = staged(lake, staging, topic, first + lost, last) if first + lost <= last else []
+    lake: Lake, topic: str, first: int, last: int, *, lost: int = 0, base: TopicState | None = None, **more: Any
+) -> TopicState:
+    """Archive seqs [first, last], of which the first `lost` are a gap."""
+    files = written(lake, topic, first + lost, last, **more) if first + lost <= last else []
     gaps = [Gap(first, first + lost - 1, "cap", 1000)] if lost else []
-    change = Change(op="archive", topic=topic, epoch=EPOCH, adds=files, gaps=gaps, covered=(first, last))
-    return staging.commit(base or lake.snapshot(), [change])
+    epoch = more.get("epoch", EPOCH)
+    change = Change(op="archive", topic=topic, epoch=epoch, adds=files, gaps=gaps, covered=(first, last))
+    return lake.commit(base or lake.table(topic).state(), [change])
 
 
-def listed(lake: Lake) -> list[tuple[str, int]]:
-    """Return topic and seq of every record that a directory listing finds."""
-    names = list(Path(lake.path).glob("topic=*/date=*/*.parquet"))
-    if not names:
-        return []
-    schema = pa.schema([("topic", pa.string()), ("date", pa.string())])
-    table = ds.dataset(lake.path, partitioning=ds.partitioning(schema, flavor="hive")).to_table(["topic", "seq"])
-    return sorted(zip(table["topic"].to_pylist(), table["seq"].to_pylist(), strict=True))
+def erase(lake: Lake, tag: str, *, topics: Iterable[str] = ("a", "b"), dry_run: bool = False) -> int:
+    """Erase by tag. Return the number of removed records."""
+    done = lake.erase(topics, lambda topic, epoch, batch: pc.not_equal(batch.column("tag"), tag), dry_run=dry_run)
+    return sum(one.removed for one in done)
+
+
+def archived_epoch_of(lake: Lake, topic: str = "a", epoch: int = EPOCH) -> ArchivedEpoch:
+    return lake.table(topic).state().epoch(epoch)
+
+
+def seen_by_others(lake: Lake, topic: str) -> list[int]:
+    """Return the seqs that a program finds that knows only Delta."""
+    table = DeltaTable(lake.storage.uri(topic.replace(":", "~")), storage_options=lake.storage.options or None)
+    return sorted(table.to_pyarrow_table(columns=["seq"])["seq"].to_pylist())
 
 
 def known(lake: Lake) -> list[tuple[str, int]]:
-    """The same by the manifest."""
+    """Return topic and seq of every record."""
     snapshot = lake.snapshot()
     return sorted(
         (archived.topic, seq)
@@ -70,11 +83,10 @@ def seqs_of(batches: Iterable[pa.RecordBatch]) -> list[int]:
 
 
 def check_content(lake: Lake, topic: str, epoch: int = EPOCH) -> None:
-    """Every record is the one that was written under its seq, and every file has its checksum."""
+    """Every record is the one that was written under its seq, and every file can be read back."""
     for batch in lake.read(topic, epoch):
         for seq, row in zip(batch.column("seq").to_pylist(), batch.to_pylist(), strict=True):
-            [written] = records(seq, seq).to_pylist()
-            assert row == {"epoch": epoch, **written}
-    archived = lake.snapshot().archived(topic, epoch)
-    for file in () if archived is None else archived.files:
+            [expected] = records(seq, seq).to_pylist()
+            assert row == {"epoch": epoch, **expected}
+    for file in archived_epoch_of(lake, topic, epoch).files:
         lake.verify(file)

@@ -1,4 +1,4 @@
-"""Read a lake with its own readers, with pyarrow and with DuckDB."""
+"""Read a lake with its own readers, and with other programs that read Delta."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from datetime import date
 from pathlib import Path
 
 import duckdb
+import polars as pl
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from tests.lake.making import EPOCH, archive, check_content, records, seqs_of
-from topics.lake import GAP_SCHEMA, SCHEMA, Change, Damaged, Gap, Lake, LakeError, write_files
+from tests.lake.making import EPOCH, archive, archived_epoch_of, check_content, erase, records, seqs_of
+from topics.lake import Gap, Lake, TypedColumns, write_files
+from topics.lake.layout import parse_path, topic_folder, topic_of
+from topics.lake.write import FILE_SCHEMA
 
 DAY_US = 86_400_000_000
 # The most difficult topic names: none of them may turn into another topic or another type.
-ODD = ["a:b", "user-42:*.x"[:8], "007", "1e5", "2024-02-29", "true", "null", "A", "a", "a.b-c_d", "x" * 200]
-
-
-def fill(lake: Lake, topic: str, first: int, last: int, *, step_us: int = 1_000_000, epoch: int = EPOCH) -> None:
-    with lake.stage() as staging:
-        files = write_files(lake.path, staging.token, topic, epoch, [records(first, last, step_us=step_us)])
-        change = Change(op="archive", topic=topic, epoch=epoch, adds=files, covered=(first, last))
-        staging.commit(lake.snapshot(), [change])
+ODD = ["a:b", "user-42:", "007", "1e5", "2024-02-29", "true", "null", "A", "a", "a.b-c_d", "x:" * 100]
+COLUMNS = ["epoch", "seq", "ts", "node", "tag", "meta", "data", "date"]
 
 
 def test_records_are_sorted_and_limited_to_the_range(lake: Lake):
-    with lake.stage() as staging:
-        for at in range(5):
-            archive(lake, staging, "a", 1 + 100 * at, 100 + 100 * at)
+    for at in range(5):
+        archive(lake, "a", 1 + 100 * at, 100 + 100 * at)
     assert seqs_of(lake.read("a", EPOCH)) == list(range(1, 501))
     assert seqs_of(lake.read("a", EPOCH, first=99, last=301)) == list(range(99, 302))
     assert seqs_of(lake.read("a", EPOCH, first=501)) == []
@@ -40,11 +36,10 @@ def test_records_are_sorted_and_limited_to_the_range(lake: Lake):
 
 
 def test_gaps_stand_between_records(lake: Lake):
-    with lake.stage() as staging:
-        archive(lake, staging, "a", 1, 20, lost=5)
-        archive(lake, staging, "a", 21, 40, lost=5)
-        lake.merge(staging, "a", EPOCH, min_files=2)
-        archive(lake, staging, "a", 41, 45, lost=5)
+    archive(lake, "a", 1, 20, lost=5)
+    archive(lake, "a", 21, 40, lost=5)
+    lake.merge("a", EPOCH, min_files=2)
+    archive(lake, "a", 41, 45, lost=5)
 
     def reported(**given: int) -> list[tuple[int, int] | Gap]:
         found: list[tuple[int, int] | Gap] = []
@@ -61,116 +56,112 @@ def test_gaps_stand_between_records(lake: Lake):
 
 
 def test_file_holds_one_date(lake: Lake):
-    fill(lake, "a", 1, 10, step_us=DAY_US // 4)
-    archived = lake.snapshot().archived("a", EPOCH)
-    assert archived is not None
-    assert [(file.date, file.first, file.last) for file in archived.files] == [
+    archive(lake, "a", 1, 10, step_us=DAY_US // 4)
+    assert [(file.date, file.first, file.last) for file in archived_epoch_of(lake).files] == [
         ("2024-02-29", 1, 1), ("2024-03-01", 2, 5), ("2024-03-02", 6, 9), ("2024-03-03", 10, 10),
     ]  # fmt: skip
-    check_content_with(lake, DAY_US // 4)
-    rows = duckdb.sql(f"SELECT seq FROM '{lake.path}/topic=*/*/*.parquet' WHERE date = DATE '2024-03-02' ORDER BY seq")
-    assert [row[0] for row in rows.fetchall()] == [6, 7, 8, 9]
-
-
-def check_content_with(lake: Lake, step_us: int) -> None:
-    for batch in lake.read("a", EPOCH):
-        for row in batch.to_pylist():
-            [written] = records(row["seq"], row["seq"], step_us=step_us).to_pylist()
-            assert row == {"epoch": EPOCH, **written}
+    table = DeltaTable(f"{lake.path}/a")
+    dataset = table.to_pyarrow_dataset()
+    found = duckdb.sql("SELECT seq FROM dataset WHERE date = DATE '2024-03-02' ORDER BY seq").fetchall()
+    assert found == [(6,), (7,), (8,), (9,)]
+    assert len(table.file_uris(file_pruning_predicate=[("date", "=", "2024-03-02")])) == 1, "other files are not opened"
+    assert dataset.count_rows() == 10
 
 
 def test_files_have_ordered_columns_sorted_and_compressed(lake: Lake):
-    fill(lake, "a", 1, 1000)
-    [path] = Path(lake.path).glob("topic=a/date=2024-02-29/*.parquet")
-    assert path.name == "0000000000000007-00000000000000000001-00000000000000001000.parquet"
+    archive(lake, "a", 1, 1000)
+    [path] = Path(lake.path).glob("a/epoch=7/date=2024-02-29/*.parquet")
+    named = parse_path(str(path.relative_to(f"{lake.path}/a")))
+    assert named is not None
+    assert (named.epoch, named.first, named.last) == (EPOCH, 1, None)
     parquet = pq.ParquetFile(path)
-    assert parquet.schema_arrow.equals(SCHEMA)
+    assert parquet.schema_arrow.equals(FILE_SCHEMA)
     group = parquet.metadata.row_group(0)
     assert {group.column(at).compression for at in range(group.num_columns)} == {"ZSTD"}
-    assert group.sorting_columns[0].column_index == SCHEMA.get_field_index("seq")
+    assert group.sorting_columns[0].column_index == FILE_SCHEMA.get_field_index("seq")
 
 
 def test_large_range_is_written_in_bounded_files(lake: Lake):
-    with lake.stage() as staging:
-        batches = [records(1 + 1000 * at, 1000 + 1000 * at) for at in range(20)]
-        files = write_files(lake.path, staging.token, "a", EPOCH, batches, file_bytes=1000)
-        assert [(one.file.first, one.file.last) for one in files] == [(1, 20_000)]  # one row group is held back
-        big = [records(1, 1).set_column(5, "data", pa.array(['"' + "x" * (9 << 20) + '"']))]
-        more = [batch.set_column(0, "seq", pa.array([at], pa.int64())) for at, batch in enumerate(big * 5, 1)]
-        files = write_files(lake.path, staging.token, "a", EPOCH, more, file_bytes=1000)
-        assert [(one.file.first, one.file.last) for one in files] == [(1, 2), (3, 4), (5, 5)]
+    batches = [records(1 + 1000 * at, 1000 + 1000 * at) for at in range(20)]
+    files = write_files(lake.storage, "a", EPOCH, batches, file_bytes=1000)
+    assert [(one.first, one.last) for one in files] == [(1, 20_000)]  # one row group is held back
+    big = [records(1, 1).set_column(5, "data", pa.array(['"' + "x" * (9 << 20) + '"']))]
+    more = [batch.set_column(0, "seq", pa.array([at], pa.int64())) for at, batch in enumerate(big * 5, 1)]
+    files = write_files(lake.storage, "a", EPOCH, more, file_bytes=1000)
+    assert [(one.first, one.last) for one in files] == [(1, 2), (3, 4), (5, 5)]
+
+
+def test_failed_write_leaves_no_file(lake: Lake):
+    def broken():
+        yield records(1, 10, step_us=DAY_US)
+        raise OSError("the server is gone")
+
+    with pytest.raises(OSError, match="server is gone"):
+        write_files(lake.storage, "a", EPOCH, broken())
+    assert lake.table("a").files() == []
 
 
 @pytest.mark.parametrize("topic", ODD)
-def test_every_topic_name_is_read_by_pyarrow_and_duckdb(lake: Lake, topic: str):
-    fill(lake, topic, 1, 3)
-    schema = pa.schema([("topic", pa.string()), ("date", pa.date32())])
-    table = ds.dataset(lake.path, partitioning=ds.partitioning(schema, flavor="hive")).to_table()
-    assert table["topic"].to_pylist() == [topic] * 3
-    assert lake.dataset().to_table()["topic"].to_pylist() == [topic] * 3
-    found = duckdb.sql(
-        f"SELECT topic, date, seq FROM read_parquet('{lake.path}/topic=*/*/*.parquet', "
-        "hive_partitioning = true, hive_types = {'topic': VARCHAR, 'date': DATE}) ORDER BY seq"
-    )
-    assert found.fetchall() == [(topic, date(2024, 2, 29), seq) for seq in (1, 2, 3)]
+def test_every_topic_name_has_its_own_table(lake: Lake, topic: str):
+    archive(lake, topic, 1, 3)
+    assert (topic_of(topic_folder(topic)), lake.topics()) == (topic, [topic])
+    path = f"{lake.path}/{topic_folder(topic)}"
+    assert pl.read_delta(path)["seq"].to_list() == [1, 2, 3]
+    assert seqs_of(Lake(lake.path).read(topic, EPOCH)) == [1, 2, 3]
 
 
-def test_similar_odd_names_stay_two_topics(lake: Lake):
-    for number, topic in enumerate(ODD, 1):
-        fill(lake, topic, 1, number)
-    table = lake.dataset().to_table(["topic"])
-    counts = {
-        row["topic"]: row["topic_count"] for row in table.group_by("topic").aggregate([("topic", "count")]).to_pylist()
-    }
-    assert counts == {topic: number for number, topic in enumerate(ODD, 1)}
-    assert lake.dataset("a:b").count_rows() == 1
+def test_folders_of_odd_names_differ():
+    assert len({topic_folder(topic) for topic in ODD}) == len(ODD)
 
 
-def test_name_too_long_for_a_folder_is_refused(lake: Lake):
-    with pytest.raises(LakeError, match="too long"):
-        fill(lake, "a:" * 60 + "b" * 100, 1, 1)
+def changed_table(lake: Lake) -> str:
+    """A table that went through archive, erase, merge and a change of its columns."""
+    archive(lake, "a", 1, 20, lost=5)
+    archive(lake, "a", 21, 40)
+    assert lake.merge("a", EPOCH, min_files=2) == 2
+    assert erase(lake, "t1") > 0
+    lake.table("a").add_columns(TypedColumns.parse("n INT"))
+    archive(lake, "a", 41, 60, lost=3, typed=lake.table("a").typed())
+    return f"{lake.path}/a"
 
 
-def test_ledger_is_a_readable_table_before_the_first_gap(lake: Lake):
-    assert ds.dataset(f"{lake.path}/_gaps").to_table().schema.equals(GAP_SCHEMA)
-    assert duckdb.sql(f"SELECT count(*) FROM '{lake.path}/_gaps/*.parquet'").fetchall() == [(0,)]
-    with lake.stage() as staging:
-        archive(lake, staging, "a:b", 1, 20, lost=5)
-        archive(lake, staging, "c", 1, 20, lost=20)
-    rows = duckdb.sql(
-        f"SELECT topic, epoch, from_seq, to_seq, reason, epoch_ms(met_at) FROM '{lake.path}/_gaps/*.parquet'"
-    )
-    assert sorted(rows.fetchall()) == [("a:b", EPOCH, 1, 5, "cap", 1000), ("c", EPOCH, 1, 20, "cap", 1000)]
-    table = ds.dataset(f"{lake.path}/_gaps").to_table()
-    assert table.sort_by("topic").to_pylist() == lake.ledger().to_pylist()
+LEFT = [seq for seq in (*range(6, 21), *range(21, 41)) if seq % 3 != 1] + list(range(44, 61))
+TYPED = [None if seq < 41 else seq for seq in LEFT]
 
 
-def test_epochs_are_distinguished_by_a_column(lake: Lake):
-    fill(lake, "a", 1, 5, epoch=100)
-    fill(lake, "a", 1, 3, epoch=200)
-    rows = duckdb.sql(f"SELECT epoch, max(seq) FROM '{lake.path}/topic=*/*/*.parquet' GROUP BY epoch ORDER BY epoch")
-    assert rows.fetchall() == [(100, 5), (200, 3)]
+def test_deltalake_reads_records_and_no_gaps(lake: Lake):
+    table = DeltaTable(changed_table(lake)).to_pandas().sort_values("seq")
+    assert list(table.columns) == [*COLUMNS, "n"]
+    assert table["seq"].to_list() == LEFT
+    assert table["data"].to_list() == [f'{{"n":{seq}}}' for seq in LEFT]
+    assert set(table["date"]) == {date(2024, 2, 29)}
 
 
-def test_changed_bytes_are_noticed(lake: Lake):
-    fill(lake, "a", 1, 100)
-    archived = lake.snapshot().archived("a", EPOCH)
-    assert archived is not None
-    [file] = archived.files
-    lake.verify(file)
-    path = Path(lake.path) / file.path
-    content = bytearray(path.read_bytes())
-    content[100] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(Damaged, match="does not hold"):
-        lake.verify(file)
-    path.unlink()
-    with pytest.raises(Damaged, match="is missing"):
-        list(lake.read("a", EPOCH))
+def test_polars_reads_records_and_no_gaps(lake: Lake):
+    table = pl.read_delta(changed_table(lake)).sort("seq")
+    assert (table["seq"].to_list(), table["n"].to_list()) == (LEFT, TYPED)
+
+
+def test_duckdb_reads_records_and_no_gaps(lake: Lake):
+    dataset = DeltaTable(changed_table(lake)).to_pyarrow_dataset()
+    assert dataset.schema.names == [*COLUMNS, "n"]
+    found = duckdb.sql("SELECT seq, n FROM dataset ORDER BY seq").fetchall()
+    assert found == list(zip(LEFT, TYPED, strict=True))
+
+
+def test_ledger_lists_every_gap(lake: Lake):
+    assert lake.ledger().num_rows == 0
+    archive(lake, "a:b", 1, 20, lost=5)
+    archive(lake, "c", 1, 20, lost=20)
+    rows = [
+        (row["topic"], row["epoch"], row["from_seq"], row["to_seq"], row["reason"]) for row in lake.ledger().to_pylist()
+    ]
+    assert rows == [("a:b", EPOCH, 1, 5, "cap"), ("c", EPOCH, 1, 20, "cap")]
+    assert lake.ledger(["c"]).num_rows == 1
 
 
 def test_lake_can_be_pickled_for_executors(lake: Lake):
-    fill(lake, "a", 1, 100)
+    archive(lake, "a", 1, 100)
     there = pickle.loads(pickle.dumps(lake))
-    assert seqs_of(there.read("a", EPOCH, snapshot=pickle.loads(pickle.dumps(lake.snapshot())))) == list(range(1, 101))
+    assert seqs_of(there.read("a", EPOCH)) == list(range(1, 101))
     check_content(there, "a")

@@ -113,9 +113,9 @@ def here_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     from topics.spark.pipelines.archive.task import Done, archive_part
     from topics.spark.source.read import How
 
-    def archive_spans(spark: Any, parts: Sequence[Any], *, connection: Any, lake: str, staging: str) -> list[Any]:
+    def archive_spans(spark: Any, parts: Sequence[Any], *, connection: Any, lake: str, typed: Any) -> list[Any]:
         how = How(connection=connection, fail_on_data_loss=False)
-        done = [archive_part(part, how=how, lake=lake, staging=staging) for part in parts]
+        done = [archive_part(part, how=how, lake=lake, typed=typed) for part in parts]
         return [one for part in done for one in msgspec.json.decode(part, type=list[Done])]
 
     def spread(spark: Any, tasks: Sequence[Any], do: Callable[[Any], Any], **_: Any) -> list[Any]:

@@ -25,27 +25,24 @@ def archive(
     """Archive the unarchived records of the topic up to a seq; with `trim`, delete them from the topic."""
     lake = Lake(str(path))
     lake.create()
-    base = lake.snapshot()
     state = client.topic(topic)
-    known = base.archived(topic, state.epoch)
+    base = lake.table(topic).state()
+    known = base.epochs.get(state.epoch)
     start = 1 if known is None else known.archived_to + 1
     stop = state.head_seq if upto is None else upto
     found = list(client.read(topic, from_seq=start - 1, include_tags=True))
     lost = [item for item in found if isinstance(item, Tombstone) and item.gap_from <= stop]
     gaps = [Gap(item.gap_from, min(item.gap_to, stop), item.reason, 0) for item in lost]
     records = [item for item in found if isinstance(item, Record) and item.seq <= stop]
-    with lake.stage() as staging:
-        adds = write_files(lake.path, staging.token, topic, state.epoch, [_batch(spoil(records), state.epoch)])
-        change = Change(op="archive", topic=topic, epoch=state.epoch, adds=adds, gaps=gaps, covered=(start, stop))
-        made = staging.commit(base, [change])
-        client.archived(topic, seq=stop, epoch=state.epoch)
-        if trim:
-            made = staging.commit(made, [Change(op="trim", topic=topic, epoch=state.epoch, trimmed_to=stop)])
-            client.archived(topic, seq=stop, epoch=state.epoch, trimmed_seq=stop)
-            client.delete(topic, before_seq=stop + 1)
-    archived_epoch = made.archived(topic, state.epoch)
-    assert archived_epoch is not None
-    return archived_epoch
+    adds = write_files(lake.storage, topic, state.epoch, [_batch(spoil(records), state.epoch)])
+    change = Change(op="archive", topic=topic, epoch=state.epoch, adds=adds, gaps=gaps, covered=(start, stop))
+    made = lake.commit(base, [change])
+    client.archived(topic, seq=stop, epoch=state.epoch)
+    if trim:
+        made = lake.commit(made, [Change(op="trim", topic=topic, epoch=state.epoch, trimmed_to=stop)])
+        client.archived(topic, seq=stop, epoch=state.epoch, trimmed_seq=stop)
+        client.delete(topic, before_seq=stop + 1)
+    return made.epoch(state.epoch)
 
 
 def _batch(records: list[Record], epoch: int) -> pa.RecordBatch:

@@ -1,23 +1,24 @@
-"""A lake: archived topics as Parquet files, readable by every tool that reads Parquet.
+"""A lake: archived topics as Delta tables, readable by every program that reads Delta.
 
     from topics.lake import Lake
 
-Needs pyarrow (extra `spark`), but neither Spark nor a server. `layout` describes the files; `staging` describes how a
-change survives a kill.
+Needs pyarrow and deltalake (extra `spark`), but neither Spark nor a server. `layout` describes the files, `facts` how
+progress and gaps are stored, and `table` how a change is committed.
 """
 
+from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState, joined
+from topics.lake.columns import BadColumns, TypedColumns
 from topics.lake.errors import Conflict, Damaged, LakeError, NoLake
-from topics.lake.lake import Lake
+from topics.lake.lake import Lake, Snapshot
 from topics.lake.layout import GAP_SCHEMA, SCHEMA
-from topics.lake.manifest import ArchivedEpoch, Change, File, Gap, Snapshot, Staged, joined
 from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file
-from topics.lake.staging import Staging
 from topics.lake.write import write_files
 
 __all__ = [
     "GAP_SCHEMA",
     "SCHEMA",
     "ArchivedEpoch",
+    "BadColumns",
     "Change",
     "Conflict",
     "Damaged",
@@ -28,8 +29,8 @@ __all__ = [
     "NoLake",
     "Rewritten",
     "Snapshot",
-    "Staged",
-    "Staging",
+    "TopicState",
+    "TypedColumns",
     "joined",
     "merge_files",
     "plan_merges",

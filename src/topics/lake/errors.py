@@ -8,11 +8,11 @@ class LakeError(RuntimeError):
 
 
 class NoLake(LakeError):
-    """There is no lake at this path."""
+    """There is no lake at this place."""
 
 
 class Conflict(LakeError):
-    """Another writer changed the base of this change: load the newest snapshot and build the change again."""
+    """Another writer changed the base of this change: load the newest state and build the change again."""
 
 
 class Damaged(LakeError):

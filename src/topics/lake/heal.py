@@ -4,8 +4,8 @@ The server has precedence. If it has a record, that record counts; if a record w
 counts. The lake fills only two kinds of ranges: those that the server reports as lost, and those that the server skips
 silently because `--trim` removed them. Each seq is read once, in order. A range that neither has is a gap.
 
-The manifest is read again for every such range, always after the server's answer. An archiver records a trim in the
-manifest before it trims, so a reader that sees the effect of a trim also finds it in the manifest. The archiver reports
+The table is read again for every such range, always after the server's answer. An archiver records a trim in the table
+before it trims, so a reader that sees the effect of a trim also finds it in the table. The archiver reports
 the trim to the server as well. If the server knows of a longer trim than this lake, the lake is an older copy, another
 lake, or has lost its last versions. Then its records are still read, and the rest is a gap, because trimmed and deleted
 records can no longer be distinguished.
@@ -113,7 +113,7 @@ def newest_epoch(lake: Lake, topic: str) -> ArchivedEpoch | None:
 
 def last_seq(archived: ArchivedEpoch) -> int:
     """Return the last seq that the archive covers."""
-    return max([archived.archived_to, *(high for _, high in archived.covered)])
+    return archived.archived_to
 
 
 def first_record(archived: ArchivedEpoch | None) -> int | None:

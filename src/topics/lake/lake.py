@@ -1,41 +1,74 @@
-"""A lake: topics as Parquet files, with a manifest of its files, its gaps, and how far each topic is archived."""
+"""A lake: topics as Delta tables, with the files and gaps of each topic, and how far it is archived."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from datetime import date
-from typing import Any, TypeVar
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-import xxhash
 
-from topics.lake import disk, ledger
-from topics.lake.commits import Commits
-from topics.lake.errors import Conflict, Damaged
-from topics.lake.layout import COMMITS, SCHEMA, STAGING, local_path
-from topics.lake.manifest import ArchivedEpoch, Change, File, Gap, Snapshot
-from topics.lake.rewrite import Rewritten, merge_files, plan_merges, rewrite_file
-from topics.lake.staging import Staging
+from topics.lake.archived import ArchivedEpoch, Change, File, Gap, TopicState
+from topics.lake.errors import Conflict, Damaged, NoLake
+from topics.lake.layout import GAP_SCHEMA, LOG, MARKER, PARTITIONS, SCHEMA, topic_of
+from topics.lake.rewrite import Rewritten, merge_files, open_file, plan_merges, rewrite_file, row_groups, rows_of
+from topics.lake.storage import Storage, with_remedies
+
+if TYPE_CHECKING:
+    from topics.lake.table import TopicTable
+    from topics.lake.vacuum import Vacuumed
 
 LAST = (1 << 63) - 1
-READ_AHEAD_BYTES = 1 << 20
 
 KeepOf = Callable[[str, int, pa.RecordBatch], pa.BooleanArray]
 Progress = Callable[[int, int], None]
-Found = TypeVar("Found")
+
+
+class Snapshot:
+    """The state of every topic, each as of its first use. Tables are versioned one by one."""
+
+    def __init__(self, lake: Lake | None = None) -> None:
+        self._lake = lake
+        self._states: dict[str, TopicState] = {}
+        self._topics: list[str] | None = None
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics in the lake, sorted."""
+        if self._topics is None:
+            self._topics = [] if self._lake is None else self._lake.topics()
+        return self._topics
+
+    def state(self, topic: str) -> TopicState:
+        if topic not in self._states:
+            empty = TopicState(topic=topic)
+            self._states[topic] = empty if self._lake is None else self._lake.table(topic).state()
+        return self._states[topic]
+
+    def epochs(self, topic: str) -> list[ArchivedEpoch]:
+        """Return the archived epochs of a topic, oldest first."""
+        return [epoch for _, epoch in sorted(self.state(topic).epochs.items())]
+
+    def archived(self, topic: str, epoch: int) -> ArchivedEpoch | None:
+        return self.state(topic).epochs.get(epoch)
+
+    def is_newest(self) -> bool:
+        """Return whether no topic that was used has changed since."""
+        return self._lake is None or all(
+            self._lake.table(topic).state().version == state.version for topic, state in self._states.items()
+        )
 
 
 class Lake:
-    """The lake in a directory. The constructor does no I/O beyond a check of the path; tasks may receive a `Lake`."""
+    """The lake at a path or URL. The constructor does no I/O beyond a check of the path; tasks may receive a `Lake`."""
 
     def __init__(self, location: str) -> None:
-        self.path = local_path(location)
-        self._commits = Commits(self.path)
+        self.storage = Storage(location)
+        self.path = self.storage.location
+        self._tables: dict[str, TopicTable] = {}
+        self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Lake, (self.path,)
@@ -43,100 +76,81 @@ class Lake:
     # --- what there is
 
     def exists(self) -> bool:
-        return self._commits.exists()
+        with with_remedies(self.path):
+            return self.storage.read(MARKER) is not None
 
     def create(self) -> None:
-        """Create the lake unless it exists."""
-        with disk.with_remedies(self.path):
-            os.makedirs(os.path.join(self.path, STAGING), exist_ok=True)
-            ledger.create(self.path)
-            os.makedirs(os.path.join(self.path, COMMITS), exist_ok=True)
+        """Create the lake unless it exists. Raise `NoLake` if the place holds something else."""
+        with with_remedies(self.path):
+            if self.exists():
+                return
+            others = [name for name in self.storage.names() if not name.startswith(MARKER)]
+            if others and not self.exists():  # another process may have created it meanwhile
+                raise NoLake(
+                    f"{self.path} is not empty and is not a lake: it contains {others[0]}; give an empty or a new place"
+                )
+            self.storage.write(MARKER, msgspec.json.encode({"format": "delta", "version": 1}))
+
+    def check_exists(self) -> None:
+        """Raise `NoLake` if there is no lake."""
+        if not self.exists():
+            raise NoLake(f"{self.path} is not a lake: topics pipeline archive creates one")
+
+    def topics(self) -> list[str]:
+        """Return the names of all topics in the lake, sorted."""
+        folders = [name for name in self.storage.names() if not name.startswith(("_", "."))]
+        return sorted(
+            topic_of(name) for name in folders if not self.storage.is_local or self.storage.has_folder(f"{name}/{LOG}")
+        )
+
+    def table(self, topic: str) -> TopicTable:
+        """Return the table of a topic, which need not exist."""
+        from topics.lake.table import TopicTable  # deltalake takes long to import, and tasks of Spark may not need it
+
+        with self._lock:
+            if topic not in self._tables:
+                self._tables[topic] = TopicTable(self.storage, topic)
+            return self._tables[topic]
 
     def snapshot(self) -> Snapshot:
-        """Return the newest version. Raise `NoLake` if there is no lake."""
-        return self._commits.newest()
+        """Return the newest state. Raise `NoLake` if there is no lake."""
+        self.check_exists()
+        return Snapshot(self)
 
-    def ledger(self) -> pa.Table:
+    def ledger(self, topics: Iterable[str] | None = None) -> pa.Table:
         """Return every gap: topic, epoch, from_seq, to_seq, reason, met_at."""
-        return ledger.table_of(ledger.rows_of(self.snapshot()))
-
-    def dataset(self, topic: str | None = None) -> ds.Dataset:
-        """Return the records of a topic, or of all, by the manifest, with the columns `topic` and `date`.
-
-        Unlike a dataset made from a directory listing, it keeps a topic called 007 a string.
-        """
-        while True:
-            snapshot = self.snapshot()
-            try:
-                return self._dataset(snapshot, snapshot.topics() if topic is None else [topic])
-            except Damaged:
-                if not self._moved_since(snapshot):
-                    raise
-
-    def _dataset(self, snapshot: Snapshot, topics: Iterable[str]) -> ds.Dataset:
-        found = [(file, name) for name in topics for archived in snapshot.epochs(name) for file in archived.files]
-        return ds.FileSystemDataset.from_paths(
-            [self.locate(file) for file, _ in found],
-            schema=pa.schema([*SCHEMA, ("topic", pa.string()), ("date", pa.date32())]),
-            format=ds.ParquetFileFormat(),
-            filesystem=pa.fs.LocalFileSystem(),
-            partitions=[
-                (ds.field("topic") == name) & (ds.field("date") == date.fromisoformat(file.date))
-                for file, name in found
-            ],
-        )
+        snapshot = self.snapshot()
+        rows = [
+            (topic, archived.epoch, gap.first, gap.last, gap.reason, gap.met_at * 1000)
+            for topic in (snapshot.topics() if topics is None else topics)
+            for archived in snapshot.epochs(topic)
+            for gap in archived.gaps
+        ]
+        columns = zip(*rows, strict=True) if rows else [[]] * len(GAP_SCHEMA)
+        arrays = [pa.array(list(column), field.type) for column, field in zip(columns, GAP_SCHEMA, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=GAP_SCHEMA)
 
     # --- files
 
-    def locate(self, file: File) -> str:
-        """Return the present path of a file. Raise `Damaged` if it is missing."""
-        for path in (file.staged, file.path):
-            if path and os.path.exists(os.path.join(self.path, path)):
-                return os.path.join(self.path, path)
-        target = os.path.join(self.path, file.path)
-        if os.path.exists(target):  # renamed between the two looks
-            return target
-        raise Damaged(f"{target} is missing: bring it back from a copy of the lake")
-
     def open(self, file: File) -> pq.ParquetFile:
         """Open a file. Raise `Damaged` if it is missing or cannot be read."""
-        try:
-            return self._at(file, lambda path: pq.ParquetFile(path, buffer_size=READ_AHEAD_BYTES, pre_buffer=False))
-        except pa.ArrowException as error:
-            raise _unreadable(self.path, file, error) from error
+        return open_file(self.storage, file)
 
     def verify(self, file: File) -> None:
-        """Read a file back. Raise `Damaged` if its checksum is wrong."""
-        if self._at(file, _sum_of) != file.sum:
-            path = os.path.join(self.path, file.path)
-            raise Damaged(f"{path} does not hold what was written to it: bring it back from a copy of the lake")
+        """Read a file back. Raise `Damaged` if a page has a wrong checksum, or the rows are not those of the commit."""
+        last = 0
+        for batch in rows_of(self.storage, file):
+            seqs = batch.column("seq").to_numpy()
+            if seqs[0] <= last or np.any(np.diff(seqs) <= 0) or (not last and seqs[0] != file.first):
+                raise Damaged(f"{self.storage.uri(file.path)}: its rows do not match its commit")
+            last = int(seqs[-1])
+        if last != file.last:
+            raise Damaged(f"{self.storage.uri(file.path)}: its rows do not match its commit")
 
-    def _at(self, file: File, do: Callable[[str], Found]) -> Found:
-        """Call `do` with the path of a file. Retry, because the file is renamed once, and then may be replaced."""
-        for _ in range(2):
-            with suppress(FileNotFoundError):
-                return do(self.locate(file))
-        return do(self.locate(file))
-
-    def strays(self) -> list[str]:
-        """Return the record files, relative to the lake, that no version has. Directory listings would read them.
-
-        Files that a version has replaced, and that are about to be removed, do not count.
-        """
-        there = [
-            os.path.relpath(os.path.join(folder, name), self.path)
-            for folder, _, names in os.walk(self.path)
-            if os.path.basename(folder).startswith("date=")
-            for name in names
-        ]
-        snapshot = self.snapshot()  # after the listing: what came into place before it is known by now
-        ours = {
-            file.path for topic in snapshot.topics() for archived in snapshot.epochs(topic) for file in archived.files
-        }
-        ours |= {
-            file.path for commit in self._commits.unfolded() for change in commit.changes for file in change.removes
-        }
-        return sorted(path for path in there if path not in ours and os.path.exists(os.path.join(self.path, path)))
+    def has(self, topic: str, epoch: int, files: Iterable[File]) -> bool:
+        """Return whether the newest version still has all of these files: only such a file must exist."""
+        there = {file.path for file in self.table(topic).state().epoch(epoch).files}
+        return all(file.path in there for file in files)
 
     # --- records
 
@@ -152,23 +166,40 @@ class Lake:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of an epoch from `first` to `last`, sorted by seq.
 
-        If files are replaced meanwhile, the read continues in the new files, after the last yielded record.
+        If files are replaced and removed meanwhile, the read continues in the new files, after the last yielded record.
         """
         end = LAST if last is None else last
+        names = SCHEMA.names if columns is None else list(columns)
         archived = (snapshot or self.snapshot()).archived(topic, epoch)
         while archived is not None:
             try:
-                for file in archived.files_in(first, end):
-                    yield from _within(self.open(file), first, end, columns)
-                    first = file.last + 1
+                for group in _overlapping(archived.files_in(first, end)):
+                    yield from self._within(epoch, group, first, end, names)
+                    first = max(file.last for file in group) + 1
                 return
             except Damaged:
-                newer = self.snapshot().archived(topic, epoch)
+                newer = self.table(topic).state().epochs.get(epoch)
                 if newer is None or newer.files_in(first, end) == archived.files_in(first, end):
                     raise
                 archived = newer
-            except (pa.ArrowException, OSError) as error:  # beyond its first bytes, which were right
-                raise _unreadable(self.path, file, error) from error
+
+    def _within(
+        self, epoch: int, group: Sequence[File], first: int, last: int, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of overlapping files within the range, sorted by seq.
+
+        Files that topics has written do not overlap; files that another program has merged may.
+        """
+        stored = [name for name in names if name not in PARTITIONS]
+        needed = stored if "seq" in stored else [*stored, "seq"]
+        batches = (batch for file in group for batch in row_groups(self.storage, file, needed, first=first, last=last))
+        if len(group) > 1 and (every := list(batches)):
+            batches = iter(pa.Table.from_batches(every).sort_by("seq").combine_chunks().to_batches())
+        for batch in batches:
+            seqs = batch.column("seq").to_numpy()
+            low, high = int(np.searchsorted(seqs, first)), int(np.searchsorted(seqs, last, "right"))
+            if low < high:
+                yield _with_epoch(batch.slice(low, high - low), epoch, names)
 
     def history(
         self, topic: str, epoch: int, *, first: int = 1, last: int | None = None, snapshot: Snapshot | None = None
@@ -192,130 +223,132 @@ class Lake:
 
     # --- changes
 
-    def stage(self) -> Staging:
-        """Return a staging folder for changes. Raise `NoLake` if there is no lake."""
-        self.snapshot()
-        return Staging(self.path, self._commits)
+    def commit(
+        self, base: TopicState, changes: Sequence[Change], *, note: Mapping[str, Any] | None = None
+    ) -> TopicState:
+        """Commit changes of one topic as one version. Raise `Conflict` if the base was changed."""
+        return self.table(base.topic).commit(base, changes, note=note)
 
-    def merge(self, staging: Staging, topic: str, epoch: int, *, min_files: int) -> int:
+    def discard(self, files: Iterable[File]) -> None:
+        """Remove files that will not be committed."""
+        for file in files:
+            self.storage.remove(file.path)
+
+    def merge(self, topic: str, epoch: int, *, min_files: int) -> int:
         """Merge the small files of an epoch, with one commit per merged file. Return the number of files merged."""
         done = 0
-        base = self.snapshot()
-        archived = base.archived(topic, epoch)
-        for group in [] if archived is None else plan_merges(archived, min_files=min_files):
+        base = self.table(topic).state()
+        for group in plan_merges(base.epoch(epoch), min_files=min_files):
             try:
-                merged = merge_files(self.path, staging.token, topic, epoch, group)
+                merged = merge_files(self.storage, topic, epoch, group, typed=self.table(topic).typed())
             except Damaged:
                 if self.has(topic, epoch, group):
                     raise
                 continue  # replaced meanwhile
             try:
-                staging.commit(base, [Change(op="merge", topic=topic, epoch=epoch, adds=[merged], removes=group)])
+                self.commit(base, [Change(op="merge", topic=topic, epoch=epoch, adds=[merged], removes=group)])
             except Conflict:
-                staging.discard([merged.file])
+                self.discard([merged])
                 continue  # another process has merged or rewritten them: the next round tries again
             done += len(group)
         return done
 
-    def has(self, topic: str, epoch: int, files: Iterable[File]) -> bool:
-        """Return whether the newest version still has all of these files: only such a file must exist."""
-        archived = self.snapshot().archived(topic, epoch)
-        there = set() if archived is None else {file.path for file in archived.files}
-        return all(file.path in there for file in files)
-
-    def _moved_since(self, base: Snapshot) -> bool:
-        """Return whether there is a newer version than `base`, which may have replaced a missing file."""
-        return self.snapshot().version > base.version
-
     def erase(
         self,
-        topics: Iterable[str] | None,
+        topics: Iterable[str],
         keep: KeepOf,
         *,
         columns: Sequence[str] = ("tag",),
-        note: dict[str, Any] | None = None,
+        note: Mapping[str, Any] | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> list[Rewritten]:
-        """Rewrite, in one commit, every file with a record for which `keep(topic, epoch, columns)` is not true.
+        """Rewrite every file with a record for which `keep(topic, epoch, columns)` is not true: one commit per topic.
 
-        Every named topic is marked as erased even if no record was found: an archive run that read its records before
-        they were erased from the topic, and has not committed them yet, must read again.
+        Every topic is marked as erased even if no record was found: an archive run that read its records before they
+        were erased from the topic, and has not committed them yet, must read again. After the commit, the replaced
+        files are removed, and so are the versions that had them.
         """
-        named = None if topics is None else sorted(set(topics))
-        with self.stage() as staging:
-            while True:
-                base = self.snapshot()
-                names = base.topics() if named is None else named
-                epochs = [archived for name in names for archived in base.epochs(name)]
-                try:
-                    done = _rewrite_all(self.path, staging.token, epochs, keep, columns, progress)
-                    if not dry_run:
-                        staging.commit(base, _erasures(names, done), note=note)
-                    return done
-                except Conflict:
-                    staging.discard([one.new.file for one in done if one.new is not None])
-                except Damaged:
-                    if not self._moved_since(base):
-                        raise
-
-
-def _unreadable(lake: str, file: File, error: Exception) -> Damaged:
-    path = os.path.join(lake, file.path)
-    return Damaged(f"{path} cannot be read: bring it back from a copy of the lake ({error})")
-
-
-def _sum_of(path: str) -> str:
-    found = xxhash.xxh3_64()
-    with open(path, "rb", buffering=0) as opened:
-        while data := opened.read(1 << 20):
-            found.update(data)
-    return found.hexdigest()
-
-
-def _rewrite_all(
-    lake: str,
-    token: str,
-    epochs: Sequence[ArchivedEpoch],
-    keep: KeepOf,
-    columns: Sequence[str],
-    progress: Progress | None,
-) -> list[Rewritten]:
-    done: list[Rewritten] = []
-    total, at = sum(len(archived.files) for archived in epochs), 0
-    for archived in epochs:
-
-        def kept(batch: pa.RecordBatch, archived: ArchivedEpoch = archived) -> pa.BooleanArray:
-            return keep(archived.topic, archived.epoch, batch)
-
-        for file in archived.files:
-            one = rewrite_file(lake, token, archived.topic, archived.epoch, file, kept, columns=columns)
-            if one.removed:
-                done.append(one)
-            at += 1
+        names = sorted(set(topics) & set(self.topics()))
+        done: list[Rewritten] = []
+        for at, topic in enumerate(names, start=1):
+            done += self._erase_topic(topic, keep, columns, note, dry_run=dry_run)
             if progress is not None:
-                progress(at, total)
-    return done
+                progress(at, len(names))
+        return done
+
+    def _erase_topic(
+        self, topic: str, keep: KeepOf, columns: Sequence[str], note: Mapping[str, Any] | None, *, dry_run: bool
+    ) -> list[Rewritten]:
+        from topics.lake.vacuum import purge
+
+        table = self.table(topic)
+        while True:
+            base = table.state()
+            done: list[Rewritten] = []
+            try:
+                for epoch, archived in base.epochs.items():
+                    for file in archived.files:
+
+                        def kept(batch: pa.RecordBatch, epoch: int = epoch) -> pa.BooleanArray:
+                            return keep(topic, epoch, batch)
+
+                        one = rewrite_file(
+                            self.storage,
+                            topic,
+                            epoch,
+                            file,
+                            kept,
+                            columns=columns,
+                            typed=table.typed(),
+                            dry_run=dry_run,
+                        )
+                        if one.removed:
+                            done.append(one)
+                if not dry_run:
+                    state = self.commit(base, _erasures(topic, done), note=note)
+                    if state.removed > state.purged:
+                        purge(table, state, [one.old for one in done])
+                return done
+            except Conflict:
+                self.discard([one.new for one in done if one.new is not None])
+            except Damaged:
+                self.discard([one.new for one in done if one.new is not None])
+                if table.state().version == base.version:
+                    raise
+
+    def vacuum(self, topic: str, *, retention_hours: int | None = None, dry_run: bool = False) -> Vacuumed:
+        """Remove the files of a topic that no version needs any more; see `topics.lake.vacuum`."""
+        from topics.lake.vacuum import vacuum
+
+        return vacuum(self.table(topic), retention_hours=retention_hours, dry_run=dry_run)
+
+    def strays(self, topics: Iterable[str]) -> list[str]:
+        """Return the files, relative to the lake, in the folders of these topics that no version of a table has."""
+        return [path for topic in topics for path in self.table(topic).strays()]
 
 
-def _erasures(topics: Iterable[str], done: Sequence[Rewritten]) -> list[Change]:
-    changes = [Change(op="erase", topic=topic, epoch=0) for topic in topics]  # epoch 0: only marks the topic
+def _erasures(topic: str, done: Sequence[Rewritten]) -> list[Change]:
+    changes = [Change(op="erase", topic=topic, epoch=0)]
     for one in done:
         adds = [] if one.new is None else [one.new]
-        changes.append(Change(op="erase", topic=one.topic, epoch=one.epoch, adds=adds, removes=[one.old]))
+        changes.append(Change(op="erase", topic=topic, epoch=one.epoch, adds=adds, removes=[one.old]))
     return changes
 
 
-def _within(parquet: pq.ParquetFile, first: int, last: int, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a file within the range, row group by row group."""
-    names = SCHEMA.names if columns is None else list(columns)
-    needed = names if "seq" in names else [*names, "seq"]
-    for number in range(parquet.num_row_groups):
-        statistics = parquet.metadata.row_group(number).column(SCHEMA.get_field_index("seq")).statistics
-        if statistics is not None and (statistics.max < first or statistics.min > last):
-            continue
-        for batch in parquet.read_row_group(number, columns=needed).combine_chunks().to_batches():
-            seqs = batch.column("seq").to_numpy()
-            low, high = int(np.searchsorted(seqs, first)), int(np.searchsorted(seqs, last, "right"))
-            if low < high:
-                yield batch.slice(low, high - low).select(names)
+def _overlapping(files: Iterable[File]) -> Iterator[list[File]]:
+    """Yield groups of files that share seqs; a file that shares none is a group of its own."""
+    group: list[File] = []
+    for file in files:
+        if group and file.first > max(one.last for one in group):
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _with_epoch(batch: pa.RecordBatch, epoch: int, names: Sequence[str]) -> pa.RecordBatch:
+    if "epoch" in names:
+        batch = batch.append_column("epoch", pa.repeat(pa.scalar(epoch, pa.int64()), len(batch)))
+    return batch.select(list(names))

@@ -1,27 +1,23 @@
-"""The paths and names of the files of a lake.
+"""The paths of the files of a lake, and the columns of its tables.
 
-    LAKE/topic=<percent-encoded>/date=YYYY-MM-DD/<epoch>-<first>-<last>.parquet   records, by topic and UTC date
-    LAKE/_gaps/<version>.parquet                                                  the gap ledger
-    LAKE/_lake/commits/<version>.json                                             the manifest, one file per commit
-    LAKE/_lake/checkpoint-<version>.json                                          the manifest, folded
-    LAKE/_lake/staging/<run>/                                                     files that are not published yet
+    LAKE/_lake.json                                           marks the place as a lake
+    LAKE/<topic>/_delta_log/                                  one Delta table for each topic
+    LAKE/<topic>/epoch=E/date=YYYY-MM-DD/<first>-a<token>.parquet          records that an archive run copied
+    LAKE/<topic>/epoch=E/date=YYYY-MM-DD/<first>-<last>-m<token>.parquet   records of older files
+    LAKE/_erase/                                              notes of unfinished erasures
 
-Readers that list directories (Spark, pyarrow, DuckDB with `topic=*/*/*.parquet`) see only the first line, because they
-skip names that begin with an underscore. Numbers in names are padded, so that names sort by number. A file made from
-others (merged, or rewritten without some records) has a part of its checksum in its name. So a name never stands for
-two contents, and renames and removals can be repeated in any order after a crash.
+The folder of a topic is its name, with `~` for `:`, which many programs do not accept in paths. Names of topics never
+begin with an underscore. Numbers in file names are padded, so that names sort by number. A name is used once. In a
+local lake, a name ends with the checksum of the file (XXH3-64); object stores have checksums of their own.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from datetime import UTC, datetime
-from urllib.parse import quote
 
 import pyarrow as pa
-
-from topics.lake.errors import LakeError, NoLake
+from msgspec import Struct
 
 UTC_TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -48,59 +44,46 @@ GAP_SCHEMA = pa.schema(
     ]
 )
 
-HIDDEN = "_lake"
-COMMITS = f"{HIDDEN}/commits"
-STAGING = f"{HIDDEN}/staging"
-GAPS = "_gaps"
-CHECKPOINT = "checkpoint-"
+MARKER = "_lake.json"
+LOG = "_delta_log"
+PARTITIONS = ("epoch", "date")  # columns that are in the paths and not in the files
 
-MAX_NAME_BYTES = 255  # the limit of file systems for one name
 DAY_US = 86_400_000_000
 
-_COMMIT = re.compile(r"([0-9]{20})\.json")
+_NAME = re.compile(r"epoch=([0-9]+)/date=[0-9-]+/([0-9]{20})-(?:([0-9]{20})-m|a)[0-9a-f]+(?:-([0-9a-f]{16}))?\.parquet")
 
 
-def local_path(location: str) -> str:
-    """Return a path or `file:` URL as an absolute path. Raise `NoLake` if it cannot be a directory."""
-    if not location:
-        raise NoLake("the path of the lake is empty: give the directory of a lake")
-    scheme, colon, rest = location.partition(":")
-    if colon and "/" not in scheme:
-        if scheme != "file" or not rest.startswith("/"):
-            raise NoLake(f"{location}: a lake is a directory that driver and executors see under the same path")
-        location = "/" + rest.lstrip("/")
-    path = os.path.abspath(location)
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise NoLake(f"{path} is a file, and a lake is a directory")
-    return path
+class NamedFile(Struct, frozen=True):
+    """The content of a file according to its name."""
+
+    epoch: int
+    first: int
+    last: int | None  # None: the file was written by an archive run from a topic, and not from other files
+    sum: str | None = None
 
 
 def topic_folder(topic: str) -> str:
-    """Return the folder of a topic. Raise `LakeError` if its encoded name is too long for a folder."""
-    name = f"topic={quote(topic, safe='')}"
-    if len(name) > MAX_NAME_BYTES:
-        raise LakeError(
-            f"the name of topic {topic[:64]}… is too long for a folder: {len(name)} of {MAX_NAME_BYTES} bytes"
-        )
-    return name
+    """Return the folder of a topic in a lake."""
+    return topic.replace(":", "~")
 
 
-def file_path(topic: str, date: str, epoch: int, first: int, last: int, mark: str = "") -> str:
-    """Return the path, relative to the lake, of the file with the records `first` to `last` of a date."""
-    return f"{topic_folder(topic)}/date={date}/{epoch:016d}-{first:020d}-{last:020d}{mark and '.' + mark}.parquet"
+def topic_of(folder: str) -> str:
+    """Return the topic of a folder."""
+    return folder.replace("~", ":")
 
 
-def commit_name(version: int) -> str:
-    return f"{version:020d}.json"
+def file_path(topic: str, date: str, epoch: int, first: int, token: str, *, last: int | None = None) -> str:
+    """Return the path, relative to the lake, of a new file of one date. `last` is given if older files are replaced."""
+    name = f"{first:020d}-a{token}" if last is None else f"{first:020d}-{last:020d}-m{token}"
+    return f"{topic_folder(topic)}/epoch={epoch}/date={date}/{name}.parquet"
 
 
-def commit_version(name: str) -> int | None:
-    """Return the version in the name of a commit file, or None for another name."""
-    return int(found[1]) if (found := _COMMIT.fullmatch(name)) else None
-
-
-def checkpoint_version(name: str) -> int | None:
-    return commit_version(name.removeprefix(CHECKPOINT)) if name.startswith(CHECKPOINT) else None
+def parse_path(path: str) -> NamedFile | None:
+    """Return the content of a file by its path below the table, or None if it has another kind of name."""
+    found = _NAME.fullmatch(path)
+    if found is None:
+        return None
+    return NamedFile(int(found[1]), int(found[2]), int(found[3]) if found[3] else None, found[4])
 
 
 def date_of(day: int) -> str:

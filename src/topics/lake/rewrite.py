@@ -1,27 +1,25 @@
 """Build new files from old ones: merged, or without some records. One row group at a time, so memory is bounded.
 
-A new file has a new checksum, which must not cover damage in an old file. So each old file is verified first, its rows
-are counted while they are read, and the new file must have the expected number of rows.
+Arrow checks the pages of an old file while it reads them. Its rows are counted, and the new file must have the expected
+number of rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from msgspec import Struct
 
-from topics.lake import disk
+from topics.lake.archived import ArchivedEpoch, File
+from topics.lake.columns import TypedColumns
 from topics.lake.errors import Damaged
-from topics.lake.manifest import ArchivedEpoch, File, Staged
-from topics.lake.write import FILE_BYTES, FilesWriter
-
-if TYPE_CHECKING:
-    from topics.lake.lake import Lake
+from topics.lake.layout import parse_path
+from topics.lake.storage import Storage
+from topics.lake.write import NO_COLUMNS, FilesWriter
 
 MERGE_MIN = 8  # files
 MERGE_BYTES = 64 << 20  # largest merged file; a file of half this size is not merged any more
@@ -35,88 +33,140 @@ class Rewritten(Struct, kw_only=True):
     topic: str
     epoch: int
     old: File
-    new: Staged | None = None
+    new: File | None = None
     removed: int = 0
 
 
-def rewrite_file(
-    lake: str, token: str, topic: str, epoch: int, file: File, keep: Keep, *, columns: Sequence[str] | None = None
-) -> Rewritten:
-    """Write the file without the records for which `keep` is not true. `keep` gets `columns`, or all columns.
+def open_file(storage: Storage, file: File) -> pq.ParquetFile:
+    """Open a file. Raise `Damaged` if it is missing, has another size, or is not Parquet."""
+    try:
+        opened = storage.open(file.path)
+        size = int(opened.size())
+    except FileNotFoundError:
+        raise Damaged(f"{storage.uri(file.path)} is missing: bring it back from a copy of the lake") from None
+    if size != file.bytes:
+        raise Damaged(
+            f"{storage.uri(file.path)} has {size} bytes, but {file.bytes} were written: bring it back from a copy of "
+            "the lake"
+        )
+    with readable(storage, file):
+        return pq.ParquetFile(
+            opened, page_checksum_verification=True, pre_buffer=not storage.is_local, buffer_size=1 << 20
+        )
 
-    The file is read twice: the first pass only checks whether any record is removed.
+
+def rows_of(storage: Storage, file: File, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file, sorted by seq. Raise `Damaged`, at the latest after the last one.
+
+    If all columns are read, the checksum of the file is compared first.
     """
-    from topics.lake.lake import Lake
-
-    opened = Lake(lake)
-    with _readable(file):
-        parquet = opened.open(file)
-        if parquet.metadata.num_rows != file.rows:
-            raise Damaged(f"{file.path} has {parquet.metadata.num_rows} records, but {file.rows} were written")
-        removed = sum(_lost(batch, keep) for batch in groups(parquet, columns))
-    if not removed:
-        return Rewritten(topic=topic, epoch=epoch, old=file)
-
-    def kept() -> Iterator[pa.RecordBatch]:
-        for batch in verified(opened, file):
-            seen = batch if columns is None else batch.select(list(columns))
-            yield batch.filter(keep(seen), null_selection_behavior="drop")
-
-    new = _written(lake, token, topic, epoch, kept())
-    left = 0 if new is None else new.file.rows
-    if left + removed != file.rows:
-        raise Damaged(f"{file.path}: {left} of {file.rows} records are left after {removed} were to be removed")
-    return Rewritten(topic=topic, epoch=epoch, old=file, new=new, removed=removed)
+    rows = 0
+    if columns is None:
+        check_sum(storage, file)
+    for batch in row_groups(storage, file, columns):
+        rows += batch.num_rows
+        yield batch
+    if rows != file.rows:
+        raise Damaged(f"{storage.uri(file.path)} has {rows} records, but {file.rows} were written")
 
 
-def merge_files(lake: str, token: str, topic: str, epoch: int, files: Iterable[File]) -> Staged:
-    """Merge neighbouring files of one date into one file."""
-    from topics.lake.lake import Lake
-
-    opened, parts = Lake(lake), list(files)
-    merged = _written(lake, token, topic, epoch, (batch for file in parts for batch in verified(opened, file)))
-    assert merged is not None, "files are not empty"
-    found = (merged.file.first, merged.file.last, merged.file.rows)
-    if found != (parts[0].first, parts[-1].last, sum(file.rows for file in parts)):
-        raise Damaged(f"{parts[0].path} to {parts[-1].path}: the merged file does not have all of their records")
-    return merged
+def check_sum(storage: Storage, file: File) -> None:
+    """Raise `Damaged` if the file is missing, or does not have the checksum in its name."""
+    open_file(storage, file)
+    named = parse_path(file.path.partition("/")[2])
+    if named is not None and named.sum is not None and storage.sum(file.path) != named.sum:
+        raise Damaged(
+            f"{storage.uri(file.path)} does not hold what was written to it: bring it back from a copy of the lake"
+        )
 
 
-def verified(lake: Lake, file: File) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a file after a check of its checksum. Raise `Damaged`, at the latest after the last one."""
-    rows, first, last = 0, 0, 0
-    with _readable(file):
-        lake.verify(file)
-        for batch in groups(lake.open(file)):
-            if batch.num_rows:
-                rows, first = rows + batch.num_rows, first or batch.column("seq")[0].as_py()
-                last = batch.column("seq")[-1].as_py()
-                yield batch
-    if (rows, first, last) != (file.rows, file.first, file.last):
-        raise Damaged(f"{file.path}: its rows do not match the manifest")
+def row_groups(
+    storage: Storage, file: File, columns: Sequence[str] | None = None, *, first: int = 0, last: int = 1 << 63
+) -> Iterator[pa.RecordBatch]:
+    """Yield the row groups of a file that may hold records of the range, sorted by seq.
+
+    Files that topics has written are sorted. A file that another program has merged is sorted here, in memory.
+    """
+    parquet = open_file(storage, file)
+    with readable(storage, file):
+        if parse_path(file.path.partition("/")[2]) is None:
+            order = pc.sort_indices(parquet.read(columns=["seq"]).column("seq"))
+            names = None if columns is None else list(columns)
+            yield from parquet.read(columns=names).take(order).combine_chunks().to_batches()
+            return
+        at = parquet.schema_arrow.get_field_index("seq")
+        for number in range(parquet.num_row_groups):
+            bounds = parquet.metadata.row_group(number).column(at).statistics
+            if bounds is None or (bounds.max >= first and bounds.min <= last):
+                group = parquet.read_row_group(number, columns=None if columns is None else list(columns))
+                yield from group.combine_chunks().to_batches()
 
 
 @contextmanager
-def _readable(file: File) -> Iterator[None]:
+def readable(storage: Storage, file: File) -> Iterator[None]:
+    """Turn errors of invalid bytes into `Damaged`."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk; Arrow's own errors for invalid bytes have no errno
-        raise Damaged(f"{file.path} cannot be read: {error}") from error
+        raise Damaged(
+            f"{storage.uri(file.path)} cannot be read: bring it back from a copy of the lake ({error})"
+        ) from error
 
 
-def _written(lake: str, token: str, topic: str, epoch: int, batches: Iterable[pa.RecordBatch]) -> Staged | None:
-    """Write records of one date as one staged file. Return None if there are none."""
-    writer = FilesWriter(lake, token, topic, epoch, file_bytes=1 << 62, mark=True)
-    try:
-        with disk.with_remedies(lake):
-            for batch in batches:
-                writer.write(batch)
-            done = writer.finish()
-    except BaseException:
-        writer.abort()
-        raise
+def rewrite_file(
+    storage: Storage,
+    topic: str,
+    epoch: int,
+    file: File,
+    keep: Keep,
+    *,
+    columns: Sequence[str],
+    typed: TypedColumns = NO_COLUMNS,
+    dry_run: bool = False,
+) -> Rewritten:
+    """Write the file without the records for which `keep` is not true. `keep` gets `columns`.
+
+    A dry run only counts the records.
+
+    The file is read twice: the first pass only checks whether any record is removed.
+    """
+    removed = sum(_lost(batch, keep) for batch in rows_of(storage, file, columns))
+    if not removed or dry_run:
+        return Rewritten(topic=topic, epoch=epoch, old=file, removed=removed)
+    kept = (
+        batch.filter(keep(batch.select(list(columns))), null_selection_behavior="drop")
+        for batch in rows_of(storage, file)
+    )
+    new = _written(storage, topic, epoch, kept, last=file.last, typed=typed)
+    left = 0 if new is None else new.rows
+    if left + removed != file.rows:
+        raise Damaged(f"{file.path}: {left} of {file.rows} records are left after {removed} were to be removed")
+    return Rewritten(topic=topic, epoch=epoch, old=file, new=new, removed=removed)
+
+
+def merge_files(
+    storage: Storage, topic: str, epoch: int, files: Sequence[File], *, typed: TypedColumns = NO_COLUMNS
+) -> File:
+    """Merge neighbouring files of one date into one file."""
+    batches = (batch for file in files for batch in rows_of(storage, file))
+    merged = _written(storage, topic, epoch, batches, last=files[-1].last, typed=typed)
+    assert merged is not None, "files are not empty"
+    found = (merged.first, merged.last, merged.rows)
+    if found != (files[0].first, files[-1].last, sum(file.rows for file in files)):
+        raise Damaged(f"{files[0].path} to {files[-1].path}: the merged file does not have all of their records")
+    return merged
+
+
+def _written(
+    storage: Storage, topic: str, epoch: int, batches: Iterable[pa.RecordBatch], *, last: int, typed: TypedColumns
+) -> File | None:
+    """Write records of one date as one file. Return None if there are none."""
+    with FilesWriter(storage, topic, epoch, file_bytes=1 << 62, last=last, typed=typed) as writer:
+        for batch in batches:
+            writer.write(batch)
+        done = writer.finish()
     assert len(done) <= 1, "records of one date make one file"
     return done[0] if done else None
 
@@ -134,7 +184,7 @@ def plan_merges(
         last = groups[-1] if groups else []
         small = 2 * file.bytes < target_bytes
         fits = last and small and last[-1].date == file.date and _bytes(last) + file.bytes <= target_bytes
-        if fits and 2 * last[-1].bytes < target_bytes:
+        if fits and 2 * last[-1].bytes < target_bytes and last[-1].last < file.first:
             last.append(file)
         else:
             groups.append([file])
@@ -151,16 +201,6 @@ def _bytes(files: Iterable[File]) -> int:
     return sum(file.bytes for file in files)
 
 
-def groups(parquet: pq.ParquetFile, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a file, row group by row group."""
-    names = None if columns is None else list(columns)
-    for number in range(parquet.num_row_groups):
-        yield from parquet.read_row_group(number, columns=names).combine_chunks().to_batches()
-
-
 def _lost(batch: pa.RecordBatch, keep: Keep) -> int:
     kept = pc.sum(pc.fill_null(keep(batch), False).cast(pa.int64())).as_py()
     return int(batch.num_rows - (kept or 0))
-
-
-__all__ = ["FILE_BYTES", "MERGE_MIN", "Keep", "Rewritten", "merge_files", "plan_merges", "rewrite_file"]

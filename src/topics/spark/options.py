@@ -195,7 +195,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         connection=connection(found),
         path=_directory(found, "path"),
         cold_path=_directory(found, "coldPath"),
-        lake=_directory(found, "lake"),
+        lake=_lake(found),
         lake_only=flag(found, "lakeOnly", default=False),
         topics=_names(found),
         prefix=found.get("subscribePrefix"),
@@ -310,6 +310,19 @@ def _directory(found: Mapping[str, str], name: str) -> str | None:
             raise BadOption(f"{name}: {text!r} is not a directory that executors can open as a path")
         text = "/" + rest.lstrip("/")
     return os.path.abspath(text)
+
+
+def _lake(found: Mapping[str, str]) -> str | None:
+    """Return the absolute path or the URL of the lake."""
+    if "lake" not in found:
+        return None
+    from topics.lake.errors import LakeError
+    from topics.lake.storage import location
+
+    try:
+        return location(found["lake"])
+    except LakeError as error:
+        raise BadOption(f"lake: {error}") from None
 
 
 def _pattern(found: Mapping[str, str]) -> str | None:

@@ -54,13 +54,17 @@ def archiver(directory: Path, url: str, lake: Lake, topic: str, *more: str) -> P
     return Process(command, directory / "archiver.log", SPARK_HOME=slim_home(directory))
 
 
-def reach(lake: Lake, process: Process, commits: int) -> None:
+def version_of(lake: Lake, topic: str) -> int:
+    return lake.table(topic).state().version
+
+
+def reach(lake: Lake, process: Process, commits: int, *, topic: str = "in") -> None:
     """Waits until there are so many commits more."""
-    target = commits + (lake.snapshot().version if lake.exists() else 0)
+    target = commits + version_of(lake, topic)
 
     def look() -> bool:
         assert process.is_alive(), process.log()[-4000:]
-        return lake.exists() and lake.snapshot().version >= target
+        return version_of(lake, topic) >= target
 
     wait_for(look, f"{commits} commits", every_s=0.002)
 

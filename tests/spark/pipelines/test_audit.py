@@ -93,8 +93,8 @@ def test_seqs_trimmed_without_archive_are_unexplained(spark: SparkSession, clien
     numbers(client, topic, range(20))
     archived_epoch = archive(client, lake, topic, upto=10)
     opened = Lake(str(lake))
-    with opened.stage() as staging:
-        staging.commit(opened.snapshot(), [Change(op="trim", topic=topic, epoch=archived_epoch.epoch, trimmed_to=12)])
+    change = Change(op="trim", topic=topic, epoch=archived_epoch.epoch, trimmed_to=12)
+    opened.commit(opened.table(topic).state(), [change])
     client.delete(topic, before_seq=13)
     report = run(spark, client, lake, topic)
     assert report.topics[0].figures["unexplained"] == [(11, 12)]

@@ -435,7 +435,7 @@ def test_dry_run_needs_no_right_to_delete(start_server: StartServer, capsys: pyt
 def test_damaged_file_of_the_lake_is_reported_as_such(world: World, capsys: pytest.CaptureFixture[str]):
     world.write("a", ("user-42:x", 1), (None, 2))
     archive(world.client, world.lake, "a")
-    [file] = world.lake.glob("topic=a/*/*.parquet")
+    [file] = world.lake.glob("a/*/*/*.parquet")
     file.write_bytes(b"no parquet")
     command = ["pipeline", "erase", "--url", world.url, "--lake", str(world.lake), "--match", GOES, "--json"]
     assert main(command) == 1

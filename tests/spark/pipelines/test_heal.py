@@ -325,7 +325,7 @@ def test_lake_is_read_without_a_server(client: Client, topic: str, tmp_path: Pat
         ({"lakeOnly": "true"}, "the option lake is missing"),
         ({"lakeOnly": "true", "lake": "/x", "url": "http://h:1"}, "remove one of them"),
         ({"lake": "/x", "path": "/y"}, "path and lake: give one of them"),
-        ({"lake": "s3://x"}, "is not a directory"),
+        ({"lake": "hdfs://x"}, "a lake is a directory, or a URL"),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, str], message: str):

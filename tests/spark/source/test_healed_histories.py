@@ -30,6 +30,7 @@ from topics.client.request import Record, Tombstone
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.lake import Lake
+from topics.lake.layout import topic_folder
 from topics.model.records import NewRecord, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch
 from topics.spark.options import read_options
@@ -164,8 +165,8 @@ class History:
 
     def lose_version(self) -> None:
         """One that notes a trim: without any other that is the last, an archive is refused or a file missing."""
-        commits = sorted((self.lake / "_lake" / "commits").iterdir())
-        if commits and b'"op":"trim"' in commits[-1].read_bytes():
+        commits = sorted((self.lake / topic_folder(self.topic) / "_delta_log").glob("*.json"))
+        if commits and b"topics/trimmed" in commits[-1].read_bytes():
             commits[-1].unlink()
 
     # --- reads

@@ -1,4 +1,4 @@
-"""`topics pipeline archive`: copy topics to a lake of Parquet files."""
+"""`topics pipeline archive`: copy topics to a lake of Delta tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = pipeline.add(subparsers, "archive", execute, "copy topics to a lake of Parquet files, each record once")
+    parser = pipeline.add(subparsers, "archive", execute, "copy topics to a lake of Delta tables, each record once")
     pipeline.add_url(parser)
     which = parser.add_argument_group("topics, at least one of these")
     which.add_argument("--topic", action="append", default=[], metavar="T", help="a topic; repeatable")

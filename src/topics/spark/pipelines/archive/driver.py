@@ -1,28 +1,27 @@
-"""Archive: copy topics to a lake of Parquet files, each record once, and each gap to the gap ledger.
+"""Archive: copy topics to a lake of Delta tables, each record once, and each gap with its range.
 
-The manifest of the lake is the only record of progress. A round reads the manifest, reads the records after the
-archived ones, and commits files, gaps and progress at once: a killed run has done a round completely or not at all.
-The steps after a commit (the report to the server, the trim) are repeated by the next run if they are missing.
+The tables of the lake are the only record of progress. A round reads their state, reads the records after the archived
+ones, and commits files, gaps and progress of each topic at once: a killed run has done a round of a topic completely or
+not at all. The steps after a commit (the report to the server, the trim) are repeated by the next run if they are
+missing.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
-from typing import Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, Unpack
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from topics.client import Client
 from topics.client.request import Tombstone
 from topics.errors import Code, TopicsError
-from topics.lake import ArchivedEpoch, Change, Conflict, Damaged, Lake, Snapshot, Staging, joined
+from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns, joined
+from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
-from topics.lake.layout import topic_folder
-from topics.model.names import check_topic
-from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.pipelines.archive.lake_match import (
     Key,
     ahead_of,
@@ -35,11 +34,12 @@ from topics.spark.pipelines.archive.lake_match import (
     verify,
     with_gaps,
 )
+from topics.spark.pipelines.archive.selection import ArchiveSelection, selection
 from topics.spark.pipelines.archive.task import Done, archive_spans
 from topics.spark.pipelines.run.job import BadUsage, Failed, JobOptions, PipelineJob, check_may_delete
 from topics.spark.pipelines.run.lags import forget, heads
 from topics.spark.pipelines.run.report import ReportedGap, RunReport
-from topics.spark.pipelines.run.unknown_names import begins_with, no_topic, unknown_topic
+from topics.spark.pipelines.run.unknown_names import no_topic, unknown_topic
 from topics.spark.source import plan
 from topics.spark.source.catalog import ServerCatalog
 from topics.spark.source.plan import Span, TopicExtent
@@ -55,7 +55,10 @@ SMALL_PART_BYTES = 8 << 20  # a smaller part is not worth a task and a file
 
 GAPS_SHOWN = 100  # most gaps of a topic in a report
 
-SYSTEM = "sys:"
+COMMIT_THREADS = 8  # tables that are changed at the same time
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def archive(
@@ -71,23 +74,28 @@ def archive(
     merge_files: int = MERGE_FILES,
     round_bytes: int | None = None,
     new_lake: bool = False,
+    columns: str | Mapping[str, str] | None = None,
     **options: Unpack[JobOptions],
 ) -> RunReport:
-    """Archive topics (by `topics`, `prefix` and `pattern`) up to their present heads to the lake in a directory.
+    """Archive topics (by `topics`, `prefix` and `pattern`) up to their present heads to the lake at a path or URL.
 
     `follow` continues with new records, with at least `every_s` seconds between rounds. `trim` deletes records from the
     topics after the lake has them: committed, synced, and read back with the right checksum. `merge_files` small files
     are merged into one; 0 disables merging. A commit covers about `round_bytes`, by default enough to keep all cores
     busy.
 
+    `columns` lists fields of `data` that get typed columns, such as `sku STRING, qty INT`: for all topics, or by topic.
+    They are added to the tables, and later runs fill them without being asked.
+
     A lake that has less than the server was told is refused. With `new_lake` it is accepted, and seqs that neither
     the lake nor the topic has become a gap.
     """
-    wanted = _subscription(topics, prefix, pattern)
+    wanted = selection(topics, prefix, pattern)
+    typed = _typed_columns(columns)
     with PipelineJob("archive", servers=[url], **options) as job:
         run = _ArchiveRun(
             job, Lake(lake), url, wanted,
-            trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake,
+            trim=trim, merge_files=merge_files, round_bytes=round_bytes, new_lake=new_lake, typed=typed,
         )  # fmt: skip
         if job.dry_run:
             run.dry_run()
@@ -96,59 +104,15 @@ def archive(
     return job.report
 
 
-class _ArchiveSelection(Struct, frozen=True):
-    topics: tuple[str, ...]
-    prefix: str | None
-    pattern: str | None
-
-    def has(self, topic: str) -> bool:
-        """Return whether the topic may be archived: `sys:` topics only if they are selected explicitly."""
-        asked_for = topic in self.topics or any((text or "").startswith(SYSTEM) for text in (self.prefix, self.pattern))
-        return not topic.startswith(SYSTEM) or asked_for
-
-    @property
-    def ways(self) -> int:
-        return bool(self.topics) + (self.prefix is not None) + (self.pattern is not None)
-
-    def reading(self, connection: ConnectionOptions) -> ReadOptions:
-        """Return the read options for this selection. Several kinds of selection become one pattern."""
-        if self.ways == 1:
-            return ReadOptions(connection=connection, topics=self.topics, prefix=self.prefix, pattern=self.pattern)
-        parts = [re.escape(name) for name in self.topics]
-        parts += [] if self.prefix is None else [re.escape(self.prefix) + ".*"]
-        parts += [] if self.pattern is None else [f"(?:{self.pattern})"]
-        return ReadOptions(connection=connection, pattern="|".join(parts))
-
-    def matches_none(self, extents: Iterable[TopicExtent]) -> bool:
-        """Return whether there is a prefix or pattern, and it matches none of these topics."""
-        named = set(self.topics)
-        if self.ways == 1 and named:
-            return False
-        return not any(extent.topic not in named or self._matches(extent.topic) for extent in extents)
-
-    def _matches(self, topic: str) -> bool:
-        begins = self.prefix is not None and topic.startswith(self.prefix)
-        return begins or (self.pattern is not None and re.fullmatch(self.pattern, topic) is not None)
-
-    def __str__(self) -> str:
-        prefixes = [] if self.prefix is None else [begins_with(self.prefix)]
-        return " or ".join([*prefixes, *([] if self.pattern is None else [f"matches {self.pattern!r}"])])
+EVERY_TOPIC = ""  # key of the typed columns that all topics get
 
 
-def _subscription(topics: Sequence[str], prefix: str | None, pattern: str | None) -> _ArchiveSelection:
-    if not topics and prefix is None and pattern is None:
-        raise BadUsage("no topics selected: use --topic, --prefix or --pattern")
-    for topic in topics:
-        try:
-            check_topic(topic, field="--topic")
-        except TopicsError as error:
-            raise BadUsage(error.message) from None
-    if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise BadUsage(f"--pattern: {pattern!r} is not a regular expression: {error}") from None
-    return _ArchiveSelection(tuple(dict.fromkeys(topics)), prefix, pattern)
+def _typed_columns(columns: str | Mapping[str, str] | None) -> dict[str, TypedColumns]:
+    given = {} if columns is None else {EVERY_TOPIC: columns} if isinstance(columns, str) else columns
+    try:
+        return {topic: TypedColumns.parse(text) for topic, text in given.items()}
+    except BadColumns as error:
+        raise BadUsage(f"--columns: {error}") from None
 
 
 class _ArchiveRun:
@@ -159,16 +123,19 @@ class _ArchiveRun:
         job: PipelineJob,
         lake: Lake,
         url: str,
-        wanted: _ArchiveSelection,
+        wanted: ArchiveSelection,
         *,
         trim: bool,
         merge_files: int,
         round_bytes: int | None,
         new_lake: bool,
+        typed: Mapping[str, TypedColumns],
     ) -> None:
         self._job, self._lake, self._url, self._wanted = job, lake, url.rstrip("/"), wanted
         self._trim, self._merge_files, self._round_bytes = trim, merge_files, round_bytes
         self._new_lake = new_lake
+        self._wanted_columns = typed
+        self._typed: dict[str, TypedColumns] = {}  # the typed columns of each table that this run has prepared
         self._servers = ServerCatalog(wanted.reading(job.connection(url)))
         self._reported: dict[Key, int] = {}  # the last archived seq that this run has reported to the server
         self._elsewhere: dict[Key, int] = {}  # the last archived seq that the server knows, if this lake has less
@@ -214,10 +181,7 @@ class _ArchiveRun:
                 first = max(piece.gap_from, span.start)
                 found.append(ReportedGap(from_seq=first, to_seq=piece.gap_to, reason=piece.reason, epoch=span.epoch))
         upto = min(self._elsewhere.get((span.topic, span.epoch), 0), extent.earliest - 1)
-        reported = ArchivedEpoch(
-            topic=span.topic, epoch=span.epoch, covered=tuple((gap.from_seq, gap.to_seq) for gap in found)
-        )
-        for low, high in reported.uncovered(span.start, upto) if span.start <= upto else ():
+        for low, high in outside([(gap.from_seq, gap.to_seq) for gap in found], span.start, upto):
             found.append(ReportedGap(from_seq=low, to_seq=high, reason=OTHER_LAKE, epoch=span.epoch))
         return found[:GAPS_SHOWN]
 
@@ -250,31 +214,30 @@ class _ArchiveRun:
 
     def _rounds(self, client: Client, *, follow: bool, every_s: float) -> None:
         due = 0.0
-        with self._lake.stage() as staging:
-            for _ in self._job.rounds(follow=follow):
-                if (pause_s := due - time.monotonic()) > 0:
-                    self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
-                    continue
-                snapshot = self._lake.snapshot()
-                extents = self._extents(client, snapshot, follow=follow)
-                self._note_archived(snapshot, extents)
-                worked = self._catch_up(staging, client, extents)
-                self._job.rest()
-                due = time.monotonic() + (every_s if worked else 0)
-                if follow and not worked:
-                    self._wait(extents)
+        for _ in self._job.rounds(follow=follow):
+            if (pause_s := due - time.monotonic()) > 0:
+                self._job.stopping.wait(min(pause_s, POLL_MS / 1000))
+                continue
+            snapshot = self._lake.snapshot()
+            extents = self._extents(client, snapshot, follow=follow)
+            self._note_archived(snapshot, extents)
+            worked = self._catch_up(client, extents)
+            self._job.rest()
+            due = time.monotonic() + (every_s if worked else 0)
+            if follow and not worked:
+                self._wait(extents)
 
-    def _catch_up(self, staging: Staging, client: Client, extents: list[TopicExtent]) -> bool:
+    def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
         worked = False
         total = self._done + sum(span.stop - span.start for span in _unarchived(self._lake.snapshot(), extents))
         while spans := self._next(base := self._lake.snapshot(), extents):
             worked = True
             self._job.step(_step_text(spans))
-            moved = self._commit(staging, base, self._archive(staging, spans, extents))
+            moved = self._commit(base, self._archive(spans, extents))
             self._job.progress.show(self._done, total, unit="seqs")
-            self._after(staging, client, [extent for extent in extents if extent.topic in moved])
-        self._after(staging, client, extents, merge=False)  # the steps that a killed run has not reached
+            self._after(client, [extent for extent in extents if extent.topic in moved])
+        self._after(client, extents, merge=False)  # the steps that a killed run has not reached
         return worked
 
     def _wait(self, extents: list[TopicExtent]) -> None:
@@ -306,8 +269,6 @@ class _ArchiveRun:
         if self._wanted.matches_none(extents):
             self._no_match(client, follow=follow)
         self._job.report.looked_at = max(self._job.report.looked_at, len(extents))
-        for extent in extents:
-            topic_folder(extent.topic)  # raise for a name that is too long before any work is done
         check_heads(snapshot, extents)
         self._check_lake(client, snapshot, extents)
         return extents
@@ -380,8 +341,9 @@ class _ArchiveRun:
 
     # --- one round
 
-    def _archive(self, staging: Staging, spans: list[Span], extents: list[TopicExtent]) -> list[Done]:
+    def _archive(self, spans: list[Span], extents: list[TopicExtent]) -> list[Done]:
         extent_of = {extent.topic: extent for extent in extents}
+        self._prepare(sorted({span.topic for span in spans} - self._typed.keys()))
 
         def bytes_per_seq(span: Span) -> float:
             extent = extent_of[span.topic]
@@ -399,29 +361,53 @@ class _ArchiveRun:
             parts,
             connection=self._job.connection(self._url),
             lake=self._lake.path,
-            staging=staging.token,
+            typed=self._typed,
         )
 
-    def _commit(self, staging: Staging, base: Snapshot, done: list[Done]) -> set[str]:
-        """Commit all topics at once and return their names.
+    def _prepare(self, topics: Sequence[str]) -> None:
+        """Create the tables and typed columns of these topics. `TopicTable.create` says why it is done first."""
 
-        Topics that another run has changed meanwhile are left out, for the next round.
+        def prepare(topic: str) -> TypedColumns:
+            table = self._lake.table(topic)
+            table.create()
+            wanted = self._wanted_columns.get(topic) or self._wanted_columns.get(EVERY_TOPIC)
+            if wanted is not None:
+                table.add_columns(wanted)
+            return table.typed()
+
+        try:
+            self._typed.update(zip(topics, self._in_parallel(prepare, topics), strict=True))
+        except BadColumns as error:
+            raise BadUsage(f"--columns: {error}") from None
+
+    def _in_parallel(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Call `work` for each item in several threads. The tables of several topics are independent."""
+        if len(items) < 2:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(COMMIT_THREADS) as threads:
+            return list(threads.map(work, items))
+
+    def _commit(self, base: Snapshot, done: list[Done]) -> set[str]:
+        """Commit each topic, several at a time, and return the names of the committed ones.
+
+        A topic that another run has changed meanwhile is left out, for the next round.
         """
         changes = [
             with_gaps(self._lake, change, upto=self._elsewhere.get((change.topic, change.epoch), 0))
             for change in _changes(done)
         ]
-        while changes:
+        note = {"run": self._job.report.run_id}
+
+        def commit(change: Change) -> bool:
             try:
-                staging.commit(base, changes, note={"run": self._job.report.run_id})
-                break
+                self._lake.commit(base.state(change.topic), [change], note=note)
             except Conflict:
-                newest = self._lake.snapshot()
-                fits = [change for change in changes if _fits(newest, base, change)]
-                for change in changes:
-                    if change not in fits:
-                        staging.discard(added.file for added in change.adds)
-                changes = fits
+                self._lake.discard(change.adds)
+                return False
+            return True
+
+        committed = self._in_parallel(commit, changes)
+        changes = [change for change, is_committed in zip(changes, committed, strict=True) if is_committed]
         for change in changes:
             assert change.covered is not None
             self._warn_about_earlier_epochs(base, change.topic, first=change.covered[0])
@@ -441,8 +427,8 @@ class _ArchiveRun:
         first, last = change.covered
         row = self._job.report.topic(change.topic, server=self._url)
         row.epoch, row.from_seq, row.to_seq = change.epoch, row.from_seq or first, last
-        row.records += sum(added.file.rows for added in change.adds)
-        row.size_bytes += sum(added.file.bytes for added in change.adds)
+        row.records += sum(file.rows for file in change.adds)
+        row.size_bytes += sum(file.bytes for file in change.adds)
         row.gaps += [
             ReportedGap(from_seq=g.first, to_seq=g.last, reason=g.reason, epoch=change.epoch) for g in change.gaps
         ]
@@ -459,7 +445,7 @@ class _ArchiveRun:
 
     # --- after the commits
 
-    def _after(self, staging: Staging, client: Client, extents: list[TopicExtent], *, merge: bool = True) -> None:
+    def _after(self, client: Client, extents: list[TopicExtent], *, merge: bool = True) -> None:
         snapshot = self._lake.snapshot()
         for extent in extents:
             archived = snapshot.archived(extent.topic, extent.epoch)
@@ -469,9 +455,9 @@ class _ArchiveRun:
             key = (extent.topic, extent.epoch)
             try:
                 if self._trim and archived.archived_to >= extent.earliest and key not in self._damaged:
-                    self._trim_topic(staging, client, extent)
+                    self._trim_topic(client, extent)
                 if merge and self._merge_files and key not in self._damaged:
-                    merged = self._lake.merge(staging, extent.topic, extent.epoch, min_files=self._merge_files)
+                    merged = self._lake.merge(extent.topic, extent.epoch, min_files=self._merge_files)
                     self._figure("merged", merged)
             except Damaged as error:
                 self._note_damage(extent, error)
@@ -509,7 +495,7 @@ class _ArchiveRun:
                 raise
             return False
 
-    def _trim_topic(self, staging: Staging, client: Client, extent: TopicExtent) -> None:
+    def _trim_topic(self, client: Client, extent: TopicExtent) -> None:
         """Delete the archived records from the topic, after reading them back from the lake.
 
         The trim is committed to the lake and reported to the server first. A reader of lake and topic must know that
@@ -529,7 +515,7 @@ class _ArchiveRun:
         check_same(self._lake, self._job.connection(self._url), archived, earliest=state.earliest_seq, to_trim=True)
         if archived.trimmed_to < archived.archived_to:
             change = Change(op="trim", topic=extent.topic, epoch=extent.epoch, trimmed_to=archived.archived_to)
-            staging.commit(base, [change])
+            self._lake.commit(base.state(extent.topic), [change])
         if (state.trimmed_seq or 0) < archived.archived_to:
             self._report(client, extent, archived.archived_to, trimmed_to=archived.archived_to)
         try:
@@ -568,20 +554,12 @@ def _changes(done: Iterable[Done]) -> list[Change]:
             op="archive",
             topic=topic,
             epoch=epoch,
-            adds=[staged for one in parts for staged in one.files],
+            adds=[file for one in parts for file in one.files],
             gaps=joined(gap for one in parts for gap in one.gaps),
             covered=(min(one.span.start for one in parts), max(one.span.stop for one in parts) - 1),
         )
         for (topic, epoch), parts in sorted(by_epoch.items())
     ]
-
-
-def _fits(newest: Snapshot, base: Snapshot, change: Change) -> bool:
-    try:
-        newest.check(base, [change])
-    except Conflict:
-        return False
-    return True
 
 
 def _step_text(spans: Sequence[Span]) -> str:

@@ -17,8 +17,8 @@ from topics.client.request import State
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, Change, Damaged, File, Gap, Lake, Snapshot, joined
+from topics.lake.archived import Range, outside
 from topics.lake.heal import OTHER_LAKE
-from topics.lake.manifest import Range, merged
 from topics.spark.options import ConnectionOptions
 from topics.spark.pipelines.audit.task import Stretch, look
 from topics.spark.pipelines.run.failures import Failed
@@ -149,8 +149,8 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
     first, last = change.covered[0], min(change.covered[1], upto)
     if first > last:
         return change
-    known = merged([*((gap.first, gap.last) for gap in change.gaps), *_seqs(lake, change)])
-    missing = ArchivedEpoch(topic=change.topic, epoch=change.epoch, covered=known).uncovered(first, last)
+    known = [*((gap.first, gap.last) for gap in change.gaps), *_seqs(lake, change)]
+    missing = outside(known, first, last)
     if not missing:
         return change
     now_ms = SystemClock().now_ms()
@@ -161,7 +161,7 @@ def with_gaps(lake: Lake, change: Change, *, upto: int) -> Change:
 def _seqs(lake: Lake, change: Change) -> Iterable[Range]:
     """Yield the ranges of seqs in the files that a change adds."""
     for added in change.adds:
-        for batch in lake.open(added.file).iter_batches(columns=["seq"]):
+        for batch in lake.open(added).iter_batches(columns=["seq"]):
             seqs = batch.column("seq").to_numpy()
             ends = [*np.flatnonzero(np.diff(seqs) != 1).tolist(), len(seqs) - 1]
             starts = [0, *(end + 1 for end in ends[:-1])]

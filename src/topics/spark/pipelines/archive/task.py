@@ -1,13 +1,13 @@
 """Write spans of topics to Parquet files of a lake, on executors.
 
-A task reads its spans as `format("topics")` does, writes their records to files in the staging folder of the run, and
+A task reads its spans as `format("topics")` does, writes their records to files next to the table of the topic, and
 returns the files and the gaps to the driver. Records do not pass through the JVM, which would take longer than all the
 rest. The driver commits the returned files; files of failed or repeated tasks are not committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -17,8 +17,9 @@ from pyspark.sql import SparkSession
 
 from topics.arrow import GAP
 from topics.clock import SystemClock
-from topics.lake.manifest import Gap, Staged
-from topics.lake.write import write_files
+from topics.lake import File, Gap, TypedColumns, write_files
+from topics.lake.storage import Storage
+from topics.lake.write import NO_COLUMNS
 from topics.spark.options import ConnectionOptions
 from topics.spark.source.plan import Span
 from topics.spark.source.read import How, read_span
@@ -28,7 +29,7 @@ class Done(Struct, frozen=True):
     """The result for a span: every seq is in a file, in a gap, or was deleted."""
 
     span: Span
-    files: list[Staged]
+    files: list[File]
     gaps: list[Gap]
 
 
@@ -36,25 +37,32 @@ _decode_done = msgspec.json.Decoder(list[Done]).decode
 
 
 def archive_spans(
-    spark: SparkSession, parts: Sequence[Sequence[Span]], *, connection: ConnectionOptions, lake: str, staging: str
+    spark: SparkSession,
+    parts: Sequence[Sequence[Span]],
+    *,
+    connection: ConnectionOptions,
+    lake: str,
+    typed: Mapping[str, TypedColumns],
 ) -> list[Done]:
-    """Run one task per part and return the results.
+    """Run one task per part and return the results. `typed` has the typed columns of topics.
 
     It uses an RDD, because a data source would start three more Python processes for its planning.
     """
     how = How(connection=connection, fail_on_data_loss=False)
-    work = partial(archive_part, how=how, lake=lake, staging=staging)
+    work = partial(archive_part, how=how, lake=lake, typed=dict(typed))
     found = spark.sparkContext.parallelize([list(part) for part in parts], len(parts)).map(work).collect()
     return [done for one in found for done in _decode_done(one)]
 
 
-def archive_part(spans: Sequence[Span], *, how: How, lake: str, staging: str) -> bytes:
+def archive_part(spans: Sequence[Span], *, how: How, lake: str, typed: Mapping[str, TypedColumns]) -> bytes:
     """Archive the spans of one task. Return the results as JSON, so that the driver's decoder checks them."""
-    return msgspec.json.encode([archive_span(span, how, lake=lake, staging=staging) for span in spans])
+    storage = Storage(lake)
+    done = [archive_span(span, how, storage=storage, typed=typed.get(span.topic, NO_COLUMNS)) for span in spans]
+    return msgspec.json.encode(done)
 
 
-def archive_span(span: Span, how: How, *, lake: str, staging: str) -> Done:
-    """Read a span to its end and write its records to staged files."""
+def archive_span(span: Span, how: How, *, storage: Storage, typed: TypedColumns = NO_COLUMNS) -> Done:
+    """Read a span to its end and write its records to files."""
     gaps: list[Gap] = []
 
     def records() -> Iterator[pa.RecordBatch]:
@@ -65,4 +73,4 @@ def archive_span(span: Span, how: How, *, lake: str, staging: str) -> Done:
             else:
                 yield batch
 
-    return Done(span, write_files(lake, staging, span.topic, span.epoch, records()), gaps)
+    return Done(span, write_files(storage, span.topic, span.epoch, records(), typed=typed), gaps)

@@ -6,7 +6,6 @@ of every epoch on the server and in the lake, and compares the records that both
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
@@ -17,7 +16,6 @@ from topics.client.request import Summary
 from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, File, Lake, Snapshot
 from topics.lake.heal import last_seq
-from topics.lake.layout import topic_folder
 from topics.spark.pipelines.audit.task import (
     Difference,
     FileCheck,
@@ -46,7 +44,6 @@ FINDINGS = {
     "missing": "live records missing in the lake",
     "damaged_files": "files missing or damaged",
     "doubled": "seqs twice in the lake",
-    "stray_files": "files that no version of the lake has",
 }
 
 
@@ -113,12 +110,13 @@ def audit(*, url: str, lake: str, topics: Sequence[str] = (), **options: Unpack[
         if job.dry_run:
             _expect(job.report, url, accounts)
             return job.report
-        strays = opened.strays()
-        folders = tuple(topic_folder(account.topic) + "/" for account in accounts)
-        listed = [path for path in strays if _is_listed(path) and (not topics or path.startswith(folders))]
-        _fill(job.report, url, accounts, listed)
-        if others := [path for path in strays if path not in listed]:
-            job.warn(f"{len(others)} files in the lake are in no version of it, such as {others[0]}")
+        strays = opened.strays(sorted({account.topic for account in accounts}))
+        _fill(job.report, url, accounts, strays)
+        if strays:
+            job.warn(
+                f"{len(strays)} files in the lake are in no version of a table, such as {strays[0]}: a run that was "
+                "killed has left them, or a running one is about to commit them; topics pipeline maintain removes them"
+            )
         _warn_of_trims(job, accounts)
     return job.report
 
@@ -218,7 +216,7 @@ def _attempt(job: PipelineJob, lake: Lake, url: str, snapshot: Snapshot, account
         account.found.append(_closed(stretch, found))
         suspicious |= found.problem is not None
         suspicious |= bool(found.unexplained or found.lost or found.missing or found.doubled)
-    return not suspicious or lake.snapshot().version == snapshot.version
+    return not suspicious or snapshot.is_newest()
 
 
 def _closed(stretch: Stretch, found: StretchFindings) -> StretchFindings:
@@ -234,12 +232,6 @@ def _check_files(job: PipelineJob, lake: Lake, accounts: list[EpochAccount]) -> 
     for (account, file), found in zip(checks, done, strict=True):
         if found.problem is not None:
             account.damaged.append((file, found.problem))
-
-
-def _is_listed(path: str) -> bool:
-    """Return whether readers that list the directory would read the file as records."""
-    name = os.path.basename(path)
-    return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
 # --- the report
@@ -284,7 +276,6 @@ def _fill(report: RunReport, url: str, accounts: list[EpochAccount], strays: lis
         "damaged_files": sum(len(account.damaged) for account in accounts),
         "doubled": sum(_size(pair) for account in accounts for pair in account.doubled),
         "stray_files": len(strays),
-        "strays": strays[:SHOWN],
     }
     report.ok = not any(report.figures[name] for name in FINDINGS)
     if not report.ok:
@@ -347,8 +338,6 @@ def _lines(report: RunReport) -> Iterator[str]:
             yield f"  damaged file: {one['problem']}"
         for gap in row.gaps[:SHOWN]:
             yield f"  gap: seqs {gap.from_seq} to {gap.to_seq} ({gap.reason})"
-    for path in report.figures.get("strays", ()):
-        yield f"stray file: {path}"
     for text in report.warnings:
         yield f"warning: {text}"
     yield _last_line(report)

@@ -3,15 +3,14 @@
 Records that existed when the run began are deleted; records written meanwhile stay. The run finds all of them first,
 then deletes copies before their originals and from topics before the lake: so after a kill the next run can still find
 the rest. Where originals do not suffice (for copies without tags in the lake whose originals are only in a topic), the
-seqs are noted before the first delete, in the lake or, without one, on the server (`notes`). The files of the lake are
-rewritten in one commit.
+seqs are noted before the first delete, in the lake or, without one, on the server (`notes`). The files of each topic in
+the lake are rewritten in one commit, and the replaced files and the log before the commit are removed.
 
 It runs on the driver only: bulk reads use Arrow, from the server's scan and from Parquet, and filter by tag or payload.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from topics.arrow import cells
 from topics.client import Client
 from topics.client.request import Router, State
 from topics.errors import Code, TopicsError
-from topics.lake import Lake, Snapshot
+from topics.lake import Lake, LakeError, Snapshot
 from topics.model.records import TagMatch
 from topics.spark.pipelines.erase import router_copies
 from topics.spark.pipelines.erase.notes import FileNotes, Going, Note, Notes, TopicNotes
@@ -138,7 +137,7 @@ class _Erasure:
         self.notes: Notes = (
             TopicNotes(client, what, run=job.report.run_id, warn=job.warn, topic=positions_topic)
             if lake is None
-            else FileNotes(os.path.join(lake.path, NOTES), what)
+            else FileNotes(lake.storage, NOTES, what)
         )
         self.note = Note()
         self.earlier = 0  # records that earlier, killed runs erased
@@ -202,11 +201,13 @@ class _Erasure:
         """Raise before the first delete if a right is missing: half an erasure is worse than none."""
         for topic in scope.states:
             check_may_delete(self.client, topic)
-        if self.lake is not None and not os.access(self.lake.path, os.W_OK | os.X_OK):
-            raise LakeFailed(
-                f"{self.lake.path} is not writable for this user",
-                next="run the command as a user that may write there, and check how the lake is mounted",
-            )
+        if self.lake is not None:
+            try:
+                self.lake.storage.check_writable()
+            except LakeError as error:
+                raise LakeFailed(
+                    str(error), next="run the command as a user that may write there, and check how the lake is mounted"
+                ) from None
 
     def _state(self, topic: str) -> State | None:
         try:
@@ -366,7 +367,7 @@ class _Erasure:
             self._save_note()
         done = lake.erase(
             names, lambda topic, epoch, batch: self._kept(scope, topic, epoch, batch), columns=("tag", "seq"),
-            note=note, dry_run=dry, progress=lambda at, total: self.job.progress.show(at, total, unit="files"),
+            note=note, dry_run=dry, progress=lambda at, total: self.job.progress.show(at, total, unit="topics"),
         )  # fmt: skip
         for topic in scope.archived:
             mine = [one for one in done if one.topic == topic]

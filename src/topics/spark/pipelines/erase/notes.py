@@ -9,7 +9,6 @@ the next run compares the count with the records that are left to find how many 
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -19,6 +18,7 @@ from msgspec import Struct, field
 
 from topics.client import Client
 from topics.errors import Code, TopicsError
+from topics.lake.storage import Storage
 from topics.spark.pipelines.erase.router_copies import Id
 from topics.spark.pipelines.run import positions
 from topics.spark.pipelines.run.positions import Positions
@@ -83,37 +83,26 @@ def name_of(erasure: str) -> str:
 class FileNotes:
     """Keeps the note in a file of the lake."""
 
-    def __init__(self, folder: str, erasure: str) -> None:
+    def __init__(self, storage: Storage, folder: str, erasure: str) -> None:
+        self._storage = storage
         self._folder = folder
-        self._path = os.path.join(folder, f"{name_of(erasure)}.json")
+        self._path = f"{folder}/{name_of(erasure)}.json"
 
     def load(self) -> Note:
-        try:
-            with open(self._path, "rb") as file:
-                return msgspec.json.decode(file.read(), type=Note)
-        except FileNotFoundError:
-            return Note()
+        text = self._storage.read(self._path)
+        return Note() if text is None else msgspec.json.decode(text, type=Note)
 
     def save(self, note: Note) -> None:
-        os.makedirs(self._folder, exist_ok=True)
-        temporary = f"{self._path}.tmp"
-        with open(temporary, "wb") as file:
-            file.write(msgspec.json.encode(note))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        self._storage.write(self._path, msgspec.json.encode(note))
 
     def drop(self) -> None:
-        if os.path.exists(self._path):
-            os.unlink(self._path)
+        self._storage.remove(self._path)
 
     def tidy(self) -> None:
-        if not os.path.isdir(self._folder):
-            return
-        for entry in os.scandir(self._folder):
-            is_own = entry.path.startswith(self._path)
-            if entry.name.endswith(".tmp") and (is_own or time.time() - entry.stat().st_mtime > STALE_S):
-                os.unlink(entry.path)
+        for one in self._storage.files_in(self._folder):
+            is_own = one.path.startswith(self._path)
+            if one.path.endswith(".tmp") and (is_own or time.time() - one.modified_ns / 1e9 > STALE_S):
+                self._storage.remove(one.path)
 
 
 class TopicNotes:

@@ -7,7 +7,6 @@ The position of each direction is saved on its target server before and after ea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Unpack
@@ -17,6 +16,7 @@ from msgspec import Struct, field, structs
 from topics.client import Client
 from topics.client.request import Summary
 from topics.lake import Lake, NoLake
+from topics.lake.storage import real_location
 from topics.model.topic import TopicConfig
 from topics.spark.pipelines.mirror import server_identity
 from topics.spark.pipelines.mirror.provenance import LostSeqs, hops_of, is_copy
@@ -486,7 +486,7 @@ def _step(job: PipelineJob, links: Sequence[Link], *, follow: bool) -> bool:
 
 def _existing(lake: str) -> str:
     try:
-        Lake(lake).snapshot()
+        Lake(lake).check_exists()
     except NoLake as error:
         raise BadUsage(str(error)) from None
-    return os.path.realpath(lake)
+    return real_location(lake)

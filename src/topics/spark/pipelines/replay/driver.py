@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 
 from topics.client import Client
 from topics.errors import TopicsError
+from topics.lake.storage import real_location
 from topics.model.names import check_topic
 from topics.spark.options import read_options
 from topics.spark.pipelines.replay.task import Sender, origin_of
@@ -151,7 +152,7 @@ def replay(
     if rate is not None and not 0 < rate < math.inf:
         raise BadUsage("rate: a number of records per second above 0")
     wanted = ReplayRequest(
-        lake=None if lake is None else os.path.realpath(lake),
+        lake=None if lake is None else real_location(lake),
         path=None if path is None else os.path.realpath(path),
         source_url=None if source_url is None else source_url.rstrip("/"),
         topic=topic, into=into, where=where, from_seq=from_seq, to_seq=to_seq, since=since, until=until,

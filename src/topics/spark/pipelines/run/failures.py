@@ -7,8 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from topics.errors import Code, TopicsError
-from topics.lake.disk import REMEDIES
 from topics.lake.errors import Damaged, LakeError, NoLake
+from topics.lake.storage import REMEDIES
 from topics.spark.options import BadOption
 from topics.spark.pipelines.run.report import RunProblem, RunReport
 from topics.spark.source.catalog import NoSuchTopic

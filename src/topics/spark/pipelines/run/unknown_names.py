@@ -45,7 +45,7 @@ def existing_lake(path: str) -> Lake:
     """Return the lake. Raise `NoLake` if there is none; checked before Spark starts, for a clear message."""
     lake = Lake(path)
     if not lake.exists():
-        raise NoLake(f"{path} is not a lake")
+        raise NoLake(f"{lake.path} is not a lake")
     return lake
 
 

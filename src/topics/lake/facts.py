@@ -1,0 +1,144 @@
+"""Facts about a topic in the log of its Delta table: progress, gaps, trims and erasures.
+
+Each fact is an application transaction (`txn`), a part of Delta that a commit changes together with its files and that
+stays in the table for good, through merges, vacuums and checkpoints of any program. A fact is a name and a number:
+
+    topics/archived/<epoch>                           the last archived seq
+    topics/gap/<epoch>/<first>/<met at, ms>/<reason>  the last seq of the gap
+    topics/trimmed/<epoch>                            the last seq that a trim has deleted from the topic
+    topics/erased                                     the number of erasures
+    topics/removed                                    the number of the last erasure that has replaced files
+    topics/purged                                     the number of the last erasure whose old files were removed
+
+So a gap is not a row, and no reader can take it for a record. Two commits that set the same fact conflict: Delta
+refuses the second one unless it was made from the result of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+from msgspec import Struct
+
+from topics.lake.archived import Change, Gap, TopicState
+from topics.lake.errors import Damaged, LakeError
+from topics.lake.layout import LOG, topic_folder
+from topics.lake.storage import Storage
+
+ERASED, REMOVED, PURGED = "topics/erased", "topics/removed", "topics/purged"
+
+Facts = Mapping[str, int]
+
+
+class EpochFacts(Struct):
+    """The facts of one epoch."""
+
+    archived_to: int = 0
+    trimmed_to: int = 0
+    gaps: list[Gap] = []
+
+
+def of_change(change: Change, base: TopicState) -> dict[str, int]:
+    """Return the facts that a change sets.
+
+    An archive change sets the number of erasures to its old value: if an erasure was committed meanwhile, the change
+    may contain erased records and must conflict.
+    """
+    facts: dict[str, int] = {}
+    if change.covered is not None:
+        facts[f"topics/archived/{change.epoch}"] = change.covered[1]
+        facts[ERASED] = base.erasures
+    for gap in change.gaps:
+        facts[f"topics/gap/{change.epoch}/{gap.first}/{gap.met_at}/{gap.reason}"] = gap.last
+    if change.trimmed_to is not None:
+        known = base.epoch(change.epoch).trimmed_to
+        facts[f"topics/trimmed/{change.epoch}"] = max(known, change.trimmed_to)
+    if change.op == "erase":
+        facts[ERASED] = base.erasures + 1
+        if change.removes:
+            facts[REMOVED] = base.erasures + 1
+    if change.op == "purge":
+        facts[PURGED] = base.removed
+    return facts
+
+
+def by_epoch(facts: Facts) -> dict[int, EpochFacts]:
+    """Return the facts of each epoch, with the gaps sorted. Facts of other programs are ignored."""
+    found: dict[int, EpochFacts] = {}
+    for name, value in facts.items():
+        program, _, rest = name.partition("/")
+        kind, _, rest = rest.partition("/")
+        if program != "topics" or not rest:
+            continue
+        epoch, _, rest = rest.partition("/")
+        of = found.setdefault(int(epoch), EpochFacts(gaps=[]))
+        if kind == "archived":
+            of.archived_to = value
+        elif kind == "trimmed":
+            of.trimmed_to = value
+        elif kind == "gap":
+            first, met_at, reason = rest.split("/", 2)
+            of.gaps.append(Gap(int(first), value, reason, int(met_at)))
+    for of in found.values():
+        of.gaps.sort(key=lambda gap: gap.first)
+    return found
+
+
+class FactsReader:
+    """Reads the facts of one table from its log. Reads only the versions that are new since the last call."""
+
+    def __init__(self, storage: Storage, topic: str) -> None:
+        self._storage = storage
+        self._log = f"{topic_folder(topic)}/{LOG}"
+        self._version = -1
+        self._facts: dict[str, int] = {}
+        self.checkpoint = -1  # the version of the newest known checkpoint
+
+    def at(self, version: int) -> Facts:
+        """Return the facts as of a version of the table, which must not be older than at the last call."""
+        if version > self._version:
+            facts, at = self._start(version)
+            for number in range(at + 1, version + 1):
+                facts.update(self._commit(number))
+            self._facts, self._version = facts, version
+        return self._facts
+
+    def _start(self, version: int) -> tuple[dict[str, int], int]:
+        """Return facts to continue from, and their version: the known ones, or those of a later checkpoint."""
+        text = self._storage.read(f"{self._log}/_last_checkpoint")
+        checkpoint = None if text is None else msgspec.json.decode(text)
+        at = -1 if checkpoint is None else int(checkpoint["version"])
+        self.checkpoint = max(self.checkpoint, at)
+        if checkpoint is None or not self._version < at <= version:
+            return dict(self._facts), self._version
+        if "v2Checkpoint" in checkpoint:
+            raise LakeError(
+                f"{self._storage.uri(self._log)}: this version of topics cannot read checkpoints of kind v2"
+            )
+        parts = int(checkpoint.get("parts") or 0)
+        names = [f"{at:020d}.checkpoint.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)]
+        facts: dict[str, int] = {}
+        for name in names or [f"{at:020d}.checkpoint.parquet"]:
+            facts.update(self._checkpoint(name))
+        return facts, at
+
+    def _checkpoint(self, name: str) -> dict[str, int]:
+        path = f"{self._log}/{name}"
+        try:
+            with self._storage.open(path) as file:
+                column = pq.ParquetFile(file).read(columns=["txn.appId", "txn.version"]).column("txn").combine_chunks()
+        except FileNotFoundError:
+            raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake") from None
+        rows = column.drop_null()
+        return dict(zip(rows.field("appId").to_pylist(), rows.field("version").to_pylist(), strict=True))
+
+    def _commit(self, version: int) -> dict[str, int]:
+        path = f"{self._log}/{version:020d}.json"
+        text = self._storage.read(path)
+        if text is None:
+            raise Damaged(f"{self._storage.uri(path)} is missing: bring it back from a copy of the lake")
+        actions: list[dict[str, Any]] = [msgspec.json.decode(line) for line in text.splitlines() if b'"txn"' in line]
+        return {one["txn"]["appId"]: one["txn"]["version"] for one in actions if "txn" in one}

@@ -1,0 +1,255 @@
+"""The place of a lake: a local directory, or a prefix of an object store. Files have paths relative to it.
+
+A directory is opened by Arrow, and its files are synced before they count as written. An object store is opened through
+`deltalake`, so that tables and files use the same settings. Settings come from the environment (`AWS_…`, `GOOGLE_…`,
+`AZURE_…`) and from `TOPICS_LAKE_SECRETS`, a JSON object that `--storage-option` fills. The name of the variable makes
+Spark hide its value.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import xxhash
+from msgspec import Struct
+
+from topics.lake.errors import LakeError, NoLake
+
+SETTINGS = "TOPICS_LAKE_SECRETS"
+PROBE = "_writable"  # a file that is written and removed to find out whether that is allowed
+SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+
+REMEDIES = {
+    errno.ENOSPC: "free space there, and run the same command again",
+    errno.EDQUOT: "free space there, and run the same command again",
+    errno.EROFS: "check how it is mounted, and run the same command again",
+    errno.EACCES: "check its owner and permissions, and run the same command again",
+    errno.EPERM: "check its owner and permissions, and run the same command again",
+    errno.EIO: "check the disk, then check the lake with topics pipeline audit",
+}
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+
+
+class StoredFile(Struct, frozen=True):
+    """A file as the storage lists it. `modified_ns` is the time of the storage, not of this machine."""
+
+    path: str
+    size_bytes: int
+    modified_ns: int
+
+
+def location(text: str) -> str:
+    """Return the absolute path of a local lake, or the URL of one in an object store, without a trailing slash.
+
+    Raise `NoLake` if it cannot be a lake.
+    """
+    if not text:
+        raise NoLake("the path of the lake is empty: give the directory or the URL of a lake")
+    found = _URL.fullmatch(text)
+    if found is None or "/" in found[1]:
+        path = os.path.abspath(text)
+    elif found[1].lower() in SCHEMES:
+        if not re.fullmatch(r"//[^/@]+(/.*)?", found[2]):
+            raise NoLake(f"{text}: not the URL of a lake, such as s3://bucket/lake")
+        return f"{found[1].lower()}:{found[2].rstrip('/')}"
+    elif found[1] == "file" and found[2].startswith("/"):
+        path = os.path.abspath("/" + found[2].lstrip("/"))
+    else:
+        raise NoLake(f"{text}: a lake is a directory, or a URL that begins with s3://, gs:// or az://")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise NoLake(f"{path} is a file, and a lake is a directory")
+    return path
+
+
+def real_location(text: str) -> str:
+    """Return the location with symbolic links resolved, so that one lake has one name."""
+    found = location(text)
+    return os.path.realpath(found) if found.startswith("/") else found
+
+
+def set_options(options: Mapping[str, str]) -> None:
+    """Use these settings of the object store in this process and in the Spark processes that it starts."""
+    if options:
+        os.environ[SETTINGS] = json.dumps({**given_options(), **options})
+
+
+def given_options() -> dict[str, str]:
+    """Return the settings of `set_options`. Raise `LakeError` if the variable is not a JSON object of strings."""
+    text = os.environ.get(SETTINGS) or "{}"
+    try:
+        found = json.loads(text)
+        return {str(key): str(value) for key, value in found.items()}
+    except (ValueError, AttributeError):
+        raise LakeError(f"{SETTINGS} is not a JSON object of settings") from None
+
+
+class Storage:
+    """The files of a lake. The constructor does no I/O."""
+
+    def __init__(self, where: str) -> None:
+        self.location = location(where)
+        self.is_local = self.location.startswith("/")
+        self.options = {} if self.is_local else given_options()
+        self._files: pafs.FileSystem | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Storage, (self.location,)
+
+    def uri(self, path: str) -> str:
+        """Return the path or URL of a table or file, as other programs need it."""
+        return f"{self.location}/{path}" if path else self.location
+
+    @property
+    def files(self) -> pafs.FileSystem:
+        """The file system of the lake, for paths relative to it."""
+        if self._files is None:
+            if self.is_local:
+                self._files = pafs.SubTreeFileSystem(self.location, pafs.LocalFileSystem())
+            else:
+                from deltalake.fs import DeltaStorageHandler
+
+                self._files = pafs.PyFileSystem(DeltaStorageHandler(self.location, self.options))
+        return self._files
+
+    def check_writable(self) -> None:
+        """Raise `LakeError` if this user may not write to the lake."""
+        if self.is_local:
+            is_writable = os.access(self.location, os.W_OK | os.X_OK)
+        else:
+            try:
+                self.write(PROBE, b"")
+                self.remove(PROBE)
+                is_writable = True
+            except OSError:
+                is_writable = False
+        if not is_writable:
+            raise LakeError(f"{self.location} is not writable for this user")
+
+    # --- files
+
+    def open(self, path: str) -> Any:
+        """Open a file for reading. Raise `FileNotFoundError` if it does not exist."""
+        return self.files.open_input_file(path)
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a small file, or None if it does not exist."""
+        try:
+            with self.files.open_input_stream(path) as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def create(self, path: str) -> Any:
+        """Create a file and its folders, and return the stream to write it."""
+        if self.is_local:
+            os.makedirs(os.path.dirname(self.uri(path)), exist_ok=True)
+        return self.files.open_output_stream(path)
+
+    def seal(self, path: str) -> str:
+        """Return the final path of a written file: in a directory, rename it so that its name has its checksum."""
+        if not self.is_local:
+            return path
+        sealed = f"{path.removesuffix('.parquet')}-{self.sum(path)}.parquet"
+        os.rename(self.uri(path), self.uri(sealed))
+        return sealed
+
+    def sum(self, path: str) -> str:
+        """Return the checksum of a file of a local lake."""
+        found = xxhash.xxh3_64()
+        with open(self.uri(path), "rb", buffering=0) as file:
+            while data := file.read(1 << 20):
+                found.update(data)
+        return found.hexdigest()
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write or replace a small file atomically."""
+        if not self.is_local:
+            with self.files.open_output_stream(path) as file:
+                file.write(data)
+            return
+        target = self.uri(path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        temporary = f"{target}.{os.urandom(4).hex()}.tmp"
+        with open(temporary, "wb") as local:
+            local.write(data)
+            local.flush()
+            os.fsync(local.fileno())
+        os.replace(temporary, target)
+        _sync(os.path.dirname(target))
+
+    def remove(self, path: str) -> bool:
+        """Remove a file. Return whether it existed."""
+        try:
+            self.files.delete_file(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file, or None if it does not exist."""
+        [info] = self.files.get_file_info([path])
+        return int(info.size) if info.type == pafs.FileType.File else None
+
+    def files_in(self, folder: str) -> list[StoredFile]:
+        """Return every file below a folder."""
+        found = self.files.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
+        return [
+            StoredFile(info.path, info.size, info.mtime_ns or 0) for info in found if info.type == pafs.FileType.File
+        ]
+
+    def names(self) -> list[str]:
+        """Return the names directly in the lake, of files and of folders."""
+        found = self.files.get_file_info(pafs.FileSelector("", allow_not_found=True, recursive=False))
+        return sorted(info.base_name for info in found)
+
+    def has_folder(self, path: str) -> bool:
+        """Return whether a folder of a local lake exists."""
+        return os.path.isdir(self.uri(path))
+
+    def sync(self, paths: Iterable[str]) -> None:
+        """Sync files and their folders, so that they survive a power failure. An object store has done that already."""
+        if not self.is_local:
+            return
+        folders: set[str] = set()
+        for path in paths:
+            with suppress(FileNotFoundError):
+                _sync(self.uri(path))
+            folder = os.path.dirname(path)
+            while folder:
+                folders.add(folder)
+                folder = os.path.dirname(folder)
+        for folder in folders:
+            with suppress(FileNotFoundError):
+                _sync(self.uri(folder))
+        _sync(self.location)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def with_remedies(where: str) -> Iterator[None]:
+    """Turn a storage error into a `LakeError` that names the file, or else `where`, and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or isinstance(error, pa.ArrowException):
+            raise
+        if error.errno in REMEDIES:
+            name = error.filename if isinstance(error.filename, str) else where
+            raise LakeError(f"{name}: {error.strerror}; {REMEDIES[error.errno]}") from error
+        raise

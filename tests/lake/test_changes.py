@@ -1,0 +1,345 @@
+"""Changes of a lake: what readers see, and which changes conflict."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.lake.making import (
+    EPOCH,
+    archive,
+    archived_epoch_of,
+    check_content,
+    erase,
+    known,
+    seen_by_others,
+    seqs_of,
+    written,
+)
+from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files
+from topics.lake.table import CHECKPOINT_EVERY
+
+
+def data_files(lake: Lake, topic: str) -> set[str]:
+    return {one.path for one in lake.table(topic).files()}
+
+
+def test_uncommitted_files_are_invisible(lake: Lake):
+    archive(lake, "a", 1, 10)
+    written(lake, "a", 11, 100)
+    assert known(lake) == [("a", seq) for seq in range(1, 11)]
+    assert seen_by_others(lake, "a") == list(range(1, 11))
+
+
+def test_commit_is_visible_to_every_reader(lake: Lake):
+    archive(lake, "a", 1, 100)
+    assert known(Lake(lake.path)) == [("a", seq) for seq in range(1, 101)]
+    assert seen_by_others(lake, "a") == list(range(1, 101))
+    check_content(lake, "a")
+
+
+def test_gaps_and_progress_come_with_the_records(lake: Lake):
+    archive(lake, "a", 1, 20, lost=5)
+    archive(lake, "a", 21, 30, lost=10)
+    found = archived_epoch_of(Lake(lake.path))
+    assert (found.archived_to, found.gaps) == (30, (Gap(1, 5, "cap", 1000), Gap(21, 30, "cap", 1000)))
+    assert seen_by_others(lake, "a") == list(range(6, 21)), "no gap is a row"
+
+
+def test_gap_reason_may_hold_any_text(lake: Lake):
+    gap = Gap(1, 5, 'a/b: ünïcode "x"', 99)
+    lake.commit(TopicState(topic="a"), [Change(op="archive", topic="a", epoch=EPOCH, gaps=[gap], covered=(1, 5))])
+    assert archived_epoch_of(Lake(lake.path)).gaps == (gap,)
+
+
+def test_epochs_of_a_topic_are_separate(lake: Lake):
+    archive(lake, "a", 1, 5, epoch=100)
+    archive(lake, "a", 1, 3, epoch=200)
+    found = Lake(lake.path).snapshot().epochs("a")
+    assert [(one.epoch, one.archived_to, len(one.files)) for one in found] == [(100, 5, 1), (200, 3, 1)]
+    assert seqs_of(lake.read("a", 100)) == [1, 2, 3, 4, 5]
+    assert lake.snapshot().archived("a", 300) is None
+
+
+def test_one_of_two_archives_of_the_same_seqs_succeeds(lake: Lake):
+    base = archive(lake, "a", 1, 10)
+    other = Lake(lake.path)
+    archive(lake, "a", 11, 20, base=base)
+    with pytest.raises(Conflict, match="up to 20 by another run"):
+        archive(other, "a", 11, 22, base=base)
+    assert known(lake) == [("a", seq) for seq in range(1, 21)]
+
+
+def test_archive_that_skips_seqs_conflicts(lake: Lake):
+    archive(lake, "a", 1, 10)
+    with pytest.raises(Conflict):
+        archive(lake, "a", 12, 15)
+
+
+def test_commit_between_check_and_commit_is_refused_by_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch):
+    """The other run commits after this one has looked: then only Delta's own check is left."""
+    archive(lake, "a", 1, 10)
+    other = Lake(lake.path)
+    add = type(lake.table("a"))._add
+
+    def late(table, *arguments):
+        if table is lake.table("a"):
+            archive(other, "a", 11, 12)
+        return add(table, *arguments)
+
+    monkeypatch.setattr(type(lake.table("a")), "_add", late)
+    with pytest.raises(Conflict):
+        archive(lake, "a", 11, 20)
+    monkeypatch.undo()
+    assert known(lake) == [("a", seq) for seq in range(1, 13)]
+
+
+def test_erase_between_check_and_commit_is_refused_by_the_table(lake: Lake, monkeypatch: pytest.MonkeyPatch):
+    archive(lake, "a", 1, 10)
+    other = Lake(lake.path)
+    add = type(lake.table("a"))._add
+
+    def late(table, *arguments):
+        if table is lake.table("a"):
+            erase(other, "nobody")
+        return add(table, *arguments)
+
+    monkeypatch.setattr(type(lake.table("a")), "_add", late)
+    with pytest.raises(Conflict):
+        archive(lake, "a", 11, 20)
+
+
+def test_concurrent_archivers_leave_one_history(lake: Lake):
+    """Each archiver takes the next seqs that it knows of, and reads the lake again after a conflict."""
+    clashes: list[Conflict] = []
+    failures: list[BaseException] = []
+    archive(lake, "a", 1, 5)
+
+    def work() -> None:
+        mine = Lake(lake.path)
+        for _ in range(12):
+            base = mine.table("a").state()
+            at = base.epoch(EPOCH).archived_to
+            try:
+                archive(mine, "a", at + 1, at + 5, base=base)
+                mine.merge("a", EPOCH, min_files=4)
+            except Conflict as clash:
+                clashes.append(clash)
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    commits = 1 + 4 * 12 - len(clashes)
+    assert known(lake) == [("a", seq) for seq in range(1, 5 * commits + 1)]
+    assert seen_by_others(lake, "a") == list(range(1, 5 * commits + 1))
+    check_content(lake, "a")
+
+
+def test_changes_of_different_topics_do_not_conflict(lake: Lake):
+    one, other = lake.table("a").state(), lake.table("b").state()
+    archive(lake, "a", 1, 10, base=one)
+    archive(lake, "b", 1, 10, base=other)
+    assert lake.snapshot().topics() == ["a", "b"]
+
+
+def test_commit_of_a_missing_file_is_refused(lake: Lake):
+    [file] = written(lake, "a", 1, 10)
+    os.unlink(Path(lake.path) / file.path)
+    with pytest.raises(LakeError, match="driver and all executors share"):
+        lake.commit(TopicState(topic="a"), [Change(op="archive", topic="a", epoch=7, adds=[file], covered=(1, 10))])
+
+
+def test_commit_of_a_truncated_file_is_refused(lake: Lake):
+    [file] = written(lake, "a", 1, 10)
+    os.truncate(Path(lake.path) / file.path, 10)
+    with pytest.raises(Damaged):
+        lake.commit(TopicState(topic="a"), [Change(op="archive", topic="a", epoch=7, adds=[file], covered=(1, 10))])
+
+
+def test_log_stays_short_and_keeps_every_fact(lake: Lake):
+    rounds = 3 * CHECKPOINT_EVERY + 3
+    reader = Lake(lake.path)
+    for at in range(rounds):
+        archive(lake, "a", 1 + 2 * at, 2 + 2 * at, lost=1)
+        if at % 20 == 0:
+            assert archived_epoch_of(reader) == archived_epoch_of(lake)
+    for fresh in (Lake(lake.path), reader):
+        found = archived_epoch_of(fresh)
+        assert found.archived_to == 2 * rounds
+        assert [gap.first for gap in found.gaps] == [1 + 2 * at for at in range(rounds)]
+    assert len(list(Path(lake.path, "a", "_delta_log").glob("*.checkpoint.parquet"))) >= 3
+    assert seen_by_others(lake, "a") == [2 * at for at in range(1, rounds + 1)]
+
+
+def test_facts_survive_maintenance_by_other_programs(lake: Lake):
+    for at in range(10):
+        archive(lake, "a", 1 + 10 * at, 10 + 10 * at, lost=2)
+    delta = lake.table("a").delta()
+    assert delta is not None
+    delta.optimize.compact()
+    delta.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    delta.create_checkpoint()
+    fresh = Lake(lake.path)
+    found = archived_epoch_of(fresh)
+    assert (found.archived_to, len(found.gaps), len(found.files)) == (100, 10, 1)
+    assert seqs_of(fresh.read("a", EPOCH)) == [seq for seq in range(1, 101) if seq % 10 not in (1, 2)]
+    check_content(fresh, "a")
+    archive(fresh, "a", 101, 110)
+
+
+def test_merged_files_replace_the_small_ones(lake: Lake):
+    for at in range(10):
+        archive(lake, "a", 1 + 10 * at, 10 + 10 * at, lost=1)
+    before = known(lake)
+    assert lake.merge("a", EPOCH, min_files=8) == 10
+    found = archived_epoch_of(lake)
+    assert len(found.files) == 1
+    assert known(lake) == before
+    assert (found.archived_to, len(found.gaps)) == (100, 10)
+    check_content(lake, "a")
+
+
+def test_reader_of_an_older_version_finishes_during_a_merge(lake: Lake):
+    for at in range(10):
+        archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
+    delta = Lake(lake.path).table("a").delta()
+    assert delta is not None
+    reading = lake.read("a", 7)
+    seen = seqs_of([next(reading)])
+    assert lake.merge("a", EPOCH, min_files=2) == 10
+    assert seen + seqs_of(reading) == list(range(1, 101))
+    assert delta.to_pyarrow_table().num_rows == 100, "replaced files stay for a week"
+
+
+def test_merge_gives_way_to_an_erase(lake: Lake):
+    for at in range(4):
+        base = archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
+    files = base.epoch(EPOCH).files
+    merged = merge_files(lake.storage, "a", EPOCH, files)
+    erase(lake, "t1")
+    with pytest.raises((Conflict, LakeError)):
+        lake.commit(base, [Change(op="merge", topic="a", epoch=EPOCH, adds=[merged], removes=list(files))])
+    assert [("a", seq) for seq in range(1, 41) if seq % 3 != 1] == known(lake)
+
+
+def test_erase_removes_records_from_every_file_and_the_disk(lake: Lake):
+    for at in range(3):
+        archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
+    archive(lake, "b", 1, 3)
+    archive(lake, "c", 1, 3)
+    lake.merge("a", EPOCH, min_files=2)  # the merged files are still on the disk
+    before = data_files(lake, "a")
+    assert len(before) == 4
+    assert erase(lake, "t1") == 11
+    assert not before & data_files(lake, "a")
+    left = [("a", seq) for seq in range(1, 31) if seq % 3 != 1] + [("b", 2), ("b", 3)]
+    assert known(lake) == [*left, ("c", 1), ("c", 2), ("c", 3)]
+    check_content(lake, "a")
+    assert archived_epoch_of(lake).uncovered(1, 30) == []  # the deleted seqs are covered
+    assert seen_by_others(lake, "b") == [2, 3]
+
+
+def test_erase_removes_the_log_of_earlier_versions(lake: Lake):
+    for at in range(3):
+        archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
+    erase(lake, "t1")
+    log = Path(lake.path, "a", "_delta_log")
+    assert not (log / f"{1:020d}.json").exists()
+    fresh = Lake(lake.path)
+    assert known(fresh) == known(lake)
+    archive(fresh, "a", 31, 40)
+    assert len(known(lake)) == 30
+
+
+def test_killed_purge_is_repeated_by_the_next_erase(lake: Lake, monkeypatch: pytest.MonkeyPatch):
+    archive(lake, "a", 1, 10)
+    before = data_files(lake, "a")
+    monkeypatch.setattr("topics.lake.vacuum.purge", lambda *rest: None)
+    assert erase(lake, "t1") == 4
+    assert before <= data_files(lake, "a")
+    monkeypatch.undo()
+    assert erase(lake, "t1") == 0
+    assert not before & data_files(lake, "a")
+
+
+def test_erase_removes_the_files_of_a_killed_archive(lake: Lake):
+    archive(lake, "a", 1, 10)
+    [dead] = written(lake, "a", 5, 20)  # a run that began at seq 5 can never be committed
+    [running] = written(lake, "a", 11, 20)
+    erase(lake, "t1")
+    assert lake.storage.size(dead.path) is None
+    assert lake.storage.size(running.path) is not None
+    change = Change(op="archive", topic="a", epoch=EPOCH, adds=[running], covered=(11, 20))
+    lake.commit(lake.table("a").state(), [change])
+    assert len(known(lake)) == 6 + 10
+
+
+def test_erase_of_all_records_removes_the_file(lake: Lake):
+    archive(lake, "b", 1, 1)
+    assert erase(lake, "t1") == 1
+    assert known(lake) == []
+    assert data_files(lake, "b") == set()
+    assert archived_epoch_of(lake, "b").archived_to == 1
+
+
+def test_dry_run_of_an_erase_counts_and_changes_nothing(lake: Lake):
+    archive(lake, "a", 1, 30)
+    before = lake.table("a").state()
+    assert erase(lake, "t1", dry_run=True) == 10
+    assert lake.table("a").state() == before
+    assert len(data_files(lake, "a")) == 1
+
+
+def test_archive_during_an_erase_reads_again(lake: Lake):
+    lake.table("a").create()
+    base = lake.table("a").state()
+    erase(lake, "t1")
+    with pytest.raises(Conflict, match="erased"):
+        archive(lake, "a", 1, 10, base=base)
+
+
+def test_trim_never_goes_back(lake: Lake):
+    archive(lake, "a", 1, 10)
+    for upto in (8, 5):
+        lake.commit(lake.table("a").state(), [Change(op="trim", topic="a", epoch=EPOCH, trimmed_to=upto)])
+    assert archived_epoch_of(Lake(lake.path)).trimmed_to == 8
+
+
+def test_vacuum_keeps_replaced_files_for_a_week_by_default(lake: Lake):
+    for at in range(4):
+        archive(lake, "a", 1 + 10 * at, 10 + 10 * at)
+    lake.merge("a", EPOCH, min_files=2)
+    assert lake.vacuum("a").files == 0
+    assert len(data_files(lake, "a")) == 5
+    assert lake.vacuum("a", retention_hours=0, dry_run=True).files == 4
+    found = lake.vacuum("a", retention_hours=0)
+    assert (found.files, found.bytes > 1000) == (4, True)
+    assert len(data_files(lake, "a")) == 1
+    check_content(Lake(lake.path), "a")
+
+
+def test_directory_without_a_lake_is_an_error(tmp_path: Path):
+    lake = Lake(str(tmp_path / "nothing"))
+    assert not lake.exists()
+    with pytest.raises(NoLake, match="is not a lake"):
+        lake.snapshot()
+
+
+def test_directory_with_other_files_is_refused(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(NoLake, match=r"is not empty and is not a lake: it contains notes\.txt"):
+        Lake(str(tmp_path)).create()
+
+
+@pytest.mark.parametrize("location", ["hdfs:///lake", "s3:bucket", "s3://user@bucket/lake", ""])
+def test_place_that_cannot_be_a_lake_is_refused(location: str):
+    with pytest.raises(NoLake):
+        Lake(location)
