@@ -223,8 +223,8 @@ def by_duckdb(lake: Path) -> Sums:
     for dataset in tables(lake):
         query = """
             SELECT count(*), sum(seq)::BIGINT, sum((data->>'$.total')::BIGINT)::BIGINT, count(DISTINCT seq)
-            FROM dataset"""
-        [(*found, distinct)] = duckdb.sql(query).fetchall()
+            FROM records"""
+        [(*found, distinct)] = duckdb.from_arrow(dataset).query("records", query).fetchall()
         assert found[0] == distinct, f"{found[0] - distinct:,} records are there twice"
         sums = [one + more for one, more in zip(sums, found, strict=True)]
     return Sums(*sums)

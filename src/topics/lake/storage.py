@@ -115,9 +115,7 @@ class Storage:
             if self.is_local:
                 self._files = pafs.SubTreeFileSystem(self.location, pafs.LocalFileSystem())
             else:
-                from deltalake.fs import DeltaStorageHandler
-
-                self._files = pafs.PyFileSystem(DeltaStorageHandler(self.location, self.options))
+                self._files = _object_store(self.location, self.options)
         return self._files
 
     def check_writable(self) -> None:
@@ -233,6 +231,36 @@ class Storage:
         _sync(self.location)
 
 
+def _object_store(location: str, options: dict[str, str]) -> pafs.FileSystem:
+    """Return the file system of an object store, as deltalake opens it."""
+    from deltalake.fs import DeltaStorageHandler
+
+    class Output:
+        """A file that takes any buffer: Arrow passes its own kind, and deltalake takes only bytes."""
+
+        def __init__(self, file: Any) -> None:
+            self._file = file
+            self.closed = False
+
+        def write(self, data: Any) -> int:
+            self._file.write(bytes(memoryview(data)))
+            return len(memoryview(data))
+
+        def flush(self) -> None:
+            self._file.flush()
+
+        def close(self) -> None:
+            if not self.closed:
+                self.closed = True
+                self._file.close()
+
+    class Handler(DeltaStorageHandler):
+        def open_output_stream(self, path: str, metadata: Any = None) -> Any:
+            return pa.PythonFile(Output(self._handler.open_output_stream(path, metadata)), "w")
+
+    return pafs.PyFileSystem(Handler(location, options))
+
+
 def _sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -252,4 +280,7 @@ def with_remedies(where: str) -> Iterator[None]:
         if error.errno in REMEDIES:
             name = error.filename if isinstance(error.filename, str) else where
             raise LakeError(f"{name}: {error.strerror}; {REMEDIES[error.errno]}") from error
+        if error.errno is None and not where.startswith("/"):
+            [reason, *_] = str(error).splitlines() or [type(error).__name__]
+            raise LakeError(f"{where}: {reason}; check the URL, and the settings and keys of the store") from error
         raise
