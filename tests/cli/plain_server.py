@@ -17,6 +17,7 @@ from topics.errors import Corrupt
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget
+from topics.server.limits.loop_holds import LoopHolds
 
 
 class PlainApp:
@@ -24,6 +25,7 @@ class PlainApp:
         self.slow: list[Deferred] = []
         self.http: HttpServer | None = None
         self.budget = MemoryBudget()
+        self.holds = LoopHolds()
 
     @classmethod
     def build(cls, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop) -> "PlainApp":

@@ -18,7 +18,7 @@ GAUGES = [
     "topics_wal_queue_depth_peak", "topics_wal_read_only", "topics_topic_archived_seq",
     "topics_topic_archive_unarchived", "topics_topic_archive_overdue", "topics_memory_budget_bytes",
     "topics_memory_charged_bytes", "topics_consumer_lag_records", "topics_consumer_lag_seconds",
-    "topics_consumer_metrics_truncated",
+    "topics_consumer_metrics_truncated", "topics_loop_hold_max_ms",
 ]  # fmt: skip
 COUNTERS = [
     "topics_wal_frames_total", "topics_wal_batches_total", "topics_wal_fsyncs_total", "topics_wal_bytes_written_total",

@@ -22,6 +22,7 @@ from topics.server.api.table import ROUTES
 from topics.server.http.browser_origin import Pages
 from topics.server.http.server import HttpServer
 from topics.server.limits.budget import MemoryBudget, budget_bytes_of
+from topics.server.limits.loop_holds import LoopHolds
 from topics.server.loop.budget_upkeep import Upkeep
 from topics.server.loop.forwarding import Forwarding
 from topics.server.loop.poll_cache import PollCache
@@ -52,6 +53,7 @@ class TopicsApp:
         self.clock = clock
         self.loop = loop
         self.budget = MemoryBudget(budget_bytes_of(settings))
+        self.holds = LoopHolds()
         self.quotas = Quotas(settings, self.budget)
         served = [route for route in ROUTES if settings.console or not route.console]
         self.startup = Startup(clock, partial(openapi.document, served), console=settings.console)
@@ -88,10 +90,10 @@ class TopicsApp:
         """Build the engine and the services for the recovered state. Only the engine may use it from now on."""
         settings, budget = self.settings, self.budget
         engine = Engine(clock=self.clock, limits=limits_of(settings), state=state, schedule=self.loop.call_soon)
-        runtime = Runtime(settings, self.clock, self.loop, engine)
+        runtime = Runtime(settings, self.clock, self.loop, engine, holds=self.holds)
         self.forwarding = Forwarding(runtime, self.startup.requests_total)
         throttle = Throttle(runtime, refuse_ms=settings.pressure_lag_ms)
-        slices = Slices(self.loop, runtime.loads, self.clock, budget)
+        slices = Slices(self.loop, runtime.loads, self.clock, budget, holds=self.holds)
         dispatcher = Dispatcher(runtime, throttle, budget)
         sessions = Sessions(runtime, self.quotas, budget)
         job_waiters = JobWaiters(runtime, throttle)

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from topics.server.http.request_log import RequestLog
 from topics.server.http.server import HttpServer
 from topics.server.limits import os_limits
 from topics.server.limits.budget import MemoryBudget
+from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.gc_pauses import Garbage
 from topics.storage.datadir import DataDirError
 
@@ -45,6 +47,7 @@ class ServedApp(App, Protocol):
 
     budget: MemoryBudget  # shared with the transport
     http: HttpServer | None  # set before the first connection, for metrics
+    holds: LoopHolds  # shared with the transport
 
     async def start(self) -> None:
         """Open the storage and recover it. Requests arrive meanwhile. Cancelled if the server must stop first."""
@@ -91,10 +94,10 @@ async def _serve(settings: Settings, build: Build) -> int:
         return _cannot_start(error)
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
-    app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log)
+    app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
     servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
     _announce(settings, sockets)
-    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns))
+    started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, note=partial(app.holds.note, Cause.GC)))
     for server in servers:
         server.close()
     if started:

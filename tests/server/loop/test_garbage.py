@@ -31,6 +31,14 @@ def test_survivors_of_a_long_full_collection_are_frozen():
     assert len(frozen) == 1
 
 
+def test_length_of_every_collection_is_noted():
+    clock, noted = SimClock(), []
+    garbage = Garbage(clock.monotonic_ns, freeze=lambda: None, note=noted.append)
+    for generation in range(3):
+        collect(garbage, clock, took_ns=(generation + 1) * 1_000_000, generation=generation)
+    assert noted == [1_000_000, 2_000_000, 3_000_000]
+
+
 def test_frozen_objects_are_not_looked_at_again_until_the_end():
     before = gc.get_threshold()
     garbage = Garbage(SimClock().monotonic_ns)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.live.manual import ManualLoop, TickingClock, create, manual_app
 from topics.engine.durable.deferred_replay import PER_STEP
+from topics.engine.state.topic import Topic
 from topics.errors import TopicsError, invalid
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.server.access.caller import ANYONE
@@ -17,6 +18,7 @@ from topics.server.api.handlers import health, topics
 from topics.server.api.route import Call
 from topics.server.http.messages import Answer, Deferred, Request, Response
 from topics.server.limits.budget import MemoryBudget
+from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.cold_loads import Loads
 from topics.server.loop.sliced_work import SLICE_NS, TURN_NS, Slices
 from topics.storage.segments.cold import Cold, Need
@@ -60,7 +62,11 @@ def loop() -> ManualLoop:
 
 @pytest.fixture
 def slices(loop: ManualLoop, clock: SimClock) -> Slices:
-    return Slices(loop, Loads(loop, None), clock, MemoryBudget())  # type: ignore[arg-type]
+    return Slices(loop, Loads(loop, None), clock, MemoryBudget(), holds=LoopHolds())  # type: ignore[arg-type]
+
+
+def text_of(response: Response) -> bytes:
+    return response.body if isinstance(response.body, bytes) else b"".join(response.body)
 
 
 def answered(deferred: Answer) -> list[Response]:
@@ -159,7 +165,7 @@ def test_metrics_of_many_topics_take_many_turns() -> None:
         loop.turn()
         turns += 1
     assert turns > 5
-    found = json.loads(bytes(got[0].body))  # type: ignore[arg-type]
+    found = json.loads(text_of(got[0]))
     assert found["topics_topics"] == 5_001
     assert found["topics_topics_by_class"] == {"ephemeral": 0, "memory": 0, "disk": 5_000, "fsync": 1}
     assert found["topics_queue_topics"] == 1
@@ -205,7 +211,7 @@ def test_deferred_records_are_replayed_over_many_turns(handler: Callable[..., An
         waiting.append(len(after.recovered.backlog))
     assert max(before - now for before, now in pairwise(waiting)) <= 4 * PER_STEP
     assert waiting[0] > waiting[-1] == 0
-    body = json.loads(bytes(got[0].body))  # type: ignore[arg-type]
+    body = json.loads(text_of(got[0]))
     heads = body.get("topics_topic_head_seq") or {row["topic"]: row["head_seq"] for row in body["topics"]}
     assert heads == {f"t{number}": 2 * PER_STEP for number in range(5)}
 
@@ -251,3 +257,48 @@ def test_step_of_a_replay_is_bounded_in_bytes() -> None:
         left.append(len(backlog))
     assert {before - now for before, now in pairwise(left)} <= {1, 2, 3}
     assert (left[-1], after.engine.topics["t"].count) == (0, 2000)
+
+
+def test_longest_slice_is_noted_under_its_cause(slices: Slices, loop: ManualLoop, clock: SimClock):
+    def steps() -> Generator[None, None, None]:
+        for took_ms in (1, 3, 2):
+            clock.advance(ms=took_ms)
+            yield None
+
+    slices.run(steps(), lambda _: None, lambda _: None, Cause.CHECKPOINT)
+    for _ in range(5):
+        loop.turn()
+    longest = slices.holds.longest_ns
+    assert longest[Cause.CHECKPOINT] == 3_000_000
+    assert longest[Cause.REQUEST] == 0
+
+
+@pytest.mark.parametrize("accept", [b"application/json", b"text/plain"])
+@pytest.mark.parametrize("handler", [topics.list_topics, health.get_metrics])
+def test_one_step_looks_at_a_bounded_number_of_topics(
+    monkeypatch: pytest.MonkeyPatch, handler: Callable[..., Answer], accept: bytes
+) -> None:
+    """A page, and the metrics of as many topics as are named, are made a few hundred topics at a time."""
+    app, loop = manual_app(TickingClock(), metrics_max_topics=3000)
+    create(app, loop, [f"t{number:04}" for number in range(2500)])
+    looked_at, most = 0, 0
+    expire = app.services.engine.expire
+
+    def counting(topic: Topic) -> int:
+        nonlocal looked_at
+        looked_at += 1
+        return expire(topic)
+
+    monkeypatch.setattr(app.services.engine, "expire", counting)
+    call: Any = Call(request(), None, {}, ANYONE)  # type: ignore[arg-type]
+    call.request.query, call.request.headers = b"page_size=1000", {b"accept": accept}
+    answer = handler(app.services, call)
+    got = answered(answer)
+    while not got:
+        most, looked_at = max(most, looked_at), 0
+        loop.turn()
+    assert 0 < most <= 250
+    text = text_of(got[0])
+    assert text.count(b"t0999") >= 1
+    if accept == b"application/json":
+        json.loads(text)

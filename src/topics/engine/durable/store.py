@@ -154,6 +154,11 @@ class Store:
         self._snapshot(self.wal.number, done, clean=clean, notes=notes)
         return True
 
+    @property
+    def is_snapshotting(self) -> bool:
+        """Whether a snapshot is being taken, written or cleaned up after."""
+        return self._snapshotting
+
     def when_saved(self, topic: Topic, done: Done) -> None:
         """Call `done` once a snapshot has all that the topic's class promises, or with the error that prevents it."""
         self._savers.append((topic, done))

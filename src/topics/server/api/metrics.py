@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from topics.engine.consumers.lag import Lag, rough_lag_of
+from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
 from topics.engine.write import archived
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 # are thousands of samples, and every long-lived container makes the pauses of the garbage collector longer.
 Sample = tuple[str, str, str, float]
 
-TOPICS_PER_STEP = 2000
+TOPICS_PER_STEP = 250  # one takes about 2 µs
 CONSUMERS_PER_STEP = 200
+SAMPLES_PER_STEP = 500
+_encode = msgspec.json.encode
+
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
 
@@ -45,8 +49,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
     Expires the leases of all queues, and the records of the named topics, first. Creations and deletions that are still
     being written to the log are not waited for.
 
-    Runs in steps, because queues and archives are searched among all topics. A step is a metric, or `TOPICS_PER_STEP`
-    topics.
+    Runs in steps, because there may be many topics. A step is a metric, or `TOPICS_PER_STEP` topics.
     """
     yield from services.engine.replay_in_steps()
     leases = yield from _leases(services)
@@ -54,6 +57,7 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
     consumers = yield from _consumers(services, prefixes)
     parts = (
         _totals(services, leases),
+        _holds(services),
         _process(services.startup, ready=not services.runtime.draining, progress=1.0),
         _wal(services.wal_stats(), read_only=services.read_only() is not None),
         _topics(services, prefixes),
@@ -63,7 +67,8 @@ def collect(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metric]
     )
     rows = []
     for row in chain.from_iterable(parts):
-        rows.append(row)
+        if row is not None:
+            rows.append(row)
         yield None
     return rows
 
@@ -81,18 +86,31 @@ def _leases(services: Services) -> Steps[int]:
 
 
 def _archived(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Topic]]:
-    """Return the topics with an archive, by name."""
+    """Return the first topics with an archive, by name."""
     found: list[Topic] = []
-    for some in _batches(services.engine.topics.values()):
-        found += [topic for topic in some if topic.archived or topic.config.archive is not None]
+    topics, most = services.engine.topics, _max_named(services)
+    for names in _pages(services.engine.state.names, prefixes, len(topics)):
+        if len(found) >= most:
+            break
+        found += [
+            topic for topic in map(topics.__getitem__, names) if topic.archived or topic.config.archive is not None
+        ]
         yield None
-    seen = [topic for topic in found if not prefixes or topic.name.startswith(prefixes)]
-    return sorted(seen, key=lambda topic: topic.name)[: _max_named(services)]
+    return found[:most]
 
 
 def _max_named(services: Services) -> int:
     """Return how many topics are named: none while the memory budget is full, so that the answer stays small."""
     return 0 if services.budget.full else services.runtime.settings.metrics_max_topics
+
+
+def _pages(names: NameIndex, prefixes: tuple[str, ...], limit: int) -> Iterator[list[str]]:
+    """Return up to `limit` visible names in pages. Names may be added and removed between two pages."""
+    after = ""
+    # Bound: each round returns names behind those of the round before.
+    while limit > 0 and (page := list(islice(names.visible(prefixes, after=after), min(limit, TOPICS_PER_STEP)))):
+        after, limit = page[-1], limit - len(page)
+        yield page
 
 
 def _batches(topics: Iterable[Topic]) -> Iterator[list[Topic]]:
@@ -126,6 +144,13 @@ def _totals(services: Services, leases: int) -> Iterator[Metric]:
     yield Metric(
         "topics_memory_charged_bytes", "gauge", "Bytes charged to the memory budget by account.",
         [("", "account", account, size) for account, size in services.budget.accounts().items()],
+    )  # fmt: skip
+
+
+def _holds(services: Services) -> Iterator[Metric]:
+    yield Metric(
+        "topics_loop_hold_max_ms", "gauge", "Longest time since the start for which the event loop was held, by cause.",
+        [("", "cause", cause.value, ns / 1e6) for cause, ns in services.runtime.holds.longest_ns.items()],
     )  # fmt: skip
 
 
@@ -169,12 +194,16 @@ def _wal(wal: WalStats, *, read_only: bool) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
     engine, limit = services.engine, _max_named(services)
-    names = list(islice(engine.state.names.visible(prefixes), limit + 1))
-    shown = [engine.topics[name] for name in names[:limit]]
-    for topic in shown:
-        engine.expire(topic)
+    found: list[Topic] = []
+    for names in _pages(engine.state.names, prefixes, limit + 1):
+        some = [engine.topics[name] for name in names]
+        for topic in some:
+            engine.expire(topic)
+        found += some
+        yield None
+    shown = found[:limit]
     columns: list[tuple[str, str, Callable[[Topic], int]]] = [
         ("head_seq", "Highest assigned seq per topic.", lambda topic: topic.head),
         ("earliest_seq", "Seq of the first live record per topic.", lambda topic: topic.earliest),
@@ -183,25 +212,34 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
         ("lost", "Seqs per topic that a cap, a TTL, a restart or damage removed.", lambda topic: topic.losses.count()),
     ]
     for name, help, value in columns:
-        samples: list[Sample] = [("", "topic", topic.name, value(topic)) for topic in shown]
+        samples: list[Sample] = []
+        for some in _batches(shown):
+            samples += [("", "topic", topic.name, value(topic)) for topic in some]
+            yield None
         yield Metric(f"topics_topic_{name}", "gauge", help, samples)
     for name, help in (("queue_ready", "Claimable jobs per queue."), ("queue_in_flight", "Leased jobs per queue.")):
         field = name.removeprefix("queue_")
-        yield Metric(
-            f"topics_topic_{name}", "gauge", help,
+        samples = []
+        for some in _batches(shown):
             # Tested again for each metric: a topic may be deleted between two steps.
-            [("", "topic", topic.name, getattr(topic.queue, field)) for topic in shown if topic.queue is not None],
-        )  # fmt: skip
+            samples += [("", "topic", one.name, getattr(one.queue, field)) for one in some if one.queue is not None]
+            yield None
+        yield Metric(f"topics_topic_{name}", "gauge", help, samples)
     yield _gauge(
-        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(names) > limit)
+        "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(found) > limit)
     )
 
 
-def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric]:
+def _archives(services: Services, topics: list[Topic]) -> Iterator[Metric | None]:
     """Return the metrics of topics with an archive."""
     now_ms = services.runtime.clock.now_ms()
-    shown = [topic for topic in topics if not topic.gone]
-    standings = [(topic, archived.standing(topic, now_ms)) for topic in shown]
+    shown: list[Topic] = []
+    standings = []
+    for some in _batches(topics):
+        left = [topic for topic in some if not topic.gone]
+        standings += [(topic, archived.standing(topic, now_ms)) for topic in left]
+        shown += left
+        yield None
     for part, name, kind, help in (
         ("unarchived", "topics_topic_archive_unarchived", "gauge", "Live records that the archive does not have yet."),
         ("overdue", "topics_topic_archive_overdue", "gauge",
@@ -249,12 +287,17 @@ def _consumers(services: Services, prefixes: tuple[str, ...]) -> Steps[list[Metr
     ]  # fmt: skip
 
 
-def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
+def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | None]:
     """Routers whose names, and those of their topics, the prefixes cover."""
-    table = services.engine.routers.table
-    named = (table.by_name[name] for name in table.names.visible(prefixes))
-    seen = (router for router in named if not prefixes or all(one.startswith(prefixes) for one in router_names(router)))
-    shown = list(islice(seen, _max_named(services)))
+    table, most = services.engine.routers.table, _max_named(services)
+    seen: list[Router] = []
+    for names in _pages(table.names, prefixes, len(table.by_name)):
+        if len(seen) >= most:
+            break
+        some = map(table.by_name.__getitem__, names)
+        seen += [one for one in some if not prefixes or all(name.startswith(prefixes) for name in router_names(one))]
+        yield None
+    shown = seen[:most]
     columns: list[tuple[str, str, str, Callable[[Router], int]]] = [
         ("forwarded_total", "counter", "Copies made per router.", lambda router: router.forwarded_total),
         ("cursor", "gauge", "Seq of the source up to which a router has come.", lambda router: router.cursor),
@@ -262,7 +305,10 @@ def _routers(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric]:
         ("held", "gauge", "1 while it waits for its destination.", lambda router: int(bool(router.edge.last_error))),
     ]  # fmt: skip
     for name, kind, help, value in columns:
-        samples: list[Sample] = [("", "router", router.name, value(router)) for router in shown]
+        samples: list[Sample] = []
+        for at in range(0, len(shown), TOPICS_PER_STEP):
+            samples += [("", "router", router.name, value(router)) for router in shown[at : at + TOPICS_PER_STEP]]
+            yield None
         yield Metric(f"topics_router_{name}", kind, help, samples)
 
 
@@ -274,20 +320,24 @@ def _counter(name: str, help: str, value: float) -> Metric:
     return Metric(name, "counter", help, [("", "", "", value)])
 
 
-def as_text(rows: Iterable[Metric]) -> Steps[bytes]:
-    """Print Prometheus text exposition, a metric a step.
+def as_text(rows: Iterable[Metric]) -> Steps[list[bytes | memoryview]]:
+    """Print Prometheus text exposition, `SAMPLES_PER_STEP` samples a step.
 
     Topic names need no escaping: their charset has no quote, backslash or line break.
     """
-    lines = []
+    parts: list[bytes | memoryview] = []
     for row in rows:
-        yield None
-        lines.append(f"# HELP {row.name} {row.help}")
-        lines.append(f"# TYPE {row.name} {row.kind}")
-        for suffix, label, text, value in row.samples:
-            labels = f"{{{_labels(label, text)}}}" if label else ""
-            lines.append(f"{row.name}{suffix}{labels} {value}")
-    return ("\n".join(lines) + "\n").encode()
+        lines = [f"# HELP {row.name} {row.help}\n# TYPE {row.name} {row.kind}\n"]
+        for some in _some(row.samples):
+            for suffix, label, text, value in some:
+                labels = f"{{{_labels(label, text)}}}" if label else ""
+                lines.append(f"{row.name}{suffix}{labels} {value}\n")
+            parts.append("".join(lines).encode())
+            lines = []
+            yield None
+        if lines:
+            parts.append(lines[0].encode())
+    return parts
 
 
 def _labels(label: str, text: str) -> str:
@@ -296,19 +346,28 @@ def _labels(label: str, text: str) -> str:
     return ",".join(f'{name}="{value}"' for name, value in zip(label.split(" "), text.split(" "), strict=True))
 
 
-def as_json(rows: Iterable[Metric], request: Request) -> bytes:
+def as_json(rows: Iterable[Metric], request: Request) -> Steps[list[bytes | memoryview]]:
     """One key a metric: a number, or an object by label (several with a slash between them), or a histogram's parts."""
-    answer: dict[str, object] = {}
+    parts: list[bytes | memoryview] = [b"{"]
     for row in rows:
+        parts.append(b'"%b":' % row.name.encode())
         if row.kind == "histogram":
-            answer[row.name] = {
-                "buckets": {text: value for suffix, _, text, value in row.samples if suffix == "_bucket"},
-                "sum": row.samples[-2][3],
-                "count": row.samples[-1][3],
-            }
+            buckets = {text: value for suffix, _, text, value in row.samples if suffix == "_bucket"}
+            parts.append(_encode({"buckets": buckets, "sum": row.samples[-2][3], "count": row.samples[-1][3]}))
         elif row.samples and not row.samples[0][1]:
-            answer[row.name] = row.samples[0][3]
+            parts.append(_encode(row.samples[0][3]))
         else:
-            answer[row.name] = {text.replace(" ", "/"): value for _, _, text, value in row.samples}
-    answer["performance"] = {"server_total_ms": elapsed_ms(request)}
-    return msgspec.json.encode(answer) + b"\n"
+            objects = []
+            for some in _some(row.samples):
+                objects.append(_encode({text.replace(" ", "/"): value for _, _, text, value in some})[1:-1])
+                yield None
+            parts.append(b"{%b}" % b",".join(objects))
+        parts.append(b",")
+        yield None
+    parts.append(b'"performance":%b}\n' % _encode({"server_total_ms": elapsed_ms(request)}))
+    return parts
+
+
+def _some(samples: list[Sample]) -> Iterator[list[Sample]]:
+    for at in range(0, len(samples), SAMPLES_PER_STEP):
+        yield samples[at : at + SAMPLES_PER_STEP]

@@ -22,12 +22,14 @@ from topics.server.http.response_head import AnswerHeads
 from topics.server.http.stream_sink import StreamSink
 from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget
 from topics.server.limits.caps import throttled
+from topics.server.limits.loop_holds import Cause, LoopHolds
 
 _SHED_SHARE = 32  # one in 32 connections is shed at a time, because finding idle ones takes a look at all
 _SHED_AFTER_S = 1.0  # a younger connection is not shed: its first request may be on the way
 _GZIP_THREADS = 2
 _UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried again
 _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
+_SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; each takes about 2 µs
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
 
 
@@ -41,6 +43,7 @@ class HttpServer:
         *,
         budget: MemoryBudget | None = None,
         request_log: RequestLog | None = None,
+        holds: LoopHolds | None = None,
     ) -> None:
         # Bound once and shared: a connection needs neither the lookup nor bound methods of its own.
         self.admit = app.admit
@@ -49,6 +52,7 @@ class HttpServer:
         self.abandon = app.abandon
         self.limits = limits or HttpLimits()
         self.budget = budget or MemoryBudget()
+        self._holds = holds or LoopHolds()
         self.request_log = request_log or RequestLog()
         self.heads = HeadCache()
         self.answers = AnswerHeads(time.time)
@@ -151,11 +155,20 @@ class HttpServer:
         if not self.connections:
             self._sweeping = None
             return
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        for connection in tuple(self.connections):
-            connection.sweep(now)
-        self._sweeping = loop.call_later(self.limits.sweep_ms / 1000, self._sweep)
+        self._sweep_some(tuple(self.connections), 0)
+
+    def _sweep_some(self, connections: tuple[Connection, ...], at: int) -> None:
+        """Check the deadlines of some connections, then those of the others in the next turns of the loop."""
+        began_ns, loop = self.clock_ns(), asyncio.get_running_loop()
+        now, end = loop.time(), at + _SWEPT_AT_ONCE
+        for connection in connections[at:end]:
+            if connection in self.connections:
+                connection.sweep(now)
+        self._holds.note(Cause.SWEEP, self.clock_ns() - began_ns)
+        if end < len(connections):
+            self._sweeping = loop.call_later(0, self._sweep_some, connections, end)
+        else:
+            self._sweeping = loop.call_later(self.limits.sweep_ms / 1000, self._sweep)
 
     # --- the end
 

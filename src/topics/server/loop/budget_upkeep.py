@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from topics.engine.state import idempotency
 from topics.server.limits.budget import IDEMPOTENCY, WRITES
+from topics.server.limits.loop_holds import Cause
 from topics.server.limits.os_limits import find_trim
 
 if TYPE_CHECKING:
@@ -64,11 +65,14 @@ class Upkeep:
         self._timer = self._relief = None
 
     def _tick(self) -> None:
+        tick_ns = self._runtime.clock.monotonic_ns
+        began_ns = tick_ns()
         self._remove_expired_keys()
         if self._runtime.engine.state.expiring:
             self._runtime.engine.consumers.sweep(topics=TOPICS_PER_SWEEP // 4)
         self._budget.refresh()
         self._trim_heap()
+        self._runtime.holds.note(Cause.UPKEEP, tick_ns() - began_ns)
         self.begin()
 
     def _trim_heap(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics import logs
+from topics.server.limits.loop_holds import Cause
 from topics.server.loop.cold_loads import NOT_LOADING
 from topics.storage.segments.cold import Cold
 
@@ -83,6 +84,7 @@ class Forwarding:
             log.failure("forwarding_failed", error)
             delay_ms = RETRY_MS
         ended = clock.monotonic_ns()
+        self._runtime.holds.note(Cause.FORWARDING, ended - began)
         self._resting_until_ns = ended + REST * (ended - began) if self._is_asked() else 0
         self._timer = None
         self._patient = True

@@ -24,8 +24,16 @@ THRESHOLDS = (700, 4, 4)
 class Garbage:
     """Collects nothing until `begin`, then watches full collections."""
 
-    def __init__(self, tick_ns: Callable[[], int], *, freeze: Callable[[], None] = gc.freeze) -> None:
+    def __init__(
+        self,
+        tick_ns: Callable[[], int],
+        *,
+        freeze: Callable[[], None] = gc.freeze,
+        note: Callable[[int], None] | None = None,
+    ) -> None:
+        """`note` is called with the length of every collection in nanoseconds."""
         self._tick_ns = tick_ns
+        self._note = note
         self._freeze = freeze
         self._began_ns = 0
         self._thresholds = gc.get_threshold()
@@ -46,9 +54,11 @@ class Garbage:
 
     def watch(self, phase: str, info: dict[str, int]) -> None:
         """Freeze the survivors of a full collection that took too long. The interpreter calls this."""
-        if info["generation"] != FULL:
-            return
         if phase == "start":
             self._began_ns = self._tick_ns()
-        elif self._tick_ns() - self._began_ns > MAX_PAUSE_NS:
+            return
+        took_ns = self._tick_ns() - self._began_ns
+        if self._note is not None:
+            self._note(took_ns)
+        if info["generation"] == FULL and took_ns > MAX_PAUSE_NS:
             self._freeze()

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from topics.clock import Clock
 from topics.config import Settings
 from topics.engine.engine import Engine
+from topics.server.limits.loop_holds import LoopHolds
 from topics.server.loop.cold_loads import Failed, Loading, Loads, Work
 from topics.storage.segments.cold import Cold
 
@@ -28,13 +29,16 @@ class OpenEnded(Protocol):
 class Runtime:
     """The runtime of one server, from the end of its recovery until it stops."""
 
-    __slots__ = ("clock", "draining", "engine", "loads", "loop", "open_ended", "pool", "settings")
+    __slots__ = ("clock", "draining", "engine", "holds", "loads", "loop", "open_ended", "pool", "settings")
 
-    def __init__(self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, engine: Engine) -> None:
+    def __init__(
+        self, settings: Settings, clock: Clock, loop: asyncio.AbstractEventLoop, engine: Engine, *, holds: LoopHolds
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.loop = loop
         self.engine = engine
+        self.holds = holds
         self.pool = ThreadPoolExecutor(max_workers=IO_THREADS, thread_name_prefix="topics-io")
         self.loads = Loads(loop, self.pool)
         self.open_ended: set[OpenEnded] = set()

@@ -12,6 +12,7 @@ from topics.engine.steps import Steps
 from topics.errors import TopicsError
 from topics.server.http.messages import Deferred, Request, Response, body_bytes
 from topics.server.limits.budget import MemoryBudget
+from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import error_answer
 from topics.server.loop.sliced_work import Slices
 
@@ -27,22 +28,26 @@ class SharedAnswers:
         self._budget = budget
         self._making: dict[Hashable, Waiting] = {}  # by key, the requests that wait for the answer after this one
 
-    def answer(self, key: Hashable, request: Request, make: Make) -> Deferred:
-        """Return the answer that `make` renders in steps, for this request and all others with the key."""
+    def answer(self, key: Hashable, request: Request, make: Make, cause: Cause = Cause.REQUEST) -> Deferred:
+        """Return the answer that `make` renders in steps, for this request and all others with the key.
+
+        The time that each slice takes is noted under `cause`.
+        """
         deferred = Deferred()
         waiting = self._making.get(key)
         if waiting is None:
             self._making[key] = []
-            self._make(key, make, [(request, deferred)])
+            self._make(key, make, [(request, deferred)], cause)
         else:
             waiting.append((request, deferred))
         return deferred
 
-    def _make(self, key: Hashable, make: Make, waiting: Waiting) -> None:
+    def _make(self, key: Hashable, make: Make, waiting: Waiting, cause: Cause) -> None:
         def send(outcome: Response | TopicsError) -> None:
-            self._slices.run(self._send(outcome, waiting), lambda _: self._made(key, make), lambda error: None)
+            sending = self._send(outcome, waiting)
+            self._slices.run(sending, lambda _: self._made(key, make, cause), lambda error: None, cause)
 
-        self._slices.run(make(), send, send)
+        self._slices.run(make(), send, send, cause)
 
     def _send(self, outcome: Response | TopicsError, waiting: Waiting) -> Steps[None]:
         """Send the answer to one request per step: it may be large, and the requests of one connection each write."""
@@ -60,10 +65,10 @@ class SharedAnswers:
         # A copy: the transport and the caller's quota note in it when it was sent.
         return Response(outcome.status, outcome.body, outcome.content_type, outcome.headers)
 
-    def _made(self, key: Hashable, make: Make) -> None:
+    def _made(self, key: Hashable, make: Make, cause: Cause) -> None:
         waiting = self._making[key]
         if waiting:
             self._making[key] = []
-            self._make(key, make, waiting)
+            self._make(key, make, waiting, cause)
         else:
             del self._making[key]

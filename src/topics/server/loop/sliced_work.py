@@ -17,6 +17,7 @@ from topics.engine.steps import Steps
 from topics.errors import Code, TopicsError
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
 from topics.server.limits.budget import MemoryBudget
+from topics.server.limits.loop_holds import Cause, LoopHolds
 from topics.server.loop.answer import error_answer, forward
 from topics.server.loop.cold_loads import Loads, unreadable
 from topics.storage.segments.cold import Cold
@@ -31,18 +32,21 @@ SLICE_NS = 500_000
 class Slices:
     """Work that takes more than one slice, and waits for its next one."""
 
-    def __init__(self, loop: AbstractEventLoop, loads: Loads, clock: Clock, budget: MemoryBudget) -> None:
+    def __init__(
+        self, loop: AbstractEventLoop, loads: Loads, clock: Clock, budget: MemoryBudget, *, holds: LoopHolds
+    ) -> None:
         self.loop = loop
+        self.holds = holds
         self.loads = loads
         self.tick_ns = clock.monotonic_ns
         self._budget = budget
         self._waiting: deque[_Sliced[Any]] = deque()
         self._scheduled = False
 
-    def answer(self, request: Request, steps: Steps[Answer]) -> Answer:
+    def answer(self, request: Request, steps: Steps[Answer], cause: Cause = Cause.REQUEST) -> Answer:
         """Run one slice now. Return the answer of the steps if they ended, else a `Deferred`.
 
-        Raise what the first slice raises.
+        Raise what the first slice raises. The time that each slice takes is noted under `cause`.
         """
         deferred = Deferred(on_cancel=steps.close)
 
@@ -57,7 +61,7 @@ class Slices:
         def fail(error: TopicsError) -> None:
             deferred.resolve(error_answer(error, request))
 
-        sliced = _Sliced(self, steps, finish, fail)
+        sliced = _Sliced(self, steps, finish, fail, cause)
         try:
             cold = sliced.run(self.tick_ns() + SLICE_NS)
         except StopIteration as end:
@@ -66,12 +70,18 @@ class Slices:
         sliced.resume_after(cold)
         return deferred
 
-    def run(self, steps: Steps[T], finish: Callable[[T], None], fail: Callable[[TopicsError], None]) -> None:
+    def run(
+        self,
+        steps: Steps[T],
+        finish: Callable[[T], None],
+        fail: Callable[[TopicsError], None],
+        cause: Cause = Cause.REQUEST,
+    ) -> None:
         """Run the steps, from the next turn on. Call `finish` with their result, or `fail` with their error.
 
         Call neither if the steps were closed meanwhile.
         """
-        _Sliced(self, steps, finish, fail).resume_after(None)
+        _Sliced(self, steps, finish, fail, cause).resume_after(None)
 
     def enqueue(self, sliced: _Sliced[Any]) -> None:
         """Run one slice of the work in a later turn."""
@@ -95,11 +105,17 @@ class Slices:
 class _Sliced(Generic[T]):
     """One piece of sliced work."""
 
-    __slots__ = ("_fail", "_finish", "_slices", "_steps")
+    __slots__ = ("_cause", "_fail", "_finish", "_slices", "_steps")
 
     def __init__(
-        self, slices: Slices, steps: Steps[T], finish: Callable[[T], None], fail: Callable[[TopicsError], None]
+        self,
+        slices: Slices,
+        steps: Steps[T],
+        finish: Callable[[T], None],
+        fail: Callable[[TopicsError], None],
+        cause: Cause,
     ) -> None:
+        self._cause = cause
         self._slices = slices
         self._steps = steps
         self._finish = finish
@@ -107,9 +123,13 @@ class _Sliced(Generic[T]):
 
     def run(self, ends_ns: int) -> Cold | None:
         """Run steps until the slice ends or a step needs the disk. Raise `StopIteration` with the result."""
-        cold = next(self._steps)
-        while cold is None and self._slices.tick_ns() < ends_ns:
+        tick_ns = self._slices.tick_ns
+        try:
             cold = next(self._steps)
+            while cold is None and tick_ns() < ends_ns:
+                cold = next(self._steps)
+        finally:
+            self._slices.holds.note(self._cause, tick_ns() - ends_ns + SLICE_NS)
         return cold
 
     def resume_after(self, cold: Cold | None) -> None:

@@ -15,6 +15,7 @@ from topics.engine.durable.store import Store
 from topics.engine.state.topics import State
 from topics.engine.steps import Steps
 from topics.server.limits import os_limits
+from topics.server.limits.loop_holds import Cause
 from topics.server.loop.sliced_work import Slices
 from topics.storage.datadir import DataDir
 from topics.storage.fs import RealFs
@@ -45,6 +46,7 @@ class ThreadWorker:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         self._loop = loop
+        self.report: Callable[[Done, Exception | None], None] = _call  # runs on the loop
         self._queue: SimpleQueue[tuple[Callable[[], None], Done] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -65,9 +67,13 @@ class ThreadWorker:
             try:
                 work()
             except Exception as error:
-                self._loop.call_soon_threadsafe(done, error)
+                self._loop.call_soon_threadsafe(self.report, done, error)
             else:
-                self._loop.call_soon_threadsafe(done, None)
+                self._loop.call_soon_threadsafe(self.report, done, None)
+
+
+def _call(done: Done, error: Exception | None) -> None:
+    done(error)
 
 
 class Storage:
@@ -147,6 +153,7 @@ class Storage:
     def begin(self, engine: Engine, slices: Slices) -> None:
         """Connect the engine to the log and the store, and start the timer. Long work runs in `slices`."""
         self._engine, self._slices = engine, slices
+        self._store_worker.report = self._report_stored
         engine.attach(self.wal, self.backlog)
         self.store.commits = engine.commits
         engine.saver = self.store.when_saved
@@ -157,7 +164,15 @@ class Storage:
     def _run(self, steps: Steps[None], done: Done) -> None:
         """Run the steps in slices, with requests in between."""
         assert self._slices is not None, "recovery takes its snapshot in one go"
-        self._slices.run(steps, lambda _: done(None), done)
+        self._slices.run(steps, lambda _: done(None), done, Cause.CHECKPOINT)
+
+    def _report_stored(self, done: Done, error: Exception | None) -> None:
+        """Report the end of work for the store, and note how long that takes."""
+        assert self._slices is not None
+        cause = Cause.CHECKPOINT if self.store.is_snapshotting else Cause.SEAL
+        began_ns = self._clock.monotonic_ns()
+        done(error)
+        self._slices.holds.note(cause, self._clock.monotonic_ns() - began_ns)
 
     def _replay_some(self) -> None:
         """Replay records of `memory` topics, a few per turn of the loop."""
@@ -188,10 +203,13 @@ class Storage:
         await idle.wait()
 
     def _tick(self) -> None:
+        assert self._slices is not None
+        began_ns, due = self._clock.monotonic_ns(), self._due()
         self.wal.tick()
-        if self._due():
+        if due:
             self.store.checkpoint()
         self.store.save()
+        self._slices.holds.note(Cause.CHECKPOINT if due else Cause.UPKEEP, self._clock.monotonic_ns() - began_ns)
         self._timer = self._loop.call_later(self._settings.sync_interval_ms / 1000, self._tick)
 
     def _due(self) -> bool:

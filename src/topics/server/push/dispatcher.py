@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from topics import logs
 from topics.engine.pressure import effective_priority
 from topics.engine.state.topic import Topic
+from topics.server.limits.loop_holds import Cause
 from topics.server.push.fan_out import FanOut
 from topics.server.push.subscription import Subscription, Watcher, notify_deleted
 
@@ -128,6 +129,12 @@ class Dispatcher:
             self._loop.call_later(self._throttle.pressure.gather_ms / 1000, self._turn)
 
     def _turn(self) -> None:
+        tick_ns = self._runtime.clock.monotonic_ns
+        began_ns = tick_ns()
+        self._serve_ready()
+        self._runtime.holds.note(Cause.DELIVERY, tick_ns() - began_ns)
+
+    def _serve_ready(self) -> None:
         self._scheduled = False
         ready, self._ready = self._ready, {}
         now_ms, deadline = self._runtime.clock.now_ms(), self._loop.time() + TURN_S

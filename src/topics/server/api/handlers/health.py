@@ -10,6 +10,7 @@ from topics.engine.steps import Steps, run_all
 from topics.errors import Code, TopicsError
 from topics.model.wire import Health, Ready
 from topics.server.http.messages import Answer, Response
+from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ def ready(services: Services, call: Call) -> Answer:
 def get_metrics(services: Services, call: Call) -> Answer:
     """Return the metrics, measured in slices because their number grows with the topics. Requests share the text."""
     if _wants_json(call):
-        return services.slices.answer(call.request, _measure(services, call))
+        return services.slices.answer(call.request, _measure(services, call), Cause.METRICS)
     prefixes = call.caller.prefixes
     return services.shared_answers.answer(
-        ("metrics", prefixes), call.request, lambda: _measure_text(services, prefixes)
+        ("metrics", prefixes), call.request, lambda: _measure_text(services, prefixes), Cause.METRICS
     )
 
 
@@ -54,13 +55,13 @@ def get_metrics_while_recovering(startup: Startup, call: Call) -> Answer:
     """Return the metrics of the process, before the data is recovered."""
     rows = metrics.collect_while_recovering(startup)
     if _wants_json(call):
-        return Response(200, metrics.as_json(rows, call.request))
+        return Response(200, run_all(metrics.as_json(rows, call.request)))
     return Response(200, run_all(metrics.as_text(rows)), PROMETHEUS)
 
 
 def _measure(services: Services, call: Call) -> Steps[Answer]:
     rows = yield from metrics.collect(services, call.caller.prefixes)
-    return Response(200, metrics.as_json(rows, call.request))
+    return Response(200, (yield from metrics.as_json(rows, call.request)))
 
 
 def _measure_text(services: Services, prefixes: tuple[str, ...]) -> Steps[Response]:
