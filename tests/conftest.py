@@ -21,6 +21,9 @@ pytest_plugins = ["pytester"]
 
 WAIT_S = 20
 
+# An object store without settings would be looked for at the metadata address of a cloud. Tests use this machine only.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

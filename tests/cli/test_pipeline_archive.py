@@ -80,7 +80,7 @@ def test_invalid_arguments_exit_with_2(arguments: list[str], capsys: pytest.Capt
 
 def test_lake_path_that_is_a_file_is_reported(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
     server = start_server()
-    assert main(["pipeline", "archive", "--url", server.url, "--prefix", "a", "--lake", "s3://bucket/lake"]) == 2
+    assert main(["pipeline", "archive", "--url", server.url, "--prefix", "a", "--lake", "hdfs:///lake"]) == 2
     assert "a lake is a directory" in capsys.readouterr().err
 
 
@@ -103,7 +103,7 @@ def test_prefix_and_topics_combine_on_the_server_of_topics_url(
 
 def test_sql_uses_topics_url_unless_a_lake_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICS_URL", "http://topics.example:4000")
-    args = argparse.Namespace(url=None, lake=None, path=None, token=None, token_file=None)
+    args = argparse.Namespace(url=None, lake=None, path=None, token=None, token_file=None, storage_option=[])
     assert sql._options(args)["url"] == "http://topics.example:4000"
     args.lake = "/lake"
     assert "url" not in sql._options(args)

@@ -80,7 +80,7 @@ def test_missing_topic_is_a_usage_error(run: Any, line: str, server: ServerProce
 
 
 @lines(
-    "archive --url URL --topic shop.orders --lake s3://bucket/lake",
+    "archive --url URL --topic shop.orders --lake hdfs:///lake",
     "audit --url URL --lake DIR/none",
     "compact --url URL --topic shop.orders --parquet DIR/out --lake DIR/none",
     "rollup --url URL --topic shop.orders --parquet DIR/out --window 1minute --lake DIR/none",

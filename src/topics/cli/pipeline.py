@@ -77,6 +77,14 @@ def add(
     keys.add_argument("--token", metavar="KEY", help="API key; visible to other users of this machine")
     keys.add_argument("--token-file", metavar="FILE", help="file with the API key [TOPICS_TOKEN_FILE]")
     shared.add_argument("--master", metavar="M", help="Spark master [local[*], or the choice of spark-submit]")
+    shared.add_argument(
+        "--storage-option",
+        action="append",
+        type=setting,
+        default=[],
+        metavar="KEY=VALUE",
+        help="setting of the object store of a lake; repeatable. Better: the environment, such as AWS_REGION",
+    )
     shared.add_argument("--dry-run", action="store_true", help="report what would be done, and change nothing")
     shared.add_argument("--json", action="store_true", help="print the report as one JSON object")
     parser.set_defaults(execute=lambda args: run(name, execute, args, show or describe))
@@ -102,6 +110,17 @@ def add_follow(parser: argparse.ArgumentParser, *, every_s: float) -> None:
         default=every_s,
         help="pause between rounds of --follow [%(default)g]",
     )
+
+
+LAKE = "the lake: a directory, or a URL that begins with s3://, gs:// or az://"
+
+
+def setting(text: str) -> tuple[str, str]:
+    """Parse a setting of an object store."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError("a setting is KEY=VALUE, such as AWS_REGION=eu-central-1")
+    return key, value
 
 
 def _seconds(text: str) -> float:
@@ -136,6 +155,7 @@ def shared(args: argparse.Namespace) -> JobOptions:
         "token_file": token_file,
         "dry_run": args.dry_run,
         "master": args.master,
+        "storage_options": dict(args.storage_option),
         "progress": progress_for(quiet=args.json),
         "stop": args.stop,
         "started_ms": args.started_ms,

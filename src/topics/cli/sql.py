@@ -14,7 +14,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from topics.cli.pipeline import DEFAULT_URL, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Subparsers
+from topics.cli.pipeline import (
+    DEFAULT_URL,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Subparsers,
+    setting,
+)
 from topics.installation import install_command
 
 if TYPE_CHECKING:
@@ -65,6 +73,14 @@ def register(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument("--url", help=f"server; {DEFAULT_URL} unless --lake or --path is given")
     parser.add_argument(
         "--lake", metavar="DIR", help="lake: alone, or with --url for records that the server no longer has"
+    )
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        type=setting,
+        default=[],
+        metavar="KEY=VALUE",
+        help="setting of the object store of a lake; repeatable",
     )
     parser.add_argument("--path", metavar="DIR", help="data directory of a stopped server, or a backup")
     keys = parser.add_mutually_exclusive_group()
@@ -290,7 +306,11 @@ def _session(master: str | None) -> Iterator[SparkSession]:
 
 
 def _options(args: argparse.Namespace) -> dict[str, str]:
-    """Return the options of the data source for the arguments."""
+    """Return the options of the data source for the arguments. Settings of the object store go to the environment."""
+    if args.storage_option:
+        from topics.lake.storage import set_options
+
+        set_options(dict(args.storage_option))
     token_file = args.token_file
     if args.token is None and token_file is None and args.path is None:
         token_file = os.environ.get("TOPICS_TOKEN_FILE") or None

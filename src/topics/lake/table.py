@@ -53,6 +53,7 @@ class TopicTable:
         self._table: DeltaTable | None = None
         self._facts = FactsReader(storage, topic)
         self._state = TopicState(topic=topic)
+        self.checkpoints = 0  # that this object has written
 
     # --- state
 
@@ -225,6 +226,7 @@ class TopicTable:
         log, version = f"{self._folder}/{LOG}", table.version()
         self._storage.sync([f"{log}/{version:020d}.checkpoint.parquet", f"{log}/_last_checkpoint"])
         self._facts.checkpoint = version
+        self.checkpoints += 1
         table.cleanup_metadata()
 
     def _try(self, newest: TopicState, changes: Sequence[Change], note: Mapping[str, Any] | None) -> bool:

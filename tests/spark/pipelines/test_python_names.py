@@ -16,7 +16,7 @@ from topics.spark.pipelines.run.job import JobOptions
 
 PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
 ONLY_OPTIONS = {"help", "json"}
-PIPELINES = ("archive", "audit", "compact", "erase", "mirror", "replay", "rollup")
+PIPELINES = ("archive", "audit", "compact", "erase", "maintain", "mirror", "replay", "rollup")
 
 
 def listed() -> dict[str, str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
+import tomllib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from topics.cli import pipeline
@@ -18,7 +21,15 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument("--topic", action="append", default=[], metavar="T", help="a topic; repeatable")
     which.add_argument("--prefix", metavar="P", help="all topics with this name prefix")
     which.add_argument("--pattern", metavar="RE", help="all topics whose whole name matches this regular expression")
-    parser.add_argument("--lake", required=True, metavar="DIR", help="directory of the lake; created if missing")
+    parser.add_argument("--lake", required=True, metavar="DIR", help=f"{pipeline.LAKE}; created if missing")
+    parser.add_argument(
+        "--columns",
+        action="append",
+        default=[],
+        metavar="LIST",
+        help="fields of data that get typed columns, such as 'sku STRING, qty INT'; for one topic: TOPIC=LIST, "
+        "repeatable; from a TOML file of topics and lists: @FILE",
+    )
     pipeline.add_follow(parser, every_s=5.0)
     parser.add_argument(
         "--trim", action="store_true", help="delete records from the topics once the lake has confirmed them"
@@ -37,6 +48,32 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
 
 
+def columns_of(given: Sequence[str]) -> dict[str, str]:
+    """Return the lists of typed columns by topic; the key "" stands for every topic."""
+    found: dict[str, str] = {}
+    for text in given:
+        if text.startswith("@"):
+            found |= _from_file(text[1:])
+        elif (one := re.fullmatch(r"\s*([A-Za-z0-9][A-Za-z0-9._:-]*)\s*=(.*)", text, re.DOTALL)) is not None:
+            found[one[1]] = one[2]
+        else:
+            found[""] = text
+    return found
+
+
+def _from_file(path: str) -> dict[str, str]:
+    from topics.spark.pipelines.run.failures import BadUsage
+
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise BadUsage(f"--columns: {path}: {error}") from None
+    if wrong := [topic for topic, text in found.items() if not isinstance(text, str)]:
+        raise BadUsage(f'--columns: {path}: {wrong[0]} is not a text such as "sku STRING, qty INT"')
+    return found
+
+
 def execute(args: argparse.Namespace) -> RunReport:
     from topics.spark.pipelines.archive.driver import archive
 
@@ -51,5 +88,6 @@ def execute(args: argparse.Namespace) -> RunReport:
         every_s=args.every,
         merge_files=args.merge,
         new_lake=args.new_lake,
+        columns=columns_of(args.columns),
         **pipeline.shared(args),
     )

@@ -22,6 +22,7 @@ from topics.errors import Code, TopicsError
 from topics.lake import ArchivedEpoch, BadColumns, Change, Conflict, Damaged, Lake, Snapshot, TypedColumns, joined
 from topics.lake.archived import outside
 from topics.lake.heal import OTHER_LAKE
+from topics.lake.vacuum import remove_dead_files
 from topics.spark.pipelines.archive.lake_match import (
     Key,
     ahead_of,
@@ -108,7 +109,7 @@ EVERY_TOPIC = ""  # key of the typed columns that all topics get
 
 
 def _typed_columns(columns: str | Mapping[str, str] | None) -> dict[str, TypedColumns]:
-    given = {} if columns is None else {EVERY_TOPIC: columns} if isinstance(columns, str) else columns
+    given = {EVERY_TOPIC: columns} if isinstance(columns, str) else columns or {}
     try:
         return {topic: TypedColumns.parse(text) for topic, text in given.items()}
     except BadColumns as error:
@@ -135,6 +136,7 @@ class _ArchiveRun:
         self._trim, self._merge_files, self._round_bytes = trim, merge_files, round_bytes
         self._new_lake = new_lake
         self._wanted_columns = typed
+        self._tidied: dict[str, int] = {}  # checkpoints of each table at its last vacuum by this run
         self._typed: dict[str, TypedColumns] = {}  # the typed columns of each table that this run has prepared
         self._servers = ServerCatalog(wanted.reading(job.connection(url)))
         self._reported: dict[Key, int] = {}  # the last archived seq that this run has reported to the server
@@ -459,9 +461,20 @@ class _ArchiveRun:
                 if merge and self._merge_files and key not in self._damaged:
                     merged = self._lake.merge(extent.topic, extent.epoch, min_files=self._merge_files)
                     self._figure("merged", merged)
+                    self._tidy(extent.topic)
             except Damaged as error:
                 self._note_damage(extent, error)
         self._note_archived(snapshot, extents)
+
+    def _tidy(self, topic: str) -> None:
+        """Remove files of killed runs, once, and old replaced files after each checkpoint of the table."""
+        table = self._lake.table(topic)
+        if topic not in self._tidied:
+            self._tidied[topic] = 0
+            remove_dead_files(table, table.state())
+        if table.checkpoints > self._tidied[topic]:
+            self._tidied[topic] = table.checkpoints
+            self._figure("removed", self._lake.vacuum(topic).files)
 
     def _note_archived(self, snapshot: Snapshot, extents: list[TopicExtent]) -> None:
         for extent in extents:

@@ -16,7 +16,7 @@ from msgspec import Struct, field, structs
 from topics.client import Client
 from topics.client.request import Summary
 from topics.lake import Lake, NoLake
-from topics.lake.storage import real_location
+from topics.lake.storage import real_location, set_options
 from topics.model.topic import TopicConfig
 from topics.spark.pipelines.mirror import server_identity
 from topics.spark.pipelines.mirror.provenance import LostSeqs, hops_of, is_copy
@@ -95,6 +95,7 @@ def mirror(
     if source == target:
         raise BadUsage(f"{source} is both source and target")
     if lake is not None:
+        set_options(options.get("storage_options") or {})
         lake = _existing(lake)
         if skip_trimmed:
             raise BadUsage("lake and skip_trimmed: a lake has the trimmed records; give one of them")

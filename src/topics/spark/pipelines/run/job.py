@@ -26,6 +26,7 @@ import msgspec
 from topics.client import Client
 from topics.clock import SystemClock
 from topics.errors import Code, TopicsError
+from topics.lake.storage import SETTINGS, given_options, set_options
 from topics.spark.options import BadOption, ConnectionOptions
 from topics.spark.pipelines.run.failures import BadUsage, Failed, as_failed, attach, problem_of
 from topics.spark.pipelines.run.progress import Progress, SilentProgress
@@ -53,11 +54,15 @@ SESSION = {
 }
 
 
+_EXECUTOR_SETTINGS = f"spark.executorEnv.{SETTINGS}"
+
+
 class JobOptions(TypedDict, total=False):
     """Options that every pipeline accepts beside its own arguments."""
 
     token: str | None
     token_file: str | None
+    storage_options: Mapping[str, str]  # settings of the object store of a lake, beside the environment
     dry_run: bool
     master: str | None
     spark: SparkSession | None  # the session to use; None starts one and stops it at the end
@@ -77,6 +82,7 @@ class PipelineJob:
         token_files: Mapping[str, str | None] | None = None,
         token: str | None = None,
         token_file: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
         dry_run: bool = False,
         master: str | None = None,
         spark: SparkSession | None = None,
@@ -86,6 +92,7 @@ class PipelineJob:
     ) -> None:
         if token is not None and token_file is not None:
             raise BadUsage("token and token_file: give one of them")
+        set_options(storage_options or {})
         began_ms = SystemClock().now_ms() if started_ms is None else started_ms
         self.report = RunReport(pipeline=pipeline, run_id=secrets.token_hex(8), started_ms=began_ms, dry_run=dry_run)
         self.dry_run = dry_run
@@ -217,7 +224,8 @@ class PipelineJob:
                 self.step("starting Spark")
                 with quiet_start():
                     name = f"topics {self.report.pipeline}"
-                    self._spark = session(name, master=self._choose_master(), config=SESSION)
+                    config = SESSION | ({_EXECUTOR_SETTINGS: os.environ[SETTINGS]} if given_options() else {})
+                    self._spark = session(name, master=self._choose_master(), config=config)
                 self._owns_spark = True
                 if interrupted:
                     self.step(interrupted)
