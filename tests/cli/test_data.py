@@ -93,6 +93,24 @@ def test_verify_prints_a_readable_report(late: Path):
     assert "140 (cap 140)" in done.stdout
 
 
+def test_backup_counts_what_is_only_in_the_log_and_is_healthy(tmp_path: Path):
+    hour = {"checkpoint_interval_ms": 3_600_000, "checkpoint_wal_bytes": "64MiB"}
+    with serving(tmp_path / "server", tmp_path / "data", **hour) as server, client(server) as http:
+        for name in ("a", "b"):
+            append(http, name, 3)
+        done = topics("backup", tmp_path / "data", tmp_path / "backup")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == f"backed up 2 topics, 6 records to {tmp_path / 'backup'}"
+    report = json.loads(topics("verify", tmp_path / "backup", "--json").stdout)
+    assert (report["clean"], [topic["lost"] for topic in report["topics"]]) == (True, [{}, {}])
+    assert [(topic["head_seq"], topic["live"]) for topic in report["topics"]] == [(3, 3), (3, 3)]
+    shown = topics("verify", tmp_path / "backup").stdout
+    assert "lost (restart)" not in shown
+    assert "note: 2 topics: `topics restore` continues after the last record" in shown
+    restored = topics("restore", tmp_path / "backup", tmp_path / "restored")
+    assert restored.stdout.startswith(f"restored 2 topics, 6 records to {tmp_path / 'restored'}")
+
+
 def test_verify_refuses_an_open_directory_and_names_its_owner(tmp_path: Path):
     with serving(tmp_path / "server", tmp_path / "data") as server:
         done = topics("verify", tmp_path / "data")

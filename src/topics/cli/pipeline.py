@@ -13,7 +13,6 @@ import math
 import os
 import pkgutil
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -23,6 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from topics.cli import pipeline_start
+from topics.cli.output.screen import Screen
 from topics.clock import SystemClock
 from topics.installation import install_command
 
@@ -199,7 +199,7 @@ def _failed(name: str, error: BaseException, args: argparse.Namespace) -> int:
     report = report_of(error, pipeline=name, dry_run=args.dry_run)
     if args.json:
         print(_json(report), flush=True)
-    print(f"topics: {explain(error)}\nnext: {report.next}", file=sys.stderr)
+    Screen().fail(explain(error), report.next or "")
     if os.environ.get("TOPICS_TRACEBACK"):
         raise error
     return kind_of(error).exit_status

@@ -33,7 +33,9 @@ def print_failure(pipeline: str, *, kind: str, message: str, next: str, as_json:
         report = RunReport(pipeline=pipeline, run_id="", dry_run=dry_run)
         report.fail(RunProblem(kind=kind, message=message, next=next))
         print(msgspec.json.format(msgspec.json.encode(report)).decode(), flush=True)
-    print(f"topics: {message}\nnext: {next}", file=sys.stderr)
+    from topics.cli.output.screen import Screen
+
+    Screen().fail(message, next)
 
 
 def _print_failure_of(words: Sequence[str], *, kind: str, message: str, next: str) -> None:
@@ -86,7 +88,9 @@ class Parser(argparse.ArgumentParser):
                 command = (
                     mistake.parser.prog if mistake.parser is not self else f"topics {words[0]}" if words else "topics"
                 )
-                print(f"topics: {mistake}\nnext: `{command} --help` explains the arguments", file=sys.stderr)
+                from topics.cli.output.screen import Screen
+
+                Screen().fail(str(mistake), f"`{command} --help` explains the arguments")
         raise SystemExit(EXIT_USAGE)
 
 

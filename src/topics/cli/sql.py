@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from topics.cli.output.screen import Screen
 from topics.cli.pipeline import (
     DEFAULT_URL,
     EXIT_DONE,
@@ -349,7 +350,8 @@ def _after_loss(args: argparse.Namespace) -> str:
 
 
 def _fail(text: str, status: int) -> int:
-    print(f"topics: {text}", file=sys.stderr)
+    message, _, next_step = text.partition("\nnext: ")
+    Screen().fail(message, next_step)
     return status
 
 

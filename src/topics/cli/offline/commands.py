@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from topics.cli.output.meter import Meter
-from topics.cli.output.units import size
+from topics.cli.output.screen import Screen
+from topics.cli.output.units import counted, size
 from topics.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _guarded(execute: Execute, args: argparse.Namespace) -> int:
 
 
 def _fail(text: str, status: int) -> int:
-    print(f"topics: {text}", file=sys.stderr)
+    Screen().fail(text)
     return status
 
 
@@ -101,24 +102,27 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def _print_report(report: Report, seconds: float) -> None:
+    screen = Screen()
     snapshot = "no snapshot" if report.snapshot is None else f"snapshot {report.snapshot}"
-    log = f"{report.log_entries} entries in {report.log_files} log files"
-    print(f"{report.directory}: {report.files} files, {size(report.bytes)}, {snapshot}, {log}, {seconds:.1f} s")
-    _print_topics(report)
+    entries = "1 entry" if report.log_entries == 1 else f"{report.log_entries:,} entries"
+    log = f"{entries} in {counted(report.log_files, 'log file')}"
+    files = f"{counted(report.files, 'file')}, {size(report.bytes)}"
+    print(f"{report.directory}: {files}, {snapshot}, {log}, {seconds:.1f} s")
+    _print_topics(report, screen)
     for note in report.notes[:NOTES_SHOWN]:
-        print(f"note: {note}")
+        print(f"{screen.paint('note:', 'dim')} {note}")
     if len(report.notes) > NOTES_SHOWN:
         print(f"note: {len(report.notes) - NOTES_SHOWN} more notes; --json has them all")
     for found in report.damage:
-        print(f"damaged: {found.file} at byte {found.offset}: {found.what}")
+        print(f"{screen.paint('damaged:', 'red')} {found.file} at byte {found.offset}: {found.what}")
         if found.topic is not None:
             seqs = "" if found.first_seq is None else f", seqs {found.first_seq} to {found.last_seq}"
             print(f"  topic {found.topic}{seqs}")
-        print(f"  next: {found.next}")
-    print("clean" if report.clean else f"{len(report.damage)} damaged")
+        print(f"  {screen.paint('next:', 'cyan')} {found.next}")
+    print(screen.paint("clean", "green") if report.clean else screen.paint(f"{len(report.damage)} damaged", "red"))
 
 
-def _print_topics(report: Report) -> None:
+def _print_topics(report: Report, screen: Screen) -> None:
     if not report.topics:
         return
     rows = [("topic", "head", "live", "bytes", "deleted", "lost")]
@@ -127,9 +131,10 @@ def _print_topics(report: Report) -> None:
         lost = f"{sum(one.lost.values())}" + (f" ({reasons})" if reasons else "")
         rows.append((one.topic, str(one.head_seq), str(one.live), size(one.bytes), str(one.deleted), lost))
     widths = [max(len(row[at]) for row in rows) for at in range(5)]
-    for row in rows:
+    for at, row in enumerate(rows):
         figures = "  ".join(cell.rjust(width) for cell, width in zip(row[1:5], widths[1:], strict=True))
-        print(f"  {row[0].ljust(widths[0])}  {figures}  {row[5]}")
+        lost = screen.paint(row[5], "yellow" if at and row[5] != "0" else "")
+        print(screen.paint(f"  {row[0].ljust(widths[0])}  {figures}  ", "" if at else "bold") + lost)
     if len(report.topics) > TOPICS_SHOWN:
         print(f"  {len(report.topics) - TOPICS_SHOWN} more topics; --json has them all")
 
@@ -148,7 +153,7 @@ def run_backup(args: argparse.Namespace) -> int:
     began = time.monotonic()
     with Meter("copied") as meter:
         done = copy(RealFs(), args.directory, args.target, cold_dir=args.cold_dir, progress=meter.show)
-    return _print_copied(done, time.monotonic() - began, as_json=args.json)
+    return _print_copied(done, time.monotonic() - began, args, args.target, verb="backed up")
 
 
 def run_restore(args: argparse.Namespace) -> int:
@@ -164,7 +169,7 @@ def run_restore(args: argparse.Namespace) -> int:
     with Meter("copied") as meter:
         now_ms = SystemClock().now_ms()
         done = restore(RealFs(), args.source, args.directory, now_ms=now_ms, set_aside=aside, progress=meter.show)
-    status = _print_copied(done, time.monotonic() - began, as_json=args.json)
+    status = _print_copied(done, time.monotonic() - began, args, args.directory, verb="restored")
     if not args.json:
         if aside is not None and os.path.isdir(aside):
             print(f"moved the earlier {args.directory} to {aside}")
@@ -179,19 +184,29 @@ def _overlap(one: str, other: str) -> str | None:
     return None
 
 
-def _print_copied(done: Copied, seconds: float, *, as_json: bool) -> int:
-    if as_json:
+def _print_copied(done: Copied, seconds: float, args: argparse.Namespace, target: str, *, verb: str) -> int:
+    """Print what the copy holds, its log included. A copy that cannot be counted has only what its snapshot names."""
+    from topics.engine.offline.coverage import coverage
+    from topics.storage.fs import RealFs
+
+    held = coverage(RealFs(), target)
+    if held is not None:
+        done.topics, done.records = held.topics, held.records
+    if args.json:
         _print_json(done)
-    else:
-        print(f"{done.topics} topics, {done.records} records in snapshot {done.snapshot}, {done.log_files} log files")
-        print(
-            f"copied {done.segments_copied} segments ({size(done.bytes_copied)} in all), "
-            f"reused {done.segments_reused} ({size(done.bytes_reused)}), {seconds:.1f} s"
-        )
-        for problem in done.problems:
-            print(f"damaged: {problem}")
-        if done.problems:
-            print("the copy contains the damage; run `topics verify` on it to see which records are lost")
+        return EXIT_DAMAGED if done.problems else EXIT_CLEAN
+    screen = Screen()
+    where = f"snapshot {done.snapshot} and {counted(done.log_files, 'log file')}"
+    held_in = "" if held is not None else " in the snapshot"
+    print(f"{verb} {counted(done.topics, 'topic')}, {counted(done.records, 'record')}{held_in} to {target}")
+    print(
+        f"{where}; copied {counted(done.segments_copied, 'segment')} ({size(done.bytes_copied)} in all), "
+        f"reused {done.segments_reused:,} ({size(done.bytes_reused)}), {seconds:.1f} s"
+    )
+    for problem in done.problems:
+        print(f"{screen.paint('damaged:', 'red')} {problem}")
+    if done.problems:
+        print("the copy contains the damage; run `topics verify` on it to see which records are lost")
     return EXIT_DAMAGED if done.problems else EXIT_CLEAN
 
 

@@ -55,6 +55,7 @@ class Recovered(NamedTuple):
     backlog: Backlog  # records of `memory` topics, replayed after the server is ready
     lost: list[lost_log.Lost]  # seqs that may have been in a missing part of the log
     unnoted: set[int]  # topics whose changes the ledger has not noted
+    heads: dict[int, int]  # highest seq of each topic in the files, by topic id: the start may skip some after it
 
 
 def recover(
@@ -151,6 +152,7 @@ def _recover(
     if restored is not None:
         _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
     routers.catch_up()
+    heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
     found_ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
     _close_gaps(state, backlog, after_power_loss=after_power_loss, restored=restored is not None)
     routers.end()
@@ -161,7 +163,7 @@ def _recover(
         log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
     unchanged = same_boot and not replayed and not damage and not cut and not skipped
     return Recovered(
-        number, resume, next_number, replayed, damage, cut, unchanged, backlog, check.lost, check.unnoted()
+        number, resume, next_number, replayed, damage, cut, unchanged, backlog, check.lost, check.unnoted(), heads
     )
 
 

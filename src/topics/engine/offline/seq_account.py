@@ -16,7 +16,10 @@ Span = tuple[int, int]  # seqs, both ends inclusive
 
 
 class SeqAccount(Struct, kw_only=True):
-    """Every seq from 1 to the head is in one of `live`, `deleted` and `lost`."""
+    """Every seq from 1 to the head is in one of `live`, `deleted` and `lost`.
+
+    `skipped` seqs after the head are not in the files; a start does not assign them.
+    """
 
     topic: str
     topic_id: int
@@ -27,6 +30,7 @@ class SeqAccount(Struct, kw_only=True):
     bytes: int
     deleted: int
     lost: dict[str, int]  # by reason
+    skipped: int = 0
 
 
 class Covered(Struct):

@@ -24,6 +24,7 @@ from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
+from topics.storage.backup import COPIED_BOOT_ID
 from topics.storage.check import Examined, Problem, examine
 from topics.storage.datadir import DataDir, DataDirError
 from topics.storage.fs import Fs
@@ -101,6 +102,7 @@ class _Verifier:
         self.report = Report(directory=datadir.root)
         self._progress = progress
         self._done = self._total = 0
+        self._is_copy = False
         self._names: dict[int, str] = {}
         self._named: set[str] = set()  # files that the snapshot or the log needs
         self._problems: dict[tuple[int, int], list[Problem]] = {}  # of sealed segments, by topic and first seq
@@ -121,6 +123,7 @@ class _Verifier:
                         self._topic(topic, tails)
             if snapshot is not None or number == 0:
                 since, boot_id = (0, "") if snapshot is None else (snapshot.wal_number, snapshot.boot_id)
+                self._is_copy = boot_id == COPIED_BOOT_ID
                 self._log(since, boot_id)
                 self._replay()
             self._left_over()
@@ -361,7 +364,8 @@ class _Verifier:
         for name in sorted(state.by_name):
             topic = state.by_name[name]
             self._lose_what_is_damaged(topic)
-            self._account(topic)
+            self._account(topic, found.heads.get(topic.topic_id, topic.head))
+        self._note_skipped()
 
     def _lose_what_is_damaged(self, topic: Topic) -> None:
         for segment in list(topic.segments):
@@ -372,16 +376,33 @@ class _Verifier:
                     cause = Corrupt(segment.path, problem.offset, problem.what)
                     retention.lose_range(topic, Damaged(segment, problem.low, problem.high, cause, whole=problem.whole))
 
-    def _account(self, topic: Topic) -> None:
+    def _account(self, topic: Topic, known_head: int) -> None:
+        """Account for the seqs of a topic. Those that only a start skips, after the head in the files, are not lost."""
         found, wrong = account(topic)
         self.report.topics.append(found)
         path = self.dir.snapshot_path(self.report.snapshot or 0)
         for what in wrong:
             self._found(path, 0, what, REPORT, topic=topic.name)
-        if topic.losses.runs and topic.losses.runs[-1][1:] == (topic.head, "restart"):
-            first, last, _ = topic.losses.runs[-1]
+        if found.durability != "ephemeral" and topic.head > known_head:
+            found.skipped, found.head_seq = topic.head - known_head, known_head
+            found.earliest_seq = min(found.earliest_seq, known_head + 1)
+            found.lost["restart"] -= found.skipped
+            if not found.lost["restart"]:
+                del found.lost["restart"]
+
+    def _note_skipped(self) -> None:
+        """Note that a start skips seqs: after a power loss they may have been assigned, in a backup they were not."""
+        skipping = [found for found in self.report.topics if found.skipped]
+        if skipping and self._is_copy:
             self.report.notes.append(
-                f"topic {topic.name}: a start counts seqs {first} to {last} as lost (restart): "
+                f"{len(skipping)} topics: `topics restore` continues after the last record; a server that starts on "
+                "this backup itself skips some seqs and reports them as lost"
+            )
+            return
+        for found in skipping:
+            first, last = found.head_seq + 1, found.head_seq + found.skipped
+            self.report.notes.append(
+                f"topic {found.topic}: a start counts seqs {first} to {last} as lost (restart): "
                 "they may have been given out, and are not here"
             )
 
