@@ -32,6 +32,14 @@ def rough_lag_of(topic: Topic, consumer: Consumer, now_ms: int) -> Lag:
     return _lag(topic, consumer.seq + 1, now_ms, exact=False)
 
 
+def rough_age_ms(topic: Topic, now_ms: int) -> int:
+    """Return the age of the oldest live record without the disk, 0 if there is none. See `rough_lag_of`."""
+    segment = next((segment for segment in topic.segments if segment.live), None)
+    if segment is None:
+        return 0
+    return max(now_ms - _first_ts(segment, max(topic.earliest - segment.first, 0), exact=False), 0)
+
+
 def _lag(topic: Topic, start: int, now_ms: int, *, exact: bool) -> Lag:
     start = max(start, topic.earliest)
     if start > topic.head or not topic.count:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from topics.engine.consumers.lag import Lag, rough_lag_of
+from topics.engine.consumers.lag import Lag, rough_age_ms, rough_lag_of
 from topics.engine.state.name_index import NameIndex
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps
@@ -225,6 +225,13 @@ def _topics(services: Services, prefixes: tuple[str, ...]) -> Iterator[Metric | 
             samples += [("", "topic", one.name, getattr(one.queue, field)) for one in some if one.queue is not None]
             yield None
         yield Metric(f"topics_topic_{name}", "gauge", help, samples)
+    samples, now_ms = [], services.runtime.clock.now_ms()
+    for some in _batches(shown):
+        ages = [(one.name, rough_age_ms(one, now_ms)) for one in some if one.queue is not None]
+        samples += [("", "topic", name, age_ms / 1000) for name, age_ms in ages]
+        yield None
+    help = "Age of the oldest job per queue that is not done."
+    yield Metric("topics_topic_queue_oldest_seconds", "gauge", help, samples)
     yield _gauge(
         "topics_topic_metrics_truncated", "1 if there are more topics than are named here.", int(len(found) > limit)
     )

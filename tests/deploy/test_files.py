@@ -1,0 +1,184 @@
+"""The files in deploy/ fit the program: paths, settings, probes, metric names, and the pages that show them."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import ServerProcess
+from topics.config import Settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+_METRIC = re.compile(r"\btopics_[a-z_]+")
+# The functions and labels of a query are no metrics.
+_LABELS = re.compile(r"\{[^}]*\}|\b(?:by|on|without) \([^)]*\)")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    directory = tmp_path_factory.mktemp("deploy")
+    process = ServerProcess(directory, {"data_dir": directory / "data"})
+    yield process
+    process.kill()
+
+
+@pytest.fixture(scope="module")
+def metrics(server: ServerProcess) -> set[str]:
+    """The names of all samples of a server with a topic, a queue, a router, a consumer and an archive."""
+    call(server, "PUT", "/v0/topics/orders", {"archive": {"hold": True}})
+    call(server, "PUT", "/v0/topics/mail", {"type": "queue"})
+    call(server, "PUT", "/v0/routers/copy", {"source": "orders", "dest": "copies"})
+    call(server, "POST", "/v0/topics/orders", {"records": [{"data": 1}]})
+    call(server, "PUT", "/v0/topics/orders/consumers/billing", {"seq": 0})
+    text = call(server, "GET", "/v0/metrics").decode()
+    return {re.split(r"[ {]", line)[0] for line in text.splitlines() if line and not line.startswith("#")} | {
+        line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")
+    }
+
+
+def call(server: ServerProcess, method: str, path: str, body: object = None) -> bytes:
+    import urllib.request
+
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}{path}", data, {"content-type": "application/json"}, method=method
+    )
+    with urllib.request.urlopen(request) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+def names_in(query: str) -> set[str]:
+    return set(_METRIC.findall(_LABELS.sub("", query)))
+
+
+def load(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def is_setting(variable: str) -> bool:
+    return variable.removeprefix("TOPICS_").lower() in {field.name for field in fields(Settings)}
+
+
+def test_alerts_use_metrics_that_the_server_has(metrics: set[str]):
+    (rules,) = load("alerts.yml")
+    used = {rule["alert"]: names_in(rule["expr"]) for rule in rules["groups"][0]["rules"]}
+    assert {name: wanted - metrics for name, wanted in used.items() if wanted - metrics} == {}
+    assert sum(map(len, used.values())) > 8
+
+
+def test_alerts_stand_on_the_page():
+    (rules,) = load("alerts.yml")
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    assert [rule["alert"] for rule in rules["groups"][0]["rules"] if f"`{rule['alert']}`" not in page] == []
+
+
+def test_promtool_accepts_the_alerts():
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    done = subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_dashboard_is_generated_and_uses_metrics_that_the_server_has(metrics: set[str]):
+    subprocess.run([sys.executable, ROOT / "tools" / "dashboard.py", "--check"], check=True)
+    board = json.loads((DEPLOY / "grafana" / "topics.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    assert len(queries) > 20
+    assert {query: names_in(query) - metrics for query in queries if names_in(query) - metrics} == {}
+
+
+def test_image_copies_existing_files_and_runs_without_privileges():
+    text = re.sub(r"\\\n\s*", "", (DEPLOY / "Dockerfile").read_text())
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    copied = [shlex.split(rest)[:-1] for name, rest in steps if name == "COPY" and not rest.startswith("--from")]
+    sources = [source for some in copied for source in some]
+    assert sources
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+    ignored = (ROOT / ".dockerignore").read_text()
+    assert [source for source in sources if f"!{source}" not in ignored.split()] == []
+    assert dict(steps)["USER"] == "10001"  # type: ignore[arg-type]
+    settings = re.findall(r"\bTOPICS_\w+(?==)", " ".join(rest for name, rest in steps if name == "ENV"))
+    assert settings
+    assert [name for name in settings if not is_setting(name)] == []
+
+
+def test_health_check_of_the_image_accepts_a_running_server(server: ServerProcess):
+    line = re.search(r'CMD (\["python".*\])', (DEPLOY / "Dockerfile").read_text())
+    assert line
+    _, *rest = json.loads(line[1])
+    command = [sys.executable, *rest]
+    assert subprocess.run(command, env={**os.environ, "TOPICS_PORT": str(server.port)}).returncode == 0
+    quiet = subprocess.run(command, env={**os.environ, "TOPICS_PORT": "1"}, stderr=subprocess.DEVNULL)
+    assert quiet.returncode != 0
+
+
+def test_manifest_has_one_replica_and_probes_that_the_server_answers(server: ServerProcess):
+    service, stateful = load("kubernetes.yaml")
+    pod = stateful["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert stateful["spec"]["replicas"] == 1
+    assert service["spec"]["ports"][0]["port"] == container["ports"][0]["containerPort"] == 4000
+    for probe in ("livenessProbe", "readinessProbe"):
+        call(server, "GET", container[probe]["httpGet"]["path"])
+    assert pod["terminationGracePeriodSeconds"] * 1000 > Settings().drain_timeout_ms
+    assert all(is_setting(variable["name"]) for variable in container["env"])
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        *(volume["name"] for volume in pod["volumes"]),
+        *(claim["metadata"]["name"] for claim in stateful["spec"]["volumeClaimTemplates"]),
+    }
+
+
+def test_files_of_the_composition_exist():
+    (composition,) = load("compose.yaml")
+    services = composition["services"]
+    mounted = [
+        mount.split(":")[0]
+        for service in services.values()
+        for mount in service.get("volumes", ())
+        if mount.startswith("./")
+    ]
+    assert len(mounted) >= 5
+    assert [path for path in mounted if not (DEPLOY / path).is_file()] == []
+    assert (DEPLOY / services["topics"]["build"]["context"]).resolve() == ROOT
+    assert load("prometheus.yml")[0]["rule_files"] == ["alerts.yml"]
+    secrets = {Path(secret["file"]).name for secret in composition["secrets"].values()}
+    page = (ROOT / "docs" / "deploy.md").read_text()
+    assert [name for name in secrets if f"deploy/secrets/{name}" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("unit", "page"),
+    [
+        ("topics.service", "security.md"),
+        ("topics-backup.service", "operations.md"),
+        ("topics-backup.timer", "operations.md"),
+    ],
+)
+def test_unit_is_the_one_on_the_page(unit: str, page: str):
+    text = (DEPLOY / "systemd" / unit).read_text()
+    assert text in (ROOT / "docs" / page).read_text()
+    assert [name for name in re.findall(r"\bTOPICS_\w+(?==)", text) if not is_setting(name)] == []
+
+
+def test_systemd_accepts_the_units(tmp_path: Path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    for unit in (DEPLOY / "systemd").iterdir():
+        text = unit.read_text().replace("/opt/topics/bin/topics", sys.executable).replace("User=topics\n", "")
+        (tmp_path / unit.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, tmp_path.glob("*.service"))], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
