@@ -162,6 +162,13 @@ def _parse_output_file(text: str) -> Path:
     return path
 
 
+def _parse_input_file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise ValueError(f"the file {text} does not exist")
+    return path
+
+
 def _parse_directory(text: str) -> Path:
     path = Path(text)
     if path.exists() and not path.is_dir():
@@ -192,6 +199,7 @@ ORIGINS = Kind(name="list of origins", parse=_parse_origins, show=",".join)
 DIRECTORY = Kind(name="directory", parse=_parse_directory)
 KEYS = Kind(name="list of keys", parse=parse_list)
 KEY_FILE = Kind(name="file", parse=_parse_key_file, show=lambda value: str(value.path))
+INPUT_FILE = Kind(name="file", parse=_parse_input_file)
 OUTPUT_FILE = Kind(name="file", parse=_parse_output_file)
 
 _ROW = "setting"
@@ -281,6 +289,12 @@ class Settings:
     )
     allow_insecure_no_auth: bool = _row(FLAG, False, "Allow a non-loopback address without API keys.", group=SECURITY)
     probe_auth: bool = _row(FLAG, False, "Require an API key for the health and readiness probes too.", group=SECURITY)
+    tls_cert: Path | None = _row(
+        INPUT_FILE, None, "Certificate chain in PEM form. The server then speaks HTTPS only.", group=SECURITY
+    )
+    tls_key: Path | None = _row(
+        INPUT_FILE, None, "Private key of the certificate, if it is not in the same file.", group=SECURITY
+    )
 
     max_batch_records: int = _count(10_000, "Maximum records in one write.", group=REQUESTS, high=1_000_000)
     max_record_bytes: int = _size(
@@ -447,6 +461,8 @@ def _conflicts(settings: Settings) -> list[str]:
         check_distinct(settings.key_rules())
     except BadKeys as error:
         found.append(f"TOPICS_API_KEYS, TOPICS_API_KEYS_FILE: {error}")
+    if settings.tls_key is not None and settings.tls_cert is None:
+        found.append("TOPICS_TLS_KEY: needs TOPICS_TLS_CERT, the certificate of this key; set both")
     if settings.cold_dir is not None and settings.data_dir is None:
         found.append("TOPICS_COLD_DIR: needs TOPICS_DATA_DIR, whose segments it receives; set both")
     if settings.cold_dir is not None and settings.cold_dir == settings.data_dir:

@@ -27,6 +27,7 @@ from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog
 from topics.server.http.server import HttpServer
+from topics.server.http.tls import Certificate
 from topics.server.limits import os_limits
 from topics.server.limits.budget import MemoryBudget
 from topics.server.limits.loop_holds import Cause, LoopHolds
@@ -36,6 +37,7 @@ from topics.storage.datadir import DataDirError
 log = logs.Log("server")
 
 BACKLOG = 4096
+TLS_CLOSE_S = 5.0  # how long a closed connection waits for the client's end of TLS
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 # These errors of a start describe this machine and never the content of a request, so the log may show their message.
@@ -89,13 +91,14 @@ async def _serve(settings: Settings, build: Build) -> int:
         return EXIT_FAILED
     clock = SystemClock()
     try:
+        certificate = None if settings.tls_cert is None else Certificate(settings.tls_cert, settings.tls_key)
         app = build(settings, clock, loop)
     except MACHINE_ERRORS as error:
         return _cannot_start(error)
     served = CorsApp(app, settings.cors_origins) if settings.cors_origins else app
     limits, request_log = HttpLimits.of(settings), RequestLog.of(settings)
     app.http = http = HttpServer(served, limits, budget=app.budget, request_log=request_log, holds=app.holds)
-    servers = [await loop.create_server(http.connection, sock=sock, backlog=BACKLOG) for sock in sockets]
+    servers = [await _listen(loop, http, sock, certificate, settings) for sock in sockets]
     _announce(settings, sockets)
     started = await _serve_until_stopped(app, stop, Garbage(clock.monotonic_ns, note=partial(app.holds.note, Cause.GC)))
     for server in servers:
@@ -106,6 +109,35 @@ async def _serve(settings: Settings, build: Build) -> int:
     if started:
         log.info("stopped", status=code)
     return code
+
+
+async def _listen(
+    loop: asyncio.AbstractEventLoop,
+    http: HttpServer,
+    sock: socket.socket,
+    certificate: Certificate | None,
+    settings: Settings,
+) -> asyncio.Server:
+    """Accept connections on the socket. With a certificate, SIGHUP reads its files again."""
+    if certificate is None:
+        return await loop.create_server(http.connection, sock=sock, backlog=BACKLOG)
+    loop.add_signal_handler(signal.SIGHUP, _reload, certificate)
+    return await loop.create_server(
+        http.connection,
+        sock=sock,
+        backlog=BACKLOG,
+        ssl=certificate.context,
+        ssl_handshake_timeout=settings.header_timeout_ms / 1000,
+        ssl_shutdown_timeout=TLS_CLOSE_S,
+    )
+
+
+def _reload(certificate: Certificate) -> None:
+    try:
+        certificate.reload()
+        log.info("certificate_reloaded")
+    except TopicsError as error:
+        log.error("certificate_refused", reason=error.message, hint="the server continues with the old certificate")
 
 
 async def _serve_until_stopped(app: ServedApp, stop: "StopSignals", garbage: Garbage) -> bool:
@@ -233,14 +265,14 @@ def _bind_one(family: int, address: tuple[Any, ...], *, required: bool) -> socke
     return sock
 
 
-def url(sock: socket.socket) -> str:
+def url(sock: socket.socket, scheme: str = "http") -> str:
     """Return the URL of a bound socket."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _announce(settings: Settings, sockets: list[socket.socket]) -> None:
-    addresses = [url(sock) for sock in sockets]
+    addresses = [url(sock, "http" if settings.tls_cert is None else "https") for sock in sockets]
     port: int = sockets[0].getsockname()[1]
     with contextlib.suppress(OSError):
         print(f"topics {__version__} listening on {' '.join(addresses)}", flush=True)

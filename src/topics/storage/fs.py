@@ -145,7 +145,10 @@ class Fs(Protocol):
 
 
 class RealFs(Fs):
-    """The operating system's files."""
+    """The operating system's files. Without `maps`, `File.lend` returns None: TLS reads the bytes in the process."""
+
+    def __init__(self, *, maps: bool = True) -> None:
+        self._maps = maps
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> "RealFile":
         flags = os.O_RDWR if write or create else os.O_RDONLY
@@ -153,7 +156,7 @@ class RealFs(Fs):
         if stat.S_ISDIR(os.fstat(fd).st_mode):  # the kernel opens a directory for reading without an error
             os.close(fd)
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        return RealFile(fd, path)
+        return RealFile(fd, path, maps=self._maps)
 
     def rename(self, src: str, dst: str) -> None:
         os.rename(src, dst)
@@ -265,10 +268,11 @@ class RealSharedLock(Lock):
 class RealFile(File):
     """A file descriptor."""
 
-    __slots__ = ("_fd", "_mapped", "path")
+    __slots__ = ("_fd", "_mapped", "_maps", "path")
 
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int, path: str, *, maps: bool = True) -> None:
         self._fd = fd
+        self._maps = maps
         self.path = path
         self._mapped: Mapped | None = None
 
@@ -310,7 +314,7 @@ class RealFile(File):
 
     def lend(self, size: int, at: int) -> memoryview | None:
         mapped = self._mapped
-        if mapped is None:
+        if mapped is None and self._maps:
             mapped = self._mapped = Mapped.of(self._fd)
         return mapped.lend(size, at) if mapped is not None else None
 

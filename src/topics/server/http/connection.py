@@ -310,6 +310,13 @@ class Connection(asyncio.Protocol):
         if output.sent_hooks and not pipeline.paused:
             self._report_sent()
 
+    def _linger(self) -> None:
+        """Send the end of the answers and read on. TLS has no half-closed connections: its close does the same."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
     def _follow(self) -> None:
         """Do what the pipeline asks for after its output is written: each state's part once, when it is entered."""
         pipeline = self.pipeline
@@ -322,7 +329,7 @@ class Connection(asyncio.Protocol):
             elif state is CLOSING:
                 self.transport.close()
             elif state is LINGERING:
-                self.transport.write_eof()
+                self._linger()
             elif state is ABORTED:
                 self.transport.abort()
         if pipeline.queue.packed:

@@ -122,7 +122,7 @@ class Storage:
         thread may use `state`.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        datadir = DataDir(RealFs(), str(settings.data_dir))
+        datadir = DataDir(RealFs(maps=settings.tls_cert is None), str(settings.data_dir))
         await asyncio.to_thread(datadir.open)
         storage = cls(settings, clock, loop, datadir, state)
 

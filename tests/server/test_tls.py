@@ -1,0 +1,200 @@
+"""HTTPS without a proxy: requests, streams, WebSockets, large answers, and certificates that change."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+
+from tests.conftest import ServerProcess
+from topics.server.http.tls import Certificate
+from topics.storage.fs import RealFs
+
+CERTS = Path(__file__).parent / "certs"
+WAIT_S = 30
+
+
+def pair(directory: Path, name: str) -> None:
+    """Make `name` the certificate of the server in `directory`."""
+    for suffix in ("pem", "key"):
+        fresh = directory / f"fresh.{suffix}"
+        shutil.copy(CERTS / f"{name}.{suffix}", fresh)
+        fresh.replace(directory / f"server.{suffix}")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    running: list[ServerProcess] = []
+
+    def start(**settings: object) -> ServerProcess:
+        pair(tmp_path, "one")
+        files = {"tls_cert": tmp_path / "server.pem", "tls_key": tmp_path / "server.key"}
+        server = ServerProcess(tmp_path, {"data_dir": tmp_path / "data", **files, **settings}, wait_ready=False)
+        running.append(server)
+        with client(server) as https:
+            wait_for(lambda: https.get("/v0/ready").status_code == 200)
+        return server
+
+    yield start
+    for server in running:
+        server.kill()
+
+
+def trust(*names: str) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    for name in names:
+        context.load_verify_locations(CERTS / f"{name}.pem")
+    return context
+
+
+def client(server: ServerProcess, *names: str) -> httpx.Client:
+    url = f"https://127.0.0.1:{server.port}"
+    return httpx.Client(base_url=url, verify=trust(*(names or ("one",))), timeout=WAIT_S)
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (seen := condition()):
+        assert time.monotonic() < deadline, "nothing came"
+        time.sleep(0.01)
+    return seen
+
+
+def events(server: ServerProcess, name: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == name]
+
+
+def served(server: ServerProcess) -> bytes:
+    """Return the certificate that a new connection gets."""
+    return ssl.get_server_certificate(("127.0.0.1", server.port)).encode()
+
+
+def test_records_come_back_over_https_as_answers_and_as_a_stream(start: Callable[..., ServerProcess]):
+    server = start(segment_max_bytes=256 << 10)
+    with client(server) as https:
+        data = "x" * 1000
+        for _ in range(8):
+            https.post("/v0/topics/t", json={"records": [{"data": data}] * 1000}).raise_for_status()
+        data_dir = Path(events(server, "listening")[0]["data_dir"])
+        wait_for(lambda: list(data_dir.rglob("*.seg")))
+        read = https.post("/v0/topics/t/diff", json={"from_seq": 0, "limit": 1000, "max_batch_bytes": 8 << 20}).json()
+        assert [record["$seq"] for record in read["records"]] == list(range(1, 1001))
+        session = https.post("/v0/watch", json={"topics": {"t": {"from_seq": 7999}}}).json()
+        with https.stream("GET", session["stream_url"], headers={"accept": "text/event-stream"}) as stream:
+            assert next(line for line in stream.iter_lines() if '"$seq":8000' in line)
+    assert events(server, "listening")[0]["addresses"] == [f"https://127.0.0.1:{server.port}"]
+
+
+def test_websocket_runs_over_tls(start: Callable[..., ServerProcess]):
+    server = start()
+
+    async def publish() -> dict[str, Any]:
+        async with websockets.connect(f"wss://127.0.0.1:{server.port}/v0/ws", ssl=trust("one")) as socket:
+            await socket.send(json.dumps({"op": "publish", "topic": "t", "records": [{"data": 1}]}))
+            answer: dict[str, Any] = json.loads(await socket.recv())
+            return answer
+
+    assert "error" not in asyncio.run(asyncio.wait_for(publish(), WAIT_S))
+
+
+def test_hangup_signal_changes_the_certificate_of_new_connections(start: Callable[..., ServerProcess], tmp_path: Path):
+    server = start()
+    with client(server) as old:
+        assert old.get("/v0/health").status_code == 200
+        pair(tmp_path, "two")
+        os.kill(server.process.pid, signal.SIGHUP)
+        wait_for(lambda: events(server, "certificate_reloaded"))
+        assert old.get("/v0/health").status_code == 200, "the open connection goes on"
+    assert served(server) == (CERTS / "two.pem").read_bytes()
+    with client(server, "two") as new:
+        assert new.get("/v0/health").status_code == 200
+
+
+@pytest.mark.parametrize("broken", ["no certificate", "another key"])
+def test_bad_certificate_is_refused_and_the_old_one_stays(
+    start: Callable[..., ServerProcess], tmp_path: Path, broken: str
+):
+    server = start()
+    if broken == "another key":
+        shutil.copy(CERTS / "two.key", tmp_path / "server.key")
+    else:
+        (tmp_path / "server.pem").write_text("nothing")
+    os.kill(server.process.pid, signal.SIGHUP)
+    refused = wait_for(lambda: events(server, "certificate_refused"))[0]
+    assert refused["reason"].endswith(
+        "the key does not belong to the certificate"
+        if broken == "another key"
+        else "no certificate in PEM form with its private key"
+    )
+    assert served(server) == (CERTS / "one.pem").read_bytes()
+
+
+def test_connection_without_a_handshake_is_closed_in_time(start: Callable[..., ServerProcess]):
+    server = start(header_timeout_ms=200)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as silent:
+        assert silent.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as plain:
+        plain.sendall(b"GET /v0/health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        with _closed():
+            while plain.recv(65_536):
+                pass
+    with client(server) as https:
+        assert https.get("/v0/health").status_code == 200
+    assert events(server, "loop_error") == []
+
+
+class _closed:
+    """Accepts an orderly end and a reset."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> bool:
+        return kind is not None and issubclass(kind, ConnectionError)
+
+
+def test_settings_that_cannot_serve_tls_are_refused_with_a_reason(tmp_path: Path):
+    def refusal(**settings: Path) -> str:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+        env |= {f"TOPICS_{name.upper()}": str(value) for name, value in settings.items()}
+        done = subprocess.run(
+            [sys.executable, "-m", "topics", "serve", "--port", "0"], env=env, capture_output=True, text=True
+        )
+        assert done.returncode != 0
+        return done.stderr
+
+    assert "needs TOPICS_TLS_CERT" in refusal(tls_key=CERTS / "one.key")
+    assert "does not exist" in refusal(tls_cert=tmp_path / "none.pem")
+    mismatch = refusal(tls_cert=CERTS / "one.pem", tls_key=CERTS / "two.key")
+    assert "the key does not belong to the certificate" in mismatch
+    assert "Traceback" not in mismatch
+
+
+def test_tls_reads_no_mapped_file(tmp_path: Path):
+    """TLS encrypts in the process: a mapped page that is cut off would end it."""
+    (tmp_path / "file").write_bytes(b"abc")
+    assert RealFs(maps=False).open(str(tmp_path / "file")).lend(3, 0) is None
+
+
+def test_encrypted_key_is_refused_without_a_question(tmp_path: Path):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key = tmp_path / "locked.key"
+    subprocess.run(
+        ["openssl", "pkcs8", "-topk8", "-in", CERTS / "one.key", "-out", key, "-passout", "pass:secret"], check=True
+    )
+    with pytest.raises(Exception, match="the key is encrypted"):
+        Certificate(CERTS / "one.pem", key)
