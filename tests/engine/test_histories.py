@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from tests.engine.harness import SMALL_SEGMENTS, FakeLog, Sealer, open_engine, read, record, waiting, write
 from tests.sampling import amount
+from topics.engine.consumers.lag import lag_of, lost_of
+from topics.engine.consumers.verbs import Removed, Stored
 from topics.engine.engine import Configured, Dropped
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import SegmentLimits
@@ -26,11 +29,13 @@ from topics.engine.write.append import Appended
 from topics.engine.write.commit import Ticket
 from topics.engine.write.delete import Deleted
 from topics.errors import Code, TopicsError
+from topics.model.consumer import ConsumerRequest
 from topics.model.records import Projection, TagMatch, WriteRequest
 from topics.model.topic import ArchiveConfig, ConfigPatch
+from topics.testing import oracle_consumers
 from topics.testing.clock import SimClock
 from topics.testing.disk import SimDisk
-from topics.testing.oracle import Landed, Oracle
+from topics.testing.oracle import Landed, ModelTopic, Oracle
 
 NAMES = st.sampled_from(["a", "b"])
 TAGS = ["x", "x:1", "x:2", "y", ""]
@@ -69,7 +74,33 @@ class Archive:
     seq: int
 
 
-Verb = Append | Delete | Put | Drop | Archive
+@dataclass
+class Store:
+    """Store a consumer."""
+
+    name: str
+    consumer: str
+    wanted: ConsumerRequest
+
+
+@dataclass
+class Commit:
+    """Read as a consumer, after a commit of `seq`."""
+
+    name: str
+    consumer: str
+    seq: int
+
+
+@dataclass
+class Leave:
+    """Delete a consumer."""
+
+    name: str
+    consumer: str
+
+
+Verb = Append | Delete | Put | Drop | Archive | Store | Commit | Leave
 
 
 @dataclass
@@ -116,6 +147,20 @@ requests = st.builds(
     config=st.none() | patches,
 )
 cursors = st.integers(0, 40)
+CONSUMERS = st.sampled_from(["c1", "c2"])
+stored = st.builds(
+    Store,
+    NAMES,
+    CONSUMERS,
+    st.builds(
+        ConsumerRequest,
+        seq=st.just(UNSET) | st.integers(0, 25),
+        if_seq=st.sampled_from([UNSET, UNSET, UNSET, None, 0, 3]),
+        expire_ms=st.sampled_from([UNSET, UNSET, 0, 40]),
+        hold=st.sampled_from([UNSET, True, True, False]),
+        max_hold_bytes=st.sampled_from([UNSET, 200, 400, 1 << 20]),
+    ),
+)
 deletes = st.builds(Delete, NAMES, cursors, st.none() | matches) | st.builds(Delete, NAMES, st.none(), matches)
 appends = st.builds(Append, NAMES, requests)
 verbs = st.one_of(
@@ -126,6 +171,10 @@ verbs = st.one_of(
     st.builds(Put, NAMES, patches),
     st.builds(Drop, NAMES, st.booleans()),
     st.builds(Archive, NAMES, st.integers(0, 25)),
+    stored,
+    stored,
+    st.builds(Commit, NAMES, CONSUMERS, st.sampled_from([0, 0, 2, 5, 12])),
+    st.builds(Leave, NAMES, CONSUMERS),
 )
 queries = st.fixed_dictionaries(
     {
@@ -165,13 +214,21 @@ class Pair:
 
     def play(self, turn: Turn) -> None:
         self.clock.set(ms=self.clock.now_ms() + turn.clock_ms)
+        self.engine.consumers.sweep(topics=10)
+        self.commit()
+        self.oracle.forget_unused()
         self.log.write_fails, self.log.sync_fails = turn.fault == "write", turn.fault == "sync"
         tickets = []
+        before: Verb | None = None
         for verb in turn.verbs:
-            if isinstance(verb, Append) and any(isinstance(earlier, Delete | Archive) for earlier in turn.verbs):
+            waits_for = Delete | Archive | Store | Commit | Leave
+            if isinstance(verb, Append) and any(isinstance(earlier, waits_for) for earlier in turn.verbs):
                 self.commit()  # a full topic rejects a write before a delete of the same turn takes effect
             if isinstance(verb, Archive):
                 self.commit()  # an archive cannot have records that are not visible yet
+            if isinstance(verb, Store | Commit | Leave) and not isinstance(before, Store | Commit | Leave):
+                self.commit()  # neither can a consumer; changes to consumers in a row share an entry
+            before = verb
             tickets.append(outcome(lambda verb=verb: self.in_engine(verb)))
         self.commit()
         self.log.write_fails = self.log.sync_fails = False
@@ -211,6 +268,12 @@ class Pair:
                 return self.oracle.drop(name, if_empty=if_empty)
             case Archive(name, seq):
                 return self.oracle.archive(name, seq)
+            case Store(name, consumer, wanted):
+                return self.oracle.put_consumer(name, consumer, wanted)
+            case Commit(name, consumer, seq):
+                return self.oracle.commit(name, consumer, seq)
+            case Leave(name, consumer):
+                return self.oracle.drop_consumer(name, consumer)
 
     def in_engine(self, verb: Verb) -> Ticket:
         match verb:
@@ -225,6 +288,12 @@ class Pair:
             case Archive(name, seq):
                 topic = self.engine.find(name)
                 return self.engine.archives.report(name, seq=seq, epoch=0 if topic is None else topic.epoch)
+            case Store(name, consumer, wanted):
+                return self.engine.consumers.put(name, consumer, wanted)
+            case Commit(name, consumer, seq):
+                return self.engine.consumers.open(name, consumer, commit=seq)
+            case Leave(name, consumer):
+                return self.engine.consumers.drop(name, consumer)
 
     def seen(self, result: Any) -> Any:
         match result:
@@ -238,6 +307,10 @@ class Pair:
                 return result.deleted
             case archived.Reported():
                 return result.archived
+            case Stored():
+                return result.seq, result.created
+            case Removed():
+                return result.deleted
         return result
 
     def seal(self, name: str, turn: Turn) -> None:
@@ -258,6 +331,7 @@ class Pair:
         assert (topic.head, topic.count, topic.bytes) == (model.head, model.count, model.bytes)
         assert (topic.earliest, topic.evict_floor) == (model.earliest, model.evict_floor)
         assert topic.archived == model.archived
+        self.compare_consumers(topic, model)
         assert topic.next_seq == topic.head + 1
         assert (topic.pending, topic.staged_count, topic.staged_bytes, topic.staged_keys) == (0, 0, 0, {})
         self.watermarks_only_rise(topic)
@@ -270,6 +344,17 @@ class Pair:
         for query in turn.queries:
             self.compare_read(name, query)
         self.account(name)
+
+    def compare_consumers(self, topic: Topic, model: ModelTopic) -> None:
+        now_ms, found = self.clock.now_ms(), [one for _, one in self.engine.consumers.of_topic(topic)]
+        shown = {one.name: (one.seq, one.expire_ms, one.hold, one.max_hold_bytes) for one in found}
+        assert shown == {name: one.shown() for name, one in model.consumers.items()}
+        for one in found:
+            lag = waiting(lambda one=one: lag_of(topic, one, now_ms))
+            assert (lag.records, lag.age_ms) == oracle_consumers.lag(model, one.name, now_ms)
+            gaps = lost_of(topic, one)
+            lost = [] if gaps is None else [seq for gap in gaps.gaps for seq in range(gap.gap_from, gap.gap_to + 1)]
+            assert lost == oracle_consumers.lost(model, one.name)
 
     def watermarks_only_rise(self, topic: Topic) -> None:
         epochs = self.floors[topic.name]

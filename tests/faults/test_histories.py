@@ -29,6 +29,7 @@ from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.engine.write.staging import Staging
 from topics.errors import Code, TopicsError
+from topics.model.consumer import ConsumerRequest
 from topics.model.records import TagMatch
 from topics.model.topic import ArchiveConfig, ConfigPatch
 from topics.storage.segments.cold import waiting
@@ -69,9 +70,28 @@ deletes = st.tuples(st.just("delete"), names, st.none() | st.integers(0, 30), st
 puts = st.tuples(st.just("put"), names, patches)
 drops = st.tuples(st.just("drop"), names)
 archives = st.tuples(st.just("archive"), names, st.sampled_from([0, 0, 1, 3]))
-verbs = st.one_of(appends, appends, appends, deletes, puts, drops, archives)
+consumers = st.sampled_from(["c1", "c2"])
+stores = st.tuples(
+    st.just("store"),
+    names,
+    consumers,
+    st.fixed_dictionaries(
+        {"behind": st.sampled_from([0, 1, 3, 9])},
+        optional={
+            "if_seq": st.sampled_from([None, 0, 3]),
+            "expire_ms": st.sampled_from([0, 40]),
+            "hold": st.booleans(),
+            "max_hold_bytes": st.sampled_from([150, 400, 1 << 20]),
+        },
+    ),
+)
+commits = st.tuples(st.just("commit"), names, consumers, st.sampled_from([None, 0, 1, 3]))
+leaves = st.tuples(st.just("leave"), names, consumers)
+consuming = st.one_of(stores, stores, commits, leaves)
+verbs = st.one_of(appends, appends, appends, deletes, puts, drops, archives, consuming, consuming)
 mixed_puts = st.tuples(st.just("put"), names, mixed_patches)
-mixed_verbs = st.one_of(appends, appends, deletes, mixed_puts, mixed_puts, drops, archives)
+mixed_verbs = st.one_of(appends, appends, deletes, mixed_puts, mixed_puts, drops, archives, consuming)
+CONSUMING = ("store", "commit", "leave")
 
 
 @dataclass
@@ -111,10 +131,12 @@ class Pair:
         self.oracle = Oracle(self.clock)
         self.number = 0
         self.deleted: set[str] = set()
+        self.before = ""  # the verb before this one in the turn
 
     def play(self, turn: Turn) -> None:
         self.clock.advance(ms=turn.clock_ms)
         self.deleted.clear()
+        self.before = ""
         crash = turn.end if turn.end in ("keep", "lose", "tear") else None
         if crash is not None and turn.crash_call is not None:
             disk = self.server.disk
@@ -124,6 +146,7 @@ class Pair:
         tickets: list[Ticket] = []
         died = False
         try:
+            self.forget_unused(states)
             for verb in turn.verbs:
                 self.stage(verb, states, tickets)
             self.server.engine.flush()
@@ -136,10 +159,18 @@ class Pair:
             died = True
         # A verb without effect is answered at once, even if the verbs before it are not.
         answered = max(
-            (at for at, ticket in enumerate(tickets, 1) if ticket.done and ticket.apply is not None), default=0
+            (at for at, ticket in enumerate(tickets, 1) if ticket.done and (ticket.apply or ticket.entry) is not None),
+            default=0,
         )
         assert died or all(ticket.done for ticket in tickets)
         self.end(turn, states, answered, died=died)
+
+    def forget_unused(self, states: list[tuple[int, Oracle]]) -> None:
+        """Delete unused consumers in both, as the periodic work of a server does."""
+        self.oracle.forget_unused()
+        states.append((0, copy.deepcopy(self.oracle)))
+        self.server.engine.consumers.sweep(topics=10)
+        self.server.engine.flush()
 
     def checkpoint(self, part: str) -> None:
         if part == "begin":
@@ -151,6 +182,9 @@ class Pair:
 
     def stage(self, verb: Verb, states: list[tuple[int, Oracle]], tickets: list[Ticket]) -> None:
         """Apply one verb to the model and stage it in the engine. A refused verb changes neither."""
+        if verb[0] in CONSUMING and self.before not in CONSUMING:
+            self.server.engine.flush()  # a consumer cannot be at records that are not visible yet
+        self.before = verb[0]
         in_model, in_engine = self.both(verb)
         before = copy.deepcopy(self.oracle)
         refused = _code(in_model)
@@ -161,7 +195,7 @@ class Pair:
             states.append((states[-1][0] + 1, copy.deepcopy(self.oracle)))
         if verb[0] == "append" and verb[1] in self.deleted:
             self.server.engine.flush()  # a full topic rejects a write before a delete of the same turn takes effect
-        if verb[0] in ("delete", "archive"):
+        if verb[0] in ("delete", "archive", *CONSUMING):
             self.deleted.add(verb[1])
         answer = _ticket(in_engine)
         if isinstance(answer, Ticket):
@@ -196,8 +230,26 @@ class Pair:
                     lambda: oracle.archive(name, seq),
                     lambda: engine.archives.report(name, seq=seq, epoch=epoch),
                 )
+            case ("store", name, who, fields):
+                wanted = self.wanted(name, **fields)
+                return lambda: oracle.put_consumer(name, who, wanted), lambda: engine.consumers.put(name, who, wanted)
+            case ("commit", name, who, behind):
+                seq = 0 if behind is None else self.seq(name, behind)
+                return (
+                    lambda: oracle.commit(name, who, seq),
+                    lambda: engine.consumers.open(name, who, commit=seq),
+                )
+            case ("leave", name, who):
+                return lambda: oracle.drop_consumer(name, who), lambda: engine.consumers.drop(name, who)
             case _:
                 return lambda: oracle.drop(verb[1]), lambda: waiting(lambda: engine.drop_topic(verb[1]))
+
+    def wanted(self, name: str, *, behind: int, **fields: Any) -> ConsumerRequest:
+        return ConsumerRequest(seq=self.seq(name, behind), **fields)
+
+    def seq(self, name: str, behind: int) -> int:
+        topic = self.oracle.topics.get(name)
+        return 0 if topic is None else max(topic.head - behind, 0)
 
     def end(self, turn: Turn, states: list[tuple[int, Oracle]], answered: int, *, died: bool) -> None:
         if turn.end == "on":
@@ -219,6 +271,8 @@ class Pair:
         possible = [state for done, state in states if done >= answered]
         for state in possible:
             state.clock = self.clock
+        for oracle in [self.oracle, *possible]:
+            oracle.restarted()
         self.forget(self.oracle, orderly=turn.end == "stop")
         self.oracle = self.compare(possible if died else [self.oracle])
         assert listed in (None, self.server.listing()), "the first list after a start differs"
@@ -252,7 +306,9 @@ class Pair:
         window_ms, now = topic.config.idempotency_window_ms, self.clock.now_ms()
         keys = {key: (seen.first, seen.last) for key, seen in topic.keys.items() if now - seen.at_ms <= window_ms}
         marks = topic.head, topic.earliest, topic.evict_floor, topic.archived
-        return topic.config, marks, topic.count, rows, gaps, keys
+        own = [one for _, one in self.server.engine.consumers.of_topic(topic)]
+        consumers = {one.name: (one.seq, one.expire_ms, one.hold, one.max_hold_bytes) for one in own}
+        return topic.config, marks, topic.count, rows, gaps, keys, consumers
 
     def in_model(self, oracle: Oracle, name: str) -> tuple[Any, ...]:
         model = oracle.topic(name)
@@ -266,7 +322,8 @@ class Pair:
         window_ms, now = model.config.idempotency_window_ms, self.clock.now_ms()
         keys = {key: (seen.first, seen.last) for key, seen in model.keys.items() if now - seen.at_ms <= window_ms}
         marks = model.head, model.earliest, model.evict_floor, model.archived
-        return model.config, marks, model.count, rows, gaps, keys
+        consumers = {name: one.shown() for name, one in sorted(model.consumers.items())}
+        return model.config, marks, model.count, rows, gaps, keys, consumers
 
 
 def _ticket(verb: Callable[[], Ticket]) -> Ticket | Code:

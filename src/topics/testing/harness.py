@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from topics.engine.durable.recovery import Recovered
 from topics.engine.durable.store import Done, Store, run_inline
 from topics.engine.engine import Configured, Dropped, Engine
 from topics.engine.read.read import Query, Reading
+from topics.engine.state.consumers import Consumer
 from topics.engine.state.topics import SegmentLimits, State
 from topics.engine.steps import Steps, run_all
 from topics.engine.write.append import Appended
@@ -123,6 +125,7 @@ class TopicView(NamedTuple):
     tombstones: tuple[tuple[int, int, str], ...]
     archived: int
     trimmed: int
+    consumers: tuple[Consumer, ...]
 
 
 class SimServer:
@@ -289,6 +292,7 @@ class SimServer:
         return TopicView(
             topic.epoch, topic.config, topic.head, topic.earliest, topic.evict_floor, topic.count, topic.bytes,
             tuple(topic.losses.runs), keys, tuple(rows), tuple(gaps), topic.archived, topic.trimmed,
+            tuple(copy(one) for _, one in self.engine.consumers.of_topic(topic)),
         )  # fmt: skip
 
 

@@ -7,14 +7,17 @@ order, at the current time of the clock.
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
 from topics.clock import Clock
 from topics.errors import Code, TopicsError, topic_not_found
+from topics.model.consumer import ConsumerRequest
 from topics.model.records import STORED_FORM, Projection, TagMatch, WriteRequest
 from topics.model.topic import ConfigPatch, TopicConfig, configure
+from topics.testing import oracle_consumers
+from topics.testing.oracle_consumers import ModelConsumer
 
 LIVE = "live"
 DELETED = "deleted"
@@ -105,6 +108,7 @@ class ModelTopic:
     facts: list[Fact] = field(default_factory=list)  # all seqs from 1 to head
     keys: dict[str, Key] = field(default_factory=dict)
     archived: int = 0  # the last archived seq
+    consumers: dict[str, ModelConsumer] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -152,6 +156,7 @@ class ModelTopic:
             assert DELETED in (fact.fate, fate) or fact.lost or fate == "restart"
             assert fact.fate == DELETED or fate != DELETED, "a record is lost without a report"
         ts = self.facts[-1].ts if self.facts else 0
+        self.consumers = {}  # they end with the process, too
         known = len(self.facts)
         self.facts += [Fact(seq, ts, b"", None, None, None) for seq in range(known + 1, len(fates) + 1)]
         for fact, fate in zip(self.facts, fates, strict=True):
@@ -166,14 +171,21 @@ class ModelTopic:
         while (cap_records and self.count > cap_records) or (cap_bytes and self.bytes > cap_bytes):
             if self.config.discard == "reject" and self.live[0] not in self.spare:
                 return
+            if self.is_held(self.live[0]):
+                return
             self.live[0].fate = "cap"
+
+    def is_held(self, fact: Fact) -> bool:
+        """Return whether a consumer with `hold` keeps the oldest record past the caps."""
+        unread = [one for one in self.consumers.values() if one.hold and one.seq < fact.seq]
+        return any(self.config.discard == "reject" or self.bytes <= one.max_hold_bytes for one in unread)
 
     @property
     def spare(self) -> list[Fact]:
         """Return the records that a full topic that rejects may evict."""
         if not self.holds or self.config.type == "queue":
             return []
-        return [fact for fact in self.live if fact.seq <= self.archived]
+        return [fact for fact in self.live if fact.seq <= self.archived and not self.is_held(fact)]
 
 
 class Oracle:
@@ -226,6 +238,31 @@ class Oracle:
             raise topic_not_found(name)
         self.topics[name].expire(self.clock.now_ms())
         return self.topics[name]
+
+    # --- consumers
+
+    def put_consumer(self, name: str, consumer: str, wanted: ConsumerRequest) -> tuple[int, bool]:
+        """Store a consumer. Return its position, and whether it was created."""
+        return oracle_consumers.put(self.topic(name), consumer, wanted, self.clock.now_ms())
+
+    def commit(self, name: str, consumer: str, seq: int) -> tuple[int, bool]:
+        """Read as a consumer, after a commit of `seq`. Return its position, and whether it was created."""
+        return oracle_consumers.commit(self.topic(name), consumer, seq, self.clock.now_ms())
+
+    def drop_consumer(self, name: str, consumer: str) -> bool:
+        """Delete a consumer. Return whether it existed."""
+        return self.topic(name).consumers.pop(consumer, None) is not None
+
+    def forget_unused(self) -> None:
+        """Remove the consumers of all topics that were not used for too long."""
+        for topic in self.topics.values():
+            oracle_consumers.forget_unused(topic, self.clock.now_ms())
+
+    def restarted(self) -> None:
+        """Count all consumers as used: time without a server does not count."""
+        for topic in self.topics.values():
+            for name, one in topic.consumers.items():
+                topic.consumers[name] = replace(one, used_ms=max(one.used_ms, self.clock.now_ms()))
 
     # --- records
 

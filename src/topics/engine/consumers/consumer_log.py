@@ -64,11 +64,19 @@ def consumed(state: State, entry: Consumed) -> None:
             one.seq, one.at_ms = moved[at + 1], entry.at_ms
 
 
-def recovered(topic: Topic) -> None:
-    """Move consumers back to the head: after damage the log may lack records that they had processed."""
-    if topic.consumers is not None:
-        for consumer in topic.consumers.by_name.values():
-            consumer.seq = min(consumer.seq, topic.head)
+def recovered(state: State, topic: Topic) -> None:
+    """Move consumers back to the head: after damage the log may lack records that they had processed.
+
+    Those of an ephemeral topic end with the process: their last changes were not logged.
+    """
+    if topic.consumers is None:
+        return
+    if topic.config.durability == "ephemeral":
+        topic.consumers = None
+        state.note_consumers(topic)
+        return
+    for consumer in topic.consumers.by_name.values():
+        consumer.seq = min(consumer.seq, topic.head)
 
 
 def _save(state: State, topic: Topic) -> _Saved | None:

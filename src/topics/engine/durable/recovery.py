@@ -363,7 +363,7 @@ def _close_gaps(state: State, backlog: Backlog, *, after_power_loss: bool, resto
             backlog.replay(state, topic)
             retention.skip_to(topic, topic.ceiling + 1, "restart")
         archived.recovered(topic)
-        consumer_log.recovered(topic)
+        consumer_log.recovered(state, topic)
 
 
 def _make_durable(datadir: DataDir, files: list[LogFile]) -> None:

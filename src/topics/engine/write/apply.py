@@ -311,6 +311,8 @@ def _replay_configure(state: State, entry: log.Configure) -> None:
         retention.lose_all(topic, "restart")
         retention.skip_to(topic, entry.head + 1, "restart")
         state.risen.add(topic.topic_id)
+        topic.consumers = None
+        state.note_consumers(topic)
     configure(state, topic, entry)
 
 
