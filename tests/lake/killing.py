@@ -1,10 +1,10 @@
 """Kill a writer at its nth file call, or its nth request to an object store, for n = first, first + step, …
 
-    python -m tests.lake.killing <place> <first> <step>
+    python -m tests.lake.killing <place> <first> <step> <most>
 
 Each n has its own process and lake: first the writer, which SIGKILL ends, then a reader and writer that checks what is
-left and continues. Prints the first n that is not reached. The processes are forked before Arrow and deltalake are
-used, so that each costs only its own work.
+left and continues. Prints the first n that is not reached, or 0 after `most` kills. Processes are forked before Arrow
+and deltalake are used, so that each costs only its own work.
 
 File calls are counted in C, because deltalake makes them in Rust: `compile_shim` makes a library that is loaded before
 the C library. Requests are counted by the proxy in `object_store`, which finds process and number in the access key.
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +166,9 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def main() -> None:
-    place, first, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    place, first, step, most = sys.argv[1], *map(int, sys.argv[2:])
     shim = ctypes.CDLL(os.environ["LD_PRELOAD"]) if "LD_PRELOAD" in os.environ else None
-    for number in count(first, step):
+    for number in islice(count(first, step), most):
         lake = Lake(f"{place}/lake{number}")
         reader, writer = os.pipe()
 
@@ -188,6 +188,7 @@ def main() -> None:
         if status == 0:  # it came through
             print(number)
             return
+    print(0)
 
 
 if __name__ == "__main__":

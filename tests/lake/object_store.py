@@ -83,6 +83,8 @@ class Proxy(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # one packet for headers and body, or each answer waits 40 ms for an acknowledgement
     server: Proxy
 
     def handle_any(self) -> None:
