@@ -36,6 +36,8 @@ class Shop:
         self.send("PUT", "/v0/routers/orders-to-billing", {"source": "orders", "dest": "billing", "from_seq": 0})
         late = {"source": "billing", "dest": "invoices", "filter": ["tag", "Glob", "order-1*"], "from_seq": 0}
         self.send("PUT", "/v0/routers/billing-to-invoices", late)
+        self.readers()
+        self.runs()
         for number in range(12):
             self.put(f"sensor.{number:02d}", durability="memory", ttl_ms=86_400_000)
             self.write(f"sensor.{number:02d}", *({"celsius": 20 + number / 10, "at": at} for at in range(number + 1)))
@@ -67,6 +69,39 @@ class Shop:
         self.put("flash-sales", ttl_ms=3_600_000)
         self.write("flash-sales", {"percent": 10})
 
+    def readers(self) -> None:
+        """Store the positions of consumers: one at the head, one behind, and one that lost records."""
+        for topic, name, seq in (("orders", "billing", 60), ("orders", "analytics", 31), ("prices", "ticker", 200)):
+            self.send("PUT", f"/v0/topics/{topic}/consumers/{name}", {"seq": seq})
+
+    def runs(self) -> None:
+        """Report runs of pipelines as the pipelines do."""
+        now_ms = time.time_ns() // 1_000_000
+        gap = {"from_seq": 1, "to_seq": 600, "reason": "cap"}
+        topics = [
+            {"topic": "orders", "from_seq": 1, "to_seq": 60, "records": 49, "size_bytes": 5400, "lag": 0},
+            {"topic": "prices", "from_seq": 601, "to_seq": 1000, "records": 340, "size_bytes": 22_000, "gaps": [gap]},
+        ]
+        done = {"pipeline": "archive", "run_id": "a1", "state": "done", "started_ms": now_ms - 90_000,
+                "ended_ms": now_ms - 84_000, "topics": topics}  # fmt: skip
+        problem = {
+            "kind": "unreachable",
+            "message": "no answer from http://backup:4000",
+            "next": "start the other server",
+        }
+        failed = {"pipeline": "mirror", "run_id": "m1", "state": "failed", "ok": False, "started_ms": now_ms - 30_000,
+                  "ended_ms": now_ms - 29_000, "topics": [], "error": problem, "next": problem["next"]}  # fmt: skip
+        shared = {
+            "ok": True,
+            "dry_run": False,
+            "looked_at": 2,
+            "figures": {},
+            "warnings": [],
+            "error": None,
+            "next": None,
+        }
+        self.write("sys:pipelines", shared | done, shared | failed)
+
     def emails(self) -> None:
         self.put("emails", **QUEUE)
         self.write("emails", *({"to": f"customer-{n}@example.com", "template": "receipt"} for n in range(14)))
@@ -77,4 +112,5 @@ class Shop:
             bad = self.send("POST", "/v0/topics/emails/claim", {"node": "worker-9", "max": 1})["claimed"][0]
             held = {"node": "worker-9", "seqs": [bad["$seq"]], "lease_ids": [bad["lease_id"]]}
             self.send("POST", "/v0/topics/emails/nack", held)
-        self.send("POST", "/v0/topics/emails/claim", {"node": "worker-1", "max": 3})
+        held = {"node": "worker-1", "max": 3, "lease_ms": 3_600_000}
+        self.send("POST", "/v0/topics/emails/claim", held)

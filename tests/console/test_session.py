@@ -15,7 +15,10 @@ from tests.console.conftest import OpenPage, OpenShop
 pytestmark = needs_browser
 
 # Every page, and what it shows once it has its data.
-LOADED = {"": ".plot .stroke", "topics": ".table .name a", "topics/orders": ".record"}
+LOADED = {
+    "": ".plot .stroke", "topics": ".table .name a", "topics/orders": ".record", "queues": ".table .name a",
+    "queues/emails": ".jobs td", "routers": ".graph .box", "consumers": ".table .name", "pipelines": ".plain td",
+}  # fmt: skip
 PAGES = tuple(LOADED)
 # What the browser logs about answers that the console expects.
 REFUSED, GONE = "401 (Unauthorized)", "ERR_CONNECTION_REFUSED"
@@ -101,7 +104,7 @@ def test_axe_finds_no_violation(open_page: OpenPage, url: str, scheme: str, rule
         page.locator(LOADED[path]).first.wait_for()
         answer = Axe().run(page, options={"runOnly": rules} if rules else None).response
         found += [(path, row["id"], [node["html"][:160] for node in row["nodes"]]) for row in answer["violations"]]
-    assert found == []
+    assert not found, found
 
 
 def test_pages_are_usable_with_the_keyboard(open_page: OpenPage, url: str) -> None:

@@ -8,7 +8,12 @@
 import { h, hidden, put } from "./parts/dom.js"
 import { session } from "./parts/session.js"
 import { button, failure, pageHead } from "./parts/ui.js"
+import * as consumers from "./pages/consumers.js"
 import * as overview from "./pages/overview.js"
+import * as pipelines from "./pages/pipelines.js"
+import * as queue from "./pages/queue.js"
+import * as queues from "./pages/queues.js"
+import * as routers from "./pages/routers.js"
 import * as signIn from "./pages/signin.js"
 import * as topic from "./pages/topic.js"
 import * as topics from "./pages/topics.js"
@@ -17,8 +22,16 @@ const ROUTES = [
   [/^\/$/, overview],
   [/^\/topics$/, topics],
   [/^\/topics\/([^/]+)$/, topic],
+  [/^\/queues$/, queues],
+  [/^\/queues\/([^/]+)$/, queue],
+  [/^\/routers$/, routers],
+  [/^\/consumers$/, consumers],
+  [/^\/pipelines$/, pipelines],
 ]
-const NAVIGATION = [["Overview", "#/"], ["Topics", "#/topics"]]
+const NAVIGATION = [
+  ["Overview", "#/"], ["Topics", "#/topics"], ["Queues", "#/queues"], ["Routers", "#/routers"],
+  ["Consumers", "#/consumers"], ["Pipelines", "#/pipelines"],
+]
 
 const main = h("main", { id: "main", tabIndex: -1 })
 const banner = h("div", { class: "banner", role: "status", "aria-live": "polite", hidden: true })

@@ -1,7 +1,7 @@
 /** One topic: its figures, the loss timeline, its records, and its configuration. */
 
 import { h, put } from "../parts/dom.js"
-import { ago, bytes, count, rate, short, whole } from "../parts/format.js"
+import { ago, bytes, count, duration, rate, short, whole } from "../parts/format.js"
 import { records } from "../parts/records.js"
 import { listAll, poll, session, topicPath } from "../parts/session.js"
 import { actions } from "../parts/snippets.js"
@@ -30,6 +30,7 @@ export function show({ params: [name], signal }) {
   const line = timeline(name, { signal, onPick: (seq) => list.jump(seq) })
   const list = records(name, { signal, state: () => state })
   const settings = h("div")
+  const jobs = h("a", { class: "button", href: `#/queues/${encodeURIComponent(name)}`, hidden: true }, "Jobs")
   const again = async () => {
     await refresh()
     list.again()
@@ -44,6 +45,7 @@ export function show({ params: [name], signal }) {
     const perSecond = before && before.epoch === seen.epoch ? Math.max(seen.head_seq - before.head, 0) / ((now - before.at) / 1000) : null
     before = { head: seen.head_seq, at: now, epoch: seen.epoch }
     state = seen
+    jobs.hidden = seen.type !== "queue"
     put(problem)
     put(badges, badge(seen.type), badge(seen.config.durability))
     figures.head.set(whole(seen.head_seq))
@@ -59,11 +61,20 @@ export function show({ params: [name], signal }) {
   }
 
   async function mark() {
-    const routers = await listAll(`/v0/routers?source=${encodeURIComponent(name)}`, "routers", { signal, most: 200 })
-    line.mark(routers.map((router) => ({
-      seq: router.cursor, label: router.router, above: true, kind: "router",
-      detail: `router to ${router.dest}, ${count(router.lag, "record")} behind`,
-    })))
+    const [routers, consumers] = await Promise.all([
+      listAll(`/v0/routers?source=${encodeURIComponent(name)}`, "routers", { signal, most: 200 }),
+      listAll(topicPath(name, "/consumers"), "consumers", { signal, most: 200 }),
+    ])
+    line.mark([
+      ...routers.map((router) => ({
+        seq: router.cursor, label: router.router, above: true, kind: "router",
+        detail: `router to ${router.dest}, ${count(router.lag, "record")} behind`,
+      })),
+      ...consumers.map(({ seq, consumer, lag_records, lag_ms, lost }) => ({
+        seq, label: consumer, kind: "consumer",
+        detail: `consumer, ${count(lag_records, "record")} behind${lag_ms ? `, the oldest for ${duration(lag_ms)}` : ""}${lost ? `; ${count(lost.records, "record")} lost before it was read` : ""}`,
+      })),
+    ])
   }
 
   const open = (heading, make) => () => state && dialog(heading, (close) => make(state, () => {
@@ -81,6 +92,7 @@ export function show({ params: [name], signal }) {
       crumbs: [["Topics", "#/topics"]], badges: [badges],
       actions: [
         copyAs(() => actions.topic(name)),
+        jobs,
         allowed("write", name, () => button("Write record", open("Write a record", writeRecord), { kind: "primary" })),
         allowed("delete", name, () => button("Delete records", open("Delete records", deleteRecords))),
         allowed("admin", name, () => button("Configure", open("Configure the topic", configureTopic))),

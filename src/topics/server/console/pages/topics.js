@@ -12,6 +12,8 @@ export const title = "Topics"
 
 const PER_SECOND = 1 / 200 // a list of 5,000 topics is read every 25 seconds
 
+const READERS = 2000 // routers and consumers whose lag is looked at
+
 export const topicLink = (name, page = "topics") => `#/${page}/${encodeURIComponent(name)}`
 
 /** How long a topic keeps its records, in a few words. */
@@ -53,17 +55,20 @@ export function show({ query, signal }) {
   let all = null
 
   async function refresh() {
-    const [rows, routers] = await Promise.all([
+    const [rows, routers, consumers] = await Promise.all([
       listAll("/v0/topics?details=true", "topics", { signal }),
-      listAll("/v0/routers", "routers", { signal }),
+      listAll("/v0/routers", "routers", { signal, most: READERS }),
+      listAll("/v0/consumers", "consumers", { signal, most: READERS }),
     ])
     const now = performance.now()
     const lags = new Map()
-    for (const router of routers) lags.set(router.source, Math.max(lags.get(router.source) ?? 0, router.lag))
+    const behind = (topic, lag) => lags.set(topic, Math.max(lags.get(topic) ?? 0, lag))
+    for (const router of routers) behind(router.source, router.lag)
+    for (const consumer of consumers) behind(consumer.topic, consumer.lag_records)
     for (const row of rows) {
       const last = before.get(row.topic)
       row.rate = last && last.epoch === row.epoch ? Math.max(row.head_seq - last.head, 0) / ((now - last.at) / 1000) : null
-      row.lag = worst(lags.get(row.topic), row.worst_lag)
+      row.lag = lags.get(row.topic) ?? null
       before.set(row.topic, { head: row.head_seq, at: now, epoch: row.epoch })
     }
     all = rows
@@ -111,9 +116,4 @@ export function show({ query, signal }) {
     h("div", { class: "toolbar" }, search, summary),
     h("section", { class: "card flush" }, place),
   ]
-}
-
-function worst(...lags) {
-  const known = lags.filter((lag) => lag !== undefined && lag !== null)
-  return known.length ? Math.max(...known) : null
 }

@@ -50,6 +50,20 @@ export function put(element, ...children) {
   return element
 }
 
+const FOCUSABLE = "a, button, summary, input, select, [tabindex]"
+
+/** Replace the content of an element that is drawn again and again. Focus stays on the control at the same place. */
+export function redraw(element, ...children) {
+  const at = [...element.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement)
+  put(element, ...children)
+  if (at >= 0) [...element.querySelectorAll(FOCUSABLE)].at(at)?.focus({ preventScroll: true })
+}
+
+/** Whether something in the element is open that a redraw would close. */
+export function isBusy(element) {
+  return element.querySelector("details[open]") !== null
+}
+
 /** Set the text of an element if it differs, so that screen readers and selections are left alone. */
 export function setText(element, text) {
   const value = String(text)

@@ -8,6 +8,7 @@ import { Topics, TopicsError, Unreachable } from "/client.js"
 
 const KEY = "topics-console-key"
 const BACKOFF_MS = [1000, 2000, 5000]
+const CLOCK_SLACK_MS = 3000 // the server states its time in whole seconds
 const NAMES = { write: "write", delete: "delete", admin: "admin", read: "read" }
 
 class Session extends EventTarget {
@@ -17,6 +18,7 @@ class Session extends EventTarget {
   version = ""
   online = true
   #client = null
+  #aheadMs = 0 // how far the clock of the server is ahead of this one
 
   /** The client of this session. It does not retry: pages poll, and show errors of other requests at once. */
   get client() {
@@ -38,6 +40,11 @@ class Session extends EventTarget {
     this.who = null
     if (key) sessionStorage.setItem(KEY, key)
     else sessionStorage.removeItem(KEY)
+  }
+
+  /** The time of the server, in ms since 1970. */
+  now() {
+    return Date.now() + this.#aheadMs
   }
 
   /** Return whether the key has the scopes, and covers the name. */
@@ -81,6 +88,8 @@ class Session extends EventTarget {
     try {
       const response = await fetch(...args)
       this.#reached(true)
+      const aheadMs = Date.parse(response.headers.get("date") ?? "") - Date.now()
+      this.#aheadMs = Math.abs(aheadMs) > CLOCK_SLACK_MS ? aheadMs : 0
       if (response.status === 401) this.#notify("unauthorized")
       return response
     } catch (error) {

@@ -95,8 +95,11 @@ export const actions = {
   extend: (topic, held) => ({ method: "POST", path: at(topic, "/extend"), body: held, name: "extend", args: [topic], options: held, positional: ["seqs"] }),
   redrive: (topic, which) => ({ method: "POST", path: at(topic, "/redrive"), body: clean(which), name: "redrive", args: [topic], options: which }),
   routers: () => ({ method: "GET", path: "/v0/routers", name: "routers", python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT }),
+  router: (name) => ({ method: "GET", path: router(name), name: "router", args: [name] }),
   putRouter: (name, config) => ({ method: "PUT", path: router(name), body: clean(config), name: "put_router", args: [name], options: config }),
   dropRouter: (name) => ({ method: "DELETE", path: router(name), name: "drop_router", args: [name] }),
   previewRouter: (name, which) => ({ method: "POST", path: router(name, "/preview"), body: clean(which), name: "preview_router", args: [name], options: which }),
+  consumers: () => ({ method: "GET", path: "/v0/consumers", name: "consumers", python: LOOP_PYTHON, javascript: LOOP_JAVASCRIPT }),
+  dropConsumer: (topic, name) => ({ method: "DELETE", path: at(topic, `/consumers/${encodeURIComponent(name)}`), name: "drop_consumer", args: [topic, name] }),
   metrics: () => ({ method: "GET", path: "/v0/metrics", name: "metrics" }),
 }

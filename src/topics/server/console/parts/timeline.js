@@ -7,7 +7,7 @@
 import { h, put, svg } from "./dom.js"
 import { count, range, short, whole } from "./format.js"
 import { session, topicPath } from "./session.js"
-import { button } from "./ui.js"
+import { button, plainTable } from "./ui.js"
 
 const BAR_TOP = 26
 const BAR = 40
@@ -183,12 +183,10 @@ export function timeline(topic, { signal, onPick }) {
   function list() {
     if (!all.open || !data) return
     const rows = data.ranges.slice(0, 500)
-    put(listed, h("table", { class: "plain" },
-      h("thead", {}, h("tr", {}, ["First seq", "Last seq", "Seqs", "State"].map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, rows.map((one) => h("tr", {},
-        h("td", { class: "number" }, whole(one.from_seq)), h("td", { class: "number" }, whole(one.to_seq)),
-        h("td", { class: "number" }, whole(one.to_seq - one.from_seq + 1)),
-        h("td", {}, h("i", { class: `swatch ${one.state}` }), words(one)))))),
+    put(listed, plainTable("Ranges", ["First seq#", "Last seq#", "Seqs#", "State"], rows.map((one) => h("tr", {},
+      h("td", { class: "number" }, whole(one.from_seq)), h("td", { class: "number" }, whole(one.to_seq)),
+      h("td", { class: "number" }, whole(one.to_seq - one.from_seq + 1)),
+      h("td", {}, h("i", { class: `swatch ${one.state}` }), words(one))))),
     data.ranges.length > rows.length && h("p", { class: "note" }, `${whole(data.ranges.length - rows.length)} more: zoom in to list them.`))
   }
 

@@ -226,8 +226,10 @@ export function copyAs(action, label = "Copy as") {
         summary.focus()
       },
       focusout: (event) => menu.contains(event.relatedTarget) || (menu.open = false),
+      toggle: () => menu.open && place(summary, choices),
     },
-  }, summary, h("div", { class: "choices" }, ways.map(([name, render]) => h("button", {
+  }, summary)
+  const choices = h("div", { class: "choices" }, ways.map(([name, render]) => h("button", {
     type: "button",
     on: {
       click: async () => {
@@ -244,8 +246,26 @@ export function copyAs(action, label = "Copy as") {
         summary.focus()
       },
     },
-  }, name))))
+  }, name)))
+  menu.append(choices)
   return menu
+}
+
+/** Put the choices of a menu under it, or over it where there is no room. Fixed, so that no scrolling part cuts them. */
+function place(summary, choices) {
+  const box = summary.getBoundingClientRect()
+  const size = choices.getBoundingClientRect()
+  const below = box.bottom + 4 + size.height < innerHeight
+  choices.style.top = `${below ? box.bottom + 4 : box.top - 4 - size.height}px`
+  choices.style.left = `${Math.max(Math.min(box.right - size.width, innerWidth - size.width - 8), 8)}px`
+  addEventListener("scroll", () => (summary.parentNode.open = false), { once: true, capture: true })
+}
+
+/** A table with its heads. A head that ends in "#" is one of numbers. Wide tables scroll by themselves. */
+export function plainTable(label, heads, rows, kind = "") {
+  return h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": label }, h("table", { class: `plain ${kind}` },
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col", class: head.endsWith("#") ? "number" : "" }, head.replace(/#$/, ""))))),
+    h("tbody", {}, rows)))
 }
 
 export function pageHead(title, { crumbs = [], badges = [], actions = [] } = {}) {

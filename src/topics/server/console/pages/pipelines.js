@@ -1,0 +1,102 @@
+/** Pipelines: the last runs that reported to `sys:pipelines`, with their progress, gaps and errors. */
+
+import { h, isBusy, put, redraw } from "../parts/dom.js"
+import { ago, bytes, count, date, duration, range, short, whole } from "../parts/format.js"
+import { poll, session, topicPath } from "../parts/session.js"
+import { actions } from "../parts/snippets.js"
+import { badge, card, copyAs, empty, failure, missingNote, pageHead, plainTable } from "../parts/ui.js"
+import { topicLink } from "./topics.js"
+
+export const title = "Pipelines"
+
+const RUNS = "sys:pipelines"
+const READ = 1000 // reports that are looked at
+const SHOWN = 20 // runs per pipeline
+const KINDS = { done: "good", failed: "bad", stopped: "warn", running: "" }
+
+export function show({ signal }) {
+  const problem = h("div")
+  const place = h("div", { class: "stack" }, h("p", { class: "loading" }, "Loading runs"))
+  let head = -1
+
+  async function refresh() {
+    let state
+    try {
+      state = await session.request("GET", topicPath(RUNS, "?touch=false"), undefined, { signal })
+    } catch (error) {
+      if (error.code !== "topic_not_found") throw error
+      return void put(place, nothing())
+    }
+    put(problem)
+    if (state.head_seq === head || isBusy(place)) return
+    head = state.head_seq
+    const page = await session.client.diff(RUNS, { fromSeq: Math.max(state.head_seq - READ, 0), limit: READ, signal })
+    const runs = new Map()
+    for (const record of page.records) if (record.data?.run_id) runs.set(record.data.run_id, { ...record.data, reported: record.ts })
+    const pipelines = new Map()
+    for (const run of [...runs.values()].sort((a, b) => b.started_ms - a.started_ms)) {
+      if (!pipelines.has(run.pipeline)) pipelines.set(run.pipeline, [])
+      pipelines.get(run.pipeline).push(run)
+    }
+    redraw(place, pipelines.size === 0 ? nothing() : [...pipelines].sort().map(([name, all]) => pipeline(name, all)))
+  }
+
+  const refused = missingNote("read", RUNS)
+  if (refused) put(place)
+  else poll(refresh, { everyMs: 5000, signal, onError: (error) => put(problem, failure(error)) })
+  return [
+    pageHead("Pipelines", { actions: [copyAs(() => actions.read(RUNS, { from_seq: 0, limit: 100 }))] }),
+    refused, problem, place,
+  ]
+}
+
+function nothing() {
+  return h("section", { class: "card flush" }, empty("No pipeline has run yet", "Pipelines report their runs here. This command archives a topic to a directory:",
+    `topics pipeline archive --url ${location.origin} --topic orders --lake ./lake`))
+}
+
+function pipeline(name, runs) {
+  const last = runs[0]
+  const lag = last.topics.reduce((sum, row) => sum + (row.lag ?? 0), 0)
+  const gaps = last.topics.reduce((sum, row) => sum + (row.gaps?.length ?? 0), 0)
+  return card(name, [
+    h("p", { class: "lead" }, badge(state(last), KINDS[last.state] || (last.ok ? "" : "bad")),
+      ` Last run ${ago(last.started_ms)}: ${count(sum(last, "records"), "record")} of ${count(last.topics.length, "topic")}`,
+      lag ? h("span", { class: "warn" }, `, ${short(lag)} behind`) : last.state === "done" ? ", up to date" : "",
+      gaps ? h("span", { class: "warn" }, `, ${count(gaps, "gap")}`) : ""),
+    last.error && h("div", { class: "failure" }, h("p", {}, h("strong", {}, last.error.message)), last.next && h("p", {}, last.next)),
+    !last.error && last.next && h("p", { class: "note" }, last.next),
+    (last.warnings ?? []).map((text) => h("p", { class: "warn" }, text)),
+    plainTable(`Runs of ${name}`, ["Started", "State", "Took#", "Topics#", "Records#", "Size#", "Behind#", "Gaps#"],
+      runs.slice(0, SHOWN).map((run) => [
+        h("tr", {},
+          h("td", { title: date(run.started_ms) }, ago(run.started_ms)),
+          h("td", {}, badge(state(run), KINDS[run.state] || (run.ok ? "" : "bad"))),
+          h("td", { class: "number" }, run.ended_ms ? duration(run.ended_ms - run.started_ms) : "–"),
+          h("td", { class: "number" }, whole(run.topics.length)),
+          h("td", { class: "number" }, whole(sum(run, "records"))),
+          h("td", { class: "number" }, bytes(sum(run, "size_bytes"))),
+          h("td", { class: "number" }, short(sum(run, "lag"))),
+          h("td", { class: "number" }, whole(run.topics.reduce((total, row) => total + (row.gaps?.length ?? 0), 0)))),
+        run.topics.length > 0 && h("tr", { class: "sub" }, h("td", { colSpan: 8 }, h("details", {}, h("summary", {}, "Topics of this run"), topics(run)))),
+      ])),
+  ])
+}
+
+function topics(run) {
+  return plainTable(`Topics of run ${run.run_id}`, ["Topic", "Seqs#", "Records#", "Behind#", "Gaps"],
+    run.topics.map((row) => h("tr", {},
+      h("td", {}, h("a", { href: topicLink(row.topic) }, row.topic), row.into ? ` into ${row.into}` : ""),
+      h("td", { class: "number" }, row.to_seq ? range(row.from_seq ?? 0, row.to_seq) : "nothing new"),
+      h("td", { class: "number" }, whole(row.records ?? 0)),
+      h("td", { class: "number" }, row.lag === undefined || row.lag === null ? "–" : short(row.lag)),
+      h("td", {}, (row.gaps ?? []).map((gap) => h("div", {}, h("i", { class: `swatch ${gap.reason}` }), `${range(gap.from_seq, gap.to_seq)} ${gap.reason}`))))))
+}
+
+function state(run) {
+  return run.state === "done" && !run.ok ? "done, found problems" : run.dry_run ? `${run.state}, dry run` : run.state
+}
+
+function sum(run, field) {
+  return run.topics.reduce((total, row) => total + (row[field] ?? 0), 0)
+}

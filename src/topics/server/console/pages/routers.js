@@ -1,0 +1,168 @@
+/** Routers: the graph with lag and rate on its edges, and a form that creates one after a preview of its filter. */
+
+import { h, isBusy, put, redraw } from "../parts/dom.js"
+import { bytes, count, range, rate, short, whole } from "../parts/format.js"
+import { graph } from "../parts/graph.js"
+import { jsonLine } from "../parts/json.js"
+import { listAll, poll, session } from "../parts/session.js"
+import { actions } from "../parts/snippets.js"
+import { allowed, badge, button, card, checkbox, copyAs, dialog, empty, failure, field, form, input, missingNote, note, pageHead, plainTable, select, toast } from "../parts/ui.js"
+import { topicLink } from "./topics.js"
+
+export const title = "Routers"
+
+const MOST = 300 // routers that the graph shows
+
+export function show({ signal }) {
+  const problem = h("div")
+  const picture = h("div", { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Graph of routers" }, h("p", { class: "loading" }, "Loading routers"))
+  const list = h("div")
+  const before = new Map()
+  let shown = ""
+
+  async function refresh() {
+    const routers = await listAll("/v0/routers", "routers", { signal })
+    const now = performance.now()
+    for (const router of routers) {
+      const last = before.get(router.router)
+      router.rate = last ? Math.max(router.forwarded_total - last.total, 0) / ((now - last.at) / 1000) : 0
+      before.set(router.router, { total: router.forwarded_total, at: now })
+    }
+    put(problem)
+    if (routers.length === 0) {
+      put(list)
+      put(picture, empty("No routers yet", "A router copies the records of one topic into another. This command creates one:",
+        `curl -X PUT ${location.origin}/v0/routers/orders-to-audit -H 'content-type: application/json' -d '{"source":"orders","dest":"audit"}'`))
+      shown = ""
+      return
+    }
+    const text = JSON.stringify(routers.map(({ router, lag, rate: speed, last_error, dest }) => [router, lag, Math.round(speed), last_error, dest]))
+    if (text === shown || isBusy(list)) return
+    shown = text
+    redraw(picture, routers.length > MOST ? note(`The graph shows the first ${MOST} of ${count(routers.length, "router")}.`) : null, graph(routers.slice(0, MOST), (topic) => topicLink(topic)))
+    redraw(list, rows(routers, again))
+  }
+
+  async function again() {
+    shown = ""
+    await refresh()
+  }
+
+  const refused = missingNote("read")
+  if (refused) put(picture)
+  else poll(refresh, { everyMs: 3000, signal, onError: (error) => put(problem, failure(error)) })
+  return [
+    pageHead("Routers", {
+      actions: [
+        copyAs(actions.routers),
+        allowed("admin", null, () => button("Create router", () => dialog("Create a router", (close) => createRouter(() => {
+          close()
+          void again()
+        })), { kind: "primary" })),
+      ],
+    }),
+    refused ?? missingNote("admin delete"), problem,
+    card("Graph", picture), list,
+  ]
+}
+
+function rows(routers, again) {
+  return h("section", { class: "card" }, plainTable("Routers", ["Router", "From", "To", "Copied#", "Rate#", "Behind#", "State", "Actions"],
+    routers.map((router) => h("tr", {},
+      h("td", {}, router.router, router.guarantee === "exactly_once" ? badge("exactly once") : null),
+      h("td", {}, h("a", { href: topicLink(router.source) }, router.source)),
+      h("td", {}, h("a", { href: topicLink(router.dest) }, router.dest)),
+      h("td", { class: "number" }, whole(router.forwarded_total)),
+      h("td", { class: "number" }, rate(router.rate)),
+      h("td", { class: "number" }, router.lag ? h("span", { class: "warn" }, short(router.lag)) : "0"),
+      h("td", {}, router.last_error ? h("span", { class: "bad" }, `held up: ${router.last_error}`) : router.lag ? "catching up" : "up to date"),
+      h("td", { class: "row-actions" },
+        button("Preview", () => dialog(`Preview of ${router.router}`, () => previewOf(router)), { kind: "small" }),
+        allowed("delete", router.router, () => button("Delete", () => dialog("Delete the router", (close) => dropRouter(router, () => {
+          close()
+          void again()
+        })), { kind: "small danger" })),
+        copyAs(() => actions.router(router.router)))))))
+}
+
+function dropRouter(router, done) {
+  return form([h("p", {}, "New records of ", h("code", {}, router.source), " are not copied to ", h("code", {}, router.dest), " any more. Copies that exist stay.")], {
+    label: `Delete ${router.router}`, kind: "danger", action: () => actions.dropRouter(router.router),
+    submit: async () => {
+      await session.client.dropRouter(router.router)
+      toast(`Deleted ${router.router}.`)
+      done()
+    },
+  }).element
+}
+
+/** What the filter of a router would copy of the records that its source has. */
+function previewOf(router) {
+  const place = h("div", {}, h("p", { class: "loading" }, "Counting"))
+  void (async () => {
+    try {
+      const known = await session.client.router(router.router)
+      put(place, await preview(router.router, { source: known.source, filter: known.filter ?? undefined }))
+    } catch (error) {
+      put(place, failure(error))
+    }
+  })()
+  return place
+}
+
+async function preview(name, { source, filter }) {
+  const [found, sample] = await Promise.all([
+    session.client.previewRouter(name, { source, filter }),
+    session.client.diff(source, { fromSeq: 0, limit: 5, filter, includeTags: true }),
+  ])
+  return h("div", { class: "preview", role: "status" },
+    h("p", {}, h("strong", {}, `${whole(found.matched)} of ${count(found.scanned, "record")}`), ` in ${source} match, ${bytes(found.bytes)}`, found.matched > 0 && `, seqs ${range(found.first_seq, found.last_seq)}`, "."),
+    sample.records.length > 0 && h("ul", { class: "sample" }, sample.records.map((record) => h("li", {},
+      h("span", { class: "seq" }, whole(record.seq)), record.tag !== undefined && h("span", { class: "tag" }, record.tag), jsonLine(record.data)))))
+}
+
+function createRouter(done) {
+  const name = input({ name: "router", required: true, maxLength: 255 })
+  const source = input({ name: "source", required: true, list: "topics-known" })
+  const dest = input({ name: "dest", required: true, list: "topics-known" })
+  const tag = input({ name: "filter" })
+  const guarantee = select([["at_least_once", "at least once"], ["exactly_once", "exactly once"]], "at_least_once", { name: "guarantee" })
+  const past = checkbox("Copy the records that exist already", false, "Default: no, the router begins at the head of its source.")
+  const cycle = checkbox("Allow cycles", false, "Default: no. A record on a cycle stops after 16 topics.")
+  const answer = h("div")
+  const known = h("datalist", { id: "topics-known" })
+  void listAll("/v0/topics", "topics", { most: 1000 }).then((rows) => put(known, rows.slice(0, 1000).map((row) => h("option", { value: row.topic }))), () => {})
+  const filter = () => {
+    const text = tag.value.trim()
+    return text ? ["tag", text.endsWith("*") ? "Glob" : "Eq", text] : undefined
+  }
+  const config = () => ({
+    source: source.value.trim(), dest: dest.value.trim(), filter: filter(),
+    guarantee: guarantee.value === "exactly_once" ? "exactly_once" : undefined,
+    from_seq: past.control.checked ? 0 : undefined, allow_cycle: cycle.control.checked || undefined,
+  })
+  const look = button("Preview", async () => {
+    try {
+      put(answer, await preview(name.value.trim() || "preview", config()))
+    } catch (error) {
+      put(answer, failure(error))
+    }
+  })
+  return form([
+    h("div", { class: "grid" },
+      field("Name", name, "Letters, digits and . _ - : > are allowed."),
+      field("Guarantee", guarantee, "Default: at least once. Exactly once stamps each copy with its origin."),
+      field("From", source, "The topic whose records are copied."),
+      field("To", dest, "Created if it does not exist. A topic can be the destination of one source only."),
+      field("Only this tag", tag, "Default: all records. With * at the end, every tag that begins so.")),
+    past.element, cycle.element, known, answer,
+  ], {
+    label: "Create router", extra: [look],
+    action: () => actions.putRouter(name.value || "NAME", config()),
+    submit: async () => {
+      const made = await session.request("PUT", `/v0/routers/${encodeURIComponent(name.value.trim())}`, config())
+      toast(made.created ? `Created ${made.router}.` : `Changed ${made.router}.`)
+      done()
+    },
+  }).element
+}

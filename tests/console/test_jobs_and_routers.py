@@ -1,0 +1,126 @@
+"""The pages of queues, routers, consumers and pipelines."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from tests.browser import needs_browser
+from tests.console.conftest import OpenPage
+from tests.console.seeding import QUEUE, Shop
+
+pytestmark = needs_browser
+
+
+def test_queues_are_listed_with_their_jobs_by_state(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "queues")
+    row = page.get_by_role("row").filter(has_text="emails.dead")
+    expect(row.get_by_role("cell").nth(1)).to_have_text("10")
+    expect(row.get_by_role("cell").nth(2)).to_have_text("3")
+    expect(row.get_by_role("cell").nth(4)).to_have_text("1")
+    row.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="emails")).to_be_visible()
+
+
+def test_held_job_counts_down_and_is_extended_and_returned(open_page: OpenPage, shop: Shop, url: str) -> None:
+    shop.put("prints", **QUEUE | {"dead_letter": "prints.dead"})
+    shop.write("prints", {"page": 1})
+    [job] = shop.send("POST", "/v0/topics/prints/claim", {"node": "press-1", "lease_ms": 20_000})["claimed"]
+    page = open_page(url, "queues/prints")
+    deadline = page.locator("[data-deadline]")
+    expect(page.get_by_role("cell", name="press-1")).to_be_visible()
+    first = deadline.inner_text()
+    expect(deadline).not_to_have_text(first)
+    page.get_by_role("button", name="Extend").click()
+    expect(page.get_by_text("is held for 1 m more")).to_be_visible()
+    [listed] = shop.send("GET", "/v0/topics/prints/jobs")["jobs"]
+    assert listed["deadline"] > job["deadline"]
+    page.get_by_role("button", name="Return").click()
+    expect(page.get_by_text("No job is in flight")).to_be_visible()
+    assert shop.send("GET", "/v0/topics/prints")["queue"]["ready"] == 1
+    page.get_by_role("tab", name="Ready").click()
+    expect(page.locator(".jobs tbody tr")).to_have_count(1)
+    expect(page.locator(".jobs")).to_contain_text("1 of 2")
+
+
+def test_dead_letters_are_redriven_after_a_dry_run(open_page: OpenPage, shop: Shop, url: str) -> None:
+    shop.put("calls", **QUEUE | {"dead_letter": "calls.dead", "max_deliveries": 1})
+    shop.write("calls", {"n": 1}, {"n": 2}, {"n": 3})
+    for job in shop.send("POST", "/v0/topics/calls/claim", {"node": "w", "max": 3})["claimed"]:
+        shop.send("POST", "/v0/topics/calls/nack", {"node": "w", "seqs": [job["$seq"]]})
+    shop.send("POST", "/v0/topics/calls/claim", {"node": "w", "max": 3})
+    page = open_page(url, "queues/calls")
+    page.get_by_role("tab", name="Dead letters").click()
+    rows = page.locator(".jobs tbody tr")
+    expect(rows).to_have_count(3)
+    rows.first.get_by_role("button", name="Redrive").click()
+    confirm = page.get_by_role("dialog").get_by_role("button", name="Redrive 1 job")
+    expect(confirm).to_be_visible()
+    assert shop.send("GET", "/v0/topics/calls.dead")["count"] == 3, "a dry run moves nothing"
+    confirm.click()
+    expect(rows).to_have_count(2)
+    page.get_by_role("button", name="Redrive all").click()
+    page.get_by_role("dialog").get_by_role("button", name="Redrive 2 jobs").click()
+    expect(page.get_by_text("No dead letters")).to_be_visible()
+    assert shop.send("GET", "/v0/topics/calls")["queue"]["ready"] == 3
+
+
+def test_router_graph_shows_lag_and_what_holds_a_router_up(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "routers")
+    expect(page.locator(".graph .box")).to_have_count(4)
+    held = page.locator(".graph .edge.held")
+    expect(held.locator("text")).to_have_text("9 behind")
+    expect(page.get_by_role("row").filter(has_text="orders-to-audit")).to_contain_text("held up: topic_full")
+
+
+def test_router_is_previewed_created_and_its_cycle_is_explained(open_page: OpenPage, shop: Shop, url: str) -> None:
+    page = open_page(url, "routers", expect=("409 (Conflict)",))
+    page.get_by_role("button", name="Create router").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name").fill("round")
+    dialog.get_by_label("From", exact=True).fill("invoices")
+    dialog.get_by_label("To", exact=True).fill("orders")
+    dialog.get_by_role("button", name="Create router").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("orders → billing → invoices")
+    dialog.get_by_label("From", exact=True).fill("orders")
+    dialog.get_by_label("To", exact=True).fill("made.copies")
+    dialog.get_by_label("Only this tag").fill("order-3*")
+    dialog.get_by_role("button", name="Preview").click()
+    expect(dialog.locator(".preview")).to_contain_text("11 of 49 records")
+    expect(dialog.locator(".sample li")).to_have_count(5)
+    dialog.get_by_role("button", name="Create router").click()
+    expect(page.get_by_role("row").filter(has_text="made.copies")).to_be_visible()
+    assert shop.send("GET", "/v0/routers/round")["filter"] == ["tag", "Glob", "order-3*"]
+    page.get_by_role("row").filter(has_text="made.copies").get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete round").click()
+    expect(page.get_by_role("row").filter(has_text="made.copies")).to_have_count(0)
+
+
+def test_consumers_show_their_lag_and_what_they_lost(open_page: OpenPage, shop: Shop, url: str) -> None:
+    shop.write("events", *range(10))
+    shop.send("PUT", "/v0/topics/events/consumers/mailer", {"seq": 4})
+    page = open_page(url, "consumers")
+    row = page.get_by_role("row").filter(has_text="mailer")
+    expect(row).to_contain_text("4 of 10")
+    expect(row.get_by_role("cell").nth(3)).to_have_text("6")
+    lost = page.get_by_role("row").filter(has_text="ticker")
+    expect(lost.get_by_role("cell").nth(6)).to_have_text("400")
+    row.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete consumer").click()
+    expect(row).to_have_count(0)
+    assert shop.send("GET", "/v0/topics/events/consumers")["consumers"] == []
+
+
+def test_consumer_is_marked_on_the_timeline_of_its_topic(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "topics/orders")
+    mark = page.locator(".timeline .mark.consumer").filter(has_text="analytics")
+    expect(mark.locator("title")).to_contain_text("29 records behind")
+
+
+def test_pipelines_show_runs_gaps_and_errors_with_the_next_step(open_page: OpenPage, url: str) -> None:
+    page = open_page(url, "pipelines")
+    archive = page.locator(".card").filter(has=page.get_by_role("heading", name="archive"))
+    expect(archive).to_contain_text("389 records of 2 topics")
+    archive.get_by_text("Topics of this run").click()
+    expect(archive).to_contain_text("1 to 600 cap")
+    mirror = page.locator(".card").filter(has=page.get_by_role("heading", name="mirror"))
+    expect(mirror.locator(".failure")).to_contain_text("start the other server")
