@@ -71,26 +71,32 @@ def fails(names: tuple[str, ...], at: int, error: int, times: int, *, short: boo
     return True
 
 
-def sweep(names: Iterable[tuple[str, ...]]) -> int:
+FAILURES = [(error, times) for error in ERRORS for times in (1, FOREVER)]
+
+
+def sweep(names: Iterable[tuple[str, ...]], *, failures: int = len(FAILURES)) -> int:
+    """Fail every call of the workloads, in `failures` ways each: the next call fails in the ways that follow."""
     points = 0
     for workload in names:
         for at in calls_of(workload):
-            for number, (error, times) in enumerate((error, times) for error in ERRORS for times in (1, FOREVER)):
+            for number in range(at, at + failures):
+                error, times = FAILURES[number % len(FAILURES)]
                 try:
-                    points += fails(workload, at, error, times, short=bool((at + number) % 2))
+                    points += fails(workload, at, error, times, short=bool(number % 3 % 2))
                 except BaseException as failure:
                     failure.add_note(f"seed {SEED}, workload {workload}, call {at} fails with {error} {times} times")
                     raise
     return points
 
 
-def test_every_operation_is_refused_or_done_when_a_call_fails(counts: Counts) -> None:
-    points = sweep((name,) for name in STEPS)
+@pytest.mark.parametrize("failures", [2, pytest.param(len(FAILURES), marks=pytest.mark.torture)])
+def test_every_operation_is_refused_or_done_when_a_call_fails(failures: int, counts: Counts) -> None:
+    points = sweep(((name,) for name in STEPS), failures=failures)
     counts(f"in single operations (seed {SEED})", failing_calls=points)
 
 
 def test_some_pairs_of_operations_are_refused_or_done_when_a_call_fails(counts: Counts) -> None:
-    points = sweep(some(2, 8, SEED))
+    points = sweep(some(2, 8, SEED), failures=2)
     counts(f"in pairs of operations (seed {SEED})", failing_calls=points)
 
 

@@ -124,8 +124,11 @@ def sweep(
     return points
 
 
-def test_every_step_of_a_job_survives_every_crash(counts: Counts) -> None:
-    points = sweep(((name, (step,)) for name in QUEUES for step in STEPS), lambda at: MODES, thorough_every=3)
+@pytest.mark.parametrize("modes", [2, pytest.param(len(MODES), marks=pytest.mark.torture)])
+def test_every_step_of_a_job_survives_every_crash(modes: int, counts: Counts) -> None:
+    """Crash at every call. The short form tries two of the kinds of crash at each, another pair at the next."""
+    steps = ((name, (step,)) for name in QUEUES for step in STEPS)
+    points = sweep(steps, lambda at: [MODES[(at + n) % len(MODES)] for n in range(modes)], thorough_every=3)
     counts(f"in single steps of queues (seed {SEED})", crash_points=points)
 
 
@@ -208,7 +211,11 @@ def fails(name: str, steps: tuple[str, ...], at: int, error: int, times: int, *,
     return True
 
 
-def sweep_failing(workloads: Iterable[tuple[str, tuple[str, ...]]]) -> int:
+FAILURES = [(error, times) for error in (errno.EIO, errno.ENOSPC) for times in (1, FOREVER)]
+
+
+def sweep_failing(workloads: Iterable[tuple[str, tuple[str, ...]]], *, failures: int = len(FAILURES)) -> int:
+    """Fail every call of the workloads, in `failures` ways each: the next call fails in the ways that follow."""
     points = 0
     for name, steps in workloads:
         server = SimServer.start(SimDisk(seed=SEED))
@@ -219,18 +226,19 @@ def sweep_failing(workloads: Iterable[tuple[str, tuple[str, ...]]]) -> int:
             STEPS[step](shop, name)
         calls = [call.number for call in server.disk.calls[before:] if call.op in MUTATING]
         for at in calls:
-            for number, error in enumerate((errno.EIO, errno.ENOSPC)):
-                for times in (1, FOREVER):
-                    try:
-                        points += fails(name, steps, at, error, times, short=bool((at + number) % 2))
-                    except BaseException as failure:
-                        failure.add_note(f"seed {SEED}, queue {name}, steps {steps}, call {at}: {error}, {times} times")
-                        raise
+            for number in range(at, at + failures):
+                error, times = FAILURES[number % len(FAILURES)]
+                try:
+                    points += fails(name, steps, at, error, times, short=bool(number % 3 % 2))
+                except BaseException as failure:
+                    failure.add_note(f"seed {SEED}, queue {name}, steps {steps}, call {at}: {error}, {times} times")
+                    raise
     return points
 
 
-def test_every_step_of_a_job_is_refused_or_done_when_a_call_fails(counts: Counts) -> None:
-    points = sweep_failing((name, (step,)) for name in QUEUES for step in STEPS)
+@pytest.mark.parametrize("failures", [1, pytest.param(len(FAILURES), marks=pytest.mark.torture)])
+def test_every_step_of_a_job_is_refused_or_done_when_a_call_fails(failures: int, counts: Counts) -> None:
+    points = sweep_failing(((name, (step,)) for name in QUEUES for step in STEPS), failures=failures)
     counts(f"in single steps of queues (seed {SEED})", failing_calls=points)
 
 

@@ -190,7 +190,7 @@ def kill(directory: Path, kills: int, counts: Counts, *, seed: int = SEED) -> No
 
 
 def test_kills_lose_no_acknowledged_record(tmp_path: Path, counts: Counts) -> None:
-    kill(tmp_path, 16, counts)
+    kill(tmp_path, 10, counts)
 
 
 @pytest.mark.torture
