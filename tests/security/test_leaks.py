@@ -43,6 +43,9 @@ class FakeTransport(asyncio.Transport):
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None: ...
 
     def pause_reading(self) -> None:

@@ -47,6 +47,9 @@ class ManualTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return bool(self.ended)
 
+    def can_write_eof(self) -> bool:
+        return True
+
     def write_eof(self) -> None:
         self.writes.append(b"EOF")
 
