@@ -1,8 +1,11 @@
 """The OpenAPI document: valid, and complete by the route table."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
+import jsonschema
 import openapi_spec_validator
 import pytest
 
@@ -10,6 +13,7 @@ from tests.contract.api import Api
 from topics import __version__
 from topics.model.names import TOPIC_PATTERN
 from topics.server.api import openapi
+from topics.server.api.openapi_operations import Described, described
 from topics.server.api.table import ROUTES
 
 
@@ -98,3 +102,111 @@ def test_body_is_required_only_where_a_field_is(document: Any):
     assert found["POST", "/v0/topics/{topic}"] is True
     assert found["PUT", "/v0/topics/{topic}"] is False
     assert found["POST", "/v0/topics/{topic}/diff"] is False
+
+
+# --- descriptions and examples
+
+
+def test_every_operation_and_parameter_is_described(document: Any):
+    tags = {tag["name"] for tag in document["tags"] if tag["description"]}
+    for (method, path), operation in operations(document).items():
+        assert operation["description"].endswith("."), (method, path)
+        assert set(operation["tags"]) <= tags, (method, path)
+        for row in operation["parameters"]:
+            assert row["description"], (method, path, row["name"])
+
+
+def examples(document: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every example with its schema: of requests, of answers, and of errors."""
+    for (method, path), operation in operations(document).items():
+        places = [("request", operation.get("requestBody", {}))]
+        places += [(f"answer {status}", answer) for status, answer in operation["responses"].items()]
+        for place, holder in places:
+            for media, content in holder.get("content", {}).items():
+                where = f"{method} {path} {place} {media}"
+                if "example" in content:
+                    yield where, content["schema"], content["example"]
+                for row in content.get("examples", {}).values():
+                    named = row["$ref"].rpartition("/")[2]
+                    yield where, content["schema"], document["components"]["examples"][named]["value"]
+
+
+def test_every_example_matches_its_schema(document: Any):
+    found = list(examples(document))
+    for where, schema, example in found:
+        jsonschema.validate(example, schema | {"components": document["components"]}), where
+    assert len(found) > 400
+
+
+def test_every_request_and_answer_with_a_body_has_an_example(document: Any):
+    have = {where for where, _, _ in examples(document)}
+    for (method, path), operation in operations(document).items():
+        if "requestBody" in operation:
+            assert f"{method} {path} request application/json" in have
+        for status, answer in operation["responses"].items():
+            media = list(answer.get("content", {}))[:1]
+            if media and int(status) not in (302, 304) and not path.startswith(("/v0/openapi", "/client", "/console")):
+                assert f"{method} {path} answer {status} {media[0]}" in have
+
+
+def test_examples_are_what_a_server_answers(start_server: Any, connect: Any):
+    api = connect(start_server())
+    api.put("emails-dead")
+    api.put("emails", type="queue", dead_letter="emails-dead", max_deliveries=5)
+    jobs = [{"data": {"to": f"{name}@example.org"}} for name in "abc"]
+    api.append("emails", jobs, node="shop")
+    routes = {openapi.operation_name(route): route for route in ROUTES}
+    assert routes.keys() == described().keys()
+    asked = 0
+    for name, texts in described().items():
+        route = routes[name]
+        if (route.body is None and not isinstance(texts.answer, dict)) or route.stream or name == "list_samples":
+            continue
+        answer = ask(api, route, texts)
+        assert answer.status_code == texts.status, (name, answer.text)
+        asked += 1
+        if isinstance(texts.answer, dict):
+            assert shape(answer.json()) == shape(texts.answer), name
+        else:
+            assert answer.text.count("\n") == texts.answer.count("\n"), name
+    assert asked > 25
+
+
+def ask(api: Api, route: Any, texts: Described) -> Any:
+    path = route.path.format(**{name: quote(value, safe="") for name, value in texts.path.items()})
+    body = texts.body if route.body is not None else None
+    if body is not None and "epoch" in body:
+        body = body | {"epoch": api.state(texts.path["topic"])["epoch"]}
+    content = None if body is None else json.dumps(body)
+    headers = {} if body is None else {"content-type": "application/json"}
+    return api.http.request(route.method, path, params=texts.query, content=content, headers=headers)
+
+
+def shape(answer: Any) -> Any:
+    """Return the answer without the values that differ from run to run: times, epochs, ids and names of sessions."""
+    if isinstance(answer, dict):
+        return {name: None if name == "performance" else shape(value) for name, value in answer.items()}
+    if isinstance(answer, list):
+        return [shape(value) for value in answer]
+    return type(answer).__name__ if isinstance(answer, str | int | float) else answer
+
+
+def test_generators_can_name_all_fields_of_an_object_apart(document: Any):
+    for name, schema in document["components"]["schemas"].items():
+        fields = [field.lstrip("$").lower() for field in schema.get("properties", {})]
+        assert len(fields) == len(set(fields)), name
+
+
+def test_optional_fields_have_no_default_that_makes_them_required(document: Any):
+    for name, schema in document["components"]["schemas"].items():
+        for field, row in schema.get("properties", {}).items():
+            assert "default" not in row, (name, field)
+    diff = document["components"]["schemas"]["DiffRequest"]["properties"]
+    assert diff["include_meta"]["description"] == "default: true"
+
+
+def test_scan_answers_plain_text_if_asked(api: Api):
+    api.write("texts", 1)
+    answer = api.http.post("/v0/topics/texts/scan", headers={"accept": "text/plain"})
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert [json.loads(line).get("$seq") for line in answer.text.splitlines()] == [1, None]

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, generated from the route table."""
+"""The OpenAPI 3.1 document, generated from the route table, with the descriptions and examples of the operations."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from topics import __version__
 from topics.errors import Code
 from topics.model import names
+from topics.model.error_meanings import MEANINGS
+from topics.model.queue import ListedJob
 from topics.model.wire import ErrorAnswer
 from topics.server.access.operations import Scope
+from topics.server.api.openapi_operations import PATH_PARAMETERS, TAGS, Described, described
 from topics.server.api.route import Parameter, Route
+from topics.server.push.scan import formats
 
 # Errors that any route can return.
 _EVERYWHERE = (Code.INVALID_REQUEST, Code.REQUEST_TIMEOUT, Code.HEADERS_TOO_LARGE)
@@ -41,6 +46,21 @@ _WARNINGS = {
     "description": "unknown fields and query parameters that the server ignored; absent if there are none",
 }
 _TYPES = {bool: "boolean", int: "integer", str: "string"}
+_TEXT, _BINARY = {"type": "string"}, {"type": "string", "format": "binary"}
+# What else than its first type a route can answer with, by its first type.
+_OTHER_TYPES = {
+    formats.NDJSON.decode(): {
+        formats.TEXT.decode(): _TEXT, formats.SEGMENTS.decode(): _BINARY, formats.ARROW.decode(): _BINARY,
+    },
+}  # fmt: skip
+_ANSWERS = {
+    "application/x-ndjson": "A record per line, and a last line with the end.",
+    "text/event-stream": "Server-sent events, without end.",
+    "text/plain": "Prometheus text exposition.",
+    "text/javascript": "An ES module.",
+    "text/html": "A page.",
+    "application/json": "JSON messages in both directions.",
+}
 
 
 def document(routes: list[Route]) -> bytes:
@@ -50,14 +70,7 @@ def document(routes: list[Route]) -> bytes:
 
 @lru_cache(maxsize=4)
 def _document(routes: tuple[Route, ...]) -> bytes:
-    types = [ErrorAnswer]
-    for route in routes:
-        types += [kind for kind in (route.body, *route.answers.values()) if _is_schema(kind)]
-    unique = list(dict.fromkeys(types))
-    schemas, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
-    schema_of = dict(zip(unique, schemas, strict=True))
-    for kind in {kind for route in routes for kind in route.answers.values() if _is_schema(kind)}:
-        components[kind.__name__]["properties"]["warnings"] = _WARNINGS
+    schema_of, components = _schemas(routes)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         operation = _operation(route, schema_of)
@@ -71,14 +84,25 @@ def _document(routes: tuple[Route, ...]) -> bytes:
                 "info": {
                     "title": "topics",
                     "version": __version__,
-                    "description": "A persistent event engine for one machine: JSON over HTTP.",
+                    "summary": "A persistent event engine for one machine.",
+                    "description": "JSON over HTTP. Every answer has a `performance` field with the time it took. An "
+                    "answer with a top-level `error` is a failure; branch on `error.code`. Times are milliseconds, and "
+                    "seqs unsigned 64-bit integers.",
                     "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
                 },
                 "servers": [{"url": "http://127.0.0.1:4000", "description": "The default address."}],
+                "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
                 "paths": paths,
                 "components": {
                     "schemas": components,
-                    "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+                    "examples": {code.wire: _error_example(code) for code in Code},
+                    "securitySchemes": {
+                        "bearer": {
+                            "type": "http",
+                            "scheme": "bearer",
+                            "description": "An API key. A server without keys needs none.",
+                        }
+                    },
                 },
                 "security": [{"bearer": []}, {}],
             }
@@ -87,27 +111,56 @@ def _document(routes: tuple[Route, ...]) -> bytes:
     )
 
 
+def _schemas(routes: tuple[Route, ...]) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """Return the schema of each type of a request or an answer, and the components that these refer to."""
+    types = [ErrorAnswer]
+    for route in routes:
+        types += [kind for kind in (route.body, *route.answers.values()) if _is_schema(kind)]
+    unique = list(dict.fromkeys(types))
+    schemas, components = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
+    for kind in {kind for route in routes for kind in route.answers.values() if _is_schema(kind)}:
+        components[kind.__name__]["properties"]["warnings"] = _WARNINGS
+    for component in components.values():
+        for schema in component.get("properties", {}).values():
+            _describe_default(schema)
+    if (job := components.get(ListedJob.__name__)) is not None:
+        # A job has `node`, its worker, and `$node`, its sender. Generators drop the sign, and would name both alike.
+        del job["properties"]["$node"]
+        job["description"] += " `$node`, the node that sent the job, is a further member if it has one."
+    return dict(zip(unique, schemas, strict=True)), components
+
+
+def _describe_default(schema: dict[str, Any]) -> None:
+    """Move the default of a field into its description. Generators make a field with a default a required one."""
+    default = schema.pop("default", None)
+    if default is not None:
+        text = schema.get("description")
+        shown = f"default: {msgspec.json.encode(default).decode()}"
+        schema["description"] = shown if text is None else f"{text}; {shown}"
+    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+        schema["type"] = "string"
+
+
 def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    texts = described().get(operation_name(route), Described(""))
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "tags": [_tag(route)],
         "summary": route.summary,
-        "parameters": [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
-        + [_query_parameter(row) for row in route.query],
-        "responses": {str(status): _answer(kind, schema_of) for status, kind in route.answers.items()},
+        "description": texts.description,
+        "parameters": [_path_parameter(name, texts) for name in re.findall(r"{(\w+)}", route.path)]
+        + [_query_parameter(row, texts) for row in route.query],
+        "responses": {str(status): _answer(status, kind, schema_of, texts) for status, kind in route.answers.items()},
     }
     if route.scope:
         operation["x-scope"] = [scope.name.lower() for scope in Scope if scope in route.scope and scope.name]
     if route.body is not None:
-        operation["requestBody"] = {
-            "required": _needs_body(route.body),
-            "content": {"application/json": {"schema": schema_of[route.body]}},
-        }
+        content = {"schema": schema_of[route.body]}
+        if texts.body is not UNSET:
+            content["example"] = texts.body
+        operation["requestBody"] = {"required": _needs_body(route.body), "content": {"application/json": content}}
     for status, codes in _errors(route).items():
-        operation["responses"][str(status)] = {
-            "description": " or ".join(f"`{code.wire}`" for code in codes),
-            "content": {"application/json": {"schema": schema_of[ErrorAnswer]}},
-        }
+        operation["responses"][str(status)] = _error_answer(codes, schema_of[ErrorAnswer])
     return operation
 
 
@@ -127,17 +180,46 @@ def _errors(route: Route) -> dict[int, list[Code]]:
     return by_status
 
 
-def _answer(kind: Any, schema_of: dict[Any, Any]) -> dict[str, Any]:
+def _error_answer(codes: list[Code], schema: Any) -> dict[str, Any]:
+    examples = {code.wire: {"$ref": f"#/components/examples/{code.wire}"} for code in codes}
+    return {
+        "description": " or ".join(f"`{code.wire}`" for code in codes),
+        "content": {"application/json": {"schema": schema, "examples": examples}},
+    }
+
+
+def _error_example(code: Code) -> dict[str, Any]:
+    error = {"code": code.wire, "message": MEANINGS[code].replace("`", "")}
+    return {"summary": code.wire, "value": {"error": error, "performance": {"server_total_ms": 0.05}}}
+
+
+def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described) -> dict[str, Any]:
     if isinstance(kind, str):
-        return {"description": kind, "content": {kind: {"schema": {"type": "string"}}}}
-    schema = schema_of.get(kind, {"type": "object"})
+        content = {kind: {"schema": _TEXT}} | {
+            other: {"schema": schema} for other, schema in _OTHER_TYPES.get(kind, {}).items()
+        }
+        if isinstance(texts.answer, str):
+            content[kind] = {"schema": _TEXT, "example": texts.answer}
+        return {"description": _ANSWERS.get(kind, kind), "content": content}
+    described = {"schema": schema_of.get(kind, {"type": "object"})}
+    if isinstance(texts.answer, dict):
+        described["example"] = _with_status(texts.answer, status)
     description = (kind.__doc__ or "").strip().split("\n")[0] if _is_schema(kind) else ""
-    return {"description": description or "Success", "content": {"application/json": {"schema": schema}}}
+    return {"description": description or "Success.", "content": {"application/json": described}}
+
+
+def _with_status(answer: dict[str, Any], status: int) -> dict[str, Any]:
+    """Return the answer as it is with this status: 201 says that something was created."""
+    return answer | {"created": status == 201} if "created" in answer else answer
 
 
 def _head_of(operation: dict[str, Any]) -> dict[str, Any]:
     answers = {status: {"description": answer["description"]} for status, answer in operation["responses"].items()}
-    return operation | {"operationId": operation["operationId"] + "_head", "responses": answers}
+    return operation | {
+        "operationId": operation["operationId"] + "_head",
+        "summary": f"{operation['summary']}: the headers alone",
+        "responses": answers,
+    }
 
 
 def _is_schema(kind: Any) -> bool:
@@ -148,29 +230,46 @@ def _needs_body(kind: Any) -> bool:
     return any(field.required for field in msgspec.structs.fields(kind))
 
 
+def operation_name(route: Route) -> str:
+    """Return the name of the operation. Two paths to the same operation share it."""
+    name = route.handler.__name__
+    return _NAMES.get(name, name)
+
+
 def _operation_id(route: Route) -> str:
     """Return the name that a generated client gives the operation."""
-    name = route.handler.__name__
     alias = "_at_root" if route.path in ("/healthz", "/readyz", "/metrics") else ""
-    return _NAMES.get(name, name) + alias
+    return operation_name(route) + alias
 
 
 def _tag(route: Route) -> str:
     """Return the group of the operation."""
+    if operation_name(route) == "append":
+        return "records"
     return next((tag for part, tag in _TAGS.items() if part in route.path), "server")
 
 
-def _path_parameter(name: str) -> dict[str, Any]:
+def _path_parameter(name: str, texts: Described) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     if name in _PATTERNS:
         schema["pattern"] = _PATTERNS[name]
-    return {"name": name, "in": "path", "required": True, "schema": schema}
+    row = {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": PATH_PARAMETERS.get(name, name),
+        "schema": schema,
+    }
+    return row | {"example": texts.path[name]} if name in texts.path else row
 
 
-def _query_parameter(row: Parameter) -> dict[str, Any]:
+def _query_parameter(row: Parameter, texts: Described) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": _TYPES[row.type]}
     if row.type is int:
         schema["minimum"] = 0
     if row.default is not None:
         schema["default"] = row.default
-    return {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}
+    found = {"name": row.name, "in": "query", "required": row.required, "description": row.help, "schema": schema}
+    if (text := texts.query.get(row.name)) is not None:
+        found["example"] = text if row.type is str else msgspec.json.decode(text)
+    return found

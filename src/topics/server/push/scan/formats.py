@@ -1,6 +1,7 @@
-"""The three formats of a bulk read, chosen by `Accept`.
+"""The formats of a bulk read, chosen by `Accept`.
 
-`application/x-ndjson`: one record per line, as diff returns it; `{"tombstone":{…}}` where a range was lost.
+`application/x-ndjson`, or `text/plain`: one record per line, as diff returns it; `{"tombstone":{…}}` where a range was
+lost.
 
 `application/vnd.topics.segments`: pieces, each after a head of 8 bytes:
 
@@ -17,7 +18,7 @@ piece is a line of the first format, or `{"at":{"next_from_seq":…}}`: everythi
 meta, data, gap_to, reason; a lost range is a row of kind `gap`. Tags are always present. The end and an error are
 metadata of a batch without rows.
 
-All three end with `{"end":{"next_from_seq":…,"head_seq":…,"earliest_seq":…,"epoch":…}}`. An answer that stops before
+All end with `{"end":{"next_from_seq":…,"head_seq":…,"earliest_seq":…,"epoch":…}}`. An answer that stops before
 was cut off, or reports why it stopped with `{"error":{…}}`, which has the fields of an error answer.
 """
 
@@ -37,6 +38,8 @@ from topics.storage.segments import record_run as runs
 from topics.storage.segments.record_run import Run
 
 NDJSON = b"application/x-ndjson"
+TEXT = b"text/plain"  # the same lines, for browsers and generated clients that know no other type
+TEXT_UTF8 = TEXT + b"; charset=utf-8"
 SEGMENTS = b"application/vnd.topics.segments"
 ARROW = b"application/vnd.apache.arrow.stream"
 RECORDS, CONTROL = 1, 2  # kinds of pieces; a number is never used for anything else
@@ -67,11 +70,13 @@ def format_for(request: Request, projection: Projection, topic: str) -> ScanForm
     for media in _wanted(accept):
         if media in (NDJSON, b"*/*", b"application/*"):
             return NdjsonFormat(projection)
+        if media == TEXT:
+            return NdjsonFormat(projection, content_type=TEXT_UTF8)
         if media == SEGMENTS:
             return SegmentFormat(projection)
         if media == ARROW:
             return _arrow(projection, topic)
-    names = ", ".join(name.decode() for name in (NDJSON, SEGMENTS, ARROW))
+    names = ", ".join(name.decode() for name in (NDJSON, TEXT, SEGMENTS, ARROW))
     raise TopicsError(Code.NOT_ACCEPTABLE, f"a scan is answered as one of {names}")
 
 
@@ -90,10 +95,9 @@ def encode(form: ScanFormat, step: ScanStep) -> bytes:
 class NdjsonFormat:
     """JSON lines."""
 
-    content_type = NDJSON
-
-    def __init__(self, projection: Projection) -> None:
+    def __init__(self, projection: Projection, *, content_type: bytes = NDJSON) -> None:
         self._projection = projection
+        self.content_type = content_type
 
     def records(self, run: Run, step: ScanStep) -> list[bytes]:
         return [runs.lines(run, self._projection)]
