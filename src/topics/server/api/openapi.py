@@ -195,9 +195,8 @@ def _error_example(code: Code) -> dict[str, Any]:
 
 def _answer(status: int, kind: Any, schema_of: dict[Any, Any], texts: Described) -> dict[str, Any]:
     if isinstance(kind, str):
-        content = {kind: {"schema": _TEXT}} | {
-            other: {"schema": schema} for other, schema in _OTHER_TYPES.get(kind, {}).items()
-        }
+        content: dict[str, Any] = {kind: {"schema": _TEXT}}
+        content |= {other: {"schema": schema} for other, schema in _OTHER_TYPES.get(kind, {}).items()}
         if isinstance(texts.answer, str):
             content[kind] = {"schema": _TEXT, "example": texts.answer}
         return {"description": _ANSWERS.get(kind, kind), "content": content}
