@@ -1,7 +1,22 @@
 """The table: every row, in the order of running and printing. A new row is a new file and one line here."""
 
 from row import Row
-from rows import append, cold, features, growth, live, memory, queue, read, recovery, room, routers, spark, topics
+from rows import (
+    append,
+    cold,
+    consumers,
+    features,
+    growth,
+    live,
+    memory,
+    queue,
+    read,
+    recovery,
+    room,
+    routers,
+    spark,
+    topics,
+)
 
 ROWS: tuple[Row, ...] = (
     *append.ROWS,
@@ -15,6 +30,7 @@ ROWS: tuple[Row, ...] = (
     topics.ROW,
     growth.ROW,
     cold.ROW,
+    consumers.ROW,
     features.ROW,
     spark.ROW,
 )

@@ -206,3 +206,31 @@ def test_metrics_name_a_bounded_number_of_consumers(tmp_path: Path):
     assert found["topics_consumer_metrics_truncated"] == 1
     api.close()
     server.stop()
+
+
+def test_many_consumers_commit_with_one_request(api: Api, topic: str):
+    other = f"{topic}.other"
+    api.write(other, 1, 2)
+    for name in (topic, other):
+        put(api, name, seq=1)
+    wanted = [
+        {"topic": topic, "consumer": "billing", "seq": 5},
+        {"topic": other, "consumer": "billing", "seq": 2},
+        {"topic": topic, "consumer": "billing", "seq": 3},
+        {"topic": other, "consumer": "billing", "seq": 9},
+        {"topic": topic, "consumer": "absent", "seq": 1},
+        {"topic": "nowhere", "consumer": "billing", "seq": 1},
+    ]
+    answer = succeeded(api.call("POST", "/v0/consumers", {"commits": wanted}))
+    assert answer["committed"] == 3, "a commit that is behind the position has taken effect before"
+    assert [(row["topic"], row["code"]) for row in answer["refused"]] == [
+        (other, "invalid_request"), (topic, "consumer_not_found"), ("nowhere", "topic_not_found"),
+    ]  # fmt: skip
+    assert (api.get(url(topic))["seq"], api.get(url(other))["seq"]) == (5, 2)
+
+
+def test_unknown_field_of_a_commit_is_refused(api: Api):
+    error = api.refused(400, "invalid_request", "POST", "/v0/consumers", {"commits": [], "commit": 1})
+    assert "did you mean commits?" in error["message"]
+    body = {"commits": [{"topic": "t", "consumer": "c", "seqs": 1}]}
+    assert api.refused(400, "invalid_request", "POST", "/v0/consumers", body)["detail"]["field"] == "commits[0].seqs"

@@ -55,6 +55,9 @@ RULES: dict[str, Rule] = {
     "DELETE /v0/topics/{topic}/consumers/{consumer}": Rule("delete"),
     "GET /v0/topics/{topic}/consumers": Rule("read"),
     "GET /v0/consumers": Rule("read"),
+    "POST /v0/consumers": Rule(
+        "read write", lambda topic: {"commits": [{"topic": topic, "consumer": "billing", "seq": 0}]}, 1
+    ),
     "PUT /v0/routers/{router}": Rule("admin", lambda source, dest: {"source": source, "dest": dest + ".to"}, 2),
     "GET /v0/routers/{router}": Rule("read"),
     "GET /v0/routers": Rule("read"),

@@ -59,6 +59,7 @@ SCOPES = {
     "redrive": "read write delete",
     "put consumer": "read write",
     "hold for consumer": "read write admin",
+    "commit many": "read write",
     "read consumer": "read",
     "list consumers": "read",
     "drop consumer": "delete",
@@ -121,6 +122,14 @@ ESCAPES: dict[tuple[str, str, str], list[Ask]] = {
     ("watch as consumer", "ws", "topics"): [
         lambda name: {"op": "subscribe", "topic": name, "consumer": "c", "lenient": True},
         lambda name: {"op": "subscribe", "topics": {INSIDE: {}, name: {"consumer": "c"}}, "lenient": True},
+    ],
+    ("commit many", "http", "commits"): [
+        lambda name: Http("POST", "/v0/consumers", {"commits": [{"topic": name, "consumer": "c", "seq": 0}]}),
+        lambda name: Http(
+            "POST",
+            "/v0/consumers",
+            {"commits": [{"topic": one, "consumer": "c", "seq": 0} for one in (INSIDE, name)]},
+        ),
     ],
     ("redrive", "http", "dead_letter"): [
         lambda name: Http("POST", f"/v0/topics/in.q.{INSIDE}/redrive", {"dead_letter": name}),

@@ -25,6 +25,37 @@ class ConsumerRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     max_hold_bytes: U64 | UnsetType = UNSET
 
 
+class Commit(Struct, forbid_unknown_fields=True, gc=False):
+    """One consumer has processed every record up to `seq`."""
+
+    topic: str
+    consumer: str
+    seq: U64
+
+
+class CommitRequest(Struct, forbid_unknown_fields=True):
+    """Body of `POST /v0/consumers`: commits of consumers of any topics, each by itself."""
+
+    commits: list[Commit]
+
+
+class RefusedCommit(Struct):
+    """A commit that changed nothing, and why."""
+
+    topic: str
+    consumer: str
+    code: str
+    message: str
+
+
+class CommitAnswer(Struct):
+    """How many commits took effect, or had before, and those that did not."""
+
+    committed: U64
+    refused: list[RefusedCommit]
+    performance: Performance
+
+
 class ConsumerPut(Struct):
     """A consumer after a change."""
 

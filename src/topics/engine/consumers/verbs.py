@@ -137,11 +137,20 @@ class Consumers:
         upto = own.delivered.get(name, 0) if commit is True else int(commit)
         if upto > topic.head:
             raise invalid(f"seq {upto} is beyond the head of the topic ({topic.head})", field="commit")
+        return self.move(topic_name, name, upto)
+
+    def move(self, topic_name: str, name: str, seq: int) -> Ticket:
+        """Move a consumer that exists to `seq`, never back. Ends with `Stored`. Raises `consumer_not_found`."""
+        topic, own, before = self._latest(topic_name, name)
+        if before is None:
+            raise consumer_not_found(topic.name, name)
+        if seq > topic.head:
+            raise invalid(f"seq {seq} is beyond the head of the topic ({topic.head})", field="seq")
         if before.expire_ms:
             own.read_ms[name] = self._staging.clock.now_ms()
-        if upto <= before.seq:
+        if seq <= before.seq:
             return Ticket.of(Stored(topic, name, before.seq, False))
-        return self._move(topic, own, before, upto)
+        return self._move(topic, own, before, seq)
 
     def drop(self, topic_name: str, name: str) -> Ticket:
         """Delete a consumer; one that does not exist is no error. Ends with `Removed`."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from topics.model.consumer import ConsumerRequest
+from topics.model.consumer import CommitRequest, ConsumerRequest
 from topics.model.queue import RedriveRequest
 from topics.model.records import DiffRequest, WriteRequest
 from topics.model.router import PreviewRequest, RouterRequest
@@ -113,6 +113,10 @@ def _watched(_: Engine, __: str, wanted: WatchRequest | Subscribe) -> Iterable[s
     return [name[:-1] if is_pattern(name) else name for name in wanted.watched()]
 
 
+def _committed(_: Engine, __: str, wanted: CommitRequest) -> Iterable[str]:
+    return {one.topic for one in wanted.commits}
+
+
 def _router_ends(router: Router) -> tuple[str, str]:
     return router.edge.source.name, router.edge.dest.name
 
@@ -183,6 +187,7 @@ REDRIVE = _row("redrive", Scope.READ | Scope.WRITE | Scope.DELETE, names={"dead_
 PUT_CONSUMER = _row("put consumer", Scope.READ | Scope.WRITE)
 # A hold keeps records past the caps that the topic was configured with, so it needs what configuring needs.
 HOLD_FOR_CONSUMER = _row("hold for consumer", Scope.READ | Scope.WRITE | Scope.ADMIN)
+COMMIT_MANY = _row("commit many", Scope.READ | Scope.WRITE, names={"commits": _committed})
 READ_CONSUMER = _row("read consumer", Scope.READ)
 LIST_CONSUMERS = _row("list consumers", Scope.READ)
 DROP_CONSUMER = _row("drop consumer", Scope.DELETE)

@@ -32,7 +32,7 @@ _NAMES = {
     "report": "report_archived", "jobs": "list_jobs", "preview": "preview_router", "health": "get_health",
     "ready": "get_ready", "work": "open_work_stream", "client_js": "get_client_js", "timeline": "get_timeline",
     "samples": "list_samples", "index": "get_index", "console": "get_console", "console_file": "get_console_file",
-    "console_part": "get_console_part", "console_page": "get_console_page",
+    "commit": "commit_consumers", "console_part": "get_console_part", "console_page": "get_console_page",
 }  # fmt: skip
 _TAGS = {
     "/consumers": "consumers",

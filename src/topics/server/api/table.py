@@ -136,6 +136,12 @@ ROUTES = [
         answers={200: consumer.ConsumerList}, errors=(Code.TOPIC_NOT_FOUND,), query=_PAGE,
     ),
     Route(
+        method="POST", path="/v0/consumers", handler=consumers.commit, operation=operations.COMMIT_MANY,
+        summary="Acknowledge for many consumers of any topics at once, each by itself",
+        body=consumer.CommitRequest, decode=consumers.decode_commits, answers={200: consumer.CommitAnswer},
+        errors=(Code.BATCH_TOO_LARGE,),
+    ),
+    Route(
         method="GET", path="/v0/consumers", handler=consumers.list_consumers, operation=operations.LIST_CONSUMERS,
         summary="List the consumers of all topics, by topic and name",
         answers={200: consumer.ConsumerList},

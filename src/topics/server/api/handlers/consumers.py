@@ -1,4 +1,4 @@
-"""Handlers of named consumers: store, get, list, delete."""
+"""Handlers of named consumers: store, commit, get, list, delete."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ import msgspec
 from topics.engine.consumers.lag import lag_of, lost_of
 from topics.engine.consumers.verbs import Removed, Stored
 from topics.engine.steps import once_loaded
+from topics.engine.write.commit import Ticket
+from topics.errors import Code, TopicsError
 from topics.model.consumer import (
+    Commit,
+    CommitAnswer,
+    CommitRequest,
     ConsumerDropped,
     ConsumerList,
     ConsumerPut,
     ConsumerRequest,
     ConsumerState,
     ConsumerSummary,
+    RefusedCommit,
     check_request,
 )
-from topics.model.wire import decode_body
+from topics.model.wire import check_u64, decode_body
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
 from topics.server.http import query_string
-from topics.server.http.messages import Answer
+from topics.server.http.messages import Answer, Deferred
 from topics.server.loop.answer import json_answer, performance, when_done
 
 if TYPE_CHECKING:
@@ -33,12 +39,15 @@ if TYPE_CHECKING:
     from topics.engine.state.consumers import Consumer
     from topics.engine.state.topic import Topic
     from topics.engine.steps import Steps
-    from topics.engine.write.commit import Ticket
+    from topics.model.unknown_fields import Noted
     from topics.server.api.route import Call
     from topics.server.api.services import Services
     from topics.server.http.messages import Request, Response
 
+COMMITS_PER_STEP = 100
+
 _decode = msgspec.json.Decoder(ConsumerRequest)
+_decode_commits = msgspec.json.Decoder(CommitRequest)
 
 
 def put_consumer(services: Services, call: Call) -> Answer:
@@ -57,6 +66,55 @@ def put_consumer(services: Services, call: Call) -> Answer:
         return json_answer(201 if done.created else 200, answer)
 
     return when_done(services.engine.consumers.put(topic, name, wanted), call.request, encode)
+
+
+def decode_commits(body: bytes, _: Noted) -> CommitRequest:
+    """Return the decoded body of `POST /v0/consumers`."""
+    wanted: CommitRequest = decode_body(_decode_commits, body)
+    return wanted
+
+
+def commit(services: Services, call: Call) -> Answer:
+    """Move many consumers with one request. Answers when all commits are in the log, or were refused."""
+    request, wanted = call.request, call.body()
+    limit = services.engine.limits.max_batch_records
+    if len(wanted.commits) > limit:
+        what = f"{len(wanted.commits)} commits; a request may have {limit}"
+        raise TopicsError(Code.BATCH_TOO_LARGE, what, detail={"max": limit})
+    return services.slices.answer(request, _commit(services, request, wanted.commits))
+
+
+def _commit(services: Services, request: Request, commits: list[Commit]) -> Steps[Answer]:
+    move = services.engine.consumers.move
+    refused: list[RefusedCommit] = []
+    under_way: list[tuple[Commit, Ticket]] = []
+    for at, one in enumerate(commits):
+        if not at % COMMITS_PER_STEP:
+            yield None
+        try:
+            ticket = move(one.topic, one.consumer, check_u64(one.seq, "commits.seq"))
+            if not ticket.done:
+                under_way.append((one, ticket))
+        except TopicsError as error:
+            refused.append(RefusedCommit(one.topic, one.consumer, error.code.wire, error.message))
+    deferred, waiting = Deferred(), len(under_way)
+
+    def done(_: Ticket) -> None:
+        nonlocal waiting
+        waiting -= 1
+        if waiting > 0:
+            return
+        for one, ticket in under_way:
+            if (error := ticket.error) is not None:
+                refused.append(RefusedCommit(one.topic, one.consumer, error.code.wire, error.message))
+        answer = CommitAnswer(len(commits) - len(refused), refused, performance(request))
+        deferred.resolve(json_answer(200, answer))
+
+    if not under_way:
+        done(Ticket())
+    for _one, ticket in under_way:
+        ticket.on_done(done)
+    return deferred
 
 
 def get_consumer(services: Services, call: Call) -> Answer:
