@@ -3,6 +3,7 @@
 from row import Row
 from rows import (
     append,
+    cli,
     cold,
     consumers,
     features,
@@ -32,5 +33,6 @@ ROWS: tuple[Row, ...] = (
     cold.ROW,
     consumers.ROW,
     features.ROW,
+    cli.ROW,
     spark.ROW,
 )

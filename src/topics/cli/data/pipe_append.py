@@ -1,6 +1,6 @@
 """`topics append TOPIC -`: JSON lines from a pipe, in batches.
 
-A batch is what the pipe holds when the last batch was answered, up to `--batch` records: a slow writer sees each line
+A batch is what the pipe holds when the batch before it is sent, up to `--batch` records: a slow writer sees each line
 appended at once, and a fast one gets full batches. Every batch has an idempotency key, so that it is sent again without
 harm if the server restarts meanwhile. With `--key`, batches are always full, so that the same input makes the same
 batches and the same keys.
@@ -13,7 +13,8 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
@@ -77,12 +78,34 @@ class Progress:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
+class Sender:
+    """Sends one batch at a time, on a thread of its own, so that the next one is read and encoded meanwhile."""
+
+    def __init__(self, call: Call, pool: ThreadPoolExecutor, progress: Progress) -> None:
+        self._server, self._pool, self._progress = call.server, pool, progress
+        self._sent: Future[bytes] | None = None
+
+    def send(self, request: Request) -> None:
+        """Send a batch once the one before it is answered. Raise what that one failed with."""
+        self.finish()
+        self._sent = self._pool.submit(self._server.send, request, patience_s=PATIENCE_S, reconnect=True)
+
+    def finish(self) -> None:
+        """Wait for the answer to the last batch."""
+        if self._sent is not None:
+            sent, self._sent = self._sent, None
+            self._progress.note(json.loads(sent.result()))
+
+
 def run(call: Call) -> int:
     """Append the lines of standard input and print how many there were."""
     progress = Progress()
     try:
-        for body in _bodies(call.args):
-            progress.note(json.loads(call.server.send(body, patience_s=PATIENCE_S, reconnect=True)))
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            sender = Sender(call, pool, progress)
+            for request in _requests(call.args, sender.finish):
+                sender.send(request)
+            sender.finish()
     except Failure as failure:
         raise _with_progress(failure, progress) from failure
     finally:
@@ -103,7 +126,7 @@ def run(call: Call) -> int:
 
 def first_request(args: Args) -> Request:
     """Return the request of the first batch, for `--curl`."""
-    for request in _bodies(args):
+    for request in _requests(args, lambda: None):
         return request
     raise usage("standard input has no lines to append")
 
@@ -114,11 +137,11 @@ def _with_progress(failure: Failure, progress: Progress) -> Failure:
     return failure
 
 
-def _bodies(args: Args) -> Iterator[Request]:
-    """Yield the writes for the lines of standard input."""
+def _requests(args: Args, before_wait: Callable[[], None]) -> Iterator[Request]:
+    """Yield the writes for the lines of standard input. `before_wait` is called when the pipe is empty."""
     make = _record_maker(args)
     base, number = args.key or os.urandom(8).hex(), 0
-    for batch in _batches(args, exact=args.key is not None):
+    for batch in _batches(args, before_wait, exact=args.key is not None):
         number += 1
         yield write(args, _encode([make(raw) for raw in batch])[1:-1], key=f"{base}/{number}")
 
@@ -133,10 +156,10 @@ def _record_maker(args: Args) -> Any:
     return (lambda raw: Line(raw, **extra)) if extra else Line
 
 
-def _batches(args: Args, *, exact: bool) -> Iterator[list[Any]]:
+def _batches(args: Args, before_wait: Callable[[], None], *, exact: bool) -> Iterator[list[Any]]:
     """Yield batches of values. With `exact`, all but the last are full, however the input arrives."""
     held: list[Any] = []
-    for values in _values(text=args.text):
+    for values in _values(before_wait, text=args.text):
         held += values
         rest = iter(held)
         whole = len(held) - len(held) % args.batch if exact else len(held)
@@ -147,10 +170,10 @@ def _batches(args: Args, *, exact: bool) -> Iterator[list[Any]]:
         yield held
 
 
-def _values(*, text: bool) -> Iterator[list[Any]]:
+def _values(before_wait: Callable[[], None], *, text: bool) -> Iterator[list[Any]]:
     """Yield the values of the lines that have arrived. Raise `Failure` with the number of a line that is not JSON."""
     before = 0
-    for block in _whole_lines(sys.stdin.fileno()):
+    for block in _whole_lines(sys.stdin.fileno(), before_wait):
         if text:
             values: list[Any] = [line.decode(errors="replace") for line in block.splitlines()]
         else:
@@ -162,11 +185,13 @@ def _values(*, text: bool) -> Iterator[list[Any]]:
         yield values
 
 
-def _whole_lines(descriptor: int) -> Iterator[bytes]:
+def _whole_lines(descriptor: int, before_wait: Callable[[], None]) -> Iterator[bytes]:
     """Yield the lines that the pipe holds now, and wait if it holds none. The last line may lack its line break."""
     held, ended = b"", False
     while not ended:
         parts, length = [held], len(held)
+        if not _is_ready(descriptor):
+            before_wait()
         while not ended and (length == len(held) or (length < BATCH_BYTES and _is_ready(descriptor))):
             part = os.read(descriptor, READ_BYTES)
             ended = not part

@@ -72,8 +72,9 @@ def _run_live(call: Call, before: Sample) -> int:
 
     console = Console(file=sys.stdout)
     view = View(call)
-    once = call.args.count is not None
-    with _keys() as pressed, Live(console=console, screen=not once, auto_refresh=False, transient=not once) as live:
+    if call.args.count is not None:
+        return _run_counted(call, view, console, before)
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         wait_s = min(FIRST_INTERVAL_S, call.args.every / 1000)
         while not view.ended:
             deadline = time.monotonic() + wait_s
@@ -86,13 +87,21 @@ def _run_live(call: Call, before: Sample) -> int:
     return EXIT_DONE
 
 
+def _run_counted(call: Call, view: View, console: Any, before: Sample) -> int:
+    """Print some looks one below the other, and leave them on the terminal."""
+    for _ in range(call.args.count):
+        time.sleep(call.args.every / 1000)
+        before = view.look(before)
+        console.print(view.draw(console.size.height))
+    return EXIT_DONE
+
+
 class View:
     """What the screen shows now: the last look, the order, and the filter."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._order, self._filter, self._typing = call.args.sort, call.args.filter, False
-        self._left = call.args.count
         self._total: Overview | None = None
         self._rows: list[TopicRow] = []
         self._problem = ""
@@ -112,9 +121,6 @@ class View:
         self._problem = ""
         self._rows = rows(before, now)
         self._total = overview(before, now, self._rows)
-        if self._left is not None:
-            self._left -= 1
-            self.ended = self.ended or self._left <= 0
         return now
 
     def draw(self, height: int) -> Any:

@@ -109,12 +109,22 @@ def decode(block: bytes | bytearray | memoryview, *, source: str) -> Run:
 
 def lines(run: Run, projection: Projection) -> bytes:
     """Return the records as JSON lines."""
-    if not projection.is_stored_form:
+    if not _has_form(run, projection):
         run = project(run, projection)
     data = np.frombuffer(bytearray(run.data), np.uint8)
     ends = np.frombuffer(run.columns.offsets, np.uint32)[1:]
     data[ends[ends > 0] - 1] = COMMA_TO_LINE  # an empty position ends where the record before it ends
     return data.tobytes()
+
+
+def _has_form(run: Run, projection: Projection) -> bool:
+    """Return whether the stored records are what the reader wants: without tags in the run, it makes no difference to
+    ask for them.
+    """
+    columns = run.columns
+    lacks_tags = projection.tags and columns.tags is not None
+    has_meta = not projection.meta and columns.metas is not None
+    return projection.data and not lacks_tags and not has_meta
 
 
 def project(run: Run, projection: Projection) -> Run:
