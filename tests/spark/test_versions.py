@@ -49,7 +49,7 @@ def test_oldest_spark_reads_writes_streams_and_archives(
     stream = ["copy", server.url, topic, f"{topic}.stream", str(tmp_path / "checkpoint"), "all", "2"]
     first = run([*script, *stream], tmp_path / "first.log", python)
     [shown] = [json.loads(line) for line in first.splitlines() if line.startswith('{"count"')]
-    assert shown == {"count": RECORDS, "sum": RECORDS * (RECORDS + 1) // 2, "partitions": 4}
+    assert (shown["count"], shown["sum"]) == (RECORDS, RECORDS * (RECORDS + 1) // 2)
     assert sorted(read_numbers(client, f"{topic}.batch")) == list(range(RECORDS))
     check_exact(client, f"{topic}.stream", RECORDS)
 

@@ -73,6 +73,9 @@ READ = (
     Option("tag", "only records with this tag; with a star at the end, with tags of this prefix"),
     Option("failOnDataLoss", "true (default): a lost range fails the query; false: it is a row of kind gap"),
     Option("kafkaColumns", "true: columns have the names of Spark's Kafka source"),
+    Option("columns", "only these columns of the record, separated by commas: the others are not sent to Spark"),
+    Option("where", "condition on records, such as seq >= 100 AND tag = 'web', checked before they are sent to Spark"),
+    Option("typed", "true: columns of the schema are fields of data, and those of the record are _seq, _ts …"),
     Option(
         "pushFilters", "true: conditions on topic, seq, ts and tag narrow the read; for DataFrames that are used once"
     ),
@@ -153,6 +156,9 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     tag: TagMatch | None = None
     fail_on_data_loss: bool = True
     kafka_columns: bool = False
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    typed: bool = False
     push_filters: bool = False
 
     @property
@@ -211,6 +217,9 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         tag=_tag(found.get("tag")),
         fail_on_data_loss=flag(found, "failOnDataLoss", default=True),
         kafka_columns=flag(found, "kafkaColumns", default=False),
+        columns=_columns(found),
+        where=found.get("where"),
+        typed=flag(found, "typed", default=False),
         push_filters=flag(found, "pushFilters", default=False),
     )
     _check_together(found, options)
@@ -296,6 +305,15 @@ def _names(found: Mapping[str, str]) -> tuple[str, ...]:
             check_topic(name)
         except TopicsError as error:
             raise BadOption(f"subscribe: {error.message}") from None
+    return names
+
+
+def _columns(found: Mapping[str, str]) -> tuple[str, ...] | None:
+    if "columns" not in found:
+        return None
+    names = tuple(dict.fromkeys(listed(found["columns"])))
+    if not names:
+        raise BadOption("columns: at least one column is needed")
     return names
 
 

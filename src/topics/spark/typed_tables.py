@@ -2,61 +2,131 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, StringType, StructType
+from pyspark.sql import types as t
 
-MALFORMED = "_malformed"
+from topics.spark.options import BadOption, read_options
+from topics.spark.source.layout import MALFORMED, SPARK_TYPES
+from topics.spark.source.schema import shape_of
+
 SAMPLE = 1000
+_EXACT = (
+    t.StringType, t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.FloatType, t.DoubleType,
+    t.DecimalType,
+)  # fmt: skip
 
 
-def table(spark: SparkSession, topic: str, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:
+def table(
+    spark: SparkSession,
+    topic: str,
+    *,
+    schema: t.StructType | str | None = None,
+    columns: Sequence[str] | None = None,
+    **options: Any,
+) -> DataFrame:
     """Return the topic with the fields of `data` as columns, typed by `schema`, or by a sample of the records.
 
     The other columns of the source have an underscore before their names: `_seq`, `_ts`, `_tag` and so on; `_data` is
     the JSON text as it was written. A record that does not fit the schema has its text in `_malformed`, so that no
-    record is lost silently. With `failOnDataLoss=false` a lost range is a row whose `_kind` is gap. `options` are the
-    options of the source.
+    record is lost silently. With `failOnDataLoss=false` a lost range is a row whose `_kind` is gap.
+
+    `columns` names the columns to read. Spark does not prune columns of a Python source, so fewer are faster.
+    `options` are the options of the source.
     """
     wanted = infer_schema(spark, topic, **options) if schema is None else _struct(schema)
-    frame = _load(spark, topic, options)
-    parsed = StructType([*wanted.fields]).add(MALFORMED, StringType())
+    if not _is_case_sensitive(spark):
+        wanted = distinct(wanted)
+    given = _given(topic, options)
+    record = [t.StructField(f"_{name}", SPARK_TYPES[ddl]) for name, ddl, _ in shape_of(read_options(given)).rows]
+    fields = [*wanted.fields, t.StructField(MALFORMED, t.StringType()), *record]
+    if columns is not None:
+        by_name = {field.name: field for field in fields}
+        if unknown := [name for name in columns if name not in by_name]:
+            raise BadOption(f"columns: there is no column {unknown[0]!r}; there are {', '.join(by_name)}")
+        fields = [by_name[name] for name in columns]
+    reader = spark.read.format("topics").options(**given)
+    if all(_is_exact(field.dataType) for field in wanted.fields):
+        return reader.schema(t.StructType(fields)).option("typed", "true").load()
+    if "where" in {name.lower() for name in given}:
+        raise BadOption("where: a table with this schema is parsed by Spark; use .where(…) on the DataFrame")
+    return _parsed_by_spark(reader.load(), wanted).select(*[F.col(f"`{field.name}`") for field in fields])
+
+
+def _parsed_by_spark(frame: DataFrame, wanted: t.StructType) -> DataFrame:
+    """Return the columns with `from_json`, for types whose text has many forms, such as timestamps."""
+    parsed = t.StructType([*wanted.fields]).add(MALFORMED, t.StringType())
     value = F.from_json("data", parsed, {"columnNameOfCorruptRecord": MALFORMED}).alias("value")
     around = [F.col(f"`{name}`").alias(f"_{name}") for name in frame.columns]
     fields = [F.col("value").getField(name).alias(name) for name in [*wanted.fieldNames(), MALFORMED]]
     return frame.select(value, *around).select(*fields, *[f"_{name}" for name in frame.columns])
 
 
-def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **options: Any) -> StructType:
+def infer_schema(spark: SparkSession, topic: str, *, sample: int = SAMPLE, **options: Any) -> t.StructType:
     """Return the schema of `data` in the first `sample` records. Raise `ValueError` if none is a JSON object."""
-    frame = _load(spark, topic, options)
+    frame = spark.read.format("topics").options(**_given(topic, options)).load()
     rows = frame.where("kind = 'record'").select("data").limit(sample).collect()
     objects = [row.data for row in rows if row.data.startswith("{")]
     if not objects:
         raise ValueError(f"topic {topic}: none of {len(rows)} records is a JSON object; pass a schema")
     # One literal array of all samples: Spark merges its elements into one type. This works over Connect as well.
     [(ddl,)] = spark.range(1).select(F.schema_of_json(F.lit(f"[{','.join(objects)}]"))).collect()
-    found = ArrayType.fromDDL(ddl)
-    assert isinstance(found, ArrayType)
-    assert isinstance(found.elementType, StructType)
+    found = t.ArrayType.fromDDL(ddl)
+    assert isinstance(found, t.ArrayType)
+    assert isinstance(found.elementType, t.StructType)
     return found.elementType
 
 
-def _load(spark: SparkSession, topic: str, options: dict[str, Any]) -> DataFrame:
+def distinct(schema: t.StructType) -> t.StructType:
+    """Return the schema with names that differ in more than case. A changed name keeps the field's in its metadata."""
+    taken = {field.name.lower() for field in schema.fields}
+    seen: set[str] = set()
+    fields = []
+    for field in schema.fields:
+        name, number, metadata = field.name, 1, dict(field.metadata or {})
+        while name.lower() in seen or (number > 1 and name.lower() in taken):
+            number += 1
+            name = f"{field.name}_{number}"
+        if name != field.name:
+            metadata.setdefault("field", field.name)
+        seen.add(name.lower())
+        fields.append(t.StructField(name, _distinct_type(field.dataType), field.nullable, metadata))
+    return t.StructType(fields)
+
+
+def _distinct_type(kind: t.DataType) -> t.DataType:
+    if isinstance(kind, t.StructType):
+        return distinct(kind)
+    return t.ArrayType(_distinct_type(kind.elementType)) if isinstance(kind, t.ArrayType) else kind
+
+
+def _is_case_sensitive(spark: SparkSession) -> bool:
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def _is_exact(kind: t.DataType) -> bool:
+    """Return whether the source parses this type exactly as Spark does."""
+    if isinstance(kind, t.StructType):
+        return all(_is_exact(field.dataType) for field in kind.fields)
+    return _is_exact(kind.elementType) if isinstance(kind, t.ArrayType) else isinstance(kind, _EXACT)
+
+
+def _given(topic: str, options: dict[str, Any]) -> dict[str, str]:
+    """Return the options of the source as text."""
     if any(name.lower() == "kafkacolumns" for name in options):
         raise ValueError("kafkaColumns: a table has its own columns; remove the option")
-    reader = spark.read.format("topics").option("subscribe", topic)
+    given = {"subscribe": topic}
     for name, value in options.items():
-        reader = reader.option(
-            name, value if isinstance(value, str | bool | int) else msgspec.json.encode(value).decode()
-        )
-    return reader.load()
+        text = str(value).lower() if isinstance(value, bool) else value
+        given[name] = str(text) if isinstance(text, str | int) else msgspec.json.encode(value).decode()
+    return given
 
 
-def _struct(schema: StructType | str) -> StructType:
-    found = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    assert isinstance(found, StructType)
+def _struct(schema: t.StructType | str) -> t.StructType:
+    found = t.StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    assert isinstance(found, t.StructType)
     return found

@@ -9,7 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec import Raw
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructType
 
 from tests.conftest import ServerProcess
@@ -48,6 +51,82 @@ def test_schema_is_inferred_from_the_records(spark: SparkSession, server: Server
     }  # fmt: skip
     rows = table(spark, shop, url=server.url).where("to.city = 'Oslo'").collect()
     assert [row.sku for row in rows] == ["B"]
+
+
+ZOO = [
+    "1", "-0", "1.0", "1.5", "1e2", "127", "128", "40000", "2147483648", "9223372036854775808", "1e400", "-1e400", "0.1",
+    "123456789.987654321", '"text"', '"1"', '"1.5"', '"NaN"', '"Infinity"', '"-INF"', '"true"', '""', "true", "false",
+    "null", "{}", "[]", "[1, 2]", '[1, "x", null]', '{"b": 1}', '{"b": "x", "c": 2}', '{"b": 1, "b": 2}', '"é\\n\\u00e9"',
+    '{ "b" : [ 1 ] }', '[{"b": 1}, {"b": "no"}, null]', '"\\ud83d\\ude00"',
+]  # fmt: skip
+KINDS = [
+    "STRING", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL(10,2)", "DECIMAL(20,0)",
+    "ARRAY<BIGINT>", "ARRAY<STRING>", "STRUCT<b: BIGINT>", "STRUCT<b: STRING, c: STRING>", "ARRAY<STRUCT<b: INT>>",
+]  # fmt: skip
+
+
+def test_typed_read_equals_from_json_for_every_type_and_value(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str
+):
+    """Each record has one value for one of the columns, so a column that fails does not hide another."""
+    texts = [f'{{"f{at}": {value}}}' for at in range(len(KINDS)) for value in ZOO]
+    client.append(topic, [{"data": Raw(text)} for text in [*texts, "[]", '"x"', "7", "null"]])
+    schema = ", ".join(f"f{at} {kind}" for at, kind in enumerate(KINDS))
+    typed = {row._seq: row for row in table(spark, topic, schema=schema, url=server.url).collect()}
+    plain = spark.read.format("topics").options(url=server.url, subscribe=topic).load()
+    parsed = F.from_json("data", f"{schema}, _malformed STRING", {"columnNameOfCorruptRecord": "_malformed"})
+    different = []
+    for row in plain.select("seq", "data", parsed.alias("value")).collect():
+        found, expected = typed[row.seq], row.value
+        for name in [*(f"f{at}" for at in range(len(KINDS))), "_malformed"]:
+            one, other = found[name], None if expected is None else expected[name]
+            if one != other and not (one != one and other != other):  # NaN differs from itself
+                kind = KINDS[int(name[1:])] if name != "_malformed" else name
+                different.append(f"{row.data} as {kind}: {one!r} instead of {other!r}")
+    assert different == []
+
+
+def test_schema_on_the_source_is_honoured(spark: SparkSession, server: ServerProcess, shop: str):
+    reader = spark.read.format("topics").options(url=server.url, subscribe=shop)
+    rows = reader.schema("sku STRING, qty INT, _seq BIGINT, _malformed STRING").load().orderBy("_seq").collect()
+    assert [tuple(row) for row in rows] == [
+        ("A", 2, 2, None), ("B", 1, 3, None), (None, None, 4, '"no object"'), ("C", 3, 5, None),
+    ]  # fmt: skip
+    plain = reader.schema("seq BIGINT, data STRING").load()
+    assert plain.columns == ["seq", "data"]
+    assert plain.orderBy("seq").first() == (2, '{"sku":"A","qty":2,"ts":"9:00"}')
+    with pytest.raises(PySparkException, match="seq .bigint. is a column of the record"):
+        reader.schema("seq BIGINT, sku STRING").load().collect()
+    assert reader.option("typed", "true").schema("ts STRING").load().where("ts = '9:00'").count() == 1
+
+
+def test_columns_and_where_are_fixed_at_load(spark: SparkSession, server: ServerProcess, shop: str):
+    reader = spark.read.format("topics").options(url=server.url, subscribe=shop)
+    frame = reader.option("columns", "seq, kind").option("where", "seq >= 3 AND seq < 5").load()
+    assert frame.columns == ["seq", "kind"]
+    for _ in range(2):
+        assert sorted(tuple(row) for row in frame.collect()) == [(3, "record"), (4, "record")]
+    typed = table(spark, shop, schema="sku STRING, qty INT", columns=["sku"], where="qty > 1", url=server.url)
+    with pytest.raises(PySparkException, match="there is no column 'qty'"):
+        typed.collect()
+    typed = table(spark, shop, schema="sku STRING, qty INT", columns=["sku", "qty"], where="qty > 1", url=server.url)
+    assert sorted(row.sku for row in typed.collect()) == ["A", "C"]
+    with pytest.raises(AnalysisException, match="there is no column 'sequence'"):
+        reader.option("where", "sequence > 3").load()
+    lost = reader.options(startingOffsets=f'{{"{shop}": 1}}', failOnDataLoss="false", where="tag = 'none'").load()
+    assert [(row.kind, row.seq) for row in lost.collect()] == [("gap", 1)]
+
+
+def test_fields_that_differ_only_in_case_are_columns_of_their_own(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str
+):
+    client.append(topic, [{"data": {"sku": "a", "Sku": 1, "in": {"x": 1, "X": "y"}}}, {"data": {"SKU": True}}])
+    frame = table(spark, topic, url=server.url)
+    assert len({name.lower() for name in frame.columns}) == len(frame.columns)
+    [first, second] = frame.orderBy("_seq").collect()
+    by_field = {field.metadata.get("field", field.name): field.name for field in frame.schema.fields}
+    assert (first[by_field["sku"]], first[by_field["Sku"]], second[by_field["SKU"]]) == ("a", 1, True)
+    assert sorted(map(str, first["in"])) == ["1", "y"]
 
 
 def test_gap_is_a_row_of_the_table(spark: SparkSession, server: ServerProcess, shop: str):

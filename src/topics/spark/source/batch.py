@@ -7,13 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from topics.engine.offline.directory import Excerpt
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.pyspark_api import INHERITED_PUSH_FILTERS
 from topics.spark.source import plan
 from topics.spark.source.catalog import Catalog, catalog_of
-from topics.spark.source.conditions import Narrowing, narrowing, of_filters
+from topics.spark.source.conditions import narrowing, of_filters
+from topics.spark.source.layout import layout_of
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
 
@@ -51,11 +53,13 @@ class PushFilters:
 class TopicsReader(DataSourceReader):
     """Plans and reads one batch query."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
         if options.max_offsets is not None:
             raise BadOption("maxOffsetsPerTrigger: only streams have this option; a batch reads its whole range")
         self.options = options
-        self.narrowing = Narrowing()
+        self.schema = schema
+        layout = layout_of(options, schema)
+        self.narrowing = layout.narrowing()
         if options.push_filters:
             if INHERITED_PUSH_FILTERS is None:
                 raise BadOption("pushFilters: needs Spark 4.1 or newer; narrow the read with the options tag and node")
@@ -63,7 +67,10 @@ class TopicsReader(DataSourceReader):
 
     def push(self, filters: list[Any]) -> Iterable[Any]:
         """Remember the filters that narrow the read. Return all of them, so that Spark still evaluates each one."""
-        self.narrowing = narrowing(of_filters(filters), kafka=self.options.kafka_columns)
+        layout = layout_of(self.options, self.schema)
+        self.narrowing = narrowing(
+            [*layout.implied(), *of_filters(filters)], kafka=layout.shape.kafka, typed=layout.typed
+        )
         return filters
 
     def partitions(self) -> list[InputPartition]:
@@ -95,7 +102,7 @@ class TopicsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
-        how = how_of(self.options, tag=self.narrowing.tag)
+        how = how_of(self.options, layout_of(self.options, self.schema), tag=self.narrowing.tag)
         for span, excerpt in partition.spans:
             yield from read_span(span, how, excerpt)
 

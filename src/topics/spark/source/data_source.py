@@ -17,6 +17,7 @@ from topics.spark.pyspark_api import HAS_READ_LIMITS
 from topics.spark.sink.write_options import patient, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
 from topics.spark.source.batch import TopicsReader
+from topics.spark.source.layout import layout_of
 from topics.spark.source.schema import shape_of
 from topics.spark.source.stream import TopicsStreamReader
 from topics.spark.source.unlimited_stream import UnlimitedStreamReader
@@ -30,15 +31,16 @@ class TopicsSource(DataSource):
         return "topics"
 
     def schema(self) -> str:
-        return shape_of(read_options(self.options)).ddl()
+        options = read_options(self.options)
+        return shape_of(options).ddl([one.name for one in layout_of(options).columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TopicsReader(read_options(self.options))
+        return TopicsReader(read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = read_options(self.options)
         options = structs.replace(options, connection=patient(options.connection, self.options))
-        return TopicsStreamReader(options) if HAS_READ_LIMITS else UnlimitedStreamReader(options)
+        return (TopicsStreamReader if HAS_READ_LIMITS else UnlimitedStreamReader)(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(write_options(self.options), schema, overwrite=overwrite)

@@ -22,9 +22,9 @@ from topics.lake.heal import OTHER_LAKE, Healer, RecordFilter
 from topics.model.records import TagMatch
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.source.catalog import client_for
+from topics.spark.source.layout import Layout
 from topics.spark.source.plan import Span
 from topics.spark.source.record_batches import Batches
-from topics.spark.source.schema import Shape, shape_of
 from topics.storage.fs import RealFs
 from topics.storage.segments.record_run import Run
 
@@ -70,19 +70,19 @@ class How(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     tag: TagMatch | None = None
     fail_on_data_loss: bool = True
-    shape: Shape = Shape()
+    layout: Layout = Layout()
     lake: str | None = None
     lake_only: bool = False
 
 
-def how_of(options: ReadOptions, *, tag: TagMatch | None = None) -> How:
+def how_of(options: ReadOptions, layout: Layout, *, tag: TagMatch | None = None) -> How:
     """Return what executors need to read. `tag` is a pushed-down filter, used if the options have no tag."""
     return How(
         connection=options.connection,
         nodes=options.nodes,
         tag=options.tag or tag,
         fail_on_data_loss=options.fail_on_data_loss,
-        shape=shape_of(options),
+        layout=layout,
         lake=options.lake,
         lake_only=options.lake_only,
     )
@@ -121,7 +121,7 @@ class Rows:
         self.at = span.start
         self._span = span
         self._fails = how.fail_on_data_loss
-        self._batches = Batches(how.shape)
+        self._batches = Batches(how.layout)
 
     def take(self, run: Run) -> pa.RecordBatch:
         assert self.at <= run.first <= run.last < self._span.stop, "a server answers with the range it was asked for"

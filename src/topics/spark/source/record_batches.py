@@ -1,4 +1,4 @@
-"""Convert runs and gaps to record batches for Spark: plain or Kafka columns, with the server if there are several."""
+"""Convert runs and gaps to record batches for Spark, in the layout of the read."""
 
 from __future__ import annotations
 
@@ -9,59 +9,113 @@ import pyarrow as pa
 
 from topics.arrow import GAP, RECORD, Cells, cells
 from topics.model import surrogates
-from topics.spark.source.schema import HEADERS, Shape
+from topics.spark.source.data_fields import DataFields
+from topics.spark.source.layout import Layout
+from topics.spark.source.schema import HEADERS
+from topics.spark.source.where import Condition, parse
 from topics.storage.segments.record_run import Run
 
 LOG_APPEND_TIME = 1  # Kafka's timestampType for a timestamp that the log assigned
+KAFKA_NAMES = {"offset": "seq", "timestamp": "ts"}
 
 
 class Batches:
-    """Builds record batches of one shape."""
+    """Builds record batches of one layout."""
 
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
-        self._schema = shape.arrow()
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._columns = layout.columns
+        self._schema = layout.arrow()
+        self._fields = DataFields(layout.fields) if layout.fields else None
+        self._where: Condition | None = None if layout.where is None else parse(layout.where, layout.kinds())
+        used = {one.source for one in self._columns} | ({"meta"} if self._where and self._uses("meta") else set())
+        self._needs_meta = not used.isdisjoint(("meta", "headers"))
+
+    def _uses(self, name: str) -> bool:
+        assert self._where is not None
+        return ("_" if self._layout.typed else "") + name in self._where.columns
 
     def records(self, run: Run, server: str, topic: str) -> pa.RecordBatch:
-        return self._rows(cells(run), server, topic)
+        return self._rows(cells(run, meta=self._needs_meta), server, topic)
 
     def archived(self, batch: pa.RecordBatch, server: str, topic: str) -> pa.RecordBatch:
-        """Return archived rows, whose columns have the same names, as a batch of this shape."""
+        """Return archived rows, whose columns have the same names, as a batch of this layout."""
         return self._rows(Cells(*(batch.column(name) for name in Cells._fields)), server, topic)
 
     def _rows(self, found: Cells, server: str, topic: str) -> pa.RecordBatch:
-        n = len(found.seq)
-        no_seq, no_text = pa.nulls(n, pa.int64()), pa.nulls(n, pa.string())
-        if self._shape.kafka:
-            columns = [*_kafka(found, topic, n), pa.repeat(RECORD, n), found.node, no_seq, no_text]
-        else:
-            columns = [pa.repeat(RECORD, n), pa.repeat(topic, n), *found, no_seq, no_text]
-        if self._shape.server:
-            columns.append(pa.repeat(server, n))
+        prefix = "_" if self._layout.typed else ""
+        names = {f"{prefix}{name}": name for name, _, _ in self._layout.shape.rows}
+        if self._where is not None and self._where.columns <= names.keys():  # data need not be parsed to decide
+            used = {name: _record_column(names[name], found, server, topic) for name in self._where.columns}
+            mask = self._where.test(used)
+            found = Cells(*(column.filter(mask) for column in found))
+        columns = self._all_columns(found, server, topic)
+        if self._where is not None and not self._where.columns <= names.keys():
+            used = {one.name: column for one, column in zip(self._columns, columns, strict=True)}
+            for name in self._where.columns - used.keys():
+                used[name] = _record_column(names[name], found, server, topic)
+            mask = self._where.test(used)
+            columns = [column.filter(mask) for column in columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _all_columns(self, found: Cells, server: str, topic: str) -> list[pa.Array]:
+        parsed, malformed = ([], []) if self._fields is None else self._fields.parse(found.data)
+        fields = iter(parsed)
+        columns = []
+        for one in self._columns:
+            if one.of == "field":
+                columns.append(next(fields))
+            elif one.of == "malformed":
+                columns.append(_malformed(found.data, malformed))
+            else:
+                columns.append(_record_column(one.source, found, server, topic))
+        return columns
 
     def gap(self, server: str, topic: str, gap_from: int, gap_to: int, reason: str) -> pa.RecordBatch:
         """Return a batch with one row of kind gap for the seqs gap_from to gap_to, both inclusive."""
-        row: dict[str, Any] = {"kind": GAP, "topic": topic, "gap_to": gap_to, "reason": reason}
-        row["offset" if self._shape.kafka else "seq"] = gap_from
-        if self._shape.kafka:
-            row["partition"] = 0
-        if self._shape.server:
-            row["server"] = server
-        return pa.RecordBatch.from_pylist([row], schema=self._schema)
+        row: dict[str, Any] = {
+            "kind": GAP, "topic": topic, "seq": gap_from, "offset": gap_from, "gap_to": gap_to, "reason": reason,
+            "partition": 0, "server": server,
+        }  # fmt: skip
+        shown = {one.name: row.get(one.source) for one in self._columns if one.of == "record"}
+        return pa.RecordBatch.from_pylist([shown], schema=self._schema)
 
 
-def _kafka(found: Cells, topic: str, n: int) -> list[pa.Array]:
-    return [
-        found.tag.cast(pa.binary()),
-        found.data.cast(pa.binary()),
-        pa.repeat(topic, n),
-        pa.repeat(pa.scalar(0, pa.int32()), n),
-        found.seq,
-        found.ts,
-        pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), n),
-        _headers(found.meta, n),
-    ]
+def _malformed(data: pa.Array, positions: list[int]) -> pa.Array:
+    if not positions:
+        return pa.nulls(len(data), pa.string())
+    places: list[int | None] = [None] * len(data)
+    for at in positions:
+        places[at] = at
+    return data.take(pa.array(places, pa.int64()))
+
+
+def _record_column(name: str, found: Cells, server: str, topic: str) -> pa.Array:
+    """Return a column of the record, under our name or Kafka's."""
+    n = len(found.seq)
+    match KAFKA_NAMES.get(name, name):
+        case "kind":
+            return pa.repeat(RECORD, n)
+        case "topic":
+            return pa.repeat(topic, n)
+        case "server":
+            return pa.repeat(server, n)
+        case "gap_to":
+            return pa.nulls(n, pa.int64())
+        case "reason":
+            return pa.nulls(n, pa.string())
+        case "key":
+            return found.tag.cast(pa.binary())
+        case "value":
+            return found.data.cast(pa.binary())
+        case "partition":
+            return pa.repeat(pa.scalar(0, pa.int32()), n)
+        case "timestampType":
+            return pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), n)
+        case "headers":
+            return _headers(found.meta, n)
+        case own:
+            return getattr(found, own)
 
 
 def _headers(meta: pa.Array, n: int) -> pa.Array:

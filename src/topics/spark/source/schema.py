@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 from msgspec import Struct
 
@@ -56,8 +58,10 @@ class Shape(Struct, frozen=True):
         columns = KAFKA if self.kafka else PLAIN
         return (*columns, SERVER) if self.server else columns
 
-    def ddl(self) -> str:
-        return ", ".join(f"`{name}` {kind}" for name, kind, _ in self.rows)
+    def ddl(self, names: Sequence[str] | None = None) -> str:
+        """Return all columns, or those with these names in this order, as Spark's DDL."""
+        kinds = {name: kind for name, kind, _ in self.rows}
+        return ", ".join(f"`{name}` {kinds[name]}" for name in names or kinds)
 
     def arrow(self) -> pa.Schema:
         return pa.schema([pa.field(name, kind) for name, _, kind in self.rows])

@@ -9,12 +9,14 @@ from typing import Any
 import pyarrow as pa
 from msgspec import structs
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 
 from topics.spark.options import BadOption, Offset, ReadOptions
 from topics.spark.pyspark_api import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from topics.spark.source import offsets, plan
 from topics.spark.source.batch import ReadPartition
 from topics.spark.source.catalog import ServerCatalog
+from topics.spark.source.layout import layout_of
 from topics.spark.source.offsets import Key, OffsetCodec, StreamPositions
 from topics.spark.source.plan import Span, TopicExtent
 from topics.spark.source.read import how_of, read_span
@@ -43,9 +45,11 @@ class TopicDeleted(RuntimeError):
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans and reads the micro-batches of one stream. All state is a cache: a restarted query does not need it."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
         _check(options)
         self.options = options
+        self.schema = schema
+        layout_of(options, schema)
         self._names = OffsetCodec(options.connection.servers)
         self._servers: ServerCatalog | None = None
         self._initial: dict[str, Any] | None = None
@@ -103,7 +107,8 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition)
-        how = how_of(self.options)
+        layout = layout_of(self.options, self.schema)
+        how = how_of(self.options, layout, tag=layout.narrowing().tag)
         for span, _ in partition.spans:
             yield from read_span(span, how)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from topics.spark.options import BadOption, ReadOptions
 from topics.spark.source import offsets
@@ -24,10 +25,10 @@ INITIAL = "initial"  # marks an initial offset, which is never stored in a check
 class UnlimitedStreamReader(TopicsStreamReader):
     """Plans and reads the micro-batches of one stream, each up to the heads of its topics."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
         if options.max_offsets is not None:
             raise BadOption("maxOffsetsPerTrigger: needs Spark 4.2 or newer; without it, a batch reads up to the heads")
-        super().__init__(options)
+        super().__init__(options, schema)
         self._at: StreamPositions | None = None  # the end of the last batch, as far as this reader knows it
         self._last: dict[str, Any] | None = None
         self._deleted: StreamPositions = {}  # positions that the end of a batch after a restart did not have

@@ -1,0 +1,240 @@
+"""The option `where`: a condition on the columns of a read that is fixed when the read is planned.
+
+    seq >= 100 AND tag LIKE 'web:%' AND (total > 5 OR sku IN ('V60', 'CHEMEX')) AND ts >= '2024-01-01T00:00:00Z'
+
+Spark's own filters are off by default, because Spark plans a DataFrame with those of its first query. This condition
+belongs to the DataFrame. It holds for records; rows of kind gap pass, because a loss must be reported. As in SQL, a
+comparison with NULL is not true.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from topics.spark.options import BadOption
+from topics.spark.source.conditions import Comparison
+
+_TOKEN = re.compile(
+    r"""\s*(?:(?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<string>'(?:[^']|'')*')|(?P<quoted>`(?:[^`]|``)+`)
+    |(?P<word>[^\W\d]\w*)|(?P<sign><=|>=|<>|!=|==|[=<>(),]))""",
+    re.VERBOSE,
+)
+_SIGNS = {"=": "=", "==": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+_COMPARE = {
+    "=": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal,
+}  # fmt: skip
+_WORDS = {"and", "or", "not", "in", "is", "null", "like", "between", "true", "false"}
+_EXAMPLE = "such as seq >= 100 AND tag = 'web'"
+
+
+class Token(NamedTuple):
+    kind: str
+    text: str
+
+    @property
+    def word(self) -> str:
+        return self.text.lower() if self.kind == "word" else self.text if self.kind == "sign" else ""
+
+
+Columns = Mapping[str, pa.Array]
+Test = Callable[[Columns], pa.Array]  # returns booleans, null where the answer is unknown
+
+
+class Condition(NamedTuple):
+    """A parsed condition: its test, the columns that it uses, and comparisons that each match implies."""
+
+    test: Test
+    columns: frozenset[str]
+    implied: tuple[Comparison, ...]
+
+
+def parse(text: str, kinds: Mapping[str, pa.DataType]) -> Condition:
+    """Return the condition. `kinds` are the columns that it may use. Raise `BadOption` if the text is invalid."""
+    return _Parser(_tokens(text), kinds).whole()
+
+
+def _tokens(text: str) -> list[Token]:
+    found, at = [], 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise BadOption(f"where: {text[at:].strip()[:40]!r} is not part of a condition {_EXAMPLE}")
+        found.append(Token(str(match.lastgroup), match[0].strip()))
+        at = match.end()
+    return found
+
+
+class _Part(NamedTuple):
+    test: Test
+    implied: tuple[Comparison, ...] = ()
+
+    def __and__(self, other: _Part) -> _Part:
+        test = lambda columns: pc.and_kleene(self.test(columns), other.test(columns))  # noqa: E731
+        return _Part(test, (*self.implied, *other.implied))
+
+    def __or__(self, other: _Part) -> _Part:
+        return _Part(lambda columns: pc.or_kleene(self.test(columns), other.test(columns)))
+
+    def __invert__(self) -> _Part:
+        return _Part(lambda columns: pc.invert(self.test(columns)))
+
+
+class _Parser:
+    """Recursive descent: or, and, not, comparison."""
+
+    def __init__(self, tokens: list[Token], kinds: Mapping[str, pa.DataType]) -> None:
+        self._tokens = tokens
+        self._at = 0
+        self._kinds = kinds
+        self._by_name = {name.lower(): name for name in kinds}
+        self._used: set[str] = set()
+
+    def whole(self) -> Condition:
+        if not self._tokens:
+            raise BadOption(f"where: the condition is empty; give one {_EXAMPLE}")
+        part = self._any()
+        if self._at < len(self._tokens):
+            raise self._unexpected()
+        return Condition(part.test, frozenset(self._used), part.implied)
+
+    def _any(self) -> _Part:
+        part = self._all()
+        while self._skip("or"):
+            part |= self._all()
+        return part
+
+    def _all(self) -> _Part:
+        part = self._one()
+        while self._skip("and"):
+            part &= self._one()
+        return part
+
+    def _one(self) -> _Part:
+        if self._skip("not"):
+            return ~self._one()
+        if self._skip("("):
+            part = self._any()
+            self._expect(")")
+            return part
+        return self._comparison()
+
+    def _comparison(self) -> _Part:
+        name = self._column()
+        kind = self._kinds[name]
+        if self._skip("is"):
+            test = pc.is_valid if self._skip("not") else pc.is_null
+            self._expect("null")
+            return _Part(lambda columns: test(columns[name]))
+        negated = self._skip("not")
+        if self._skip("in"):
+            part = self._in(name, kind)
+        elif self._skip("between"):
+            low = self._literal(name, kind)
+            self._expect("and")
+            high = self._literal(name, kind)
+            part = _compared(name, kind, ">=", low) & _compared(name, kind, "<=", high)
+        elif self._skip("like"):
+            part = self._like(name, kind)
+        elif negated or self._word() not in _SIGNS:
+            raise self._unexpected()
+        else:
+            part = _compared(name, kind, _SIGNS[self._take().text], self._literal(name, kind))
+        return ~part if negated else part
+
+    def _in(self, name: str, kind: pa.DataType) -> _Part:
+        self._expect("(")
+        values = [self._literal(name, kind)]
+        while self._skip(","):
+            values.append(self._literal(name, kind))
+        self._expect(")")
+        part = _compared(name, kind, "=", values[0])
+        for value in values[1:]:
+            part |= _compared(name, kind, "=", value)  # `is_in` is false for NULL, where SQL has no answer
+        return _Part(part.test, (Comparison(name, "in", tuple(values)),))
+
+    def _like(self, name: str, kind: pa.DataType) -> _Part:
+        pattern = self._literal(name, kind)
+        if not isinstance(pattern, str) or not pa.types.is_string(kind):
+            raise BadOption(f"where: LIKE needs a string column and a string, not {name} LIKE {pattern!r}")
+        prefix = pattern[:-1]
+        plain = pattern.endswith("%") and not re.search(r"[%_\\]", prefix)
+        implied = (Comparison(name, "prefix", prefix),) if plain and prefix else ()
+        return _Part(lambda columns: pc.match_like(columns[name], pattern), implied)
+
+    def _column(self) -> str:
+        token = self._take()
+        given = token.text[1:-1].replace("``", "`") if token.kind == "quoted" else token.text
+        if token.kind not in ("word", "quoted") or (token.kind == "word" and token.word in _WORDS):
+            raise BadOption(f"where: a column is expected, not {token.text!r}; write the column first, {_EXAMPLE}")
+        name = given if given in self._kinds else self._by_name.get(given.lower())
+        if name is None:
+            raise BadOption(f"where: there is no column {given!r}; there are {', '.join(self._kinds)}")
+        self._used.add(name)
+        return name
+
+    def _literal(self, name: str, kind: pa.DataType) -> Any:
+        """Return the next value as one of the column's type: int, float, bool, str, or a datetime in UTC."""
+        token = self._take()
+        if token.word in ("timestamp", "date") and self._at < len(self._tokens):
+            token = self._take()
+        wrong = BadOption(f"where: {name} is of type {kind}, and {token.text} is not a value of that type")
+        if token.kind == "string":
+            text = token.text[1:-1].replace("''", "'")
+            if pa.types.is_timestamp(kind):
+                return _moment(text, wrong)
+            if not pa.types.is_string(kind):
+                raise wrong
+            return text
+        if token.word in ("true", "false") and pa.types.is_boolean(kind):
+            return token.word == "true"
+        if token.kind == "number" and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            return int(token.text) if re.fullmatch(r"-?\d+", token.text) else float(token.text)
+        raise wrong
+
+    def _word(self) -> str:
+        return self._tokens[self._at].word if self._at < len(self._tokens) else ""
+
+    def _skip(self, word: str) -> bool:
+        if self._word() != word:
+            return False
+        self._at += 1
+        return True
+
+    def _expect(self, word: str) -> None:
+        if not self._skip(word):
+            raise self._unexpected()
+
+    def _take(self) -> Token:
+        if self._at >= len(self._tokens):
+            raise BadOption(f"where: the condition ends too early; write one {_EXAMPLE}")
+        self._at += 1
+        return self._tokens[self._at - 1]
+
+    def _unexpected(self) -> BadOption:
+        if self._at >= len(self._tokens):
+            return BadOption(f"where: the condition ends too early; write one {_EXAMPLE}")
+        return BadOption(f"where: {self._tokens[self._at].text!r} is not expected there; write a condition {_EXAMPLE}")
+
+
+def _compared(name: str, kind: pa.DataType, sign: str, value: Any) -> _Part:
+    compare, scalar = _COMPARE[sign], _scalar(value, kind)
+    return _Part(lambda columns: compare(columns[name], scalar), (Comparison(name, sign, value),))
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Return the value for a comparison. A number keeps its own type, so that 2.5 is not rounded for an integer."""
+    return pa.scalar(value) if isinstance(value, int | float) else pa.scalar(value, kind)
+
+
+def _moment(text: str, wrong: BadOption) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise wrong from None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)

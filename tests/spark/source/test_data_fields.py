@@ -1,0 +1,78 @@
+"""Parsing of `data` into Arrow columns, without Spark. `test_typed` compares it with Spark's `from_json`."""
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from topics.spark.source.data_fields import DataFields, NotSupported, data_field
+
+
+def parse(kind: t.DataType, *values: str, name: str = "a") -> tuple[list[Any], list[int]]:
+    """Return the values of field `a`, and the positions of malformed records."""
+    fields = DataFields([t.StructField(name, kind)])
+    [column], malformed = fields.parse(pa.array([f'{{"x": 1, "a": {value}}}' for value in values]))
+    return column.to_pylist(), malformed
+
+
+def test_values_that_fit_have_their_type():
+    assert parse(t.LongType(), "1", "-9223372036854775808", "null") == ([1, -(1 << 63), None], [])
+    assert parse(t.StringType(), '"é\\n"', '""') == (["é\n", ""], [])
+    assert parse(t.DoubleType(), "1", "2.5e3") == ([1.0, 2500.0], [])
+    assert parse(t.BooleanType(), "true", "false") == ([True, False], [])
+    assert parse(t.DecimalType(6, 2), "1.005", "12", '"3.1"') == ([Decimal("1.01"), Decimal(12), Decimal("3.1")], [])
+    assert parse(t.DateType(), '"2024-02-29"') == ([date(2024, 2, 29)], [])
+    assert parse(t.BinaryType(), '"AP8="') == ([b"\x00\xff"], [])
+    moments = parse(t.TimestampType(), '"2024-02-29T12:00:00+01:00"', '"2024-02-29T12:00:00.5"', '"2024-02-29"')
+    assert moments == (
+        [
+            datetime(2024, 2, 29, 11, tzinfo=UTC),
+            datetime(2024, 2, 29, 12, 0, 0, 500_000, tzinfo=UTC),
+            datetime(2024, 2, 29, tzinfo=UTC),
+        ],
+        [],
+    )
+
+
+def test_values_that_do_not_fit_are_null_and_malformed():
+    assert parse(t.IntegerType(), "1", '"1"', "2147483648", "[1]", "2") == ([1, None, None, None, 2], [1, 2, 3])
+    assert parse(t.DecimalType(3, 1), "99.9", "100") == ([Decimal("99.9"), None], [1])
+
+
+def test_string_column_takes_any_value_as_its_text():
+    assert parse(t.StringType(), "1.50", '{"b": [1, 2]}', "true", '"\\ud800"') == (
+        ["1.50", '{"b": [1, 2]}', "true", "?"],
+        [],
+    )
+
+
+def test_nested_values_keep_the_parts_that_fit():
+    inner = t.StructType().add("b", t.LongType()).add("c", t.StringType())
+    assert parse(inner, '{"b": 1, "c": "x"}', '{"b": "no", "c": 2}', "{}", "7") == (
+        [{"b": 1, "c": "x"}, {"b": None, "c": "2"}, {"b": None, "c": None}, None],
+        [1, 3],
+    )
+    assert parse(t.ArrayType(t.LongType()), "[1, null]", "[]", '[1, "x"]') == ([[1, None], [], [1, None]], [2])
+
+
+def test_records_that_are_no_objects_are_malformed():
+    fields = DataFields([t.StructField("a", t.LongType())])
+    texts = ['{"a": 1}', "[1]", '"text"', "null", '{"a":\n2}', '{"b": 3}', '{"a": 1, "a": 4}']
+    [column], malformed = fields.parse(pa.array(texts))
+    assert (column.to_pylist(), malformed) == ([1, None, None, None, 2, None, 4], [1, 2])
+
+
+def test_renamed_column_is_read_from_its_field():
+    inner = t.StructType([t.StructField("B_2", t.LongType(), True, {"field": "B"})])
+    fields = DataFields([t.StructField("A_2", inner, True, {"field": "A"})])
+    texts = ['{"a": 5, "A": {"B": 1, "b": 2}}', '{"A": {"B": "x"}}']
+    [column], malformed = fields.parse(pa.array(texts))
+    assert (column.to_pylist(), malformed) == ([{"B_2": 1}, {"B_2": None}], [1])
+
+
+def test_type_without_a_form_is_refused():
+    with pytest.raises(NotSupported, match="column a is of type interval"):
+        data_field(t.StructField("a", t.DayTimeIntervalType()))
