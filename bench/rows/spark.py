@@ -1,4 +1,4 @@
-"""w13: Spark reads a whole topic into a DataFrame, from the server and from the data directory."""
+"""w13: Spark reads a whole topic, as records and as typed columns, from the server and from the data directory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from turns import Contender, ratio, take_turns
 
 CORES = 2
 WARM_UPS = 2
+KEYS = ("server", "directory", "typed, server", "typed, directory")
+TYPED_SCHEMA = "sku STRING, total BIGINT"
 JSON_SCHEMA = "`$seq` BIGINT, `$ts` BIGINT, `$node` STRING, `$tag` STRING, meta STRING, data STRING"
 
 
 def measure(plan: Plan) -> Outcome:
     if not (find_spec("pyspark") and find_spec("pyarrow")):
         note = "pip install 'topics-engine[spark]'"
-        return Outcome([Reading(key=key, value=None, missing=True, note=note) for key in ("server", "directory")])
+        return Outcome([Reading(key=key, value=None, missing=True, note=note) for key in KEYS])
     records = plan.scale.records
     lines = plan.fresh_dir("lines") / "t.jsonl"
     stopped = plan.fresh_dir("stopped")
@@ -51,15 +53,27 @@ def measure(plan: Plan) -> Outcome:
                 spark.read.schema(JSON_SCHEMA).json(str(lines)).withColumnRenamed("$seq", "seq")
             ),
         }
-        for way in list(ways.values()) * WARM_UPS:
-            _rate(way, records)
+        typed_ways = {
+            "typed, from the server": lambda: _source(spark).option("url", url).schema(TYPED_SCHEMA).load(),
+            "typed, from the directory": lambda: (
+                _source(spark).option("path", str(stopped)).schema(TYPED_SCHEMA).load()
+            ),
+            "spark.read.json, typed": lambda: (
+                spark.read.schema(f"data STRUCT<{TYPED_SCHEMA}>").json(str(lines)).selectExpr("data.*")
+            ),
+        }
+        runs = [(name, way, _rate) for name, way in ways.items()]
+        runs += [(name, way, _typed_rate) for name, way in typed_ways.items()]
+        for _, way, rate in runs * WARM_UPS:
+            rate(way, records)
         contenders = [
-            Contender(name=name, unit="records/s", run=lambda way=way: _rate(way, records))
-            for name, way in ways.items()
+            Contender(name=name, unit="records/s", run=lambda way=way, rate=rate: rate(way, records))
+            for name, way, rate in runs
         ]
         sides = take_turns(contenders, rounds=plan.scale.rounds)
-    ours, directory, peer = sides
-    return Outcome([ratio("server", ours, peer), ratio("directory", directory, peer)], sides)
+    ours, directory, peer, typed, typed_directory, typed_peer = sides
+    pairs = [(ours, peer), (directory, peer), (typed, typed_peer), (typed_directory, typed_peer)]
+    return Outcome([ratio(key, *pair) for key, pair in zip(KEYS, pairs, strict=True)], sides)
 
 
 def _session() -> Any:
@@ -88,6 +102,15 @@ def _rate(way: Any, records: int) -> float:
     return records / elapsed
 
 
+def _typed_rate(way: Any, records: int) -> float:
+    """Return the records per second, planning included, of a query that groups by a field and sums another."""
+    started = time.perf_counter()
+    rows = way().groupBy("sku").agg({"total": "sum", "*": "count"}).collect()
+    elapsed = time.perf_counter() - started
+    assert [row["count(1)"] for row in rows] == [records], f"read {rows}"
+    return records / elapsed
+
+
 def _save_lines(port: int, path: Path) -> None:
     """Return the same records as JSON lines with tags, without the last line of a bulk read."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -101,13 +124,15 @@ def _save_lines(port: int, path: Path) -> None:
 
 ROW = Row(
     id="w13",
-    title="Spark reads 1 M records of a topic into a DataFrame: count and sum of seq",
+    title="Spark reads 1 M records of a topic: count and sum of seq; typed: a sum grouped by a field of data",
     peer="spark.read.json with a schema over the same records as JSON lines",
     asks=(
         Ask(key="server", bar=at_least(0.5), goal=at_least(1), cpu_bound=False),
         Ask(key="directory", bar=at_least(1), goal=at_least(2), cpu_bound=False),
+        Ask(key="typed, server", bar=at_least(1), goal=at_least(2), cpu_bound=False),
+        Ask(key="typed, directory", bar=at_least(1.5), goal=at_least(3), cpu_bound=False),
     ),
     measure=measure,
     needs=(),
-    time_limit_s=300,
+    time_limit_s=420,
 )

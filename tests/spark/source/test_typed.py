@@ -54,9 +54,11 @@ def test_schema_is_inferred_from_the_records(spark: SparkSession, server: Server
 
 
 ZOO = [
-    "1", "-0", "1.0", "1.5", "1e2", "127", "128", "40000", "2147483648", "9223372036854775808", "1e400", "-1e400", "0.1",
+    "1", "-0", "1.0", "1.5", "1e2", "127", "128", "40000", "2147483648", "9223372036854775808", "1e400", "-1e400",
+    "0.1",
     "123456789.987654321", '"text"', '"1"', '"1.5"', '"NaN"', '"Infinity"', '"-INF"', '"true"', '""', "true", "false",
-    "null", "{}", "[]", "[1, 2]", '[1, "x", null]', '{"b": 1}', '{"b": "x", "c": 2}', '{"b": 1, "b": 2}', '"é\\n\\u00e9"',
+    "null", "{}", "[]", "[1, 2]", '[1, "x", null]', '{"b": 1}', '{"b": "x", "c": 2}', '{"b": 1, "b": 2}',
+    '"é\\n\\u00e9"',
     '{ "b" : [ 1 ] }', '[{"b": 1}, {"b": "no"}, null]', '"\\ud83d\\ude00"',
 ]  # fmt: skip
 KINDS = [
@@ -95,7 +97,7 @@ def test_schema_on_the_source_is_honoured(spark: SparkSession, server: ServerPro
     plain = reader.schema("seq BIGINT, data STRING").load()
     assert plain.columns == ["seq", "data"]
     assert plain.orderBy("seq").first() == (2, '{"sku":"A","qty":2,"ts":"9:00"}')
-    with pytest.raises(PySparkException, match="seq .bigint. is a column of the record"):
+    with pytest.raises(PySparkException, match=r"seq \(bigint\) is a column of the record"):
         reader.schema("seq BIGINT, sku STRING").load().collect()
     assert reader.option("typed", "true").schema("ts STRING").load().where("ts = '9:00'").count() == 1
 

@@ -21,6 +21,7 @@ Convert = Callable[[Any], Any]
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
 encode = _encoder.encode
+encode_lines = _encoder.encode_lines
 
 _AS_THEY_ARE = (
     t.BooleanType, t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.DecimalType,
