@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from topics.spark import quick_start
 from topics.spark.java import find_java
@@ -16,15 +17,34 @@ from topics.spark.source.data_source import TopicsSource
 REGISTERED = "topics.source.registered"  # a session setting, so that it ends with the session
 
 
-def register(spark: SparkSession) -> SparkSession:
+def register(
+    spark: SparkSession,
+    *,
+    url: str | None = None,
+    database: str = "topics",
+    schemas: Mapping[str, StructType | str] | None = None,
+    **options: object,
+) -> SparkSession:
     """Register `format("topics")` with a session, Connect sessions included, and return the session.
 
-    A second call does nothing: Spark would warn about a source that replaces another, even if it is the same.
+    With a `url`, or with other `options` of the source such as `path`, also create a table for each topic in the
+    catalog: `SELECT * FROM topics.orders`. Call it again to see new topics. `database` is the name before the dot.
+    `schemas` gives the fields of `data` that are the columns of a table, by topic. `subscribePrefix` limits the topics.
     """
+    _register_source(spark)
+    given = {name: str(value) for name, value in options.items()} | ({} if url is None else {"url": url})
+    if given:
+        from topics.spark.catalog_tables import create_tables
+
+        create_tables(spark, given, database=database, schemas=schemas or {})
+    return spark
+
+
+def _register_source(spark: SparkSession) -> None:
+    """Register the source once: Spark would warn about one that replaces another, even if it is the same."""
     if spark.conf.get(REGISTERED, None) is None and not _is_found(spark):
         spark.dataSource.register(TopicsSource)
         spark.conf.set(REGISTERED, "true")
-    return spark
 
 
 def _is_found(spark: SparkSession) -> bool:

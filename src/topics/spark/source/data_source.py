@@ -16,9 +16,9 @@ from topics.spark.options import read_options
 from topics.spark.pyspark_api import HAS_READ_LIMITS
 from topics.spark.sink.write_options import patient, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
+from topics.spark.source import table_options
 from topics.spark.source.batch import TopicsReader
-from topics.spark.source.layout import layout_of
-from topics.spark.source.schema import shape_of
+from topics.spark.source.layout import plain_schema
 from topics.spark.source.stream import TopicsStreamReader
 from topics.spark.source.unlimited_stream import UnlimitedStreamReader
 
@@ -30,20 +30,24 @@ class TopicsSource(DataSource):
     def name(cls) -> str:
         return "topics"
 
-    def schema(self) -> str:
-        options = read_options(self.options)
-        return shape_of(options).ddl([one.name for one in layout_of(options).columns])
+    def schema(self) -> StructType:
+        table = table_options.of_create_table(self.options)
+        schema = plain_schema(read_options(self.options if table is None else table))
+        return schema if table is None else table_options.with_options(schema, table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return TopicsReader(read_options(self.options), schema)
+        return TopicsReader(read_options(table_options.for_reading(self.options, schema)), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        options = read_options(self.options)
-        options = structs.replace(options, connection=patient(options.connection, self.options))
+        given = table_options.for_reading(self.options, schema)
+        options = read_options(given)
+        options = structs.replace(options, connection=patient(options.connection, given))
         return (TopicsStreamReader if HAS_READ_LIMITS else UnlimitedStreamReader)(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return BatchWriter(write_options(self.options), schema, overwrite=overwrite)
+        given = table_options.for_writing(self.options, schema)
+        return BatchWriter(write_options(given), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        return StreamWriter(write_options(self.options), schema, overwrite=overwrite)
+        given = table_options.for_writing(self.options, schema)
+        return StreamWriter(write_options(given), schema, overwrite=overwrite)

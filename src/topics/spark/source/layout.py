@@ -99,6 +99,13 @@ def layout_of(options: ReadOptions, schema: t.StructType | None = None) -> Layou
     return found
 
 
+def plain_schema(options: ReadOptions) -> t.StructType:
+    """Return the columns of a read without a schema."""
+    ddl_of = {name: ddl for name, ddl, _ in shape_of(options).rows}
+    columns = layout_of(options).columns
+    return t.StructType([t.StructField(one.name, SPARK_TYPES[ddl_of[one.name]]) for one in columns])
+
+
 def _is_plain(schema: t.StructType, rows: dict[str, tuple[t.DataType, pa.DataType]]) -> bool:
     """Return whether all columns are columns of the source. Raise `BadOption` if only some of them are."""
     own = [field for field in schema.fields if field.name in rows]

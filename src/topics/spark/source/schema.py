@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 from msgspec import Struct
 
@@ -57,11 +55,6 @@ class Shape(Struct, frozen=True):
     def rows(self) -> tuple[tuple[str, str, pa.DataType], ...]:
         columns = KAFKA if self.kafka else PLAIN
         return (*columns, SERVER) if self.server else columns
-
-    def ddl(self, names: Sequence[str] | None = None) -> str:
-        """Return all columns, or those with these names in this order, as Spark's DDL."""
-        kinds = {name: kind for name, kind, _ in self.rows}
-        return ", ".join(f"`{name}` {kinds[name]}" for name in names or kinds)
 
     def arrow(self) -> pa.Schema:
         return pa.schema([pa.field(name, kind) for name, _, kind in self.rows])

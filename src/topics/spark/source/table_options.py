@@ -1,0 +1,77 @@
+"""Options of a table in Spark's catalog: `CREATE TABLE orders USING topics OPTIONS (url '…', subscribe 'orders')`.
+
+Spark passes the options of a table to a Python source only once, when CREATE TABLE asks for the schema. Later it passes
+the schema alone. So the schema carries the options, as metadata of its first column. Readers get the schema of the
+table, and writers get that of the rows with the metadata of the table's columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from pyspark.sql.types import StructField, StructType
+
+from topics.spark.options import CONNECTION, BadOption, listed
+
+KEY = "topics"
+PREFIX = "option."  # CREATE TABLE passes each option twice, once with this prefix, between properties of the table
+_CHOICES = ("subscribe", "subscribeprefix", "subscribepattern", "path")
+_CONNECTION = {row.name.lower() for row in CONNECTION}
+
+
+def of_create_table(given: Mapping[str, str]) -> dict[str, str] | None:
+    """Return the options of CREATE TABLE, or None if the options are those of a DataFrame or a view."""
+    keys = list(given)
+    if not any(key.lower() == "provider" for key in keys):
+        return None
+    return {key[len(PREFIX) :]: given[key] for key in keys if key.lower().startswith(PREFIX)}
+
+
+def with_options(schema: StructType, options: Mapping[str, str]) -> StructType:
+    """Return the schema with the options in its metadata. Raise `BadOption` for a key: catalogs are readable."""
+    if any(name.lower() == "token" for name in options):
+        raise BadOption("token: the catalog would store the key in plain text; use tokenFile for a table")
+    first, *rest = schema.fields
+    metadata = {**(first.metadata or {}), KEY: msgspec.json.encode(dict(options)).decode()}
+    return StructType([StructField(first.name, first.dataType, first.nullable, metadata), *rest])
+
+
+def for_reading(given: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """Return the options of a reader: those of the query, over those of the table if the schema has some."""
+    stored = _stored(schema)
+    if stored is None:
+        if not len(given):
+            raise BadOption(
+                "the table has no options: Spark drops them if CREATE TABLE lists columns; create it without a list of "
+                "columns, as a temporary view, or with topics.spark.register"
+            )
+        return given
+    if any(key.lower() in _CHOICES for key in given):
+        return given
+    return _merged(stored, given)
+
+
+def for_writing(given: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
+    """Return the options of a writer: those of the query, over the connection and topic of the table."""
+    stored = _stored(schema)
+    if stored is None or any(key.lower() in ("url", "topic") for key in given):
+        return given
+    options = {key.lower(): value for key, value in stored.items()}
+    names = listed(options.get("subscribe", ""))
+    if len(names) != 1:
+        raise BadOption("INSERT INTO: the table does not stand for one topic; create one with subscribe and one name")
+    kept = {key: value for key, value in stored.items() if key.lower() in _CONNECTION}
+    return _merged({**kept, "topic": names[0]}, given)
+
+
+def _stored(schema: StructType) -> dict[str, str] | None:
+    for field in schema.fields:
+        if (text := (field.metadata or {}).get(KEY)) is not None:
+            return msgspec.json.decode(text, type=dict[str, str])
+    return None
+
+
+def _merged(stored: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    own = {key.lower() for key in given}
+    return {key: stored[key] for key in stored if key.lower() not in own} | {key: given[key] for key in given}
