@@ -155,18 +155,18 @@ class Cluster:
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self.processes = [self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")]
-        for number in (1, 2):
-            folders = (
-                "--webui-port",
-                "0",
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--work-dir",
-                str(directory / f"work{number}"),
-            )
-            self.processes.append(self._start("worker.Worker", "--host", "127.0.0.1", *folders, self.url))
+        for _ in range(2):
+            self.add_worker()
+
+    def add_worker(self) -> None:
+        number = len(self.processes)
+        folder = self._directory / f"work{number}"
+        settings = ("--webui-port", "0", "--cores", "1", "--memory", "1g", "--work-dir", str(folder))
+        self.processes.append(self._start("worker.Worker", "--host", "127.0.0.1", *settings, self.url))
+
+    def kill_worker(self) -> None:
+        """Kill the first worker that runs, with its executors."""
+        next(worker for worker in self.processes[1:] if worker.is_alive()).kill()
 
     def _start(self, what: str, *arguments: str) -> Process:
         command = [f"{self._home}/bin/spark-class", f"org.apache.spark.deploy.{what}", *arguments]
@@ -192,6 +192,6 @@ def reached(client: Client, driver: Process, topic: str, heads: range, *, batch:
         except TopicsError:
             return False
         assert head < heads.stop, "it was over before anything could be killed"
-        return head > heads.start and head % batch != 0
+        return head > heads.start and (batch == 1 or head % batch != 0)
 
     wait_for(look, f"{heads.start} records", every_s=0.005)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ServerProcess
-from tests.spark.processes import Cluster, Process, application, reached, slim_home
+from tests.spark.processes import Cluster, Process, application, reached, slim_home, wait_for
 from tests.spark.streams import check_exact, numbers, read_numbers
 from topics.client import Client
 
@@ -57,6 +57,42 @@ def pipeline(command: list[str], log: Path, *arguments: object) -> str:
     finally:
         running.kill()
     return running.log()
+
+
+@pytest.mark.torture
+def test_archive_and_replay_are_exact_though_a_worker_is_killed(
+    cluster: Cluster, server: ServerProcess, client: Client, topic: str, tmp_path: Path
+):
+    """A worker dies with its executor while tasks run. Spark repeats its tasks on the other worker."""
+    count = 5 * RECORDS
+    numbers(client, topic, range(count))
+    lake, plain = tmp_path / "lake", [sys.executable, "-m", "topics", "pipeline"]
+    where = ["--url", server.url, "--topic", topic, "--lake", str(lake), "--master", cluster.url]
+    archiving = Process(
+        [*plain, "archive", *where], tmp_path / "archive.log", SPARK_HOME=slim_home(tmp_path), **LOOPBACK
+    )
+    try:
+        wait_for(
+            lambda: len(cluster.executors()) == 2 and any(lake.rglob("*.parquet")), "the first file of the archive"
+        )
+        cluster.kill_worker()
+        archiving.succeed()
+    finally:
+        archiving.kill()
+    assert f"archive: wrote {count} records of 1 topics" in archiving.log()
+    assert "0 unexplained" in pipeline(plain[:-1], tmp_path / "audit.log", "audit", *where)
+
+    cluster.add_worker()
+    into = f"{topic}.replayed"
+    replay = [*plain, "replay", *where, "--into", into]
+    replaying = Process(replay, tmp_path / "replay.log", SPARK_HOME=slim_home(tmp_path), **LOOPBACK)
+    try:
+        reached(client, replaying, into, range(RECORDS, count), batch=1)
+        cluster.kill_worker()
+        replaying.succeed()
+    finally:
+        replaying.kill()
+    check_exact(client, into, count)
 
 
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "127.0.0.1"}
