@@ -1,0 +1,111 @@
+"""Columns of a read: of the record, of its data, or both; read from a real server without a Spark session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import types as t
+
+from tests.conftest import ServerProcess
+from topics.client import Client
+from topics.spark.options import BadOption, read_options
+from topics.spark.source.batch import TopicsReader
+from topics.spark.source.layout import layout_of
+
+NAMES = {"STRING": t.StringType(), "BIGINT": t.LongType(), "INT": t.IntegerType()}
+
+
+def schema(text: str) -> t.StructType:
+    found = t.StructType()
+    for column in text.split(", "):
+        name, kind = column.split(" ")
+        found.add(name, NAMES[kind])
+    return found
+
+
+def read(url: str, ddl: str | None = None, **options: str) -> list[dict[str, Any]]:
+    reader = TopicsReader(read_options({"url": url} | options), None if ddl is None else schema(ddl))
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+@pytest.fixture
+def shop(client: Client, topic: str) -> str:
+    client.put_topic(topic, cap_records=4)
+    rows = [
+        {"sku": "lost"},
+        {"sku": "A", "qty": 2, "seq": "x"},
+        {"sku": "B", "qty": 1},
+        "none",
+        {"sku": "C", "qty": "3"},
+    ]
+    client.append(topic, [{"data": row, "tag": f"t{at % 2}"} for at, row in enumerate(rows)])
+    return topic
+
+
+def test_schema_of_other_names_reads_fields_of_data(server: ServerProcess, shop: str):
+    rows = read(server.url, "qty INT, _seq BIGINT, sku STRING, _malformed STRING", subscribe=shop)
+    assert [tuple(row.values()) for row in rows] == [
+        (2, 2, "A", None), (1, 3, "B", None), (None, 4, None, '"none"'), (None, 5, "C", '{"sku":"C","qty":"3"}'),
+    ]  # fmt: skip
+
+
+def test_schema_of_source_columns_reads_only_these(server: ServerProcess, shop: str):
+    rows = read(server.url, "data STRING, seq BIGINT", subscribe=shop)
+    assert rows[1] == {"data": '{"sku":"B","qty":1}', "seq": 3}
+    assert [set(row) for row in read(server.url, subscribe=shop, columns="tag,seq")] == [{"tag", "seq"}] * 4
+
+
+def test_typed_option_reads_a_field_with_the_name_of_a_column(server: ServerProcess, shop: str):
+    rows = read(server.url, "seq STRING, _seq BIGINT", subscribe=shop, typed="true", where="_seq < 4")
+    assert rows == [{"seq": "x", "_seq": 2}, {"seq": None, "_seq": 3}]
+
+
+@pytest.mark.parametrize(
+    ("where", "seqs"),
+    [
+        ("seq >= 3 AND seq < 5", [3, 4]),
+        ("tag = 't1'", [2, 4]),
+        ("tag LIKE 't%' AND NOT seq = 3", [2, 4, 5]),
+        ("ts < '2020-01-01'", []),
+        ("topic = 'other'", []),
+        ("data LIKE '%\"B\"%'", [3]),
+        ("kind = 'record' AND meta IS NULL", [2, 3, 4, 5]),
+    ],
+)
+def test_condition_is_checked_before_rows_leave_the_source(
+    server: ServerProcess, shop: str, where: str, seqs: list[int]
+):
+    assert [row["seq"] for row in read(server.url, subscribe=shop, columns="seq", where=where)] == seqs
+
+
+def test_condition_on_fields_of_data(server: ServerProcess, shop: str):
+    assert read(server.url, "sku STRING, qty INT", subscribe=shop, where="qty > 1") == [{"sku": "A", "qty": 2}]
+    both = read(server.url, "sku STRING, qty INT", subscribe=shop, where="qty > 1 OR _seq = 4")
+    assert both == [{"sku": "A", "qty": 2}, {"sku": None, "qty": None}]
+
+
+def test_gap_passes_every_condition(server: ServerProcess, shop: str):
+    options = {"subscribe": shop, "failOnDataLoss": "false", "startingOffsets": f'{{"{shop}": 1}}'}
+    [gap] = read(server.url, "sku STRING, _kind STRING, _seq BIGINT, _gap_to BIGINT", where="sku = 'none'", **options)
+    assert gap == {"sku": None, "_kind": "gap", "_seq": 1, "_gap_to": 1}
+
+
+@pytest.mark.parametrize(
+    ("ddl", "options", "message"),
+    [
+        ("seq BIGINT, sku STRING", {}, r"seq \(bigint\) is a column of the record"),
+        ("seq STRING", {}, "set the option typed to true"),
+        ("sku STRING, _seq STRING", {}, "_seq is of type bigint"),
+        ("sku STRING", {"kafkaColumns": "true"}, "a typed read has its own columns"),
+        ("sku STRING", {"columns": "seq"}, "the schema already chooses the columns"),
+        (None, {"columns": "sequence"}, "there is no column 'sequence'"),
+        (None, {"columns": " "}, "at least one column"),
+        (None, {"typed": "true"}, r"give them with \.schema"),
+        (None, {"where": "qty > 1"}, "there is no column 'qty'"),
+        ("sku STRING", {"where": "qty > 1"}, "there are sku, _kind, _topic, _seq"),
+    ],
+)
+def test_invalid_layout_is_refused(ddl: str | None, options: dict[str, str], message: str):
+    with pytest.raises(BadOption, match=message):
+        layout_of(read_options({"subscribe": "t"} | options), None if ddl is None else schema(ddl))
