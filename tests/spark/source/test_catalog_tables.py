@@ -43,7 +43,9 @@ def test_rows_are_inserted_with_the_columns_one_has(spark: SparkSession, shop: S
     register(spark, url=shop.url)
     spark.sql("""INSERT INTO topics.orders (data, tag) VALUES ('{"sku":"D"}', 'shop')""")
     spark.sql("""INSERT INTO topics.orders BY NAME SELECT '{"sku":"E"}' AS data""")
-    spark.sql("INSERT INTO topics.orders_eu SELECT * FROM topics.orders WHERE tag = 'web'")
+    spark.sql("INSERT INTO topics.orders_eu (data, tag) SELECT data, tag FROM topics.orders WHERE tag = 'web'")
+    with pytest.raises(PySparkException, match=r"list the columns: INSERT INTO t \(data, tag\)"):
+        spark.sql("INSERT INTO topics.orders_eu SELECT * FROM topics.orders")
     with Client(shop.url) as client:
         written = [one for one in client.read("orders", include_tags=True) if isinstance(one, Record)]
         copied = [one.value["sku"] for one in client.read("orders.eu") if isinstance(one, Record)]

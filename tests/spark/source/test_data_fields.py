@@ -39,7 +39,7 @@ def test_values_that_fit_have_their_type():
 
 def test_values_that_do_not_fit_are_null_and_malformed():
     assert parse(t.IntegerType(), "1", '"1"', "2147483648", "[1]", "2") == ([1, None, None, None, 2], [1, 2, 3])
-    assert parse(t.DecimalType(3, 1), "99.9", "100") == ([Decimal("99.9"), None], [1])
+    assert parse(t.DecimalType(3, 1), "99.9", "100", '"NaN"') == ([Decimal("99.9"), None, None], [1, 2])
 
 
 def test_string_column_takes_any_value_as_its_text():

@@ -38,8 +38,10 @@ def test_writer_gets_connection_and_topic_of_the_table():
     schema = stored(url="http://a", subscribe="t", startingOffsets="latest", tokenFile="/key")
     found = table_options.for_writing({"writeId": "x"}, schema)
     assert found == {"url": "http://a", "tokenFile": "/key", "topic": "t", "writeId": "x"}
+    assert table_options.is_insert({}, schema)
     own: dict[str, Any] = {"url": "http://b"}
     assert table_options.for_writing(own, schema) == own
+    assert not table_options.is_insert(own, schema)
 
 
 @pytest.mark.parametrize("options", [{"subscribe": "a,b"}, {"subscribePrefix": "a"}])

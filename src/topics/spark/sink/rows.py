@@ -69,6 +69,14 @@ class Renderer:
         """Pickle the arguments: the functions built for a schema cannot be pickled, so a task builds its own."""
         return _renderer, self._arguments
 
+    def check_inserted(self, batch: pa.RecordBatch) -> None:
+        """Raise `BadValue` if rows of another table may have brought the options of that table; see `table_options`."""
+        if "kind" in self._at and (kinds := self._column(batch, "kind")).null_count < len(kinds):
+            raise BadValue(
+                "INSERT INTO: rows with a kind come from a topic, and Spark does not show which table they go to; "
+                "list the columns: INSERT INTO t (data, tag) SELECT data, tag FROM …"
+            )
+
     def rows(self, batch: pa.RecordBatch) -> tuple[list[Sourced], list[Plain]]:
         """Return the rows with a source, and the rows without one."""
         records = self._records(batch)

@@ -51,6 +51,7 @@ class WriteOptions(Struct, frozen=True, kw_only=True):
     key_by: KeyBy = "rows"
     sort_rows: bool = False
     write_id: str | None = None
+    is_insert: bool = False  # the options are those of a table in the catalog
 
     @property
     def creation(self) -> dict[str, Any]:

@@ -100,6 +100,8 @@ def write_rows(batches: Iterable[pa.RecordBatch], options: WriteOptions, rendere
     done = TaskWrites()
     with client_for(options.connection, options.connection.servers[0]) as client:
         for batch in batches:
+            if options.is_insert:
+                renderer.check_inserted(batch)
             sourced_rows, plain_rows = renderer.rows(batch)
             send(client, options, grid.add(sourced_rows), done)
             send(client, options, plain.add(plain_rows), done)

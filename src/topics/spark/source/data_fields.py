@@ -216,6 +216,8 @@ def _scaled(precision: int, scale: int) -> Callable[[Decimal], Decimal]:
     unit, context = Decimal(1).scaleb(-scale), Context(prec=precision, rounding=ROUND_HALF_UP)
 
     def scaled(value: Decimal) -> Decimal:
+        if not value.is_finite():
+            raise _Unfit
         try:
             return value.quantize(unit, context=context)
         except InvalidOperation:

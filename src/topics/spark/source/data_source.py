@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from topics.spark.options import read_options
 from topics.spark.pyspark_api import HAS_READ_LIMITS
-from topics.spark.sink.write_options import patient, write_options
+from topics.spark.sink.write_options import WriteOptions, patient, write_options
 from topics.spark.sink.writers import BatchWriter, StreamWriter
 from topics.spark.source import table_options
 from topics.spark.source.batch import TopicsReader
@@ -45,9 +45,11 @@ class TopicsSource(DataSource):
         return (TopicsStreamReader if HAS_READ_LIMITS else UnlimitedStreamReader)(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        given = table_options.for_writing(self.options, schema)
-        return BatchWriter(write_options(given), schema, overwrite=overwrite)
+        return BatchWriter(self._write_options(schema), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        given = table_options.for_writing(self.options, schema)
-        return StreamWriter(write_options(given), schema, overwrite=overwrite)
+        return StreamWriter(self._write_options(schema), schema, overwrite=overwrite)
+
+    def _write_options(self, schema: StructType) -> WriteOptions:
+        options = write_options(table_options.for_writing(self.options, schema))
+        return structs.replace(options, is_insert=table_options.is_insert(self.options, schema))

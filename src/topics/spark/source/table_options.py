@@ -2,7 +2,9 @@
 
 Spark passes the options of a table to a Python source only once, when CREATE TABLE asks for the schema. Later it passes
 the schema alone. So the schema carries the options, as metadata of its first column. Readers get the schema of the
-table, and writers get that of the rows with the metadata of the table's columns.
+table. Writers get the schema of the rows, with the metadata of the table's columns, except for columns that a query
+takes unchanged from another table: these keep the metadata of that table. The first column is `kind`, which rows of a
+topic always have, so an insert is refused if `kind` is not NULL.
 """
 
 from __future__ import annotations
@@ -52,10 +54,15 @@ def for_reading(given: Mapping[str, str], schema: StructType) -> Mapping[str, st
     return _merged(stored, given)
 
 
+def is_insert(given: Mapping[str, str], schema: StructType) -> bool:
+    """Return whether rows are written to a table, and not with options of their own."""
+    return _stored(schema) is not None and not any(key.lower() in ("url", "topic") for key in given)
+
+
 def for_writing(given: Mapping[str, str], schema: StructType) -> Mapping[str, str]:
     """Return the options of a writer: those of the query, over the connection and topic of the table."""
     stored = _stored(schema)
-    if stored is None or any(key.lower() in ("url", "topic") for key in given):
+    if stored is None or not is_insert(given, schema):
         return given
     options = {key.lower(): value for key, value in stored.items()}
     names = listed(options.get("subscribe", ""))
