@@ -9,7 +9,7 @@ from topics.spark.catalog_tables import table_names
 from topics.spark.options import BadOption
 from topics.spark.source import table_options
 
-COLUMNS = StructType().add("seq", LongType()).add("data", StringType())
+COLUMNS = StructType().add("kind", StringType()).add("seq", LongType()).add("data", StringType())
 CREATED = {"provider": "topics", "owner": "me", "url": "http://a", "option.url": "http://a", "option.subscribe": "t"}
 
 
@@ -48,6 +48,12 @@ def test_writer_gets_connection_and_topic_of_the_table():
 def test_table_of_several_topics_cannot_be_written(options: dict[str, str]):
     with pytest.raises(BadOption, match="does not stand for one topic"):
         table_options.for_writing({}, stored(**options))
+
+
+def test_typed_table_cannot_be_written():
+    typed = table_options.with_options(StructType().add("sku", StringType()), {"subscribe": "t", "typed": "true"})
+    with pytest.raises(BadOption, match="only for reading"):
+        table_options.for_writing({}, typed)
 
 
 def test_key_is_not_stored_in_the_catalog():

@@ -64,6 +64,8 @@ def for_writing(given: Mapping[str, str], schema: StructType) -> Mapping[str, st
     stored = _stored(schema)
     if stored is None or not is_insert(given, schema):
         return given
+    if "kind" not in schema.fieldNames():
+        raise BadOption("INSERT INTO: a typed table, or one with the option columns, is only for reading")
     options = {key.lower(): value for key, value in stored.items()}
     names = listed(options.get("subscribe", ""))
     if len(names) != 1:
