@@ -40,6 +40,11 @@ def test_first_start_writes_the_archive_and_later_ones_use_it(cache: Path):
     running, ended = Path(f"{archive}.{os.getpid()}"), Path(f"{archive}.{ended_pid()}")
     running.write_bytes(b"half")
     assert quick_start.class_archive(cache) == first, "an archive that is being written is not used"
+    ended.write_bytes(bytes(100))
+    assert quick_start.class_archive(cache) == first, "an archive without its header is not used"
+    os.utime(ended, (0, 0))
+    assert quick_start.class_archive(cache) == first
+    assert not ended.exists(), "an abandoned archive is removed"
     ended.write_bytes(b"whole")
     assert quick_start.class_archive(cache) == f"-XX:SharedArchiveFile={archive} -Xshare:auto -Xlog:cds*=off"
     assert archive.read_bytes() == b"whole"

@@ -13,12 +13,15 @@ from __future__ import annotations
 import os
 import shutil
 import site
+import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
 
 import pyspark
 
+HEADER_BYTES = 4
+ABANDONED_S = 300.0  # a JVM writes for seconds
 OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -60,11 +63,19 @@ def class_archive(cache: Path) -> str | None:
 
 
 def _adopt(archive: Path) -> None:
-    """Rename an archive that an earlier process has written, once that process has ended."""
+    """Rename an archive that an earlier process has written, once that process has ended.
+
+    Java writes the header last, so an archive that begins with zeros is not complete.
+    """
     for written in archive.parent.glob(f"{archive.name}.*"):
         pid = written.name.rpartition(".")[2]
         if pid.isdigit() and not _is_running(int(pid)):
-            written.replace(archive)
+            with written.open("rb") as file:
+                is_whole = any(file.read(HEADER_BYTES))
+            if is_whole:
+                written.replace(archive)
+            elif time.time() - written.stat().st_mtime > ABANDONED_S:
+                written.unlink()
 
 
 def _is_running(pid: int) -> bool:
