@@ -64,13 +64,14 @@ def test_archive_and_replay_are_exact_though_a_worker_is_killed(
     cluster: Cluster, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
     """A worker dies with its executor while tasks run. Spark repeats its tasks on the other worker."""
-    count = 5 * RECORDS
-    numbers(client, topic, range(count))
+    names = [f"{topic}.{number}" for number in range(6)]
+    for name in names:
+        numbers(client, name, range(RECORDS))
     lake, plain = tmp_path / "lake", [sys.executable, "-m", "topics", "pipeline"]
-    where = ["--url", server.url, "--topic", topic, "--lake", str(lake), "--master", cluster.url]
-    archiving = Process(
-        [*plain, "archive", *where], tmp_path / "archive.log", SPARK_HOME=slim_home(tmp_path), **LOOPBACK
-    )
+    where = ["--url", server.url, "--lake", str(lake), "--master", cluster.url]
+    every = ["--prefix", f"{topic}."]
+    home = slim_home(tmp_path)
+    archiving = Process([*plain, "archive", *where, *every], tmp_path / "archive.log", SPARK_HOME=home, **LOOPBACK)
     try:
         wait_for(
             lambda: len(cluster.executors()) == 2 and any(lake.rglob("*.parquet")), "the first file of the archive"
@@ -79,20 +80,20 @@ def test_archive_and_replay_are_exact_though_a_worker_is_killed(
         archiving.succeed()
     finally:
         archiving.kill()
-    assert f"archive: wrote {count} records of 1 topics" in archiving.log()
-    assert "0 unexplained" in pipeline(plain[:-1], tmp_path / "audit.log", "audit", *where)
+    assert f"archive: wrote {len(names) * RECORDS} records" in archiving.log()
+    assert "0 unexplained" in pipeline(plain[:-1], tmp_path / "audit.log", "audit", *where, *every)
 
     cluster.add_worker()
     into = f"{topic}.replayed"
-    replay = [*plain, "replay", *where, "--into", into]
-    replaying = Process(replay, tmp_path / "replay.log", SPARK_HOME=slim_home(tmp_path), **LOOPBACK)
+    replay = [*plain, "replay", *where, "--topic", names[0], "--into", into]
+    replaying = Process(replay, tmp_path / "replay.log", SPARK_HOME=home, **LOOPBACK)
     try:
-        reached(client, replaying, into, range(RECORDS, count), batch=1)
+        reached(client, replaying, into, range(1, RECORDS), batch=1)
         cluster.kill_worker()
         replaying.succeed()
     finally:
         replaying.kill()
-    check_exact(client, into, count)
+    check_exact(client, into, RECORDS)
 
 
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "127.0.0.1"}
@@ -110,9 +111,9 @@ def test_pipelines_run_on_a_cluster_by_master_and_by_spark_submit(
 
     numbers(client, topic, range(RECORDS))
     shown = pipeline(plain, tmp_path / "one.log", "archive", *where, "--master", cluster.url)
-    assert f"archive: wrote {RECORDS} records of 1 topics" in shown
+    assert f"archive: wrote {RECORDS} records of 1 topic" in shown
     numbers(client, topic, range(RECORDS, RECORDS + 1000))
-    assert "archive: wrote 1000 records of 1 topics" in pipeline(submit, tmp_path / "two.log", "archive", *where)
+    assert "archive: wrote 1000 records of 1 topic" in pipeline(submit, tmp_path / "two.log", "archive", *where)
     assert "0 unexplained" in pipeline(plain, tmp_path / "three.log", "audit", *where, "--master", cluster.url)
     assert "0 unexplained" in pipeline(submit, tmp_path / "four.log", "audit", *where)
     assert len(list(tmp_path.glob("work1/app-*"))) == 4, "executors of the cluster had no part in it"
