@@ -20,7 +20,7 @@ READY_DEV := $(VENV)/.ready-dev
 INSTALL := $(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format torture kills bench demo-pipeline docs clean
+.PHONY: help install run test check format torture kills bench demo-pipeline docs screenshots clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ docs: $(READY) ## regenerate the generated pages
 	$(VENV)/bin/topics settings --markdown > docs/configuration.md
 	$(PYTHON) -m topics.cli.formats > docs/formats.md
 	$(PYTHON) -m topics.cli.errors_doc > docs/guide/errors.md
+
+screenshots: $(READY_DEV) ## take the pictures of the console in README.md, from the demo
+	$(PYTHON) tools/console_shots.py
 
 clean: ## remove the environment and caches, but not ./data
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

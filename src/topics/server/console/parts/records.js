@@ -12,6 +12,7 @@ import { button, copyAs, copyButton, empty, failure, field, input } from "./ui.j
 const PAGE = 50
 const SHOWN = 200
 const FLUSH_MS = 200
+const FEW = 5
 const BACK_REQUESTS = 12
 
 /** The list of a topic's records. `state()` returns the last known state of the topic. */
@@ -211,7 +212,7 @@ export function records(topic, { signal, state }) {
     if (skipped) list.append(h("div", { class: "between" }, `${count(skipped, "record")} came faster than this page shows: use Older to see them`))
     list.append(...items.map((item) => {
       const made = row(item)
-      made.classList.add("fresh")
+      if (items.length <= FEW) made.classList.add("fresh") // a stream of flashes would only distract
       return made
     }))
     while (list.childElementCount > SHOWN) list.firstElementChild.remove()
