@@ -13,6 +13,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, WAIT_S, exchange, frame, upgraded
+from tests.server.http2_client import PREFACE, SETTINGS
+from tests.server.http2_client import frame as http2_frame
 
 MIB = 1 << 20
 END = b'{"op":"ping","request_id":"the end"}'
@@ -94,6 +96,53 @@ SOCKET_FLOODS: dict[str, Flood] = {
     "ws empty fragments": over_socket(fragments(b"", 2 * MIB)),
     "ws publishes": over_socket(repeated(frame(TEXT, b'{"op":"publish","topic":"f","records":[{"data":1}]}'), 4 * MIB)),
     "ws unsubscribes": over_socket(repeated(frame(TEXT, b'{"op":"unsubscribe","topic":"f"}'), 4 * MIB)),
+}
+
+# --- over HTTP/2
+
+
+def over_http2(data: bytes) -> Flood:
+    """Sends all of it after the preface, and reads until the server closes or has been silent for a second."""
+
+    def flood(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as raw:
+            reader = threading.Thread(target=_read_until_silent, args=(raw,))
+            reader.start()
+            with suppress(OSError):
+                raw.sendall(PREFACE + SETTINGS + data)
+            reader.join()
+
+    return flood
+
+
+def _read_until_silent(raw: socket.socket) -> None:
+    raw.settimeout(1)
+    with suppress(OSError):
+        while raw.recv(1 << 18):
+            pass
+
+
+def streams(count: int, *after: tuple[int, int, bytes], flags: int = 5) -> bytes:
+    """Requests on streams of their own, each with more frames of the stream behind it: kind, flags, payload."""
+    head = b"\x82\x86\x84\x41\x09127.0.0.1"  # GET / of this host: indexed fields of RFC 7541
+    return b"".join(
+        http2_frame(1, flags, number, head)
+        + b"".join(http2_frame(kind, bits, number, more) for kind, bits, more in after)
+        for number in range(1, 2 * count, 2)
+    )
+
+
+HTTP2_FLOODS: dict[str, Flood] = {
+    "h2 pings": over_http2(http2_frame(6, 0, 0, b"12345678") * 100_000),
+    "h2 settings": over_http2(http2_frame(4) * 100_000),
+    "h2 rapid resets": over_http2(streams(50_000, (3, 0, b"\0\0\0\x08"))),
+    "h2 requests": over_http2(streams(20_000)),
+    "h2 header block without end": over_http2(
+        http2_frame(1, 0, 1, b"\x82") + http2_frame(9, 0, 1, b"\x82" * 100) * 10_000
+    ),
+    "h2 empty data": over_http2(streams(1, *[(0, 0, b"")] * 100_000, flags=4)),
+    "h2 small data": over_http2(streams(1, *[(0, 0, b"x")] * 60_000, flags=4)),
+    "h2 window updates": over_http2(http2_frame(8, 0, 0, b"\0\0\0\x01") * 100_000),
 }
 
 # --- single requests
@@ -224,4 +273,4 @@ RECORD_REQUESTS: dict[str, Case] = {
     "large bodies of reads": Case(large_bodies),
 }
 
-FLOODS = {"nothing": nothing} | SOCKET_FLOODS | HTTP_FLOODS
+FLOODS = {"nothing": nothing} | SOCKET_FLOODS | HTTP_FLOODS | HTTP2_FLOODS

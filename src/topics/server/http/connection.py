@@ -30,6 +30,7 @@ from topics.server.http.pipeline_state import (
     STREAMING,
     WORK,
 )
+from topics.server.http.preface import take_opening
 from topics.server.http.stream_sink import StreamSink
 from topics.server.limits.budget import SMALL_BYTES
 
@@ -47,8 +48,9 @@ class Connection(asyncio.Protocol):
     """The protocol object of one socket."""
 
     __slots__ = (
-        "_answer", "_answers", "_entered", "_fast_served", "_handle", "_known", "_late", "_log", "_noted_ns", "_peer",
-        "_prefixes", "_pumping", "_seen", "_seen_at", "_server", "_sink", "_turn", "_usual", "pipeline", "transport",
+        "_answer", "_answers", "_entered", "_fast_served", "_handle", "_known", "_late", "_log", "_noted_ns",
+        "_prefixes", "_pumping", "_seen", "_seen_at", "_server", "_sink", "_turn", "_usual", "opening", "peer",
+        "pipeline", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -56,23 +58,18 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, server: "HttpServer") -> None:
         self._server = server
-        self._handle = server.handle
-        self._answer = server.answer
-        self._answers = server.answers
-        self._prefixes = server.answers.prefixes
-        self._usual = server.answers.usual
-        self._known = server.heads.known
-        self._log = server.request_log
-        self._noted_ns = server.request_log.noted_ns
-        self._peer = ""
-        self._fast_served = 0  # requests of the fast path
+        self._handle, self._answer = server.handle, server.answer
+        self._prefixes, self._usual = server.answers.prefixes, server.answers.usual
+        self._answers, self._known = server.answers, server.heads.known
+        self._log, self._noted_ns = server.request_log, server.request_log.noted_ns
+        self.opening: bytes | None = b""  # what may be a preface of HTTP/2; None once it is HTTP/1.1
+        self.peer, self._fast_served = "", 0  # requests of the fast path
         # The deferred answer to a request of the fast path, the request, and whether the answer may be gzipped; set
         # in state AWAITING alone.
         self._late: tuple[Deferred, Request, bool] | None = None
-        self._pumping = False
+        self._pumping, self._entered = False, IDLE  # the last state whose entry `_follow` has acted on
         self._turn: asyncio.Handle | None = None  # begins the next turn of the pipeline
         self._sink: StreamSink | None = None
-        self._entered = IDLE  # the last state whose entry `_follow` has acted on
         # For the deadlines: a value that changes whenever the client does something, and when it last changed.
         self._seen: object = None
         self._seen_at = 0.0
@@ -87,8 +84,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername")
-        self._peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""
-        self.pipeline = Pipeline(self._server, self._peer)
+        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else ""
+        self.pipeline = Pipeline(self._server, self.peer)
         self.transport.set_write_buffer_limits(self._server.limits.high_water_bytes)
         self._seen_at = asyncio.get_running_loop().time()
         self._server.opened(self)
@@ -150,7 +147,7 @@ class Connection(asyncio.Protocol):
             return
         method, path, query, headers, _, may_gzip = known
         self._fast_served += 1
-        request = Request(method, path, query, headers, body, self._peer, _perf_counter_ns())
+        request = Request(method, path, query, headers, body, self.peer, _perf_counter_ns())
         try:
             answer = self._answer(request)
         except Exception as error:
@@ -232,8 +229,9 @@ class Connection(asyncio.Protocol):
             self._adopt_late()
         stream = self.pipeline.stream
         if stream is None:
-            self.pipeline.receive(data)
-            self.pump()
+            if self.opening is None or (data := take_opening(self, self._server, data)):
+                self.pipeline.receive(data)
+                self.pump()
         elif isinstance(stream, Upgrade) and self.pipeline.state is STREAMING:
             self._guard(stream.received, data)
 
@@ -430,9 +428,8 @@ class Connection(asyncio.Protocol):
 
     def note_memory(self) -> None:
         """Charge the memory budget with what this connection holds now. May end the connection's input."""
-        queue = self.pipeline.queue
-        queue.charges.note_output(queue.held_bytes, self.unsent_bytes())
-        queue.charges.note_input(self, self.pipeline.intake_bytes)
+        self.note_output()
+        self.pipeline.queue.charges.note_input(self, self.pipeline.intake_bytes)
 
     def note_output(self) -> None:
         queue = self.pipeline.queue

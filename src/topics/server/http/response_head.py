@@ -25,7 +25,7 @@ _TRANSPORT_FIELDS = frozenset((b"connection", b"content-length", b"transfer-enco
 class AnswerHeads:
     """Makes heads of answers. `prefixes` holds all before the digits of the length, by status and content type."""
 
-    __slots__ = ("_clock", "_date", "prefixes", "usual")
+    __slots__ = ("_clock", "_date", "date", "prefixes", "usual")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,8 @@ class AnswerHeads:
 
     def refresh(self) -> None:
         """Read the clock, and drop the heads that hold the old date."""
-        self._date = b"date: %b\r\n" % formatdate(self._clock(), usegmt=True).encode()
+        self.date = formatdate(self._clock(), usegmt=True).encode()
+        self._date = b"date: %b\r\n" % self.date
         self.prefixes.clear()
         self.usual.clear()
 

@@ -1,7 +1,8 @@
-"""The HTTP/1.1 server: its connections, the sweep that enforces their deadlines, and the drain at the end.
+"""The HTTP server: its connections, the sweep that enforces their deadlines, and the drain at the end.
 
     bytes -> connection.py: a head that was seen before -> App -> bytes                                  (fast path)
     bytes -> connection.py -> pipeline.py -> intake.py -> request_parser.py -> App -> answer_output.py -> bytes
+    bytes -> connection.py -> preface.py -> http2/ -> App -> http2/ -> bytes                               (HTTP/2)
 
 An event loop calls `HttpServer.connection` for each new socket.
 """
@@ -10,8 +11,11 @@ import asyncio
 import contextlib
 import heapq
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol
 
+from topics.errors import TopicsError
 from topics.server.http.connection import Connection
 from topics.server.http.gzip_body import WorkSlots
 from topics.server.http.http_limits import HttpLimits
@@ -19,10 +23,12 @@ from topics.server.http.messages import App, answer_of
 from topics.server.http.request_head import HeadCache
 from topics.server.http.request_log import RequestLog
 from topics.server.http.response_head import AnswerHeads
-from topics.server.http.stream_sink import StreamSink
 from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget
 from topics.server.limits.caps import throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
+
+if TYPE_CHECKING:
+    from topics.server.http.http2.connection import Http2Connection
 
 _SHED_SHARE = 32  # one in 32 connections is shed at a time, because finding idle ones takes a look at all
 _SHED_AFTER_S = 1.0  # a younger connection is not shed: its first request may be on the way
@@ -31,6 +37,34 @@ _UNBLOCK_S = 0.05  # how often streams that wait for the memory budget are tried
 _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
 _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; each takes about 2 µs
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
+
+
+MakeHttp2 = Callable[["HttpServer", asyncio.Transport, str], "Http2Connection"]
+
+
+def _import_http2() -> MakeHttp2:
+    from topics.server.http.http2.connection import Http2Connection
+
+    return Http2Connection
+
+
+class ServedConnection(Protocol):
+    """A connection of either protocol, as the server uses it."""
+
+    @property
+    def served(self) -> int: ...
+    def sweep(self, now: float) -> None: ...
+    def idle_since(self) -> float | None: ...
+    def refuse(self, error: TopicsError) -> None: ...
+    def drain(self) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class BlockedSink(Protocol):
+    """A stream that waits for the memory budget."""
+
+    def unblock(self) -> bool: ...
 
 
 class HttpServer:
@@ -57,15 +91,16 @@ class HttpServer:
         self.heads = HeadCache()
         self.answers = AnswerHeads(time.time)
         self.clock_ns = time.perf_counter_ns
-        self.connections: set[Connection] = set()
+        self.connections: set[ServedConnection] = set()
         self.shed_total = 0  # idle connections that were closed to make room
         self.refused_total = 0  # connections that were refused because there was no room
-        self._refused: dict[Connection, None] = {}  # refused connections that are still open, oldest first
+        self._refused: dict[ServedConnection, None] = {}  # refused connections that are still open, oldest first
         self._look_at = 0.0  # when the next search for idle connections may begin
-        self._blocked: dict[StreamSink, None] = {}  # streams that wait for the budget
+        self._blocked: dict[BlockedSink, None] = {}  # streams that wait for the budget
         self.draining = False
         self._closed_requests = 0
         self._pool: ThreadPoolExecutor | None = None
+        self._http2: asyncio.Future[MakeHttp2] | None = None  # set by the first connection that speaks it
         self.unpacking_slots = WorkSlots(_GZIP_THREADS)
         self._sweeping: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
@@ -87,7 +122,7 @@ class HttpServer:
         """Return the protocol of a new socket."""
         return Connection(self)
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ServedConnection) -> None:
         """Count a new connection. Shed idle ones if there are too many, or refuse it if none is idle."""
         self.connections.add(connection)
         self.budget.charge(CONNECTIONS, CONNECTION_BYTES)
@@ -96,6 +131,26 @@ class HttpServer:
         most = self.limits.max_connections
         if most and len(self.connections) - len(self._refused) > most and not self._shed_idle():
             self._refuse(connection)
+
+    def begin_http2(self, connection: Connection) -> None:
+        """Hand a connection over to HTTP/2, whose modules take 35 ms to import: a thread does that, the first time."""
+        if self._http2 is None:
+            self._http2 = asyncio.get_running_loop().run_in_executor(self.pool, _import_http2)
+        connection.transport.pause_reading()
+        self._http2.add_done_callback(lambda done: self._hand_over(connection, done.result()))
+
+    def _hand_over(self, connection: Connection, make: MakeHttp2) -> None:
+        transport = connection.transport
+        if connection not in self.connections or transport.is_closing():
+            return
+        speaks = make(self, transport, connection.peer)
+        self.connections.discard(connection)
+        self.connections.add(speaks)
+        transport.set_protocol(speaks)
+        transport.resume_reading()
+        speaks.data_received(connection.opening or b"")
+        if self.draining:
+            speaks.drain()
 
     def _shed_idle(self) -> bool:
         """Close the connections that have been idle longest; return whether there were any."""
@@ -114,14 +169,14 @@ class HttpServer:
             self._look_at = now + _LOOK_AGAIN_S
         return bool(idle)
 
-    def _refuse(self, connection: Connection) -> None:
+    def _refuse(self, connection: ServedConnection) -> None:
         self.refused_total += 1
         if len(self._refused) >= self.limits.max_refused:
             next(iter(self._refused)).abort()
         self._refused[connection] = None
         connection.refuse(throttled("max_connections", self.limits.max_connections))
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ServedConnection) -> None:
         """Forget a connection that has ended."""
         self.connections.discard(connection)
         self.budget.charge(CONNECTIONS, -CONNECTION_BYTES)
@@ -130,7 +185,7 @@ class HttpServer:
         if not self.connections and self._emptied is not None:
             self._emptied.set()
 
-    def block(self, sink: StreamSink) -> None:
+    def block(self, sink: BlockedSink) -> None:
         """Have `sink.unblock` called until it returns True."""
         if not self._blocked:
             asyncio.get_running_loop().call_later(_UNBLOCK_S, self._unblock)
@@ -157,7 +212,7 @@ class HttpServer:
             return
         self._sweep_some(tuple(self.connections), 0)
 
-    def _sweep_some(self, connections: tuple[Connection, ...], at: int) -> None:
+    def _sweep_some(self, connections: tuple[ServedConnection, ...], at: int) -> None:
         """Check the deadlines of some connections, then those of the others in the next turns of the loop."""
         began_ns, loop = self.clock_ns(), asyncio.get_running_loop()
         now, end = loop.time(), at + _SWEPT_AT_ONCE

@@ -1,0 +1,481 @@
+"""One HTTP/2 connection without I/O: bytes in, requests out; answers in, bytes out, in turn for all streams.
+
+The caller (`connection.py`, or a test) passes input to `receive`, calls `next_request` until it returns None, and
+passes each answer back. Then it writes what `fill` returns, and closes the transport once `ended` is set. Nothing here
+waits, touches a socket or starts a timer.
+
+Each stream has its own queue of bytes that have to go out. `fill` takes one frame of each in turn, as far as the
+windows of the stream and of the connection allow (RFC 9113 section 5.2): a client that does not read one answer gets
+the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from hyperframe.frame import GoAwayFrame
+
+from topics.errors import Code, TopicsError
+from topics.server.http.exchange import failure, log, may_compress
+from topics.server.http.gzip_body import INLINE_BYTES, MIN_GZIP_BYTES, Gunzip, gzip
+from topics.server.http.http2.charges import SessionCharges
+from topics.server.http.http2.frames import Frames
+from topics.server.http.http2.head import GZIPPED, VARY, answer_head, read_head
+from topics.server.http.http2.input import SessionInput
+from topics.server.http.http2.output import SessionOutput
+from topics.server.http.http2.stream import Http2Stream, Input
+from topics.server.http.intake import IntakeService
+from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
+from topics.server.http.request_head import RequestHead
+from topics.server.http.request_log import RequestLog
+from topics.server.http.response_head import BODILESS, AnswerHeads
+
+FRAMES_PER_ANSWER = 3  # that a client may send for each answer, and for each frame of one, without being a flood
+MAX_TABLE_BYTES = 4096  # RFC 7541 section 4.2, the default
+
+
+class SessionService(IntakeService, Protocol):
+    """What the sessions of one server share."""
+
+    answers: AnswerHeads
+    request_log: RequestLog
+
+    def clock_ns(self) -> int: ...
+
+
+class Session:
+    """The streams of one connection."""
+
+    def __init__(self, service: SessionService, peer: str, now: float) -> None:
+        limits = service.limits
+        self._service = service
+        self._peer = peer
+        self.streams: dict[int, Http2Stream] = {}
+        self.served = 0  # requests whose head was understood
+        self.ended = False  # nothing more is read or answered: close the transport once the output is written
+        self.draining = False  # no further stream is accepted
+        self.paused = False  # the transport holds more than the high-water mark
+        self.packed: list[tuple[Http2Stream, Gunzip]] = []  # whole requests whose bodies take too long to unpack here
+        self.opened: list[Http2Stream] = []  # streams whose answer is to be opened
+        self.charges = SessionCharges(service.budget)
+        self._ready: deque[Http2Stream] = deque()  # whole requests that were not begun
+        self._last_number = 0  # of the streams that were accepted
+        self.input = SessionInput(service.clock_ns, max_block_bytes=limits.max_header_bytes, now=now)
+        self._goaway = b""
+        self._h2 = Frames(limits.max_header_bytes)
+        self._output = SessionOutput(self._h2, self.charges)
+
+    # --- bytes in
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take bytes of the client. `next_request` parses them."""
+        if not self.ended:
+            self.input.add(data, now)
+
+    @property
+    def needs_turn(self) -> bool:
+        """Whether `input.begin_turn` and `next_request` must be called in the next turn of the event loop."""
+        return not self.ended and not self.paused and (bool(self._ready) or self.input.has_frame)
+
+    @property
+    def wants_input(self) -> bool:
+        """Whether to read from the client: all that was read is parsed, but for a part of a frame."""
+        return self.ended or not (self.paused or self._ready or self.input.has_frame)
+
+    def next_request(self) -> Http2Stream | None:
+        """Return the next whole request, or None if there is none, or it has to wait for the next turn."""
+        # Bound: each round takes a part of the connection's share of the turn.
+        while not self.ended and not self.paused and self.input.take_share():
+            if self._ready:
+                stream = self._ready.popleft()
+                stream.admitted = False  # the application gets it now
+                return stream
+            frame = self.input.next_frame()
+            if frame is None:
+                if self.input.error is not None:
+                    self.fail(self.input.error)
+                break
+            self._feed(frame)
+        self.input.trim()
+        return None
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            events = self._h2.receive_data(data)
+        except ProtocolError:
+            self._end()  # `h2` has made the GOAWAY
+            return
+        except Exception as error:
+            log.failure("http2_input_failed", error)
+            self.fail(ErrorCodes.INTERNAL_ERROR)
+            return
+        for event in events:
+            if not self.ended:
+                self._take_event(event)
+
+    def _take_event(self, event: Event) -> None:
+        if isinstance(event, DataReceived):
+            self._take_data(event)
+        elif isinstance(event, RequestReceived):
+            self._take_head(event)
+        elif isinstance(event, StreamEnded):
+            stream = self.streams.get(event.stream_id)
+            if stream is not None:
+                self._take_end(stream)
+        elif isinstance(event, StreamReset):
+            stream = self.streams.get(event.stream_id)
+            if stream is not None:
+                self._drop(stream)
+        elif isinstance(event, WindowUpdated):
+            number = event.stream_id
+            if not number or number in self.streams:
+                self._output.unblock(self.streams[number] if number else None)
+        elif isinstance(event, RemoteSettingsChanged):
+            # The client decides how much both sides must remember to pack heads. This server remembers no more than
+            # the default, whatever the client allows.
+            self._h2.encoder.header_table_size = min(self._h2.encoder.header_table_size, MAX_TABLE_BYTES)
+            self._output.unblock(None)  # the windows of all streams may have grown
+        elif isinstance(event, ConnectionTerminated):
+            self.draining = True  # the client opens no further stream
+
+    # --- requests
+
+    def _take_head(self, event: RequestReceived) -> None:
+        number = event.stream_id
+        assert number is not None
+        if self.draining:
+            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            return
+        self._last_number = number
+        limits = self._service.limits
+        try:
+            head = read_head(event.headers or (), limits, self._peer)
+        except TopicsError as error:
+            head = RequestHead(Request("", b"", b"", {}, b"", self._peer, 0))
+            self._refuse(self._add(number, head), error_response(error))
+            return
+        self.served += 1
+        stream = self._add(number, head)
+        length = head.content_length if b"content-length" in head.request.headers else None
+        if event.stream_ended is not None:
+            length = 0
+        if length is not None and length > limits.max_body_bytes:
+            self._refuse(stream, error_response(self._too_large()))
+            return
+        try:
+            refused = self._service.admit(head.request, length)
+        except Exception as error:
+            refused = failure(head.request, error)
+        if refused is not None:
+            self._refuse(stream, refused)
+            return
+        stream.admitted = True
+        if head.expects and length != 0:
+            self._h2.send_headers(number, [(b":status", b"100")])
+
+    def _add(self, number: int, head: RequestHead) -> Http2Stream:
+        stream = self.streams[number] = Http2Stream(number, head, self.input.now)
+        self.charges.request(stream)
+        return stream
+
+    def _refuse(self, stream: Http2Stream, response: Response) -> None:
+        """Answer a request without its body."""
+        self._abandon(stream)
+        if stream.input is Input.COMING:
+            stream.input = Input.UNWANTED
+        if self._service.request_log.noted_ns:
+            self._service.request_log.note(stream.head.request, response)
+        self._send(stream, response)
+
+    def _take_data(self, event: DataReceived) -> None:
+        if event.flow_controlled_length:
+            self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        stream = self.streams.get(event.stream_id)
+        if stream is None or stream.input is not Input.COMING or not event.data:
+            return
+        stream.body += event.data
+        if len(stream.body) > self._service.limits.max_body_bytes:
+            self._refuse(stream, error_response(self._too_large()))
+        else:
+            self.charges.request(stream)
+
+    def _take_end(self, stream: Http2Stream) -> None:
+        wanted, stream.input = stream.input is Input.COMING, Input.WHOLE
+        if not wanted:
+            return
+        request = stream.head.request
+        request.body, stream.body = bytes(stream.body), bytearray()
+        if stream.head.packed and request.body:
+            self._unpack(stream)
+        else:
+            self._ready.append(stream)
+
+    def _unpack(self, stream: Http2Stream) -> None:
+        """Unpack a short body at once. Put a long one into `packed`."""
+        gunzip = Gunzip(stream.head.request.body, self._service.limits.max_body_bytes)
+        try:
+            body = gunzip.step()
+        except TopicsError as error:
+            self.unpack_failed(stream, error)
+            return
+        if body is not None:
+            self.unpacked(stream, body)
+        else:
+            stream.unpacking = True
+            self.packed.append((stream, gunzip))
+
+    def unpacked(self, stream: Http2Stream, body: bytes) -> None:
+        """Take the unpacked body of a request."""
+        stream.unpacking = False
+        stream.head.request.body = body
+        self.charges.request(stream)
+        self._ready.append(stream)
+
+    def unpack_failed(self, stream: Http2Stream, error: BaseException) -> None:
+        """Answer a request whose body cannot be unpacked with `error`."""
+        stream.unpacking = False
+        self._abandon(stream)
+        self._send(stream, failure(stream.head.request, error))
+
+    def _too_large(self) -> TopicsError:
+        most = self._service.limits.max_body_bytes
+        return TopicsError(Code.PAYLOAD_TOO_LARGE, f"the body is larger than {most} bytes")
+
+    def _abandon(self, stream: Http2Stream) -> None:
+        """Report a request to the application that was admitted and will not be handled."""
+        if stream.admitted:
+            stream.admitted = False
+            self.call(self._service.abandon, stream.head.request)
+
+    # --- answers
+
+    def answer(self, stream: Http2Stream, response: Response) -> bool:
+        """Take the answer to a request. Return False if compressing its body takes too long here: then
+        `answer_compressed` must follow."""
+        stream.deferred = None
+        if stream.over:
+            self.never_sent(response)
+            return True
+        size_bytes = body_bytes(response.body)
+        if size_bytes >= MIN_GZIP_BYTES and may_compress(response):
+            stream.vary = (VARY,)
+            if stream.head.gzip:
+                if size_bytes > INLINE_BYTES:
+                    return False
+                self.answer_compressed(stream, response, gzip(response.body))
+                return True
+        self._send(stream, response)
+        return True
+
+    def answer_compressed(self, stream: Http2Stream, response: Response, packed: bytes) -> None:
+        """Take the answer to a request with its compressed body."""
+        stream.vary = (VARY, GZIPPED)
+        self._send(stream, Response(response.status, packed, response.content_type, response.headers, response.sent))
+
+    def defer(self, stream: Http2Stream, deferred: Deferred) -> None:
+        """Note that the answer to a request comes later, as `deferred`."""
+        stream.deferred = deferred
+        if not deferred.keeps_request:
+            self.charges.finish(stream)
+
+    def grant(self, stream: Http2Stream, answer: Stream) -> None:
+        """Take an answer without end."""
+        if isinstance(answer, Upgrade):
+            self.call(answer.closed)
+            error = TopicsError(Code.INVALID_REQUEST, "a WebSocket needs a connection of its own, with HTTP/1.1")
+            self._send(stream, error_response(error))
+            return
+        self.charges.finish(stream)
+        try:
+            head = answer_head(answer.head, self._service.answers.date, None)
+        except ValueError as error:
+            self.call(answer.closed)
+            self._send(stream, failure(stream.head.request, error))
+            return
+        stream.answer = answer
+        if stream.head.head_only:
+            stream.ends = True
+        if self._send_head(stream, head, ends=stream.ends) and not stream.ends:
+            stream.is_live = True
+            self.opened.append(stream)
+
+    def _send(self, stream: Http2Stream, response: Response) -> None:
+        """Send an answer, as far as the client takes it."""
+        self.charges.finish(stream)
+        if stream.over:
+            self.never_sent(response)
+            return
+        try:
+            head = answer_head(response, self._service.answers.date, body_bytes(response.body), stream.vary)
+        except Exception as error:
+            self.never_sent(response)
+            response = failure(stream.head.request, error)
+            head = answer_head(response, self._service.answers.date, body_bytes(response.body))
+        stream.response = response
+        stream.ends = True
+        bodiless = stream.head.head_only or response.status in BODILESS or not body_bytes(response.body)
+        if self._send_head(stream, head, ends=bodiless) and not bodiless:
+            self._output.queue(stream, response.body)
+
+    def _send_head(self, stream: Http2Stream, head: list[tuple[bytes, bytes]], *, ends: bool) -> bool:
+        """Send the head of an answer. Return False if the stream has ended."""
+        try:
+            self._h2.send_headers(stream.number, head, end_stream=ends)
+        except ProtocolError:
+            self._drop(stream)
+            return False
+        if ends:
+            self._finish(stream)
+        return True
+
+    # --- answers without end
+
+    def write(self, stream: Http2Stream, data: bytes, high_water_bytes: int) -> bool:
+        """Send a piece of an answer without end. Return False if the client must read first, or has left."""
+        if stream.over or stream.ends:
+            return False
+        self._output.queue(stream, data)
+        if stream.unsent_bytes > high_water_bytes:
+            stream.full = True
+        return not stream.full
+
+    def end_stream(self, stream: Http2Stream) -> None:
+        """End an answer without end, after what was written."""
+        if not stream.over and not stream.ends:
+            self._output.end(stream)
+
+    # --- bytes out
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `fill` would return more."""
+        return bool(self._output) or bool(self._goaway)
+
+    def fill(self, most_bytes: int) -> bytes:
+        """Return bytes to write: frames of the protocol, and about `most_bytes` of answers, a frame of each in turn."""
+        output = self._output
+        if not self.ended:
+            self.input.earn(FRAMES_PER_ANSWER * output.send(most_bytes))
+            finished, output.finished = output.finished, []
+            for stream in finished:
+                self._finish(stream)
+            lost, output.lost = output.lost, []
+            for stream in lost:
+                self._drop(stream)
+            drained, output.drained = output.drained, []
+            for stream in drained:
+                if stream.answer is not None and not stream.over:
+                    self.call(stream.answer.drained)
+        sent = self._h2.data_to_send() + self._goaway
+        self._goaway = b""
+        return sent
+
+    def _finish(self, stream: Http2Stream) -> None:
+        """Forget a stream: all of its answer was sent."""
+        if stream.input is not Input.WHOLE:
+            # The client may stop to send a body that is not wanted (RFC 9113 section 8.1).
+            self._h2.reset_stream(stream.number, ErrorCodes.NO_ERROR)
+        self.input.earn(FRAMES_PER_ANSWER)
+        self._forget(stream)
+
+    # --- deadlines
+
+    def refuse_late(self, stream: Http2Stream) -> None:
+        """Answer a request whose body did not come in time."""
+        error = TopicsError(Code.REQUEST_TIMEOUT, "the request did not arrive completely in time")
+        self._refuse(stream, error_response(error))
+
+    # --- the end
+
+    def fail(self, code: ErrorCodes) -> None:
+        """End the connection at once with an error."""
+        if not self.ended:
+            self._h2.close_connection(code)
+            self._end()
+
+    def drain(self) -> None:
+        """Accept no further stream, and finish those that there are."""
+        if not self.draining:
+            self.draining = True
+            self._goaway = GoAwayFrame(0, last_stream_id=self._last_number, error_code=ErrorCodes.NO_ERROR).serialize()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the connection is to end, and nothing is left to do."""
+        return self.draining and not self.streams
+
+    def lose(self) -> None:
+        """Drop everything: the transport has ended."""
+        self._end()
+        self.charges.note(self, 0, 0)
+        # Break the cycles of references in `h2`, whose tables hold bound methods, so that the connection is freed now
+        # and not by a full garbage collection.
+        vars(self._h2).clear()
+
+    def _end(self) -> None:
+        self.ended = True
+        self.input.drop()
+        for stream in list(self.streams.values()):
+            self._drop(stream)
+
+    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
+        """End one stream at once."""
+        if not stream.over:
+            self._h2.reset_stream(stream.number, code)
+            self._drop(stream)
+
+    def _drop(self, stream: Http2Stream) -> None:
+        """Forget a stream that the client or the server has reset."""
+        if stream.over:
+            return
+        self._abandon(stream)
+        self._forget(stream)
+        if stream.deferred is not None:
+            self.call(stream.deferred.cancel)
+
+    def _forget(self, stream: Http2Stream) -> None:
+        stream.over = True
+        self.charges.finish(stream)
+        self._output.remove(stream)
+        self.streams.pop(stream.number, None)
+        answer, stream.answer = stream.answer, None  # the answer may refer to its sink, and that to the stream
+        if answer is not None:
+            self.call(answer.closed)
+        if stream.response is not None:
+            self.never_sent(stream.response)
+        if stream in self._ready:
+            self._ready.remove(stream)
+
+    def give_up_input(self, error: TopicsError) -> None:
+        """Refuse the requests that are still being received: the memory budget is exhausted."""
+        for stream in list(self.streams.values()):
+            if stream.input is Input.COMING or stream.unpacking:
+                stream.unpacking = False
+                self._refuse(stream, error_response(error))
+
+    def never_sent(self, response: Response) -> None:
+        """Report an answer as delivered: all of it was sent, or nothing of it is held any more."""
+        if response.sent is not None:
+            self.call(response.sent)
+
+    def call(self, hook: Callable[..., Any], *arguments: Any) -> None:
+        """Call into the application where no client waits for an answer. End the connection if that raises."""
+        try:
+            hook(*arguments)
+        except Exception as error:
+            log.failure("hook_failed", error, hook=getattr(hook, "__qualname__", ""))
+            self.fail(ErrorCodes.INTERNAL_ERROR)
