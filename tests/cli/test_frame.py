@@ -62,10 +62,23 @@ def test_unknown_command_suggests_the_closest(home: Cli) -> None:
     assert "did you mean append?" in done.err
 
 
+def test_words_of_other_systems_lead_to_the_command(home: Cli) -> None:
+    for word, name in (("publish", "append"), ("consume", "read"), ("subscribe", "watch"), ("describe", "state")):
+        assert f"did you mean {name}?" in home.pipe(word, "orders").err
+    assert set(tree.SYNONYMS.values()) <= set(tree.ROWS)
+    assert not set(tree.SYNONYMS) & set(tree.ROWS)
+
+
 def test_missing_argument_says_where_to_look(home: Cli) -> None:
-    done = home.pipe("append", "x")
-    assert done.status == 2
-    assert done.err.splitlines()[-1] == "next: `topics append --help` explains the arguments"
+    done = home.pipe("append")
+    assert (done.status, done.err.splitlines()) == (
+        2,
+        [
+            "usage: topics append [options] TOPIC [DATA…]",
+            "topics: the following arguments are required: TOPIC",
+            "next: `topics append --help` explains the arguments",
+        ],
+    )
 
 
 def test_no_server_is_its_own_exit_status(home: Cli) -> None:

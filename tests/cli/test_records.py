@@ -173,6 +173,12 @@ def test_read_output_can_be_appended_as_records(cli: Cli) -> None:
     ]
 
 
+def test_append_without_data_reads_the_pipe(cli: Cli) -> None:
+    assert only(cli.pipe("append", "implied", stdin="1\n2\n"))["count"] == 2
+    refused = cli.tty("append", "implied")
+    assert (refused.status, "there is nothing to append" in refused.out) == (2, True)
+
+
 def test_append_of_an_empty_pipe_appends_nothing(cli: Cli) -> None:
     assert only(cli.pipe("append", "empty-pipe", "-", stdin="\n\n"))["count"] == 0
 
@@ -208,6 +214,7 @@ def test_read_selects_by_seq_time_tag_and_count(cli: Cli, capped: str) -> None:
     assert seqs(cli.pipe("read", capped, "--from", "7", "--to", "9")) == [7, 8, 9]
     assert seqs(cli.pipe("read", capped, "--from", "7", "--limit", "2")) == [7, 8]
     assert seqs(cli.pipe("read", capped, "--last", "3")) == [12, 13, 14]
+    assert seqs(cli.pipe("read", capped, "-n", "3")) == [12, 13, 14]
     assert seqs(cli.pipe("read", capped, "--last", "3", "--tag", "odd:*")) == [9, 11, 13]
     assert seqs(cli.pipe("read", capped, "--last", "100")) == list(range(5, 15))
     assert seqs(cli.pipe("read", capped, "--ago", "1h")) == list(range(5, 15))

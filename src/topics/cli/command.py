@@ -47,6 +47,7 @@ class Command:
     rows: str | None = None
     examples: str = ""
     details: str = ""
+    usage: str = ""  # of the arguments; from their names if it is empty
 
 
 def add(subparsers: Subparsers[argparse.ArgumentParser], command: Command) -> argparse.ArgumentParser:
@@ -54,7 +55,7 @@ def add(subparsers: Subparsers[argparse.ArgumentParser], command: Command) -> ar
     parser = subparsers.add_parser(
         command.name,
         help=command.help,
-        description=f"{command.help[:1].upper()}{command.help[1:]}.{command.details and ' ' + command.details}",
+        description=_wrapped(f"{command.help[:1].upper()}{command.help[1:]}. {command.details}"),
         epilog=f"examples:\n{command.examples.rstrip()}" if command.examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -64,8 +65,25 @@ def add(subparsers: Subparsers[argparse.ArgumentParser], command: Command) -> ar
     output.add_argument("--json", action="store_true", help="print JSON lines, also on a terminal")
     output.add_argument("--curl", action="store_true", help="print the request as a curl command, and do not send it")
     targets.add_options(parser)
+    parser.usage = f"%(prog)s [options] {command.usage or _names_of_arguments(parser)}".rstrip()
     parser.set_defaults(execute=lambda args: execute(command, args))
     return parser
+
+
+def _wrapped(text: str) -> str:
+    from shutil import get_terminal_size
+    from textwrap import fill
+
+    return fill(text, width=min(get_terminal_size().columns - 2, 100))
+
+
+def _names_of_arguments(parser: argparse.ArgumentParser) -> str:
+    """Return the arguments as a usage line shows them: `TOPIC DATA…`, `[PATTERN]`."""
+    shapes = {"?": "[{}]", "+": "{}…", "*": "[{}…]"}
+    return " ".join(
+        shapes.get(str(action.nargs), "{}").format(action.metavar or action.dest)
+        for action in parser._get_positional_actions()
+    )
 
 
 def execute(command: Command, args: Args) -> int:

@@ -62,6 +62,27 @@ GROUPS: dict[str, tuple[Row, ...]] = {
 
 ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
 
+# What people who know other systems type first, and the command that does it here.
+ALSO_KNOWN_AS = {
+    "append": "add pub publish produce producer push send write put",
+    "read": "cat get consume tail fetch scan diff",
+    "watch": "sub subscribe follow listen",
+    "ls": "list topics topic streams",
+    "state": "describe info show stat",
+    "config": "alter set",
+    "rm": "drop remove destroy",
+    "delete": "purge trim erase",
+    "serve": "server start run up",
+    "top": "stats monitor dashboard",
+    "doctor": "status health check diagnose",
+    "queue": "queues job jobs work claim worker",
+    "router": "routers route mirror",
+    "consumer": "consumers group groups lag",
+    "context": "contexts login profile profiles",
+    "bench": "benchmark perf load",
+}
+SYNONYMS = {word: name for name, words in ALSO_KNOWN_AS.items() for word in words.split()}
+
 EXAMPLES = """\
 topics create orders --cap-records 1M     topics append orders '{"sku": "V60"}' --tag order-7
 topics read orders --last 10 -f           topics watch 'chat-*' orders

@@ -27,9 +27,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     topic_argument(parser, help="the topic; the first append creates it")
     parser.add_argument(
         "data",
-        nargs="+",
+        nargs="*",
+        default=[],
         metavar="DATA",
-        help="JSON values; other text becomes a string; - reads JSON lines from a pipe",
+        help="JSON values; other text becomes a string; without DATA, or with -, read JSON lines from a pipe",
     )
     parser.add_argument("--text", action="store_true", help="take every DATA as a string, also if it is JSON")
     parser.add_argument(
@@ -52,7 +53,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def _request(args: Args) -> Request:
     """Return the request for the arguments, or for the first lines of the pipe."""
-    if args.data == ["-"]:
+    if _is_piped(args):
         from topics.cli.data import pipe_append
 
         return pipe_append.first_request(args)
@@ -62,6 +63,13 @@ def _request(args: Args) -> Request:
     if len(records) > MAX_BATCH:
         raise usage(f"{len(records)} records are too many arguments", "pass them as JSON lines on standard input: -")
     return write(args, b",".join(records), key=args.key)
+
+
+def _is_piped(args: Args) -> bool:
+    """Return whether the records come from standard input. Raise `Failure` if there is neither DATA nor a pipe."""
+    if not args.data and sys.stdin.isatty():
+        raise usage("there is nothing to append", "pass values, such as '{\"a\": 1}', or - to type JSON lines")
+    return args.data in ([], ["-"])
 
 
 def write(args: Args, records: bytes, *, key: str | None) -> Request:
@@ -122,7 +130,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _run(call: Call) -> int:
-    if call.args.data == ["-"]:
+    if _is_piped(call.args):
         from topics.cli.data import pipe_append
 
         if sys.stdin.isatty():

@@ -33,9 +33,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--since", metavar="TIME", type=parse_time, help="start at this time (ISO 8601, or milliseconds)"
     )
-    start.add_argument("--last", metavar="N", type=parse_count, help="the last N records; 0 with -f: only new ones")
+    start.add_argument(
+        "-n", "--last", metavar="N", type=parse_count, help="the last N records; 0 with -f: only new ones"
+    )
     parser.add_argument("--to", dest="last_seq", metavar="SEQ", type=parse_count, help="last seq to read [the head]")
-    parser.add_argument("-n", "--limit", metavar="N", type=parse_positive, help="stop after N records")
+    parser.add_argument("--limit", metavar="N", type=parse_positive, help="stop after N records")
     parser.add_argument("-f", "--follow", action="store_true", help="keep printing new records")
     parser.add_argument("--tag", metavar="TAG", help="only this tag; a trailing * matches the beginning")
     parser.add_argument("--skip-node", metavar="NODE", action="append", help="leave out records of this writer")

@@ -44,7 +44,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lease", metavar="DURATION", type=parse_duration, default=30_000, help="lease of a job [30s]")
     parser.add_argument("--timeout", metavar="DURATION", type=parse_duration, help="end a program after this time")
-    parser.add_argument("--until-empty", action="store_true", help="end when no job is ready")
+    parser.add_argument(
+        "--until-empty", action="store_true", help="end when no job is ready; exit status 1 if a job was returned"
+    )
     parser.add_argument("--node", metavar="NODE", help="name of the worker [a new one for each run]")
 
 
@@ -227,6 +229,7 @@ WORK = Command(
     arguments=_arguments,
     request=_claim,
     run=_run,
+    usage="QUEUE -- COMMAND…",
     details="The program gets the data on standard input, and TOPICS_QUEUE, TOPICS_SEQ, TOPICS_TAG and "
     "TOPICS_DELIVERIES in its environment. The lease is extended while it runs. On SIGINT or SIGTERM, running programs "
     "finish; a second signal ends them.",
