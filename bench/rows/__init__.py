@@ -4,6 +4,7 @@ from row import Row
 from rows import (
     append,
     cli,
+    clients,
     cold,
     consumers,
     features,
@@ -34,5 +35,6 @@ ROWS: tuple[Row, ...] = (
     consumers.ROW,
     features.ROW,
     cli.ROW,
+    clients.ROW,
     spark.ROW,
 )

@@ -183,6 +183,45 @@ async def test_writer_fails_futures_of_records_that_cannot_be_written(topics: As
         await future
 
 
+async def test_writer_sends_parts_to_a_server_that_takes_fewer_records(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, {"max_batch_records": 10})
+    async with AsyncTopics(server.url) as topics, topics.writer("log", linger_ms=50) as writer:
+        futures = [await writer.append(n) for n in range(25)]
+        await writer.flush()
+        assert [future.result() for future in futures] == list(range(1, 26))
+        assert [await future for future in [await writer.append(n) for n in range(12)]] == list(range(26, 38))
+        assert [record.data async for record in topics.read("log")] == [*range(25), *range(12)]
+    server.stop()
+
+
+async def test_writer_reports_which_part_of_a_batch_failed() -> None:
+    answers = iter([(400, "batch_too_large"), (200, ""), (422, "topic_not_found")])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        status, code = next(answers)
+        if code:
+            return httpx.Response(status, json={"error": {"code": code, "message": "no", "detail": {"max": 2}}})
+        return httpx.Response(200, json={"first_seq": 7, "last_seq": 8, "head_seq": 8})
+
+    async with AsyncTopics(transport=httpx.MockTransport(answer)) as topics, topics.writer("log") as writer:
+        futures = [await writer.append(n) for n in range(4)]
+        await writer.flush()
+    assert [future.result() for future in futures[:2]] == [7, 8]
+    for future in futures[2:]:
+        assert isinstance(future.exception(), errors.TopicNotFound)
+        with pytest.raises(errors.TopicNotFound):
+            await future
+
+
+async def test_future_of_a_seq_calls_back(topics: AsyncTopics, name: str) -> None:
+    called: list[int] = []
+    async with topics.writer(name) as writer:
+        (await writer.append(1)).add_done_callback(lambda future: called.append(future.result()))
+        await writer.flush()
+        await asyncio.sleep(0)
+    assert called == [1]
+
+
 async def test_worker_acks_retries_and_dead_letters(topics: AsyncTopics, name: str) -> None:
     await topics.put_topic(name, type="queue", max_deliveries=2, dead_letter=f"{name}.dead")
     await topics.append_many(name, [NewRecord(data=n) for n in range(6)])
@@ -213,10 +252,10 @@ async def test_lease_is_extended_while_the_handler_runs(topics: AsyncTopics, nam
     await topics.append(name, "long")
     deliveries: list[int] = []
 
-    @topics.worker(name, lease_ms=300)
+    @topics.worker(name, lease_ms=1500)
     async def work(job: Any) -> None:
         deliveries.append(job.deliveries)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.8)
         topics.stop()
 
     await asyncio.wait_for(topics.run(), 20)

@@ -154,9 +154,9 @@ test("a lease is extended while the handler runs", async () => {
   const deliveries = []
   await topics.work(queue, async (job) => {
     deliveries.push(job.deliveries)
-    await new Promise((resolve) => setTimeout(resolve, 1000))
+    await new Promise((resolve) => setTimeout(resolve, 1800))
     stop.abort()
-  }, { leaseMs: 300, signal: stop.signal })
+  }, { leaseMs: 1500, signal: stop.signal })
   assert.deepEqual(deliveries, [1])
 })
 

@@ -11,6 +11,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
+from topics.client.seqs import Seqs, error_at, seq_at
+
 T = TypeVar("T")
 
 
@@ -57,34 +61,31 @@ async def yield_now() -> None:
     await asyncio.sleep(0)
 
 
-class SeqFuture:
+class SeqFuture(Struct, gc=False, eq=False):
     """The seq of one record of a batch. Await it, or ask for its `result` once it is `done`."""
 
-    __slots__ = ("_first_seq", "_index")
-
-    def __init__(self, first_seq: Future[int], index: int) -> None:
-        self._first_seq = first_seq
-        self._index = index
+    seqs: Future[Seqs]
+    index: int
 
     def __await__(self) -> Generator[Any, None, int]:
         # The future belongs to the batch: a caller that is cancelled must not cancel it for the others.
-        first_seq = yield from asyncio.shield(self._first_seq).__await__()
-        return first_seq + self._index
+        seqs = yield from asyncio.shield(self.seqs).__await__()
+        return seq_at(seqs, self.index)
 
     def done(self) -> bool:
-        return self._first_seq.done()
+        return self.seqs.done()
 
     def result(self) -> int:
         """Return the seq. Raise the error of the write, or `asyncio.InvalidStateError` if it is not done."""
-        return self._first_seq.result() + self._index
+        return seq_at(self.seqs.result(), self.index)
 
     def exception(self) -> BaseException | None:
         """Return the error of the write, or None if it succeeded."""
-        return self._first_seq.exception()
+        return self.seqs.exception() or error_at(self.seqs.result(), self.index)
 
     def add_done_callback(self, function: Callable[[SeqFuture], object]) -> None:
         """Call a function with this future once it is done."""
-        self._first_seq.add_done_callback(lambda _: function(self))
+        self.seqs.add_done_callback(lambda _: function(self))
 
 
 class Group:

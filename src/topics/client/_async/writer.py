@@ -15,7 +15,9 @@ from msgspec import Struct
 from topics.client import tracing
 from topics.client._async import tools
 from topics.client._async.transport import UNLIMITED, AsyncTransport, topic_path, with_query
+from topics.client.errors import BatchTooLarge, PayloadTooLarge
 from topics.client.items import Appended, NewRecord
+from topics.client.seqs import Seqs
 
 PAUSE_S = 0.005
 _encode = msgspec.json.Encoder().encode
@@ -28,22 +30,22 @@ class _Plain(Struct, gc=False):
 
 
 class _Batch:
-    """Records that go out in one request, and a future of the seq of the first one."""
+    """Records that go out together, and a future of their seqs."""
 
-    __slots__ = ("first_seq", "size_bytes", "texts")
+    __slots__ = ("seqs", "size_bytes", "texts")
 
     def __init__(self) -> None:
         self.texts: list[bytes] = []
         self.size_bytes = 0
-        self.first_seq: tools.Future[int] = tools.new_future()
+        self.seqs: tools.Future[Seqs] = tools.new_future()
 
 
 class AsyncWriter:
     """Appends records to one topic in batches, in order, one batch at a time.
 
-    A batch goes out when it has `max_records` or `max_bytes`, or when its first record has waited `linger_ms`. Each has
-    an idempotency key, so a batch whose answer was lost is sent again and written once. `append` waits while more than
-    `max_pending_bytes` wait to be written.
+    A batch goes out when it has `max_records` or `max_bytes`, or when its first record has waited `linger_ms`. A server
+    that takes fewer records at a time gets it in parts. Each request has an idempotency key, so one whose answer was
+    lost is sent again and written once. `append` waits while more than `max_pending_bytes` wait to be written.
     """
 
     def __init__(
@@ -65,8 +67,8 @@ class AsyncWriter:
         self._linger_s = linger_ms / 1000
         self._max_pending_bytes = max_pending_bytes
         self._node = node
-        self._key = uuid4().hex
-        self._batches = 0
+        self._key = uuid4().hex.encode()
+        self._requests = 0
         self._open: _Batch | None = None  # takes records
         self._full: deque[_Batch] = deque()  # wait to be sent
         self._sent: _Batch | None = None  # waits for its answer
@@ -111,24 +113,25 @@ class AsyncWriter:
                 priority=priority, delay_ms=delay_ms, deliver_at=deliver_at,
             )  # fmt: skip
             text = self._encoded(record)
-        if self._pending_bytes + len(text) > self._max_pending_bytes:
-            await self._wait_for_room(len(text))
+        size = len(text)
+        if self._pending_bytes + size > self._max_pending_bytes:
+            await self._wait_for_room(size)
         with self._lock:
             batch = self._open
             if batch is None:
                 batch = self._begin_batch()
-            batch.texts.append(text)
-            batch.size_bytes += len(text)
-            self._pending_bytes += len(text)
-            count = len(batch.texts)
-            is_full = count >= self._max_records or batch.size_bytes >= self._max_bytes
-            if is_full:
-                self._full.append(batch)
-                self._open = None
-                self._changed.set()
-        if is_full:
-            await self._let_sender_run()
-        return tools.SeqFuture(batch.first_seq, count - 1)
+            texts = batch.texts
+            index = len(texts)
+            texts.append(text)
+            batch.size_bytes += size
+            self._pending_bytes += size
+            if index + 1 < self._max_records and batch.size_bytes < self._max_bytes:
+                return tools.SeqFuture(batch.seqs, index)
+            self._full.append(batch)
+            self._open = None
+            self._changed.set()
+        await self._let_sender_run()
+        return tools.SeqFuture(batch.seqs, index)
 
     def _encoded(self, record: NewRecord) -> bytes:
         with tracing.sending(self._topic, [record]) as traced:
@@ -168,7 +171,7 @@ class AsyncWriter:
             last = self._open or (self._full[-1] if self._full else self._sent)
         if last is not None:
             self._changed.set()
-            await tools.wait_until_done(last.first_seq)
+            await tools.wait_until_done(last.seqs)
 
     async def aclose(self) -> None:
         """Write what is pending, and end. A `with` block does so by itself.
@@ -203,17 +206,35 @@ class AsyncWriter:
             return self._sent
 
     async def _send(self, batch: _Batch) -> None:
-        self._batches += 1
-        body = b'{"idempotency_key":"%b-%d","records":[%b]}' % (
-            self._key.encode(), self._batches, b",".join(batch.texts),
-        )  # fmt: skip
         try:
-            done = await self._http.call("POST", self._path, Appended, body=body, retries=UNLIMITED, keyed=True)
+            batch.seqs.set_result(await self._written(batch.texts))
         except Exception as error:
-            batch.first_seq.set_exception(error)
-        else:
-            batch.first_seq.set_result(done.first_seq)
+            batch.seqs.set_exception(error)
         with self._lock:
             self._sent = None
             self._pending_bytes -= batch.size_bytes
         self._drained.set()
+
+    async def _written(self, texts: list[bytes]) -> Seqs:
+        """Write records in one request, or in several if the server does not take as many at a time."""
+        self._requests += 1
+        body = b'{"idempotency_key":"%b-%d","records":[%b]}' % (self._key, self._requests, b",".join(texts))
+        try:
+            done = await self._http.call("POST", self._path, Appended, body=body, retries=UNLIMITED, keyed=True)
+        except (BatchTooLarge, PayloadTooLarge) as error:
+            if len(texts) == 1:
+                raise
+            most = len(texts) // 2
+            if isinstance(error, BatchTooLarge):
+                most = self._max_records = min((error.detail or {}).get("max") or most, len(texts) - 1)
+        else:
+            return range(done.first_seq, done.first_seq + len(texts))
+        seqs: list[int | Exception] = []
+        for start in range(0, len(texts), most):
+            try:
+                seqs += await self._written(texts[start : start + most])
+            except Exception as error:
+                if not seqs:
+                    raise
+                return seqs + [error] * (len(texts) - len(seqs))
+        return seqs

@@ -154,7 +154,7 @@ class Topics(TopicCalls, RecordCalls, ConsumerCalls, QueueCalls, RouterCalls, Se
         self,
         topic: str,
         *,
-        max_records: int = 1000,
+        max_records: int = 5000,
         max_bytes: int = 1 << 20,
         linger_ms: int = 5,
         max_pending_bytes: int = 64 << 20,

@@ -11,6 +11,10 @@ from concurrent.futures import wait
 from threading import Event as Event
 from typing import Any, TypeVar, cast
 
+from msgspec import Struct
+
+from topics.client.seqs import Seqs, error_at, seq_at
+
 T = TypeVar("T")
 
 
@@ -57,29 +61,26 @@ def yield_now() -> None:
     """Do nothing: threads run by themselves."""
 
 
-class SeqFuture:
+class SeqFuture(Struct, gc=False, eq=False):
     """The seq of one record of a batch. `result` waits for it."""
 
-    __slots__ = ("_first_seq", "_index")
-
-    def __init__(self, first_seq: Future[int], index: int) -> None:
-        self._first_seq = first_seq
-        self._index = index
+    seqs: Future[Seqs]
+    index: int
 
     def done(self) -> bool:
-        return self._first_seq.done()
+        return self.seqs.done()
 
     def result(self, timeout_s: float | None = None) -> int:
         """Wait for the seq and return it. Raise the error of the write, or `TimeoutError` after `timeout_s`."""
-        return self._first_seq.result(timeout_s) + self._index
+        return seq_at(self.seqs.result(timeout_s), self.index)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """Wait, and return the error of the write, or None if it succeeded."""
-        return self._first_seq.exception(timeout_s)
+        return self.seqs.exception(timeout_s) or error_at(self.seqs.result(), self.index)
 
     def add_done_callback(self, function: Callable[[SeqFuture], object]) -> None:
         """Call a function with this future once it is done."""
-        self._first_seq.add_done_callback(lambda _: function(self))
+        self.seqs.add_done_callback(lambda _: function(self))
 
 
 class Group:
