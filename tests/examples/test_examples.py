@@ -12,6 +12,8 @@ from queue import Queue
 
 import pytest
 
+from tests.browser import WAIT_S as BROWSER_WAIT_S
+from tests.browser import Site, needs_browser, visiting
 from tests.conftest import ServerProcess
 from topics.client import NewRecord, Topics
 
@@ -114,6 +116,27 @@ def test_live_shows_topics_that_come_later(form: str, server: ServerProcess, tmp
         assert program.line() == "watching"
         topics.append("chat-green", "hello")
         assert program.line() == "chat-green hello"
+
+
+REPORT = """<script>
+  new MutationObserver(() => fetch("/seen", { method: "POST", body: document.querySelector("li").textContent }))
+    .observe(document.getElementById("messages"), { childList: true })
+</script>"""
+
+
+@needs_browser
+def test_live_page_shows_new_messages_in_a_browser(tmp_path: Path) -> None:
+    """The page is on another origin than the server, and gets the client from the server."""
+    seen: Queue[bytes] = Queue()
+    with Site(seen.put) as site:
+        server = ServerProcess(tmp_path / "server", {"cors_origins": site.origin})
+        site.page = (EXAMPLES / "live.html").read_text() + REPORT
+        with Topics(server.url) as topics, visiting(f"{site.origin}/?server={server.url}", tmp_path):
+            topics.append("chat-green", "hello")
+            assert seen.get(timeout=BROWSER_WAIT_S) == b'chat-green: "hello"'
+            topics.append("chat-blue", {"text": "later"})
+            assert seen.get(timeout=WAIT_S) == b'chat-blue: {"text":"later"}'
+        server.stop()
 
 
 @pytest.mark.parametrize("path", sorted([*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.mjs")]), ids=lambda path: path.name)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.conftest import ServerProcess, StartServer
 
@@ -17,3 +18,11 @@ def test_client_is_served_with_caching_headers(start_server: StartServer) -> Non
     assert answer.headers["access-control-allow-origin"] == "*"
     again = httpx.get(f"{server.url}/client.js", headers={"if-none-match": answer.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+@pytest.mark.parametrize("origins", ["*", "http://app.example"])
+def test_client_has_one_allowed_origin_whatever_the_setting(start_server: StartServer, origins: str) -> None:
+    """A browser refuses an answer with two."""
+    server: ServerProcess = start_server(cors_origins=origins)
+    answer = httpx.get(f"{server.url}/client.js", headers={"origin": "http://app.example"})
+    assert answer.headers.get_list("access-control-allow-origin") == ["*"]

@@ -10,6 +10,7 @@ METHODS = b"GET, POST, PUT, DELETE"
 WARNINGS = b"topics-warnings"  # warnings of an answer that is no JSON object
 EXPOSED = b"retry-after, " + WARNINGS
 MAX_AGE_S = b"600"
+ALLOW_ORIGIN = b"access-control-allow-origin"
 VARY: Header = (b"vary", b"origin")
 
 
@@ -55,15 +56,20 @@ class CorsApp:
         return Response(204, headers=fields)
 
     def _marked(self, response: Response, request: Request) -> Response:
-        """Return a copy with the CORS fields. The application may keep the answer and return it again."""
+        """Return a copy with the CORS fields. The application may keep the answer and return it again.
+
+        An answer for pages of any origin has its own field, and a browser refuses two.
+        """
+        if any(name == ALLOW_ORIGIN for name, _ in response.headers):
+            return response
         headers = (*response.headers, *self._fields(request))
         return Response(response.status, response.body, response.content_type, headers, response.sent)
 
     def _fields(self, request: Request) -> tuple[Header, ...]:
         """Return the CORS fields for a request. Without `*`, every answer says that it depends on the origin."""
         if self._any:
-            return (b"access-control-allow-origin", b"*"), (b"access-control-expose-headers", EXPOSED)
+            return (ALLOW_ORIGIN, b"*"), (b"access-control-expose-headers", EXPOSED)
         origin = request.headers.get(b"origin", b"")
         if origin.lower() not in self._origins:
             return (VARY,)
-        return (b"access-control-allow-origin", origin), (b"access-control-expose-headers", EXPOSED), VARY
+        return (ALLOW_ORIGIN, origin), (b"access-control-expose-headers", EXPOSED), VARY
