@@ -592,6 +592,38 @@ export class Topics {
         bytes: number;
     }>;
     /**
+     * Return what has become of each seq of a window: live, deleted, archived, or lost and why. Short ranges are merged.
+     * @param {string} topic
+     * @param {{fromSeq?: number, toSeq?: number, ranges?: number, signal?: AbortSignal}} [options]
+     * @returns {Promise<{topic: string, epoch: number, head_seq: number, earliest_seq: number, archived_seq: number, from_seq: number, to_seq: number, resolution: number, ranges: {from_seq: number, to_seq: number, state: string, live?: number, deleted?: number, lost?: number}[], live: number, deleted: number, lost: number}>}
+     */
+    timeline(topic: string, { signal, ...options }?: {
+        fromSeq?: number;
+        toSeq?: number;
+        ranges?: number;
+        signal?: AbortSignal;
+    }): Promise<{
+        topic: string;
+        epoch: number;
+        head_seq: number;
+        earliest_seq: number;
+        archived_seq: number;
+        from_seq: number;
+        to_seq: number;
+        resolution: number;
+        ranges: {
+            from_seq: number;
+            to_seq: number;
+            state: string;
+            live?: number;
+            deleted?: number;
+            lost?: number;
+        }[];
+        live: number;
+        deleted: number;
+        lost: number;
+    }>;
+    /**
      * Report that an archive has every record of this epoch of the topic up to `seq`. An archive that deletes archived
      * records from the topic reports the last one first, as `trimmedSeq`.
      * @param {string} topic
@@ -939,6 +971,28 @@ export class Topics {
      * @returns {Promise<string>}
      */
     metricsText(): Promise<string>;
+    /**
+     * Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
+     * @param {{after?: number}} [options]
+     * @returns {Promise<{interval_ms: number, capacity: number, columns: string[], rows: number[][]}>}
+     */
+    samples({ after }?: {
+        after?: number;
+    }): Promise<{
+        interval_ms: number;
+        capacity: number;
+        columns: string[];
+        rows: number[][];
+    }>;
+    /**
+     * Return the scopes and prefixes of the API key. Throws `Unauthorized` if the server does not know it.
+     * @returns {Promise<{key: string|null, scopes: string[], prefixes: string[]}>}
+     */
+    whoami(): Promise<{
+        key: string | null;
+        scopes: string[];
+        prefixes: string[];
+    }>;
     /**
      * Return the OpenAPI document of the server.
      * @returns {Promise<Record<string, any>>}

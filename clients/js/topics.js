@@ -1063,6 +1063,17 @@ export class Topics {
   }
 
   /**
+   * Return what has become of each seq of a window: live, deleted, archived, or lost and why. Short ranges are merged.
+   * @param {string} topic
+   * @param {{fromSeq?: number, toSeq?: number, ranges?: number, signal?: AbortSignal}} [options]
+   * @returns {Promise<{topic: string, epoch: number, head_seq: number, earliest_seq: number, archived_seq: number, from_seq: number, to_seq: number, resolution: number, ranges: {from_seq: number, to_seq: number, state: string, live?: number, deleted?: number, lost?: number}[], live: number, deleted: number, lost: number}>}
+   */
+  timeline(topic, { signal, ...options } = {}) {
+    const query = Object.entries(wire(options)).map(([key, value]) => [key, String(value)])
+    return this.#call("GET", `/v0/topics/${encodeURIComponent(topic)}/timeline?${new URLSearchParams(query)}`, { signal })
+  }
+
+  /**
    * Report that an archive has every record of this epoch of the topic up to `seq`. An archive that deletes archived
    * records from the topic reports the last one first, as `trimmedSeq`.
    * @param {string} topic
@@ -1527,6 +1538,23 @@ export class Topics {
    */
   metricsText() {
     return this.#send("GET", "/v0/metrics", { accept: "text/plain" }, (response) => response.text())
+  }
+
+  /**
+   * Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
+   * @param {{after?: number}} [options]
+   * @returns {Promise<{interval_ms: number, capacity: number, columns: string[], rows: number[][]}>}
+   */
+  samples({ after = 0 } = {}) {
+    return this.#call("GET", `/v0/samples?after=${after}`)
+  }
+
+  /**
+   * Return the scopes and prefixes of the API key. Throws `Unauthorized` if the server does not know it.
+   * @returns {Promise<{key: string|null, scopes: string[], prefixes: string[]}>}
+   */
+  whoami() {
+    return this.#call("GET", "/v0/whoami")
   }
 
   /**

@@ -305,5 +305,8 @@ async def test_routers_queues_and_the_server_are_complete(topics: AsyncTopics, n
     assert (await topics.delete(name, before_seq=2)).deleted == 1
     assert name in [row.topic async for row in topics.topics(prefix=name)]
     assert (await topics.health()).status == "ok"
+    assert "read" in (await topics.whoami()).scopes
+    assert (await topics.samples()).columns
+    assert [part.state for part in (await topics.timeline(name)).ranges] == ["deleted"]
     assert "topics_topics" in await topics.metrics("prometheus")
     assert await topics.drop_topic(name)

@@ -73,6 +73,9 @@ CALLS: list[Callable[[AsyncTopics], Any]] = [
     lambda t: t.ready(),
     lambda t: t.metrics(),
     lambda t: t.openapi(),
+    lambda t: t.samples(),
+    lambda t: t.whoami(),
+    lambda t: t.timeline("a"),
 ]
 
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, overload
 
 import msgspec
 
-from topics.client._async.transport import AsyncCalls
+from topics.client._async.transport import AsyncCalls, with_query
 from topics.client.errors import Unavailable, Unreachable
-from topics.model import wire
+from topics.model import inspection, wire
 
 Metrics = dict[str, float | dict[str, Any]]
 """A number by the name of the metric, or numbers by label."""
@@ -56,6 +56,21 @@ class AsyncServerCalls(AsyncCalls):
         if format == "prometheus":
             return (await self._http.send("GET", "/v0/metrics", accept="text/plain")).decode()
         return msgspec.json.decode(await self._http.send("GET", "/v0/metrics"), type=Metrics)
+
+    async def samples(self, *, after: int = 0) -> inspection.Samples:
+        """Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
+
+        found = await topics.samples()
+        print(found.columns, found.rows[-1])
+        """
+        return await self._http.call("GET", with_query("/v0/samples", after=after), inspection.Samples)
+
+    async def whoami(self) -> inspection.Whoami:
+        """Return the scopes and prefixes of the API key. Raises `Unauthorized` if the server does not know it.
+
+        print((await topics.whoami()).scopes)
+        """
+        return await self._http.call("GET", "/v0/whoami", inspection.Whoami)
 
     async def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document of the server.

@@ -7,9 +7,9 @@ from typing import Any, Literal, overload
 
 import msgspec
 
-from topics.client._sync.transport import Calls
+from topics.client._sync.transport import Calls, with_query
 from topics.client.errors import Unavailable, Unreachable
-from topics.model import wire
+from topics.model import inspection, wire
 
 Metrics = dict[str, float | dict[str, Any]]
 """A number by the name of the metric, or numbers by label."""
@@ -57,6 +57,21 @@ class ServerCalls(Calls):
         if format == "prometheus":
             return (self._http.send("GET", "/v0/metrics", accept="text/plain")).decode()
         return msgspec.json.decode(self._http.send("GET", "/v0/metrics"), type=Metrics)
+
+    def samples(self, *, after: int = 0) -> inspection.Samples:
+        """Return figures of the last hour, a row every few seconds, from after a time in ms since 1970.
+
+        found = topics.samples()
+        print(found.columns, found.rows[-1])
+        """
+        return self._http.call("GET", with_query("/v0/samples", after=after), inspection.Samples)
+
+    def whoami(self) -> inspection.Whoami:
+        """Return the scopes and prefixes of the API key. Raises `Unauthorized` if the server does not know it.
+
+        print((topics.whoami()).scopes)
+        """
+        return self._http.call("GET", "/v0/whoami", inspection.Whoami)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document of the server.

@@ -8,7 +8,7 @@ from typing import Unpack
 
 from topics.client._sync.transport import Calls, topic_path, with_query
 from topics.client.items import Config
-from topics.model import wire
+from topics.model import inspection, wire
 
 
 class TopicCalls(Calls):
@@ -50,6 +50,19 @@ class TopicCalls(Calls):
         """
         path = with_query(topic_path(topic), if_empty=True if if_empty else None)
         return (self._http.call("DELETE", path, wire.TopicDropped)).deleted
+
+    def timeline(
+        self, topic: str, *, from_seq: int = 1, to_seq: int | None = None, ranges: int = inspection.RANGES
+    ) -> inspection.TimelineAnswer:
+        """Return what has become of each seq from `from_seq` to `to_seq`: live, deleted, archived, or lost and why.
+
+        There are about as many `ranges` as asked for; shorter ranges are merged.
+
+        for part in (topics.timeline("orders")).ranges:
+            print(part.from_seq, part.to_seq, part.state)
+        """
+        path = with_query(topic_path(topic, "/timeline"), from_seq=from_seq, to_seq=to_seq, ranges=ranges)
+        return self._http.call("GET", path, inspection.TimelineAnswer)
 
     def report_archived(self, topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> wire.ArchivedAnswer:
         """Report that an archive has every record of this epoch of the topic up to `seq`.
