@@ -670,6 +670,27 @@ export class Topics {
         head_seq: number;
     }>;
     /**
+     * Move consumers of any topics. They never move back. A commit that cannot take effect is listed in `refused`.
+     *
+     *     await topics.commit([{ topic: "orders", consumer: "billing", seq: 480 }])
+     *
+     * @param {{topic: string, consumer: string, seq: number}[]} commits
+     * @returns {Promise<{committed: number, refused: {topic: string, consumer: string, code: string, message: string}[]}>}
+     */
+    commit(commits: {
+        topic: string;
+        consumer: string;
+        seq: number;
+    }[]): Promise<{
+        committed: number;
+        refused: {
+            topic: string;
+            consumer: string;
+            code: string;
+            message: string;
+        }[];
+    }>;
+    /**
      * Return a consumer: its position, its lag, and what it has lost. Throws `ConsumerNotFound`.
      * @param {string} topic
      * @param {string} name

@@ -51,6 +51,9 @@ async def test_consumer_is_stored_moved_listed_and_dropped(topics: AsyncTopics, 
     assert caught.value.detail == {"topic": filled, "consumer": "billing", "seq": 4}
     found = await topics.consumer(filled, "billing")
     assert (found.seq, found.lag_records, found.meta, found.lost) == (4, 6, {"owner": "ada"}, None)
+    done = await topics.commit([(filled, "billing", 5), (filled, "nobody", 5)])
+    assert (done.committed, [row.consumer for row in done.refused]) == (1, ["nobody"])
+    assert (await topics.consumer(filled, "billing")).seq == 5
     assert [row.consumer async for row in topics.consumers(filled)] == ["billing"]
     assert [(row.topic, row.consumer) async for row in topics.consumers(prefix=filled)] == [(filled, "billing")]
     assert await topics.drop_consumer(filled, "billing")

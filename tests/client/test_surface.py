@@ -55,6 +55,7 @@ CALLS: list[Callable[[AsyncTopics], Any]] = [
     lambda t: t.consumer("a", "a"),
     lambda t: t.consumers("a"),
     lambda t: t.consumers(),
+    lambda t: t.commit([("a", "a", 1)]),
     lambda t: t.drop_consumer("a", "a"),
     lambda t: t.watch(["a"]),
     lambda t: t.claim("a", node="w"),

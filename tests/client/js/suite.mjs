@@ -83,6 +83,8 @@ test("consumers are stored, moved, listed and dropped", async () => {
   assert.deepEqual((await take(topics.consumers(topic), Infinity)).map((row) => row.consumer), ["billing"])
   assert.deepEqual((await take(topics.consumers(null, { prefix: topic }), Infinity)).map((row) => row.topic), [topic])
   assert.deepEqual((await topics.diff(topic, { consumer: "billing", commit: 2 })).records.map((r) => r.seq), [3, 4])
+  assert.equal((await topics.commit([{ topic, consumer: "billing", seq: 3 }])).committed, 1)
+  assert.equal((await topics.consumer(topic, "billing")).seq, 3)
   assert.equal(await topics.dropConsumer(topic, "billing"), true)
   await assert.rejects(topics.consumer(topic, "billing"), client.ConsumerNotFound)
 })

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from topics.client._async.transport import AsyncCalls, consumer_path, fields_of, topic_path
@@ -44,6 +44,16 @@ class AsyncConsumerCalls(AsyncCalls):
         }  # fmt: skip
         safe = if_seq is None and not if_new
         return await self._http.call("PUT", consumer_path(topic, name), consuming.ConsumerPut, body=body, safe=safe)
+
+    async def commit(self, commits: Sequence[tuple[str, str, int]]) -> consuming.CommitAnswer:
+        """Move consumers of any topics: a topic, the name of a consumer and a seq each. They never move back.
+
+        A commit that cannot take effect is listed in `refused`, and the others take effect.
+
+        await topics.commit([("orders", "billing", 480), ("chat", "billing", 12)])
+        """
+        rows = [consuming.Commit(topic, name, seq) for topic, name, seq in commits]
+        return await self._http.call("POST", "/v0/consumers", consuming.CommitAnswer, body={"commits": rows})
 
     async def consumer(self, topic: str, name: str) -> ConsumerInfo:
         """Return a consumer: its position, its lag, and what it has lost. Raises `ConsumerNotFound`.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from topics.client._sync.transport import Calls, consumer_path, fields_of, topic_path
@@ -45,6 +45,16 @@ class ConsumerCalls(Calls):
         }  # fmt: skip
         safe = if_seq is None and not if_new
         return self._http.call("PUT", consumer_path(topic, name), consuming.ConsumerPut, body=body, safe=safe)
+
+    def commit(self, commits: Sequence[tuple[str, str, int]]) -> consuming.CommitAnswer:
+        """Move consumers of any topics: a topic, the name of a consumer and a seq each. They never move back.
+
+        A commit that cannot take effect is listed in `refused`, and the others take effect.
+
+        topics.commit([("orders", "billing", 480), ("chat", "billing", 12)])
+        """
+        rows = [consuming.Commit(topic, name, seq) for topic, name, seq in commits]
+        return self._http.call("POST", "/v0/consumers", consuming.CommitAnswer, body={"commits": rows})
 
     def consumer(self, topic: str, name: str) -> ConsumerInfo:
         """Return a consumer: its position, its lag, and what it has lost. Raises `ConsumerNotFound`.
