@@ -85,6 +85,24 @@ def test_tail_shows_hostile_records_as_text(open_page: OpenPage, shop: Shop, url
     assert "owned" not in page.title()
 
 
+def test_numbers_are_shown_digit_by_digit(open_page: OpenPage, shop: Shop, url: str) -> None:
+    def write(text: str) -> None:
+        content = f'{{"records":[{{"data":{{"n":{text}}}}}]}}'
+        headers = {"content-type": "application/json"}
+        assert shop.http.post("/v0/topics/exact", content=content, headers=headers).is_success
+
+    write("9007199254740993")
+    write("1.10")
+    page = open_page(url, "topics/exact")
+    rows = page.get_by_role("log").locator(".record")
+    expect(rows.first).to_contain_text("9007199254740993")
+    expect(rows.nth(1)).to_contain_text("1.10")
+    write("12345678901234567890123")
+    expect(rows.nth(2)).to_contain_text("12345678901234567890123")
+    rows.nth(2).locator("summary").first.click()
+    expect(rows.nth(2).locator(".tree")).to_contain_text("12345678901234567890123")
+
+
 def test_tail_can_be_paused_and_continued(open_page: OpenPage, shop: Shop, url: str) -> None:
     shop.write("ticks", 1)
     page = open_page(url, "topics/ticks")

@@ -21,6 +21,8 @@ const OPTIONS = [
   ["cap_bytes", "Maximum size, bytes", "number", null, "Default: 0, no cap.", bytes],
   ["discard", "When a cap is reached", "choice", [["old", "old: evict the oldest records"], ["reject", "reject: refuse new writes"]], "Default: old."],
   ["auto_create", "Created by writes", "flag", null, "Default: yes. A write to a missing topic creates it."],
+  ["auto_priority", "Priority follows reads", "flag", null, "Default: yes. Without a priority of its own, a topic that was read recently is served first."],
+  ["archive", "Hold for the archive", "hold", null, "Default: no. Records do not expire before a pipeline has archived them."],
   ["priority", "Priority", "number", null, "Default: none, which follows how recently the topic was read. -1000 to 1000; served first under pressure."],
   ["idempotency_window_ms", "Idempotency window, ms", "number", null, "Default: 120000. How long a repeated idempotency key is recognised.", duration],
   ["dedupe_node", "Readers may exclude nodes", "flag", null, "Default: yes. A reader that names a node does not get the records of that node."],
@@ -39,6 +41,10 @@ function controls(options, current) {
     if (kind === "flag") {
       const made = checkbox(label, value ?? /Default: yes/.test(help), help)
       return { name, element: made.element, read: () => made.control.checked }
+    }
+    if (kind === "hold") {
+      const made = checkbox(label, value?.hold ?? false, help)
+      return { name, element: made.element, read: () => (made.control.checked ? { hold: true } : null) }
     }
     if (kind === "choice") {
       const control = select(choices, value ?? choices[0][0], { name })
@@ -63,14 +69,14 @@ function changed(made, current, type) {
   for (const { name, read } of made) {
     const value = read()
     const before = current ? current[name] ?? null : DEFAULTS[name]
-    if (value === null && !(current && (name === "priority" || name === "dead_letter"))) continue
-    if (value !== before) config[name] = value
+    if (value === null && !(current && ["priority", "dead_letter", "archive"].includes(name))) continue
+    if (JSON.stringify(value) !== JSON.stringify(before)) config[name] = value
   }
   return config
 }
 
 const DEFAULTS = {
-  durability: "disk", ttl_ms: 0, cap_records: 0, cap_bytes: 0, discard: "old", auto_create: true, priority: null,
+  durability: "disk", ttl_ms: 0, cap_records: 0, cap_bytes: 0, discard: "old", auto_create: true, priority: null, auto_priority: true, archive: null,
   idempotency_window_ms: 120_000, dedupe_node: true, lease_ms: 30_000, max_deliveries: 0, dead_letter: null,
   claim_jitter_ms: 0, leases_durable: false,
 }

@@ -13,6 +13,28 @@ export function jsonLine(value) {
   return h("code", { class: "json line" }, paint(cut))
 }
 
+/** A number that JavaScript cannot hold as it was written, such as 9007199254740993 or 1.10. */
+export class ExactNumber {
+  constructor(source) {
+    this.source = source
+  }
+
+  toJSON() {
+    return JSON.rawJSON?.(this.source) ?? Number(this.source)
+  }
+}
+
+/** Parse JSON, and keep numbers as they were written where the browser can. */
+export function parseExact(text) {
+  return JSON.parse(text, (_, value, context) => (typeof value === "number" && context?.source && String(value) !== context.source ? new ExactNumber(context.source) : value))
+}
+
+/** Whether a value that was parsed without `parseExact` may have lost digits. */
+export function mayBeInexact(value) {
+  if (typeof value === "number") return Math.abs(value) > Number.MAX_SAFE_INTEGER
+  return value !== null && typeof value === "object" && Object.values(value).some(mayBeInexact)
+}
+
 const TOKEN = /("(?:[^"\\]|\\.)*"?)(\s*:)?|(-?\d[\d.eE+-]*)|(true|false|null)/g
 
 function paint(text) {
@@ -37,7 +59,7 @@ export function jsonTree(value) {
 function branch(name, value, depth, last) {
   const comma = last ? "" : ","
   const label = name === null ? [] : [h("span", { class: "key" }, JSON.stringify(name)), ": "]
-  if (value === null || typeof value !== "object") return h("div", { class: "leaf" }, label, scalar(value), comma)
+  if (value === null || typeof value !== "object" || value instanceof ExactNumber) return h("div", { class: "leaf" }, label, scalar(value), comma)
   const entries = Array.isArray(value) ? value.map((item) => [null, item]) : Object.entries(value)
   const [open, close] = Array.isArray(value) ? ["[", "]"] : ["{", "}"]
   if (entries.length === 0) return h("div", { class: "leaf" }, label, open + close, comma)
@@ -63,7 +85,8 @@ function branch(name, value, depth, last) {
 }
 
 function scalar(value) {
-  const kind = typeof value === "string" ? "string" : typeof value === "number" ? "number" : "word"
+  const number = typeof value === "number" || value instanceof ExactNumber
+  const kind = typeof value === "string" ? "string" : number ? "number" : "word"
   const text = JSON.stringify(value)
   if (text.length <= LONG_STRING) return h("span", { class: kind }, text)
   const shown = h("span", { class: kind }, `${text.slice(0, LONG_STRING)}…`)

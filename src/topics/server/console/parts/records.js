@@ -3,7 +3,7 @@
 import { Gap } from "/client.js"
 import { h, put } from "./dom.js"
 import { clock, count, date, duration, range, whole } from "./format.js"
-import { jsonLine, jsonTree } from "./json.js"
+import { jsonLine, jsonTree, mayBeInexact } from "./json.js"
 import { session } from "./session.js"
 import { actions } from "./snippets.js"
 import { STATES } from "./timeline.js"
@@ -251,6 +251,14 @@ function row(item) {
     h("time", { title: date(item.ts), dateTime: new Date(item.ts).toISOString() }, clock(item.ts)),
     h("span", { class: "labels" }, item.tag !== undefined && h("span", { class: "tag" }, item.tag), item.node !== undefined && h("span", { class: "node" }, item.node)),
     jsonLine(item.data)))
+  if (mayBeInexact(item.data)) {
+    // The stream was parsed into numbers that lose digits: read this record again, exactly.
+    void session.client.diff(item.topic, { fromSeq: item.seq - 1, limit: 1 }).then(({ records: [exact] }) => {
+      if (exact?.seq !== item.seq) return
+      item.data = exact.data
+      details.querySelector(".line").replaceWith(jsonLine(item.data))
+    }, () => {})
+  }
   return details
 }
 
