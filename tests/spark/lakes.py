@@ -34,7 +34,8 @@ def archive(
     lost = [item for item in found if isinstance(item, Tombstone) and item.gap_from <= stop]
     gaps = [Gap(item.gap_from, min(item.gap_to, stop), item.reason, 0) for item in lost]
     records = [item for item in found if isinstance(item, Record) and item.seq <= stop]
-    adds = write_files(lake.storage, topic, state.epoch, [_batch(spoil(records), state.epoch)])
+    batch = _batch(spoil(records), state.epoch)
+    adds = write_files(lake.storage, topic, state.epoch, [batch], typed=lake.table(topic).typed())
     change = Change(op="archive", topic=topic, epoch=state.epoch, adds=adds, gaps=gaps, covered=(start, stop))
     made = lake.commit(base, [change])
     client.archived(topic, seq=stop, epoch=state.epoch)

@@ -88,6 +88,11 @@ class TypedColumns(Struct, frozen=True):
     def arrow_fields(self) -> list[pa.Field]:
         return [pa.field(name, arrow_type(kind)) for name, kind in self.fields]
 
+    @property
+    def ddl(self) -> str:
+        """The columns as a list that Spark SQL reads as well."""
+        return ", ".join(f"`{name}` {kind}" for name, kind in self.fields)
+
     def extended(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """Return the columns of `schema` and the typed columns, computed from `data` where the batch lacks them."""
         names = batch.schema.names

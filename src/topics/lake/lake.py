@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from topics.lake.vacuum import Vacuumed
 
 LAST = (1 << 63) - 1
+LOADED_AT_ONCE = 8  # tables
 
 KeepOf = Callable[[str, int, pa.RecordBatch], pa.BooleanArray]
 Progress = Callable[[int, int], None]
@@ -46,6 +48,15 @@ class Snapshot:
             empty = TopicState(topic=topic)
             self._states[topic] = empty if self._lake is None else self._lake.table(topic).state()
         return self._states[topic]
+
+    def load(self, topics: Sequence[str]) -> None:
+        """Load the states of these topics, several at a time."""
+        missing = [topic for topic in topics if topic not in self._states]
+        if len(missing) > 1 and self._lake is not None:
+            with ThreadPoolExecutor(LOADED_AT_ONCE) as threads:
+                tables = [self._lake.table(topic) for topic in missing]
+                states = threads.map(lambda table: table.state(), tables)
+                self._states.update(zip(missing, states, strict=True))
 
     def epochs(self, topic: str) -> list[ArchivedEpoch]:
         """Return the archived epochs of a topic, oldest first."""

@@ -399,3 +399,36 @@ def test_failed_read_leaves_the_lake_unchanged(run: Any, client: Client, lake: L
     monkeypatch.undo()
     run()
     assert check_exact(lake, written) == 20
+
+
+def test_typed_columns_are_filled_by_later_runs_too(
+    here: Any, server: ServerProcess, client: Client, lake: Lake, topic: str
+):
+    written = Written(client, topic)
+    written.numbers(30)
+    archive(url=server.url, lake=lake.path, topics=[topic], spark=here, columns={topic: "n INT", "other": "x DATE"})
+    written.numbers(30)
+    archive(url=server.url, lake=lake.path, topics=[topic], spark=here)
+    table = lake.table(topic).delta()
+    assert table is not None
+    rows = table.to_pyarrow_table(columns=["seq", "n"]).sort_by("seq").to_pylist()
+    assert [row["n"] for row in rows] == [n if n % 3 else None for n in range(60)]
+    with pytest.raises(BadUsage, match=r"column n of topic .* is INT in the lake, not STRING"):
+        archive(url=server.url, lake=lake.path, topics=[topic], spark=here, columns="n STRING")
+    with pytest.raises(BadUsage, match="--columns: TEXT is not a type"):
+        archive(url=server.url, lake=lake.path, topics=[topic], spark=here, columns="n TEXT")
+
+
+def test_files_of_a_killed_run_are_removed_by_the_next(
+    here: Any, server: ServerProcess, client: Client, lake: Lake, topic: str
+):
+    from tests.lake.making import records
+    from topics.lake import write_files
+
+    written = Written(client, topic)
+    written.numbers(10)
+    lake.create()
+    [dead] = write_files(lake.storage, topic, written.epoch, [records(1, 10)])
+    archive(url=server.url, lake=lake.path, topics=[topic], spark=here)
+    assert lake.storage.size(dead.path) is None
+    assert check_exact(lake, written) == 10

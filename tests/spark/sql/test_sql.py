@@ -19,6 +19,7 @@ from tests.conftest import ServerProcess
 from tests.spark.lakes import archive
 from topics.cli.main import main
 from topics.client import Client
+from topics.lake import Lake, TypedColumns
 from topics.spark import register
 from topics.spark.source.data_source import TopicsSource
 from topics.spark.sql.rewrite import surely_missing
@@ -176,6 +177,23 @@ def test_lakes_are_tables_with_and_without_a_server(ask: Ask, client: Client, or
     assert (
         ask(f"{count} where tag = 'web'", "--gaps", "--url", client.url)[2] == ""
     )  # the server has no gap with this tag
+
+
+def test_typed_columns_of_a_lake_are_columns_of_its_tables(ask: Ask, client: Client, orders: str, tmp_path: Path):
+    lake = Lake(str(tmp_path))
+    lake.create()
+    lake.table(orders).add_columns(TypedColumns.parse("sku STRING, qty INT"))
+    archive(client, tmp_path, orders)
+    query = f"select sku, sum(qty) as sold, max(data.by.name) as who from {orders} where qty > 0 group by 1 order by 1"
+    sold = [{"sku": "KETTLE", "sold": 1, "who": "Bo"}, {"sku": "V60", "sold": 5, "who": "Bo"}]
+    for where in (["--lake", str(tmp_path)], ["--lake", str(tmp_path), "--url", client.url]):
+        status, out, err = ask(query, "--json", *where)
+        assert (status, err, rows(out)) == (0, "", sold)
+    described = rows(ask(f"describe {orders}", "--json", "--lake", str(tmp_path))[1])
+    assert {"column": "qty", "type": "int"} in described
+    assert rows(ask(f"select count(*) as n from {orders} where sku is null", "--json", "--lake", str(tmp_path))[1]) == [
+        {"n": 1}
+    ]
 
 
 def test_prompt_continues_after_errors_and_ends(ask: Ask, orders: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

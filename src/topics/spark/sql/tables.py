@@ -17,7 +17,8 @@ from pyspark.sql.types import ArrayType, DataType, StringType, StructField, Stru
 
 from topics.clock import SystemClock
 from topics.engine.offline import directory
-from topics.lake import Lake
+from topics.lake import Lake, TypedColumns
+from topics.lake.heal import newest_epoch
 from topics.model.records import TagMatch
 from topics.spark.options import READ as KNOWN_OPTIONS
 from topics.spark.options import connection, known, read_options
@@ -145,6 +146,7 @@ class Tables:
         frame = self._load(table, push=False)
         kinds = dict(frame.select(*self._columns()).dtypes)
         rows = [(name, kinds[name]) for name in self._columns()]
+        rows += [(name, kind.lower()) for name, kind in self._typed_columns(table).fields]
         for column in JSON_COLUMNS:
             kind, _ = self._infer(table, column)
             if isinstance(kind, StructType):
@@ -160,13 +162,42 @@ class Tables:
                 continue
             # Spark reuses a plan with its first filters, so filters are pushed only for a table that is read once.
             push = statement.tables.count(table) == 1 and not statement.has_with
-            frame = self._load(table, push=push)
-            columns = [F.col(name) for name in self._columns()]
+            typed = self._typed_columns(table)
+            frame = self._from_files(table, typed)
+            if frame is None:
+                frame = self._load(table, push=push)
+                for name, kind in typed.fields:
+                    frame = frame.withColumn(name, F.from_json("data", f"`{name}` {kind}")[name])
+            columns = [F.col(quoted(name)) for name in (*self._columns(), *(name for name, _ in typed.fields))]
             for column, paths in statement.paths.items():
                 columns.append(F.from_json(column, self._typed(table, column, paths)).alias(f"_{column}"))
             if statement.variant:
                 columns.append(F.try_parse_json("data").alias("value"))
             frame.select(*columns).createOrReplaceTempView(quoted(table))
+
+    def _typed_columns(self, table: str) -> TypedColumns:
+        """Return the typed columns that the table has in the lake."""
+        lake = self._options.get("lake")
+        if lake is None or table.endswith("*"):
+            return TypedColumns(())
+        found = Lake(lake).table(table)
+        found.state()
+        return found.typed()
+
+    def _from_files(self, table: str, typed: TypedColumns) -> DataFrame | None:
+        """Return the rows of a table with typed columns from its files, which Spark reads without parsing JSON.
+
+        Return None if the source must read it: with a server, in an object store, or if seqs of the epoch are lost.
+        """
+        if not typed.fields or self._gaps or self._options.get("lakeOnly") != "true":
+            return None
+        lake = Lake(self._options["lake"])
+        archived = newest_epoch(lake, table)
+        if archived is None or archived.gaps or not archived.files or not lake.storage.is_local:
+            return None
+        paths = [lake.storage.uri(file.path) for file in archived.files]
+        schema = f"seq BIGINT, ts TIMESTAMP, node STRING, tag STRING, meta STRING, data STRING, {typed.ddl}"
+        return self._spark.read.schema(schema).parquet(*paths).withColumn("topic", F.lit(table))
 
     def _is_ledger(self, table: str) -> bool:
         """Return whether the name is the gap ledger of the lake, and not an archived topic of that name."""

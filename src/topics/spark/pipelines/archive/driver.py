@@ -232,6 +232,9 @@ class _ArchiveRun:
     def _catch_up(self, client: Client, extents: list[TopicExtent]) -> bool:
         """Archive up to the heads in `extents`. Return whether there was anything to do."""
         worked = False
+        wanted = self._wanted_columns
+        typed = [extent.topic for extent in extents if extent.topic in wanted or EVERY_TOPIC in wanted]
+        self._prepare([topic for topic in typed if topic not in self._typed])  # also if there is nothing to archive
         total = self._done + sum(span.stop - span.start for span in _unarchived(self._lake.snapshot(), extents))
         while spans := self._next(base := self._lake.snapshot(), extents):
             worked = True
@@ -271,6 +274,7 @@ class _ArchiveRun:
         if self._wanted.matches_none(extents):
             self._no_match(client, follow=follow)
         self._job.report.looked_at = max(self._job.report.looked_at, len(extents))
+        snapshot.load([extent.topic for extent in extents])
         check_heads(snapshot, extents)
         self._check_lake(client, snapshot, extents)
         return extents
