@@ -104,6 +104,19 @@ def test_many_segments_with_deleted_records_are_not_searched_one_by_one(monkeypa
     assert all(one.state == "merged" for one in seen.ranges[:100])
 
 
+def test_many_deleted_records_of_one_segment_are_counted_per_cell() -> None:
+    engine = open_engine(segments=LARGE_SEGMENTS)
+    for _ in range(900):
+        engine.append("t", write(record()))
+    engine.flush()
+    engine.delete_seqs("t", list(range(3, 900, 3)), dry_run=False)
+    engine.flush()
+    topic = engine.topic("t")
+    topic.trimmed = topic.archived = 450
+    seen = run_all(timeline.build(topic, 1, topic.head, 30))
+    assert {(one.live, one.deleted, one.lost) for one in seen.ranges} == {(20, 10, 0), (21, 9, 0)}
+
+
 def test_timeline_of_an_empty_topic_has_no_ranges() -> None:
     engine = open_engine()
     engine.put_topic("t", ConfigPatch())

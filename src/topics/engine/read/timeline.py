@@ -15,12 +15,13 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from topics.engine import retention
 from topics.engine.state.topic import Topic
 from topics.engine.steps import Steps, once_loaded
-from topics.model.inspection import MAX_RANGES, TimelineRange
+from topics.model.inspection import TimelineRange
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.segment import Damaged, Segment
 
@@ -62,12 +63,11 @@ def _build(topic: Topic, from_seq: int, to_seq: int, most: int) -> Timeline:
     if low > high:
         return Timeline(low, high, 1, [])
     coarse = -(-(high - low + 1) // most)
-    parts = list(_parts(topic, low, high, coarse))
-    if all(isinstance(part, tuple) for part in parts):
-        runs = list(_joined(part for part in parts if isinstance(part, tuple)))
-        if coarse == 1 or len(runs) <= most:
-            return Timeline(low, high, 1, [TimelineRange(first, last, state) for first, last, state in runs])
-    return Timeline(low, high, coarse, list(_cells(parts, low, high, coarse)))
+    parts = _parts(topic, low, high, coarse)
+    if coarse == 1 or sum(_runs_in(part, most) for part in parts) <= most:
+        runs = _joined(run for part in parts for run in _exact(topic, part))
+        return Timeline(low, high, 1, [TimelineRange(first, last, state) for first, last, state in runs])
+    return Timeline(low, high, coarse, list(_cells(topic, parts, low, high, coarse)))
 
 
 class _Partly(Struct, frozen=True):
@@ -78,10 +78,28 @@ class _Partly(Struct, frozen=True):
     live: int
 
 
-def _parts(topic: Topic, low: int, high: int, coarse: int) -> Iterator[Run | _Partly]:
-    """Yield what is known of the window, in order. Raise `Cold` for marks that are not in memory."""
+class _Marked(Struct, frozen=True):
+    """A part of a segment of which some records were deleted: `dead` says which, `edges` where that changes."""
+
+    first: int
+    dead: npt.NDArray[np.bool_]
+    edges: npt.NDArray[np.intp]
+
+
+Part = Run | _Partly | _Marked
+
+
+def _runs_in(part: Part, too_many: int) -> int:
+    """Return how many exact ranges a part has; more than `too_many` if they are not known."""
+    if isinstance(part, _Marked):
+        return len(part.edges) + 1
+    return too_many + 1 if isinstance(part, _Partly) else 1
+
+
+def _parts(topic: Topic, low: int, high: int, coarse: int) -> list[Part]:
+    """Return what is known of the window, in order. Raise `Cold` for marks that are not in memory."""
     needs = Needs()
-    found: list[Run | _Partly] = []
+    found: list[Part] = []
     looks = MAX_LOOKS
     for first, last, reason in _losses(topic, low, high):
         if reason:
@@ -101,11 +119,11 @@ def _parts(topic: Topic, low: int, high: int, coarse: int) -> Iterator[Run | _Pa
             else:
                 looks -= 1
                 try:
-                    found += _look(topic, segment, start, stop, most_runs=MAX_RANGES)
+                    found.append(_look(segment, start, stop))
                 except Cold as cold:
                     needs.add(cold)
     needs.check()
-    yield from found
+    return found
 
 
 def _losses(topic: Topic, low: int, high: int) -> Iterator[Run]:
@@ -148,21 +166,27 @@ def _is_whole(topic: Topic, segment: Segment, start: int, stop: int) -> bool:
     return start <= max(segment.first, topic.earliest) and stop == segment.end - 1
 
 
-def _look(topic: Topic, segment: Segment, start: int, stop: int, *, most_runs: int) -> list[Run | _Partly]:
-    """Return the runs of a part of a segment, or only the number of its live records if there are too many runs."""
+def _look(segment: Segment, start: int, stop: int) -> Part:
+    """Return which records of a part of a segment were deleted."""
     marks = segment.marks
     if marks is None:
-        return [(start, stop, LIVE)]
+        return start, stop, LIVE
     dead = np.frombuffer(marks, np.uint8)[start - segment.first : stop - segment.first + 1] != 0
-    edges = np.flatnonzero(dead[1:] != dead[:-1]) + 1
-    if len(edges) > most_runs:
-        return [_Partly(start, stop, len(dead) - int(np.count_nonzero(dead)))]
-    runs: list[Run | _Partly] = []
-    bounds = [0, *edges.tolist(), len(dead)]
-    for begin, end in pairwise(bounds):
-        first, last = start + begin, start + end - 1
-        runs += _deleted(topic, first, last) if dead[begin] else [(first, last, LIVE)]
-    return runs
+    return _Marked(start, dead, np.flatnonzero(dead[1:] != dead[:-1]) + 1)
+
+
+def _exact(topic: Topic, part: Part) -> Iterator[Run]:
+    """Yield the runs of a part whose runs are known."""
+    assert not isinstance(part, _Partly)
+    if isinstance(part, tuple):
+        yield part
+        return
+    for begin, end in pairwise([0, *part.edges.tolist(), len(part.dead)]):
+        first, last = part.first + begin, part.first + end - 1
+        if part.dead[begin]:
+            yield from _deleted(topic, first, last)
+        else:
+            yield first, last, LIVE
 
 
 def _joined(runs: Iterable[Run]) -> Iterator[Run]:
@@ -179,15 +203,14 @@ def _joined(runs: Iterable[Run]) -> Iterator[Run]:
         yield held
 
 
-def _cells(parts: list[Run | _Partly], low: int, high: int, size: int) -> Iterator[TimelineRange]:
+def _cells(topic: Topic, parts: list[Part], low: int, high: int, size: int) -> Iterator[TimelineRange]:
     """Yield the window in cells of `size` seqs. Neighbouring cells with one and the same state form one range."""
     count = (high - low) // size + 1
-    sums: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    sums: dict[str, npt.NDArray[np.float64]] = {}
 
     def add(first: int, last: int, state: str, share: float) -> None:
-        if state not in sums:
-            sums[state] = np.zeros(count)
-        cells, start, stop = sums[state], (first - low) // size, (last - low) // size
+        cells = sums.setdefault(state, np.zeros(count))
+        start, stop = (first - low) // size, (last - low) // size
         if start == stop:
             cells[start] += (last - first + 1) * share
             return
@@ -195,23 +218,36 @@ def _cells(parts: list[Run | _Partly], low: int, high: int, size: int) -> Iterat
         cells[start + 1 : stop] += size * share
         cells[stop] += (last - low - stop * size + 1) * share
 
+    def add_marked(first: int, dead: npt.NDArray[np.bool_], state: str) -> None:
+        if not len(dead):
+            return
+        start, stop = (first - low) // size, (first + len(dead) - 1 - low) // size + 1
+        edges = np.maximum(np.arange(start, stop) * size + low - first, 0)
+        gone = np.add.reduceat(dead, edges, dtype=np.int64)
+        sums.setdefault(state, np.zeros(count))[start:stop] += gone
+        sums.setdefault(LIVE, np.zeros(count))[start:stop] += np.diff(np.append(edges, len(dead))) - gone
+
     for part in parts:
         if isinstance(part, _Partly):
             share = part.live / (part.last - part.first + 1)
             add(part.first, part.last, LIVE, share)
             add(part.first, part.last, DELETED, 1 - share)
+        elif isinstance(part, _Marked):
+            at = min(max(topic.trimmed - part.first + 1, 0), len(part.dead))
+            add_marked(part.first, part.dead[:at], ARCHIVED)
+            add_marked(part.first + at, part.dead[at:], DELETED)
         else:
             add(*part, 1.0)
     states = sorted(sums)
     table = np.stack([sums[state] for state in states])
     single = np.count_nonzero(table > 0.5, axis=0) == 1
-    which = table.argmax(axis=0)
-    groups = np.flatnonzero(np.diff(np.where(single, which, -1 - np.arange(count)))) + 1
+    main = table.argmax(axis=0)
+    groups = np.flatnonzero(np.diff(np.where(single, main, -1 - np.arange(count)))) + 1
     bounds = [0, *groups.tolist(), count]
     for begin, end in pairwise(bounds):
         first, last = low + begin * size, min(low + end * size - 1, high)
         if single[begin]:
-            yield TimelineRange(first, last, states[int(which[begin])])
+            yield TimelineRange(first, last, states[int(main[begin])])
         else:
             numbers = {state: round(float(table[at, begin])) for at, state in enumerate(states)}
             live, deleted = numbers.get(LIVE, 0), numbers.get(DELETED, 0) + numbers.get(ARCHIVED, 0)
