@@ -199,6 +199,10 @@ class Client:
         call = request.archived(topic, seq=seq, epoch=epoch, trimmed_seq=trimmed_seq)
         return self._call(call, request.Archived)
 
+    def put_consumer(self, topic: str, consumer: str, *, seq: int, epoch: int) -> request.StoredConsumer:
+        """Store the position of a named consumer in this epoch of the topic."""
+        return self._call(request.put_consumer(topic, consumer, seq=seq, epoch=epoch), request.StoredConsumer)
+
     # --- routers
 
     def router(self, router: str) -> request.Router:

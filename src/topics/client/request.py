@@ -190,6 +190,15 @@ class Archived(Struct):
     moved: bool
 
 
+class StoredConsumer(Struct):
+    topic: str
+    consumer: str
+    created: bool
+    epoch: int
+    seq: int
+    head_seq: int
+
+
 class _ErrorFields(Struct):
     code: str
     message: str = ""
@@ -297,6 +306,11 @@ def delete(
 def archived(topic: str, *, seq: int, epoch: int, trimmed_seq: int = 0) -> ApiCall:
     body = {"seq": seq, "epoch": epoch, "trimmed_seq": trimmed_seq}
     return ApiCall("POST", _topic(topic) + "/archived", _json(body))
+
+
+def put_consumer(topic: str, consumer: str, *, seq: int, epoch: int) -> ApiCall:
+    path = f"{_topic(topic)}/consumers/{quote(consumer, safe='')}"
+    return ApiCall("PUT", path, _json({"seq": seq, "epoch": epoch}))
 
 
 def get_router(router: str) -> ApiCall:

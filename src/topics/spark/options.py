@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from topics.errors import TopicsError
-from topics.model.names import check_topic
+from topics.model.names import check_consumer, check_topic
 from topics.model.records import TagMatch
 
 DEFAULT_URL = "http://127.0.0.1:4000"
@@ -67,6 +67,7 @@ READ = (
     Option("startingTimestamp", "from the first record at or after this time: epoch ms or ISO 8601"),
     Option("endingTimestamp", "before the first record at or after this time; batch reads only"),
     Option("maxOffsetsPerTrigger", "seqs a micro-batch may cover; streams only"),
+    Option("consumer", "named consumer whose position shows the progress of the stream; streams only"),
     Option("minPartitions", "least number of partitions, if the data allows it"),
     Option("maxPartitionBytes", f"bytes a partition should hold at most; {DEFAULT_PARTITION_BYTES}"),
     Option("node", "leave out records of these nodes (separated by commas), as the node of diff does"),
@@ -150,6 +151,7 @@ class ReadOptions(Struct, frozen=True, kw_only=True):
     starting_ts: int | None = None
     ending_ts: int | None = None
     max_offsets: int | None = None
+    consumer: str | None = None
     min_partitions: int = 1
     partition_bytes: int = DEFAULT_PARTITION_BYTES
     nodes: tuple[str, ...] = ()
@@ -211,6 +213,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         starting_ts=starting_ts,
         ending_ts=ending_ts,
         max_offsets=number(found, "maxOffsetsPerTrigger", None, least=1),
+        consumer=_consumer(found),
         min_partitions=number(found, "minPartitions", 1, least=1) or 1,
         partition_bytes=number(found, "maxPartitionBytes", DEFAULT_PARTITION_BYTES, least=1) or DEFAULT_PARTITION_BYTES,
         nodes=tuple(listed(found.get("node", ""))),
@@ -315,6 +318,14 @@ def _columns(found: Mapping[str, str]) -> tuple[str, ...] | None:
     if not names:
         raise BadOption("columns: at least one column is needed")
     return names
+
+
+def _consumer(found: Mapping[str, str]) -> str | None:
+    name = found.get("consumer")
+    try:
+        return None if name is None else check_consumer(name)
+    except TopicsError as error:
+        raise BadOption(f"consumer: {error.message}") from None
 
 
 def _directory(found: Mapping[str, str], name: str) -> str | None:

@@ -56,6 +56,8 @@ class TopicsReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType | None = None) -> None:
         if options.max_offsets is not None:
             raise BadOption("maxOffsetsPerTrigger: only streams have this option; a batch reads its whole range")
+        if options.consumer is not None:
+            raise BadOption("consumer: only streams have this option; a batch has no progress to show")
         self.options = options
         self.schema = schema
         layout = layout_of(options, schema)

@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 from msgspec import structs
 
+from topics import logs
 from topics.client import Client
 from topics.clock import SystemClock
 from topics.engine.offline import directory
@@ -18,6 +19,8 @@ from topics.lake import ArchivedEpoch, Lake, heal
 from topics.spark.options import ConnectionOptions, ReadOptions
 from topics.spark.source.plan import Span, TopicExtent
 from topics.storage.fs import RealFs
+
+log = logs.Log("spark")
 
 
 class NoSuchTopic(ValueError):
@@ -94,6 +97,13 @@ class ServerCatalog:
         return [
             _with_archive(extent, archived, self._trimmed_to(extent, archived)) for extent, archived in epochs
         ] + only_archived
+
+    def publish(self, server: str, topic: str, consumer: str, *, epoch: int, seq: int) -> None:
+        """Store the progress of a stream as a named consumer. A refusal is logged: it must not stop the stream."""
+        try:
+            self._clients[server].put_consumer(topic, consumer, seq=seq, epoch=epoch)
+        except TopicsError as error:
+            log.warning("progress_not_published", topic=topic, consumer=consumer, reason=error.message)
 
     def _trimmed_to(self, extent: TopicExtent, archived: ArchivedEpoch | None) -> int:
         """Return the last trimmed seq that the server knows, or 0 if the lake covers everything before the topic."""

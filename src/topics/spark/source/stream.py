@@ -55,6 +55,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         self._target: list[TopicExtent] | None = None  # for AvailableNow: the topics when the query started
         self._seen: dict[Key, TopicExtent] = {}
+        self._published: StreamPositions = {}  # see `commit`
         self._ends: dict[Key, offsets.StreamPosition] = {}  # the last known end of each topic on a server
 
     # --- offsets
@@ -111,6 +112,17 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         how = how_of(self.options, layout, tag=layout.narrowing().tag)
         for span, _ in partition.spans:
             yield from read_span(span, how)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Show the progress of the stream as the position of a named consumer. Its checkpoint stays what counts."""
+        if (name := self.options.consumer) is None:
+            return
+        if self._servers is None:
+            self._servers = ServerCatalog(self.options)
+        for (server, topic), position in self._names.load(end)[1].items():
+            if self._published.get((server, topic)) != position:
+                self._servers.publish(server, topic, name, epoch=position.epoch, seq=position.seq - 1)
+                self._published[server, topic] = position
 
     def stop(self) -> None:
         if self._servers is not None:
