@@ -21,7 +21,7 @@ def parse(kind: t.DataType, *values: str, name: str = "a") -> tuple[list[Any], l
 def test_values_that_fit_have_their_type():
     assert parse(t.LongType(), "1", "-9223372036854775808", "null") == ([1, -(1 << 63), None], [])
     assert parse(t.StringType(), '"é\\n"', '""') == (["é\n", ""], [])
-    assert parse(t.DoubleType(), "1", "2.5e3") == ([1.0, 2500.0], [])
+    assert parse(t.DoubleType(), "1", "2.5e3", "-1e400") == ([1.0, 2500.0, float("-inf")], [])
     assert parse(t.BooleanType(), "true", "false") == ([True, False], [])
     assert parse(t.DecimalType(6, 2), "1.005", "12", '"3.1"') == ([Decimal("1.01"), Decimal(12), Decimal("3.1")], [])
     assert parse(t.DateType(), '"2024-02-29"') == ([date(2024, 2, 29)], [])
@@ -55,7 +55,11 @@ def test_nested_values_keep_the_parts_that_fit():
         [{"b": 1, "c": "x"}, {"b": None, "c": "2"}, {"b": None, "c": None}, None],
         [1, 3],
     )
-    assert parse(t.ArrayType(t.LongType()), "[1, null]", "[]", '[1, "x"]') == ([[1, None], [], [1, None]], [2])
+    assert parse(t.ArrayType(t.LongType()), "[1, null]", "[]", '[1, "x"]') == ([[1, None], [], None], [2])
+    assert parse(t.ArrayType(inner), '[{"b": "no", "c": "x"}, null]', "[1]") == (
+        [[{"b": None, "c": "x"}, None], None],
+        [0, 1],
+    )
 
 
 def test_records_that_are_no_objects_are_malformed():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec import Raw
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructType
 
 from tests.conftest import ServerProcess
@@ -49,6 +53,60 @@ def test_schema_is_inferred_from_the_records(spark: SparkSession, server: Server
     }  # fmt: skip
     rows = table(spark, shop, url=server.url).where("to.city = 'Oslo'").collect()
     assert [row.sku for row in rows] == ["B"]
+
+
+ZOO = [
+    "1", "-0", "1.0", "1.5", "1e2", "127", "128", "40000", "2147483648", "9223372036854775808", "1e400", "-1e400",
+    "0.1",
+    "123456789.987654321", '"text"', '"1"', '"1.5"', '"NaN"', '"Infinity"', '"-INF"', '"true"', '""', "true", "false",
+    "null", "{}", "[]", "[1, 2]", '[1, "x", null]', '{"b": 1}', '{"b": "x", "c": 2}', '{"b": 1, "b": 2}',
+    '"é\\n\\u00e9"',
+    '{ "b" : [ 1 ] }', '[{"b": 1}, {"b": "no"}, null]', '"\\ud83d\\ude00"',
+]  # fmt: skip
+KINDS = [
+    "STRING", "BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DECIMAL(10,2)", "DECIMAL(20,0)",
+    "ARRAY<BIGINT>", "ARRAY<STRING>", "STRUCT<b: BIGINT>", "STRUCT<b: STRING, c: STRING>", "ARRAY<STRUCT<b: INT>>",
+]  # fmt: skip
+
+
+# Spark reads 128 as the TINYINT -128, and writes the text of a number that is too large as "Infinity".
+KNOWN_DIFFERENCES = {("TINYINT", "128"), ("STRING", "1e400"), ("STRING", "-1e400")}
+
+
+def meant(value: Any) -> Any:
+    """Return a value with JSON texts decoded: `from_json` writes the text of a value anew, a typed read does not."""
+    if isinstance(value, list | tuple):
+        return [meant(one) for one in value]
+    try:
+        return repr(json.loads(value)) if isinstance(value, str) else repr(value)
+    except ValueError:
+        return value
+
+
+def test_typed_read_equals_from_json_for_every_type_and_value(
+    spark: SparkSession, server: ServerProcess, client: Client, topic: str
+):
+    """Each record has one value for one of the columns, so a column that fails does not hide another."""
+    texts = [
+        f'{{"f{at}": {value}}}'
+        for at, kind in enumerate(KINDS)
+        for value in ZOO
+        if (kind, value) not in KNOWN_DIFFERENCES
+    ]
+    client.append(topic, [{"data": Raw(text)} for text in [*texts, "[]", '"x"', "7", "null"]])
+    schema = ", ".join(f"f{at} {kind}" for at, kind in enumerate(KINDS))
+    typed = {row._seq: row for row in table(spark, topic, schema=schema, url=server.url).collect()}
+    plain = spark.read.format("topics").options(url=server.url, subscribe=topic).load()
+    parsed = F.from_json("data", f"{schema}, _malformed STRING", {"columnNameOfCorruptRecord": "_malformed"})
+    different = []
+    for row in plain.select("seq", "data", parsed.alias("value")).collect():
+        found, expected = typed[row.seq], row.value
+        for name in [*(f"f{at}" for at in range(len(KINDS))), "_malformed"]:
+            one, other = found[name], None if expected is None else expected[name]
+            if meant(one) != meant(other):
+                kind = KINDS[int(name[1:])] if name != "_malformed" else name
+                different.append(f"{row.data} as {kind}: {one!r} instead of {other!r}")
+    assert not different, "\n".join(different)
 
 
 def test_schema_on_the_source_is_honoured(spark: SparkSession, server: ServerProcess, shop: str):

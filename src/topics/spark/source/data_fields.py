@@ -205,10 +205,10 @@ def _number(raw: Raw) -> float:
         if special is None:
             raise _Unfit
         return float(special)
-    return float(_decoded_float(raw))
-
-
-_decoded_float = _decoded(float)
+    try:
+        return float(text)  # too large a number is infinite, as in Spark
+    except ValueError:
+        raise _Unfit from None
 
 
 def _scaled(precision: int, scale: int) -> Callable[[Decimal], Decimal]:
@@ -255,6 +255,8 @@ def _list(name: str, element: DataField) -> DataField:
             try:
                 found.append(_value(element, one))
             except _Unfit as error:
+                if error.partly is None:
+                    raise _Unfit from None  # as in Spark, one value that does not fit at all spoils the array
                 found.append(error.partly)
                 fits = False
         if not fits:
