@@ -71,7 +71,7 @@ class Http2Client:
         return number
 
     def _send_body(self, number: int, body: bytes) -> None:
-        while body:
+        while body and self.answers[number].reset is None:
             room = min(self.h2.local_flow_control_window(number), self.h2.max_outbound_frame_size)
             if room:
                 self.h2.send_data(number, body[:room])
@@ -79,8 +79,9 @@ class Http2Client:
             self.flush()
             if not room:
                 self.receive()
-        self.h2.end_stream(number)
-        self.flush()
+        if self.answers[number].reset is None:
+            self.h2.end_stream(number)
+            self.flush()
 
     def open(self, path: str, *fields: tuple[str, str]) -> int:
         """Begin a request with a body, and return the number of its stream."""

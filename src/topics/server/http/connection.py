@@ -71,8 +71,7 @@ class Connection(asyncio.Protocol):
         self._turn: asyncio.Handle | None = None  # begins the next turn of the pipeline
         self._sink: StreamSink | None = None
         # For the deadlines: a value that changes whenever the client does something, and when it last changed.
-        self._seen: object = None
-        self._seen_at = 0.0
+        self._seen, self._seen_at = cast(object, None), 0.0
 
     @property
     def served(self) -> int:
