@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.consumers.harness import TOPIC, Desk
+from topics.engine.offline.verify import verify
 from topics.errors import TopicsError
 from topics.model.consumer import ConsumerRequest
 from topics.model.router import RouterRequest
+from topics.storage import backup
+from topics.testing.harness import ROOT, SimServer
 
 WAYS = ["stop", "keep", "lose", "tear", "reorder"]
 
@@ -130,3 +133,22 @@ def test_batch_of_consumers_is_kept_as_a_whole():
         desk.engine.consumers.put(TOPIC, f"c{at}", ConsumerRequest(seq=at % 6))
     desk.engine.flush()
     assert desk.restart("tear").seqs() == {f"c{at}": at % 6 for at in range(100)}
+
+
+def test_restored_backup_has_the_positions_in_a_new_epoch():
+    desk = Desk(durability="fsync")
+    desk.write(9)
+    desk.put("billing", seq=3)
+    desk.server.checkpoint()
+    desk.put("billing", seq=7)
+    epoch, disk = desk.engine.topic(TOPIC).epoch, desk.server.disk
+    backup.copy(disk, ROOT, "/copy")
+    assert verify(disk, "/copy").clean
+    desk.put("billing", seq=9)
+    desk.server.wal.close()
+    restored = disk.crash("keep")
+    backup.restore(restored, "/copy", ROOT, now_ms=desk.clock.now_ms(), set_aside="/old")
+    after = Desk(SimServer.start(restored, clock=desk.clock))
+    assert after.seqs() == {"billing": 7}
+    assert after.engine.topic(TOPIC).epoch > epoch
+    after.put("billing", seq=8, epoch=after.engine.topic(TOPIC).epoch)
