@@ -52,6 +52,8 @@ def test_config_without_a_topic_prints_the_settings_of_the_server(cli: Cli) -> N
     assert old.status == 0
     assert "TOPICS_PORT=0" in old.lines
     assert old.out == cli.pipe("settings", "--port", "0").out
+    shown = only(cli.pipe("settings", "--json", TOPICS_API_KEYS="s3cret"))
+    assert (shown["TOPICS_PORT"], shown["TOPICS_API_KEYS"]) == ("4000", "(hidden)")
 
 
 def test_state_shows_the_seqs_and_limits(cli: Cli) -> None:

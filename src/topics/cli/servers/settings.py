@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 
+from topics.cli.output.screen import Screen
 from topics.cli.servers.setting_flags import add_flags, chosen_flags, report
 from topics.config import SETTINGS, BadSettings, Setting, Settings
 
@@ -34,10 +35,11 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="print the settings of the server",
         description="Print the settings of `topics serve` that are in force. (`topics config` without a topic does the "
         "same.) The configuration of a topic is `topics config TOPIC`.",
-        usage="%(prog)s [-h] [--markdown] [--SETTING VALUE ...]",
+        usage="%(prog)s [-h] [--json] [--markdown] [--SETTING VALUE ...]",
         allow_abbrev=False,
     )
     parser.add_argument("--markdown", action="store_true", help="print the reference page of all settings")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; secrets are hidden")
     add_flags(parser)
     parser.set_defaults(execute=execute)
 
@@ -50,8 +52,12 @@ def execute(args: argparse.Namespace) -> int:
         settings = Settings.load(os.environ, chosen_flags(args))
     except BadSettings as bad:
         return report(bad)
-    for row in SETTINGS:
-        print(f"{row.variable}={row.shown(getattr(settings, row.name))}")
+    shown = {row.variable: row.shown(getattr(settings, row.name)) for row in SETTINGS}
+    if args.json:
+        Screen(as_json=True).json(shown)
+        return 0
+    for variable, text in shown.items():
+        print(f"{variable}={text}")
     return 0
 
 
