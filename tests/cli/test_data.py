@@ -368,6 +368,7 @@ class MortalFs(RealFs):
     """A file system that dies at the n-th changing call and fails every call after it."""
 
     def __init__(self, calls: int) -> None:
+        super().__init__()
         self.left = calls
         self.locks: list[Lock] = []
 
