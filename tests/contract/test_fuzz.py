@@ -68,6 +68,8 @@ def test_any_request_gets_a_documented_answer(
 ):
     if mode is GenerationMode.NEGATIVE and not (operation.path_parameters or operation.query or operation.body):
         return  # nothing to make invalid
+    if mode is GenerationMode.NEGATIVE and operation.path.startswith("/console/"):
+        return  # any text is a file name
 
     @settings(
         max_examples=examples,
