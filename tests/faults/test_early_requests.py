@@ -27,7 +27,7 @@ EARLY = {
     "/console/{file}", "/console/parts/{file}", "/console/pages/{file}",
 }  # fmt: skip
 PARTS = {
-    "{topic}": "t", "{router}": "r", "{wid}": "wid_AAAAAAAAAAAAAAAAAAAAAA",
+    "{topic}": "t", "{consumer}": "c", "{router}": "r", "{wid}": "wid_AAAAAAAAAAAAAAAAAAAAAA",
     "parts/{file}": "parts/dom.js", "pages/{file}": "pages/topics.js", "{file}": "app.js",
 }  # fmt: skip
 SOCKET = {
