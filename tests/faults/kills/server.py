@@ -70,7 +70,7 @@ class Spawner:
 
 def main() -> None:
     """Carry out the orders of a `Spawner`, one JSON line each, until its end of the pipe is closed."""
-    for name in ("topics.cli.main", "topics.cli.serve", "topics.server.run", "topics.server.app"):
+    for name in ("topics.cli.main", "topics.cli.servers.serve", "topics.server.run", "topics.server.app"):
         importlib.import_module(name)
     importlib.import_module("topics.cli.main").build_parser()  # it imports the commands
     gc.freeze()
