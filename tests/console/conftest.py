@@ -25,8 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("console"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
+    """Open a browser until the last test of this folder: while it is open, the thread has a running event loop."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -58,7 +58,7 @@ MALFORMED = {
     "HTTP/0.9": b"GET /\r\n\r\n",
     "HTTP/2.0": b"GET / HTTP/2.0\r\nHost: test\r\n\r\n",
     "HTTP/1.2": b"GET / HTTP/1.2\r\nHost: test\r\n\r\n",
-    "an HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "half an HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
     "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     "an unknown method": b"FETCH / HTTP/1.1\r\nHost: test\r\n\r\n",
     "CONNECT": b"CONNECT test:80 HTTP/1.1\r\nHost: test\r\n\r\n",

@@ -167,14 +167,14 @@ def test_log_that_is_off_asks_for_no_answers():
 @pytest.mark.parametrize(
     ("query", "shown"),
     [
-        (b"", "/a%20b"),
-        (b"prefix=a&touch=true", "/a%20b?prefix=a&touch=true"),
-        (b"token=abc&x=", "/a%20b?token=[hidden]&x="),
-        (b"%74oken=abc", "/a%20b?token=[hidden]"),
-        (b"x=%ff&token=abc", "/a%20b?[hidden]"),
-        (b"&".join(b"a=1" for _ in range(200)), "/a%20b?[hidden]"),
-        (b"x=%0a%1b[31m", "/a%20b?x=%0A%1B%5B31m"),
+        (b"", "/v0/a%20b"),
+        (b"prefix=a&touch=true", "/v0/a%20b?prefix=a&touch=true"),
+        (b"token=abc&x=", "/v0/a%20b?token=[hidden]&x="),
+        (b"%74oken=abc", "/v0/a%20b?token=[hidden]"),
+        (b"x=%ff&token=abc", "/v0/a%20b?[hidden]"),
+        (b"&".join(b"a=1" for _ in range(200)), "/v0/a%20b?[hidden]"),
+        (b"x=%0a%1b[31m", "/v0/a%20b?x=%0A%1B%5B31m"),
     ],
 )
 def test_shown_path_has_no_key(query: bytes, shown: str):
-    assert shown_path(Request("GET", b"/a%20b", query, {}, b"", "", 0)) == shown
+    assert shown_path(Request("GET", b"/v0/a%20b", query, {}, b"", "", 0)) == shown

@@ -6,7 +6,7 @@ request, for requests of the same connection before it, or for as long as the cl
 window in which a queue gathers claims). A request is slow if the rest is above the threshold. A stream is logged when
 it opens, so the time for which it stays open does not count.
 
-A key in the query string is left out, as in every log line.
+A key in the query string is left out, as in every log line. So is a path outside the API, which may be a mistyped key.
 """
 
 import logging
@@ -25,6 +25,7 @@ log = logs.Log("http")
 _now_ns = time.perf_counter_ns
 _SHOWN_BYTES = 2048  # of a query string
 _SECRET = "token"
+_KNOWN_STARTS = (b"/v0/", b"/console", b"/client.js", b"/metrics", b"/healthz")
 
 
 class RequestLog:
@@ -73,6 +74,8 @@ class RequestLog:
 
 def shown_path(request: Request) -> str:
     """Return the path and the query string for a log line, without the key."""
+    if request.path != b"/" and not request.path.startswith(_KNOWN_STARTS):
+        return f"/{logs.HIDDEN}"
     path = request.path.decode("ascii", "backslashreplace")
     if not request.query:
         return path
