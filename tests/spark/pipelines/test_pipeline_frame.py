@@ -231,7 +231,7 @@ def test_duration_is_measured_from_the_command(capsys: Any):
             pass
         return job.report
 
-    args = argparse.Namespace(json=False, token=None, token_file=None, dry_run=True, master=None)
+    args = argparse.Namespace(json=False, token=None, token_file=None, dry_run=True, master=None, storage_option=[])
     assert pipeline.run("x", execute, args, lambda report: str(report.ended_ms - report.started_ms)) == 0
     assert int(capsys.readouterr().out) >= 200
 
