@@ -45,6 +45,7 @@ class Cli:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                preexec_fn=_take_interrupts,
             )
         )
 
@@ -155,8 +156,14 @@ class Terminal:
         os.close(self._master)
 
 
+def _take_interrupts() -> None:
+    """Undo an ignored SIGINT, which a process in the background of a shell script inherits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _own_terminal() -> None:
     """Make the terminal that of the new session, so that Ctrl-C reaches the command."""
+    _take_interrupts()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 

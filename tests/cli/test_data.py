@@ -315,6 +315,7 @@ def backed_up(tmp_path: Path, turn: int, load: Load) -> dict[str, Any]:
     return json.loads(done.stdout) | {"before": before, "restored": restored}
 
 
+@pytest.mark.torture
 def test_backup_under_load_has_all_acknowledged_records(tmp_path: Path):
     with serving(tmp_path / "server", tmp_path / "data", segment_max_events=300) as server:
         with client(server) as http:

@@ -25,9 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("console"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Open a browser until the last test of this folder: while it is open, the thread has a running event loop."""
+    """Open a browser until the last test of the file: while it is open, the thread has a running event loop."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -213,7 +213,9 @@ class Pair:
         self.floors: dict[str, dict[int, tuple[int, int]]] = {"a": {}, "b": {}}  # by epoch: earliest and evict_floor
 
     def play(self, turn: Turn) -> None:
-        self.clock.set(ms=self.clock.now_ms() + turn.clock_ms)
+        # A clock that is set back may delay the expiry of a consumer; the model does not say by how much.
+        expiring = any(one.expire_ms for topic in self.oracle.topics.values() for one in topic.consumers.values())
+        self.clock.set(ms=self.clock.now_ms() + (max(turn.clock_ms, 0) if expiring else turn.clock_ms))
         self.engine.consumers.sweep(topics=10)
         self.commit()
         self.oracle.forget_unused()
@@ -431,7 +433,7 @@ def run(examples: int, test: Callable[..., None], **strategies: st.SearchStrateg
     settings(max_examples=examples, suppress_health_check=quiet)(given(**strategies)(test))()
 
 
-@pytest.mark.parametrize("examples", [200, LONG])
+@pytest.mark.parametrize("examples", [100, LONG])
 def test_history_in_memory_matches_the_model(examples, monkeypatch):
     # A filtered read then takes many small steps through a segment.
     monkeypatch.setattr("topics.engine.read.read.STRETCH", 1)
@@ -444,7 +446,7 @@ def test_history_in_memory_matches_the_model(examples, monkeypatch):
     run(examples, play, history=HISTORIES, segments=st.sampled_from([SMALL_SEGMENTS, SegmentLimits()]))
 
 
-@pytest.mark.parametrize("examples", [150, LONG])
+@pytest.mark.parametrize("examples", [80, LONG])
 def test_history_with_sealed_segments_matches_the_model(examples):
     def play(history: list[Turn], cold: bool) -> None:
         # Without cold reads there is room for the columns of one segment only: they are loaded and dropped often.
@@ -455,7 +457,7 @@ def test_history_with_sealed_segments_matches_the_model(examples):
     run(examples, play, history=HISTORIES, cold=st.booleans())
 
 
-@pytest.mark.parametrize("examples", [200, LONG])
+@pytest.mark.parametrize("examples", [100, LONG])
 def test_turn_refused_by_the_log_has_no_effect(examples):
     def play(history: list[Turn], faults: list[str | None]) -> None:
         pair = Pair(logged=True)

@@ -78,6 +78,7 @@ def test_gap_of_a_stalled_stream_is_reported_as_too_old(start_live):
     events.expect("caught-up")
 
 
+@pytest.mark.torture
 def test_gap_of_a_stalled_websocket_is_reported_as_cap(start_live):
     live = start_live(buffer_grace_ms=100)
     live.api.put("a", cap_records=20)

@@ -126,6 +126,7 @@ def check(ledgers: list[Ledger], kills: list[int], jobs: int) -> dict[str, int]:
     return {"jobs": jobs, "acked": len(acked), "unsure": len(everything - acked.keys()), "redelivered": again}
 
 
+@pytest.mark.torture
 def test_workers_finish_all_jobs_although_a_third_of_them_dies(tmp_path: Path):
     ledgers, kills = run_day(tmp_path, workers=9, jobs=1500, takes_s=0.02, seed=7)
     check(ledgers, kills, 1500)

@@ -141,6 +141,7 @@ def fails(at: int, error: int, times: int, *, short: bool) -> None:
     assert {run[2] for view in looks(server).values() for run in view.losses} <= {"evicted", "source_trim"}
 
 
+@pytest.mark.torture
 def test_routers_into_small_topics_lose_nothing_unreported_when_a_call_fails() -> None:
     server = SimServer.start(SimDisk(seed=SEED))
     before = len(server.disk.calls)

@@ -193,6 +193,7 @@ class Oracle:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.began_ms = clock.now_ms()  # when the server started: no consumer counts as unused for longer
         self.topics: dict[str, ModelTopic] = {}
 
     # --- topics
@@ -243,11 +244,11 @@ class Oracle:
 
     def put_consumer(self, name: str, consumer: str, wanted: ConsumerRequest) -> tuple[int, bool]:
         """Store a consumer. Return its position, and whether it was created."""
-        return oracle_consumers.put(self.topic(name), consumer, wanted, self.clock.now_ms())
+        return oracle_consumers.put(self.topic(name), consumer, wanted, max(self.clock.now_ms(), self.began_ms))
 
     def commit(self, name: str, consumer: str, seq: int) -> tuple[int, bool]:
         """Read as a consumer, after a commit of `seq`. Return its position, and whether it was created."""
-        return oracle_consumers.commit(self.topic(name), consumer, seq, self.clock.now_ms())
+        return oracle_consumers.commit(self.topic(name), consumer, seq, max(self.clock.now_ms(), self.began_ms))
 
     def drop_consumer(self, name: str, consumer: str) -> bool:
         """Delete a consumer. Return whether it existed."""
@@ -260,6 +261,7 @@ class Oracle:
 
     def restarted(self) -> None:
         """Count all consumers as used: time without a server does not count."""
+        self.began_ms = self.clock.now_ms()
         for topic in self.topics.values():
             for name, one in topic.consumers.items():
                 topic.consumers[name] = replace(one, used_ms=max(one.used_ms, self.clock.now_ms()))

@@ -69,6 +69,7 @@ def test_lag_is_taken_when_the_report_is_made(run: Any, client: Client, topic: s
     assert last["topics"][0]["lag"] == 3
 
 
+@pytest.mark.torture
 def test_times_are_those_of_the_topic(run: Any, client: Client, lake: Lake, topic: str):
     written = Written(client, topic)
     written.numbers(20)
@@ -158,6 +159,7 @@ def test_recreated_topic_has_two_epochs_in_the_lake(run: Any, client: Client, la
     assert run().records == 0  # deleted, which is not an error: the lake has it
 
 
+@pytest.mark.torture
 def test_all_kinds_of_names_are_archived_and_read_by_spark(
     run: Any, client: Client, lake: Lake, topic: str, spark: SparkSession
 ):

@@ -69,6 +69,7 @@ def reach(lake: Lake, process: Process, commits: int, *, topic: str = "in") -> N
     wait_for(look, f"{commits} commits", every_s=0.002)
 
 
+@pytest.mark.torture
 def test_lake_is_exact_after_the_archiver_is_killed(own_server: Server, tmp_path: Path, spark: object):
     lake = Lake(str(tmp_path / "lake"))
     with Writing(own_server.url, "in") as writing:

@@ -47,6 +47,7 @@ def test_every_seq_of_a_topic_with_history_is_explained(spark: SparkSession, cli
     assert describe(report).splitlines()[-1].endswith(": 0 unexplained")
 
 
+@pytest.mark.torture
 def test_missing_file_leaves_trimmed_seqs_unexplained(spark: SparkSession, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(20))
     archive(client, lake, topic, upto=8)

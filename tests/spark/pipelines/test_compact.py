@@ -270,6 +270,7 @@ def test_dry_run_reports_and_writes_nothing(spark: SparkSession, client: Client,
     assert (done.records, done.figures) == (shown.records, shown.figures)
 
 
+@pytest.mark.torture
 def test_key_of_another_type_is_null_and_invalid_tag_is_a_usage_error(
     spark: SparkSession, client: Client, topic: str
 ) -> None:

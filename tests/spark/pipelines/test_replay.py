@@ -180,6 +180,7 @@ def test_directory_and_server_can_be_replayed(play: Play, client: Client, topic:
     assert read_numbers(client, f"{topic}.b") == list(range(3, 10))
 
 
+@pytest.mark.torture
 def test_gap_fails_a_replay_unless_allowed(play: Play, client: Client, topic: str, lake: Path):
     numbers(client, topic, range(10))
     client.put_topic(topic, cap_records=6)

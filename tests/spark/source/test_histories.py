@@ -105,6 +105,7 @@ def test_spark_reads_any_history_as_diff_does(spark: SparkSession, world: World)
     assert by_spark(load(spark, url=world.server.url, **everything(world.heads()))) == expected
 
 
+@pytest.mark.torture
 def test_spark_streams_any_history_in_any_batches_as_diff_does(spark: SparkSession, world: World, tmp_path: Path):
     reader = spark.readStream.format("topics").option("url", world.server.url).option("maxOffsetsPerTrigger", 150)
     for name, value in everything(world.heads()).items():

@@ -21,6 +21,7 @@ def fingerprint(directory: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.torture
 def test_stopped_directory_is_read_in_parts_and_left_unchanged(
     spark: SparkSession, start_server: StartServer, tmp_path: Path
 ):
@@ -72,6 +73,7 @@ def test_directory_of_a_running_server_is_refused(spark: SparkSession, start_ser
         load(spark, path=str(tmp_path), subscribe="t").count()
 
 
+@pytest.mark.torture
 def test_damage_is_reported_as_a_gap(spark: SparkSession, start_server: StartServer, tmp_path: Path):
     data = tmp_path / "data"
     server = start_server(data_dir=data, **SMALL_PARTS)

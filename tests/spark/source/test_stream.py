@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from tests.conftest import ServerProcess
@@ -28,6 +29,7 @@ def test_stream_continues_at_its_checkpoint(
     assert seqs(drain(source(spark, server.url, subscribe=topic), tmp_path)) == [[6, 7]]
 
 
+@pytest.mark.torture
 def test_start_at_latest_survives_a_crash_in_the_first_batch(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -47,6 +49,7 @@ def test_start_at_latest_survives_a_crash_in_the_first_batch(
     assert seqs(drain(stream, tmp_path)) == [[4, 5], [6, 7]]
 
 
+@pytest.mark.torture
 def test_rate_is_shared_fairly_with_new_topics(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -67,6 +70,7 @@ def test_rate_is_shared_fairly_with_new_topics(
     assert run() == [{"big": 1, "new": 3}]
 
 
+@pytest.mark.torture
 def test_recreated_topic_fails_the_query_or_is_a_gap_row(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -115,6 +119,7 @@ def test_lag_is_the_distance_to_the_latest_offset(
     assert lag(query) == {topic: 0}
 
 
+@pytest.mark.torture
 def test_evicted_range_is_a_gap_and_costs_nothing_of_the_rate(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -132,6 +137,7 @@ def test_evicted_range_is_a_gap_and_costs_nothing_of_the_rate(
     ]
 
 
+@pytest.mark.torture
 def test_several_servers_are_one_stream(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):
@@ -149,6 +155,7 @@ def test_several_servers_are_one_stream(
     assert "written with one server" in fails(lambda: drain(source(spark, server.url, subscribe=topic), tmp_path))
 
 
+@pytest.mark.torture
 def test_continuous_stream_sees_new_records_soon(
     spark: SparkSession, server: ServerProcess, client: Client, topic: str, tmp_path: Path
 ):

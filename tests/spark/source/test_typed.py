@@ -123,6 +123,7 @@ def test_schema_on_the_source_is_honoured(spark: SparkSession, server: ServerPro
     assert reader.option("typed", "true").schema("ts STRING").load().where("ts = '9:00'").count() == 1
 
 
+@pytest.mark.torture
 def test_columns_and_where_are_fixed_at_load(spark: SparkSession, server: ServerProcess, shop: str):
     reader = spark.read.format("topics").options(url=server.url, subscribe=shop)
     frame = reader.option("columns", "seq, kind").option("where", "seq >= 3 AND seq < 5").load()

@@ -97,6 +97,7 @@ def test_answers_are_a_table_csv_or_json_lines(ask: Ask, orders: str):
     assert rows(ask(f"select 1 from {orders} where seq < 0", "--json")[1]) == []
 
 
+@pytest.mark.torture
 def test_tables_can_be_listed_described_joined_and_selected_by_prefix(ask: Ask, orders: str):
     assert {"table": orders} in rows(ask("show tables", "--json")[1])
     described = {row["column"]: row["type"] for row in rows(ask(f"describe {orders}", "--json")[1])}
@@ -118,6 +119,7 @@ def test_field_in_no_sample_is_null_with_a_note(ask: Ask, orders: str):
     assert f"data.skuu is in none of 4 records of {orders} that were sampled; did you mean data.sku?" in err
 
 
+@pytest.mark.torture
 def test_missing_fields_of_a_join_name_their_table(ask: Ask, client: Client, orders: str):
     users = f"{orders}.users"
     client.append(users, [{"data": {"name": "Ann", "age": 7}}])
@@ -353,6 +355,7 @@ def test_unreachable_server_is_named(spark: SparkSession, capsys: pytest.Capture
     assert "path and url: give one of them" in capsys.readouterr().err
 
 
+@pytest.mark.torture
 def test_failure_of_a_query_is_reported_in_every_format(ask: Ask, orders: str):
     for form in ("--csv", "--json"):
         status, _, err = ask(f"select cast(tag as int) as n from {orders}", form)
