@@ -221,7 +221,7 @@ def test_idle_connection_is_closed_with_goaway(serve: Serve):
 
 @pytest.mark.parametrize("begun", [frame(HEADERS, 0, 1, b"\x82"), frame(0, 0, 1, b"x" * 100)[:50], b"\0\0"])
 def test_frame_that_does_not_come_to_its_end_closes_the_connection(serve: Serve, begun: bytes):
-    server = serve(header_timeout_ms=50)
+    server = serve(header_timeout_ms=500)
     with Http2Client(server.port) as client:
         assert client.ask("/hello").status == 200
         client.sock.sendall(begun)
