@@ -1,46 +1,29 @@
-"""Run the commands of the documentation, so that a wrong page fails a test.
-
-Bash runs every fenced `sh` block of README.md and docs/**/*.md, in order, in a directory that is empty at the start of
-the page. A page has one server; its blocks share the directory, their variables, and the data on the server. The test
-replaces `localhost:4000` and `127.0.0.1:4000` with the server address, `/var/lib/topics` with its data directory,
-and `/backup` with a temporary directory. A block fails if one of its commands fails, or if a curl gets a status of 400
-or above. `curl -N` follows a stream for a few seconds.
-
-An HTML comment on the line before a fence changes that:
-
-    <!-- expect: 409 -->             these answers of the block are errors, in this order: `expect: 404 409`
-    <!-- not run: needs root -->     the block is skipped, for this reason
-    <!-- run -->                     before a `python` block: run this one too (others are fragments)
-    <!-- answer -->                  before a `json` block: the expected answer to the last curl; fields can be
-                                     omitted, and the values of fields in VARIES are not compared
-    <!-- server: api_keys=a:read --> anywhere in a page: settings of its server, `TOPICS_*` without the prefix
-"""
+"""Run the commands and programs of the documentation, so that a wrong page fails a test. README.md has the rules."""
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from tests.conftest import ServerProcess
+from tests.docs.blocks import PROGRAMS, Block, blocks_of, settings_of
+from tests.docs.reader import NODE, Answer, Reader
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-BLOCK_TIMEOUT_S = 60
-STREAM_S = 3
+# Tests in tests/spark run the programs of these pages, in a session that they share.
+SPARK_PAGES = {ROOT / "docs" / "spark.md", ROOT / "docs" / "pipelines.md"}
 
 # A block that would change the machine must be marked as not run.
 CHANGES_THE_MACHINE = re.compile(
     r"(?m)(?:^|[;&|(]) *(?:\w+=\S+ +)*(?:\S*/)?"
-    r"(sudo|apt|apt-get|brew|pip|pip3|make|install|chown|useradd|adduser|systemctl|docker|git) "
+    r"(sudo|apt|apt-get|brew|pip|pip3|npm|make|install|chown|useradd|adduser|systemctl|docker|git) "
 )
 
 # Fields whose values differ between runs.
@@ -49,156 +32,42 @@ VARIES = {
     "lease_id", "message", "next_cursor", "performance", "stream_url", "updated_ms", "uptime_ms", "version", "wid",
 }  # fmt: skip
 
-# A wrapper of curl that stores the status and body of every answer, and ends streams.
-CURL = f"""#!/bin/bash
-answer=$DOCS_ANSWERS/$(printf '%05d' "$(ls "$DOCS_ANSWERS" | wc -l)")-$$
-extra=()
-for argument in "$@"; do
-  [[ $argument =~ ^-[a-zA-Z]*N[a-zA-Z]*$|^--no-buffer$ ]] && extra=(--max-time {STREAM_S})
-done
-"$DOCS_CURL" -sS --dump-header "$answer.head" ${{extra[@]+"${{extra[@]}}"}} "$@" | tee "$answer.body"
-status=${{PIPESTATUS[0]}}
-[[ $status = 28 && ${{#extra[@]}} != 0 ]] && status=0
-echo "$status" > "$answer.exit"
-exit "$status"
-"""
 
-_FENCE = re.compile(
-    r"^(?P<ticks>`{3,})(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=ticks)\s*?$", re.DOTALL | re.MULTILINE
-)
-_MARK = re.compile(r"<!-- (?P<name>expect|not run|run|answer)(?:: (?P<value>[^\n]*?))? -->\n\Z")
-_SERVER = re.compile(r"^<!-- server: (.*?) -->$", re.MULTILINE)
+_TIME = re.compile(r"\b\d\d:\d\d:\d\d\.\d{3}\b")
 
 
-class Block(NamedTuple):
-    """One fenced block, and its mark: the comment before it."""
-
-    language: str
-    text: str
-    line: int
-    mark: str = ""
-    value: str = ""
-
-    @property
-    def is_shown_answer(self) -> bool:
-        return self.language == "json" and self.mark == "answer"
-
-    @property
-    def is_run(self) -> bool:
-        return self.mark != "not run" and (self.language == "sh" or (self.language == "python" and self.mark == "run"))
+def is_run(block: Block, page: Path) -> bool:
+    return block.is_script or (block.is_program and page not in SPARK_PAGES)
 
 
-class Answer(NamedTuple):
-    """The answer to one curl; `status` is 0 without an answer."""
-
-    status: int
-    body: str
-    failure: str
+def needs_node(block: Block, page: Path) -> bool:
+    return is_run(block, page) and PROGRAMS.get(block.language) == "js"
 
 
-def blocks_of(text: str) -> Iterator[Block]:
-    for fence in _FENCE.finditer(text):
-        line = text.count("\n", 0, fence.start()) + 1
-        mark = _MARK.search(text, 0, fence.start())
-        if mark is None:
-            yield Block(fence["language"], fence["text"], line)
-        else:
-            yield Block(fence["language"], fence["text"], line, mark["name"], mark["value"] or "")
-
-
-def settings_of(text: str) -> dict[str, object]:
-    found = _SERVER.search(text)
-    return dict(pair.split("=", 1) for pair in found[1].split()) if found else {}
-
-
-class Shell:
-    """A shell in an empty directory, and a server."""
-
-    def __init__(self, directory: Path, server: ServerProcess, data_dir: Path) -> None:
-        self._cwd, self._answers, tools = directory / "here", directory / "answers", directory / "tools"
-        for path in (self._cwd, self._answers, tools):
-            path.mkdir(parents=True)
-        (tools / "curl").write_text(CURL)
-        (tools / "curl").chmod(0o755)
-        address = f"127.0.0.1:{server.port}"
-        self._real = {
-            "localhost:4000": address,
-            "127.0.0.1:4000": address,
-            "/var/lib/topics": str(data_dir),
-            "/backup": str(directory / "backup"),
-        }
-        self._state = directory / "state"
-        self._output = directory / "output"
-        env = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
-        self._env = env | {
-            "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), env["PATH"]]),
-            "HOME": str(directory),
-            "DOCS_ANSWERS": str(self._answers),
-            "DOCS_CURL": shutil.which("curl") or "curl",
-        }
-
-    def run(self, block: Block) -> tuple[list[Answer], str]:
-        """Run a block. Return the answers to its curls, and another failure if there is one."""
-        text = block.text
-        for shown, real in self._real.items():
-            text = text.replace(shown, real)
-        if block.language == "python":
-            command = [sys.executable, "-c", text]
-        else:  # variables are exported for the next block
-            command = ["bash", "-c", f"set -aeu\ntrap 'env -0 > {self._state}' EXIT\n{text}"]
-        status = self._execute(command)
-        answers = self._take_answers()
-        if self._state.exists():
-            pairs = (pair.partition("=") for pair in self._state.read_text().split("\0") if pair)
-            self._env = {name: value for name, _, value in pairs}
-        if not status or (block.mark == "expect" and status != "timeout"):
-            return answers, ""
-        return answers, f"ended with {status}: {self._output.read_text(errors='replace')[-2000:]}"
-
-    def _execute(self, command: list[str]) -> int | str:
-        with self._output.open("wb") as output:
-            process = subprocess.Popen(
-                command, cwd=self._cwd, env=self._env, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        try:
-            return process.wait(BLOCK_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return "timeout"
-        finally:  # also end processes in the background
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-
-    def _take_answers(self) -> list[Answer]:
-        answers = []
-        for path in sorted(self._answers.glob("*.body")):
-            head, failed = path.with_suffix(".head"), path.with_suffix(".exit")
-            lines = head.read_text().splitlines() if head.exists() else []
-            statuses = [int(line.split()[1]) for line in lines if line.startswith("HTTP/")]
-            code = failed.read_text().strip() if failed.exists() else "0"
-            failure = "" if code in ("0", "22", "23") else f"curl ended with {code}"  # --fail; closed pipe
-            answers.append(Answer(statuses[-1] if statuses else 0, path.read_text(errors="replace"), failure))
-        for path in self._answers.iterdir():
-            path.unlink()
-        return answers
-
-
-def problems_of(page: Path, shell: Shell) -> Iterator[str]:
+def problems_of(page: Path, reader: Reader) -> Iterator[str]:
+    """Run a page. Yield what is wrong with it."""
     last: Answer | None = None
+    has_run = False
     for block in blocks_of(page.read_text()):
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if block.is_shown_answer:
             got = None if last is None else _json_in(last.body)
             yield from (f"{where}: {what}" for what in differences(json.loads(block.text), got))
-        if not block.is_run:
+        elif block.is_shown_output and has_run:
+            shown, printed = reader.meant(block.text), reader.output()
+            if not is_output(shown, printed):
+                yield f"{where}: the page shows\n{shown}\nand this was printed:\n{printed}"
+        elif block.is_file:
+            reader.save(block)
+        if not is_run(block, page):
             continue
-        if found := CHANGES_THE_MACHINE.search(block.text):
+        has_run = NODE is not None or not needs_node(block, page)
+        if not has_run:
+            continue
+        if block.is_script and (found := CHANGES_THE_MACHINE.search(block.text)):
             yield f"{where}: uses {found[1]}, so it needs a `not run` and its reason"
             continue
-        answers, failure = shell.run(block)
+        answers, failure = reader.run(block)
         last = answers[-1] if answers else last
         if failure:
             yield f"{where}: {failure}"
@@ -230,8 +99,21 @@ def differences(shown: Any, got: Any, at: str = "answer") -> Iterator[str]:
         yield f"{at} is {json.dumps(got)}, the page shows {json.dumps(shown)}"
 
 
+def is_output(shown: str, printed: str) -> bool:
+    """Return whether a page shows what was printed. In the page, `…` stands for any text, and a time for any time."""
+    shown, printed = (_TIME.sub("12:00:00.000", text) for text in (shown, printed))
+    shown, printed = ("\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (shown, printed))
+    return re.fullmatch(".*".join(map(re.escape, shown.split("…"))), printed, re.DOTALL) is not None
+
+
 def _has_commands(page: Path) -> bool:
-    return any(block.is_run for block in blocks_of(page.read_text()))
+    return any(is_run(block, page) for block in blocks_of(page.read_text()))
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("bash")), reason="needs curl and bash")
@@ -239,15 +121,23 @@ def _has_commands(page: Path) -> bool:
     "page", [page for page in PAGES if _has_commands(page)], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
-    data_dir = tmp_path / "data"
-    server = ServerProcess(tmp_path / "server", {"data_dir": data_dir, **settings_of(page.read_text())})
+    text, data_dir = page.read_text(), tmp_path / "data"
+    settings = settings_of(text)
+    server = None if settings is None else ServerProcess(tmp_path / "server", {"data_dir": data_dir, **settings})
+    reader = Reader(tmp_path / "reader", _free_port() if server is None else server.port, data_dir)
     try:
-        problems = list(problems_of(page, Shell(tmp_path / "reader", server, data_dir)))
+        problems = list(problems_of(page, reader))
     except BaseException:
-        server.kill()
+        if server is not None:
+            server.kill()
         raise
-    server.stop()
+    finally:
+        reader.close()
+    if server is not None:
+        server.stop()
     assert not problems, "\n\n".join(problems)
+    if NODE is None and any(needs_node(block, page) for block in blocks_of(text)):
+        pytest.skip("no Node found: the JavaScript of the page was not run, everything else was")
 
 
 def test_mark_applies_to_the_next_block() -> None:
@@ -255,13 +145,13 @@ def test_mark_applies_to_the_next_block() -> None:
     left_alone = "<!-- not run: needs root -->\n```sh\ncurl c\n```\n"
     first, second, third = blocks_of(f"{expecting}\n```sh\ncurl b\n```\n{left_alone}")
     assert (first.text, first.mark, first.value) == ("curl a\n", "expect", "404 409")
-    assert (second.mark, second.is_run) == ("", True)
-    assert (third.value, third.is_run) == ("needs root", False)
+    assert (second.mark, second.is_script) == ("", True)
+    assert (third.value, third.is_script) == ("needs root", False)
 
 
 def test_nested_fence_is_not_a_block() -> None:
     [block] = blocks_of("````markdown\n```sh\nrm -r .\n```\n````\n")
-    assert not block.is_run
+    assert (block.is_script, block.is_program) == (False, False)
 
 
 def test_example_answer_can_omit_fields() -> None:
@@ -269,3 +159,88 @@ def test_example_answer_can_omit_fields() -> None:
     assert not list(differences({"records": [{"$seq": 1, "$ts": 99}]}, answer))
     assert list(differences({"records": [{"$seq": 2}]}, answer)) == ["answer.records[0].$seq is 1, the page shows 2"]
     assert list(differences({"caught_up": True}, answer)) == ["answer has no caught_up"]
+
+
+def test_example_output_is_compared_whole() -> None:
+    assert is_output("took … s\nend\n", "took 1.5 s  \nend\n\n")
+    assert is_output("10:00:00.000 end\n", "12:34:56.789 end\n")
+    assert not is_output("took … s\n", "took 1.5 s\nend\n")
+    assert not is_output("a.c\n", "abc\n")
+
+
+PAGE = """
+<!-- file: greet.py -->
+```python
+import sys
+print("hello", sys.argv[1])
+```
+
+```sh
+name=ada
+python greet.py $name
+```
+
+<!-- output -->
+```text
+hello ada
+```
+
+```python
+import os
+import topics
+print(os.environ["TOPICS_URL"], os.environ["name"])
+```
+
+<!-- output -->
+```text
+http://localhost:4000 ada
+```
+
+<!-- background -->
+```sh
+sleep 60 &
+pid=$!
+```
+
+```sh
+kill -0 $pid
+```
+
+```python
+raise SystemExit(3)
+```
+
+<!-- output -->
+```text
+something else
+```
+"""
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    return tmp_path / "page.md"
+
+
+def test_blocks_share_files_variables_and_background_processes(page: Path, tmp_path: Path) -> None:
+    page.write_text(PAGE)
+    reader = Reader(tmp_path / "reader", 4711, tmp_path / "data")
+    try:
+        problems = list(problems_of(page, reader))
+    finally:
+        reader.close()
+    assert [problem.splitlines()[0] for problem in problems] == [
+        "page.md:39: ended with 3: ", "page.md:44: the page shows",
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(NODE is None, reason="no Node found: it runs the JavaScript of the pages")
+def test_javascript_block_imports_the_client(page: Path, tmp_path: Path) -> None:
+    page.write_text(
+        '```js\nimport { Topics } from "./topics.mjs"\nconsole.log(typeof Topics)\n```\n\n'
+        "<!-- output -->\n```text\nfunction\n```\n\n```javascript\nawait missing()\n```\n"
+    )
+    [problem] = problems_of(page, Reader(tmp_path / "reader", 4711, tmp_path / "data"))
+    assert problem.startswith("page.md:11: ended with 1: ")
+    assert "missing is not defined" in problem
