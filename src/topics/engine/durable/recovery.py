@@ -17,23 +17,18 @@ from topics.engine import retention
 from topics.engine.consumers import consumer_log
 from topics.engine.durable import lost_log
 from topics.engine.durable.deferred_replay import Backlog
-from topics.engine.durable.log_files import LogFile, read_log, read_whole
+from topics.engine.durable.log_files import LogFile, read_log
+from topics.engine.durable.snapshot_load import LoadedSnapshot, load_topics
 from topics.engine.queue import verbs
 from topics.engine.routers import replay
-from topics.engine.state import snapshot_parts
-from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, archived
 from topics.errors import Corrupt
 from topics.storage import snapshot as snap
-from topics.storage.datadir import DataDir, DataDirError
-from topics.storage.fs import File
+from topics.storage.datadir import DataDir
 from topics.storage.log import entry as entries
 from topics.storage.log import ledger, walfile
 from topics.storage.log.frame import Head
-from topics.storage.segments.codec import Footer
-from topics.storage.segments.sealed import SealedSegment
-from topics.storage.segments.segment import MemorySegment
 from topics.storage.segments.segment_cache import Shelf
 
 log = logs.Log("recovery")
@@ -72,212 +67,143 @@ def recover(
     With `defer_memory`, leave the records of `memory` topics in the backlog, so that the server is ready sooner.
     """
     with replay.recovering(state) as routers:
-        return _recover(datadir, state, shelf, routers, cold_dir=cold_dir, progress=progress, defer_memory=defer_memory)
+        loaded = load_topics(datadir, state, shelf, cold_dir=cold_dir)
+        return _Recovery(datadir, state, routers, loaded, progress, defer_memory=defer_memory).run()
 
 
-def _recover(
-    datadir: DataDir,
-    state: State,
-    shelf: Shelf,
-    routers: replay.Recovering,
-    *,
-    cold_dir: str | None,
-    progress: Progress,
-    defer_memory: bool,
-) -> Recovered:
-    damage: list[str] = []
-    backlog = Backlog()
-    number, snapshot = load_snapshot(datadir, damage)
-    if snapshot is not None:
-        state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
-        with Tails(datadir) as tails:
-            for topic in snapshot.topics:
-                restore_topic(datadir, state, shelf, topic, cold_dir, damage, tails)
-        state.names.rebuild(state.by_name)
-        snapshot_parts.load_state(state, snapshot.extra)
-    since = 0 if snapshot is None else snapshot.wal_number
-    replayed = 0
-    boot_id = datadir.fs.boot_id()
-    same_boot = snapshot is not None and snapshot.boot_id == boot_id != ""  # an unknown boot counts as another one
-    account = ledger.read(datadir, since)
-    if snapshot is not None and snap.LEDGER in snapshot.extra and since not in datadir.ledger_numbers():
-        path = datadir.ledger_path(since)
-        damage.append(f"{path} at byte 0: {lost_log.NO_LEDGER}")
+class _Recovery:
+    """One recovery, after the snapshot is loaded."""
+
+    def __init__(
+        self,
+        datadir: DataDir,
+        state: State,
+        routers: replay.Recovering,
+        loaded: LoadedSnapshot,
+        progress: Progress,
+        *,
+        defer_memory: bool,
+    ) -> None:
+        self._dir = datadir
+        self._state = state
+        self._routers = routers
+        self._loaded = loaded
+        self._snapshot = snapshot = loaded.snapshot
+        self._progress = progress
+        self._defer_memory = defer_memory
+        self._damage = loaded.damage
+        self._cut: list[str] = []
+        self._backlog = Backlog()
+        self._entries = 0
+        # An unknown boot counts as another one.
+        self._same_boot = snapshot is not None and snapshot.boot_id == datadir.fs.boot_id() != ""
+        self._clean_snapshot = snapshot is not None and snapshot.clean
+        self._restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
+
+    def run(self) -> Recovered:
+        """Read the log, replay it, and give no seq out twice that an unreadable or missing part may have assigned."""
+        since = 0 if self._snapshot is None else self._snapshot.wal_number
+        account = ledger.read(self._dir, since)
+        self._check_ledger(since)
+        unsynced_from = None if self._same_boot else account.unsynced_from
+        files = read_log(self._dir, since, self._damage, self._cut, unsynced_from=unsynced_from)
+        check = lost_log.Check(
+            self._dir, self._state, files, since, account, clean=self._clean_snapshot, damage=self._damage
+        )
+        resume = self._replay_files(files, check)
+        numbers = self._dir.wal_numbers()
+        heads, skipped = self._close(check, after_power_loss=self._is_after_power_loss(files, numbers))
+        _make_durable(self._dir, files)
+        self._progress(1.0)
+        if self._entries or self._damage:
+            log.info("replayed", entries=self._entries, files=len(files), damaged=len(self._damage))
+        changed = self._entries or self._damage or self._cut or skipped
+        return Recovered(
+            snapshot_number=self._loaded.number,
+            resume=resume,
+            next_number=max([*numbers, since, check.last_number]) + 1,
+            entries=self._entries,
+            damage=self._damage,
+            cut=self._cut,
+            unchanged=self._same_boot and not changed,
+            backlog=self._backlog,
+            lost=check.lost,
+            unnoted=check.unnoted(),
+            heads=heads,
+        )
+
+    def _check_ledger(self, since: int) -> None:
+        """Report a missing ledger if the snapshot says that there was one."""
+        if self._snapshot is None or snap.LEDGER not in self._snapshot.extra or since in self._dir.ledger_numbers():
+            return
+        path = self._dir.ledger_path(since)
+        self._damage.append(f"{path} at byte 0: {lost_log.NO_LEDGER}")
         log.error("ledger_missing", file=path)
-    cut: list[str] = []
-    files = read_log(datadir, since, damage, cut, unsynced_from=None if same_boot else account.unsynced_from)
-    resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
-    total = sum(walfile.written_end(file.data) for file in files) or 1  # the reserved rest of a file is zeros
-    done = 0
-    check = lost_log.Check(
-        datadir, state, files, since, account, clean=snapshot is not None and snapshot.clean, damage=damage
-    )
-    for file in files:
-        check.before_file(file.number)
+
+    def _replay_files(self, files: list[LogFile], check: lost_log.Check) -> tuple[int, int]:
+        """Replay the log. Return the file number and the offset at which its good part ends."""
+        resume = (files[0].number, walfile.HEADER_BYTES) if files else (0, 0)
+        total = sum(walfile.written_end(file.data) for file in files) or 1  # the reserved rest of a file is zeros
+        done = 0
+        for file in files:
+            check.before_file(file.number)
+            end = self._replay_file(file, check, done, total)
+            if end > walfile.HEADER_BYTES:
+                resume = file.number, end
+            check.after_file(file, walfile.after_refused(file.data, end))
+            done += walfile.written_end(file.data)
+        check.before_file(None)
+        return resume
+
+    def _replay_file(self, file: LogFile, check: lost_log.Check, done: int, total: int) -> int:
+        """Replay one log file and return the offset at which its good part ends."""
+        state, damage, backlog = self._state, self._damage, self._backlog
         if damage:
             backlog.replay_all(state)  # its entries precede the next ones
-        end = walfile.HEADER_BYTES
+        defers, end = self._defer_memory, walfile.HEADER_BYTES
         for item in walfile.scan(file.data):
             if damage and backlog:
                 backlog.replay_all(state)  # the next entry may drop a topic that has deferred entries
             if isinstance(item, walfile.Damage):
-                torn = item.torn and file.last
-                if torn:
+                if item.torn and file.last:
                     size = item.end - item.at
-                    cut.append(f"{file.path} at byte {item.at}: {size} bytes of an unfinished write")
+                    self._cut.append(f"{file.path} at byte {item.at}: {size} bytes of an unfinished write")
                     log.warning("torn_tail_cut", file=file.path, offset=item.at, bytes=size)
                     break
                 backlog.replay_all(state)  # the missing seqs depend on the head of each topic
                 _note_damage(state, file, item, damage)
             else:
                 check.entry(item.frame.head)
-                defers = defer_memory and not damage and backlog.defer(state, item.frame, file.data[item.at : item.end])
-                replayed += 1 if defers else _replay(state, item, file, damage)
-                progress((done + item.end) / total)
-            resume, end = (file.number, item.end), item.end
-        check.after_file(file, walfile.after_refused(file.data, end))
-        done += walfile.written_end(file.data)
-    check.before_file(None)
-    numbers = datadir.wal_numbers()
-    next_number = max([*numbers, since, check.last_number]) + 1
-    clean = snapshot is not None and snapshot.clean and numbers in ([], [snapshot.wal_number]) and not replayed
-    clean = clean and not damage
-    restored = None if snapshot is None else snapshot.extra.get(snap.RESTORED)
-    after_power_loss = not clean and not same_boot and restored is None and (snapshot is not None or bool(files))
-    # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
-    skips = bool(damage or after_power_loss or state.risen or replay.loses_copies(state))
-    if skips or restored is not None or not defer_memory:
-        backlog.replay_all(state)
-    check.end()
-    if restored is not None:
-        _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
-    routers.catch_up()
-    heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
-    found_ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
-    _close_gaps(state, backlog, after_power_loss=after_power_loss, restored=restored is not None)
-    routers.end()
-    skipped = found_ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
-    _make_durable(datadir, files)
-    progress(1.0)
-    if replayed or damage:
-        log.info("replayed", entries=replayed, files=len(files), damaged=len(damage))
-    unchanged = same_boot and not replayed and not damage and not cut and not skipped
-    return Recovered(
-        number, resume, next_number, replayed, damage, cut, unchanged, backlog, check.lost, check.unnoted(), heads
-    )
+                deferred = defers and not damage and backlog.defer(state, item.frame, file.data[item.at : item.end])
+                self._entries += 1 if deferred else _replay(state, item, file, damage)
+                self._progress((done + item.end) / total)
+            end = item.end
+        return end
 
+    def _is_after_power_loss(self, files: list[LogFile], numbers: list[int]) -> bool:
+        """Return whether the machine may have lost power since the files were written."""
+        snapshot = self._snapshot
+        if self._same_boot or self._restored is not None or (snapshot is None and not files):
+            return False
+        only_snapshot = self._clean_snapshot and snapshot is not None and numbers in ([], [snapshot.wal_number])
+        return not only_snapshot or bool(self._entries or self._damage)
 
-def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
-    """Return the newest readable snapshot and its number. Raise `Corrupt` if snapshots exist and none is readable."""
-    numbers = datadir.snapshot_numbers()
-    for number in reversed(numbers):
-        path = datadir.snapshot_path(number)
-        data = read_whole(datadir, path)
-        try:
-            snapshot = snap.decode(data, path=path)
-        except Corrupt as error:
-            damage.append(str(error))
-            log.error("snapshot_damaged", file=path, reason=error.what)
-            continue
-        if bad := snap.damaged_copies(data):
-            damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
-            log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
-        return number, snapshot
-    log_numbers = datadir.wal_numbers()
-    began_later = log_numbers[:1] > [1]
-    began_later = began_later or datadir.ledger_numbers()[:1] > [1]
-    if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
-        # Without a snapshot the directory would count as empty, and its files as leftovers.
-        raise Corrupt(datadir.snapshots_dir, 0, "the snapshot is missing; restore the data directory from a backup")
-    if numbers:
-        raise Corrupt(
-            datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup"
-        )
-    return 0, None
-
-
-class Tails:
-    """The tails files of a directory. Each is opened once, since every topic of a snapshot may have a part in it."""
-
-    def __init__(self, datadir: DataDir) -> None:
-        self._dir = datadir
-        self._files: dict[int, File] = {}
-
-    def __enter__(self) -> Tails:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for file in self._files.values():
-            file.close()
-
-    def read(self, ref: snap.TailRef) -> bytes:
-        """Return the bytes of one tail. Raise `FileNotFoundError` if its file is missing."""
-        file = self._files.get(ref.tails)
-        if file is None:
-            file = self._files[ref.tails] = self._dir.fs.open(self._dir.tails_path(ref.tails))
-        return file.pread(ref.size, ref.offset)
-
-
-def restore_topic(
-    datadir: DataDir,
-    state: State,
-    shelf: Shelf,
-    found: snap.TopicSnapshot,
-    cold_dir: str | None,
-    damage: list[str],
-    tails: Tails,
-) -> Topic:
-    sealed = []
-    if found.segments:
-        _check_cold(datadir, found, cold_dir)
-    for ref in found.segments:
-        segment = SealedSegment(
-            shelf,
-            segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None),
-            Footer(*ref.footer),
-            live=ref.live,
-            live_bytes=ref.live_bytes,
-            pending=ref.pending,
-        )
-        segment.cold = ref.cold
-        sealed.append(segment)
-    tail: MemorySegment | None = None
-    failed: Exception | None = None
-    harmless: list[str] = []
-    if found.tail is not None:
-        path = datadir.tails_path(found.tail.tails)
-        try:
-            data = tails.read(found.tail)
-            tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
-            for what in harmless:
-                damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
-                log.warning("tail_flawed", file=path, offset=found.tail.offset, topic=found.name, what=what)
-        except (Corrupt, FileNotFoundError) as error:  # other disk errors may be temporary: nothing is lost
-            failed = error
-            damage.append(f"{path}: the last records of topic {found.name} cannot be read: {error}")
-    topic = snapshot_parts.restore(state, found, sealed=sealed, tail=tail)
-    if failed is not None and found.tail is not None:
-        _lose_tail(topic, found, found.tail)
-    elif found.tail is not None and not harmless:
-        topic.saved_tail = found.tail, snapshot_parts.look(topic.open)  # the next snapshot need not write it again
-    return topic
-
-
-def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | None) -> None:
-    """Raise `DataDirError` if a cold segment is missing: its disk may not be mounted, and then nothing is lost."""
-    ref = next((ref for ref in found.segments if ref.cold), None)
-    if ref is None:
-        return
-    if cold_dir is None:
-        raise DataDirError(f"topic {found.name} has segments in a cold folder; set TOPICS_COLD_DIR to where they are")
-    path = segment_path(datadir, found.topic_id, ref.first, cold_dir)
-    if not datadir.fs.exists(path):
-        raise DataDirError(f"a cold segment of topic {found.name} is missing: {path}; is its disk mounted?")
-
-
-def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | None) -> str:
-    hot = datadir.segment_path(topic_id, first)
-    return hot if cold_dir is None else cold_dir + hot[len(datadir.segments_dir) :]
+    def _close(self, check: lost_log.Check, *, after_power_loss: bool) -> tuple[dict[int, int], bool]:
+        """End the replay. Return the head of each topic in the files, and whether a topic skips seqs after it."""
+        state, restored = self._state, self._restored
+        # If a durable topic skips seqs, a snapshot must record that before the log gets entries after them.
+        skips = bool(self._damage or after_power_loss or state.risen or replay.loses_copies(state))
+        if skips or restored is not None or not self._defer_memory:
+            self._backlog.replay_all(state)
+        check.end()
+        if restored is not None:
+            _begin_new_epochs(state, msgspec.msgpack.decode(restored, type=int))
+        self._routers.catch_up()
+        heads = {topic.topic_id: topic.head for topic in state.by_id.values()}
+        ends = [(topic.head, topic.earliest) for topic in state.by_id.values()]
+        _close_gaps(state, self._backlog, after_power_loss=after_power_loss, restored=restored is not None)
+        self._routers.end()
+        return heads, ends != [(topic.head, topic.earliest) for topic in state.by_id.values()]
 
 
 def _replay(state: State, item: walfile.FoundFrame, file: LogFile, damage: list[str]) -> int:
@@ -325,19 +251,6 @@ def _lose_head(state: State, head: Head, size: int) -> None:
     if topic is not None and head.kind == entries.APPEND and head.first > topic.head:
         if head.first + head.count - 1 - topic.head <= size:
             retention.skip_to(topic, head.first + head.count, "corrupt")
-
-
-def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> None:
-    """Count all records after the sealed segments as lost."""
-    sealed_end = max([ref.first + ref.count for ref in found.segments], default=1)
-    first = max(sealed_end, topic.earliest)
-    topic.removed(tail.live, tail.live_bytes)
-    if topic.queue is not None:
-        topic.queue.left_range(first, topic.head + 1)
-    if tail.live:
-        topic.losses.add(first, topic.head, "corrupt")
-    log.error("tail_damaged", topic=topic.name, first_seq=first, last_seq=topic.head)
-    retention.advance(topic)
 
 
 def _begin_new_epochs(state: State, restored_ms: int) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from topics import logs
 from topics.clock import Clock
-from topics.engine.durable import atomic_files, recovery
+from topics.engine.durable import atomic_files, recovery, snapshot_load
 from topics.engine.durable.deferred_replay import Backlog
 from topics.engine.durable.snapshot_capture import Capture
 from topics.engine.state import snapshot_parts
@@ -405,7 +405,7 @@ class Store:
         def find() -> Steps[None]:
             for topic in list(self.state.by_id.values()):
                 for segment in self._too_many(topic):
-                    target = recovery.segment_path(self.dir, topic.topic_id, segment.first, self._cold_dir)
+                    target = snapshot_load.segment_path(self.dir, topic.topic_id, segment.first, self._cold_dir)
                     moves.append((topic, segment, target))
                 yield None
 

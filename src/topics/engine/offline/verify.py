@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from topics import engine
 from topics.engine import retention
-from topics.engine.durable import recovery
+from topics.engine.durable import recovery, snapshot_load
 from topics.engine.durable.log_files import LogFile, read_log, read_whole
 from topics.engine.offline.seq_account import SeqAccount, account
 from topics.engine.state.topic import Topic
@@ -118,7 +118,7 @@ class _Verifier:
             number, snapshot = self._snapshots()
             if snapshot is not None:
                 report.snapshot = number
-                with recovery.Tails(self.dir) as tails:
+                with snapshot_load.Tails(self.dir) as tails:
                     for topic in snapshot.topics:
                         self._topic(topic, tails)
             if snapshot is not None or number == 0:
@@ -199,7 +199,7 @@ class _Verifier:
             return number, snapshot
         return max(numbers, default=0), None
 
-    def _topic(self, found: snap.TopicSnapshot, tails: recovery.Tails) -> None:
+    def _topic(self, found: snap.TopicSnapshot, tails: snapshot_load.Tails) -> None:
         """Compare one topic of the snapshot with its files."""
         self._names[found.topic_id] = found.name
         for ref in found.segments:
@@ -221,7 +221,7 @@ class _Verifier:
             self._found(path, 0, what, REPORT, topic=found.name)
 
     def _sealed(self, found: snap.TopicSnapshot, ref: snap.SegmentRef) -> None:
-        path = recovery.segment_path(self.dir, found.topic_id, ref.first, self.cold_dir if ref.cold else None)
+        path = snapshot_load.segment_path(self.dir, found.topic_id, ref.first, self.cold_dir if ref.cold else None)
         self._named.add(path)
         if ref.cold and self.cold_dir is None:
             self.report.notes.append(f"{path}: in the cold folder, and not checked; name that folder with --cold-dir")
@@ -246,7 +246,7 @@ class _Verifier:
                 what = f"{said}, the file has {live} of {live_bytes}"
                 self._found(path, footer.flags_at, what, REPORT, topic=found.name)
 
-    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef, tails: recovery.Tails) -> None:
+    def _tail(self, found: snap.TopicSnapshot, ref: snap.TailRef, tails: snapshot_load.Tails) -> None:
         path = self.dir.tails_path(ref.tails)
         self._named.add(path)
         first = max([one.first + one.count for one in found.segments] + [found.earliest])

@@ -1,0 +1,170 @@
+"""Load the snapshot of a data directory: its topics, with their sealed segments and their tails."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from topics import logs
+from topics.engine import retention
+from topics.engine.durable.log_files import read_whole
+from topics.engine.state import snapshot_parts
+from topics.engine.state.topic import Topic
+from topics.engine.state.topics import State
+from topics.errors import Corrupt
+from topics.storage import snapshot as snap
+from topics.storage.datadir import DataDir, DataDirError
+from topics.storage.fs import File
+from topics.storage.segments.codec import Footer
+from topics.storage.segments.sealed import SealedSegment
+from topics.storage.segments.segment import MemorySegment
+from topics.storage.segments.segment_cache import Shelf
+
+log = logs.Log("recovery")
+
+
+class LoadedSnapshot(NamedTuple):
+    """The newest readable snapshot, and what is wrong with the files that belong to it."""
+
+    number: int
+    snapshot: snap.Snapshot | None  # None in a directory without snapshots
+    damage: list[str]
+
+
+def load_topics(datadir: DataDir, state: State, shelf: Shelf, *, cold_dir: str | None) -> LoadedSnapshot:
+    """Fill `state` from the newest snapshot. Raise `Corrupt` if there are snapshots and none is readable."""
+    damage: list[str] = []
+    number, snapshot = load_snapshot(datadir, damage)
+    if snapshot is not None:
+        state.next_topic_id, state.last_epoch = snapshot.next_topic_id, snapshot.last_epoch
+        with Tails(datadir) as tails:
+            for topic in snapshot.topics:
+                restore_topic(datadir, state, shelf, topic, cold_dir, damage, tails)
+        state.names.rebuild(state.by_name)
+        snapshot_parts.load_state(state, snapshot.extra)
+    return LoadedSnapshot(number, snapshot, damage)
+
+
+def load_snapshot(datadir: DataDir, damage: list[str]) -> tuple[int, snap.Snapshot | None]:
+    """Return the newest readable snapshot and its number. Raise `Corrupt` if snapshots exist and none is readable."""
+    numbers = datadir.snapshot_numbers()
+    for number in reversed(numbers):
+        path = datadir.snapshot_path(number)
+        data = read_whole(datadir, path)
+        try:
+            snapshot = snap.decode(data, path=path)
+        except Corrupt as error:
+            damage.append(str(error))
+            log.error("snapshot_damaged", file=path, reason=error.what)
+            continue
+        if bad := snap.damaged_copies(data):
+            damage.append(f"{path} at byte {bad[0]}: one copy of the snapshot is damaged, the other was used")
+            log.warning("snapshot_copy_damaged", file=path, offset=bad[0])
+        return number, snapshot
+    log_numbers = datadir.wal_numbers()
+    began_later = log_numbers[:1] > [1]
+    began_later = began_later or datadir.ledger_numbers()[:1] > [1]
+    if not numbers and (began_later or (not log_numbers and (datadir.tails_numbers() or datadir.topic_ids()))):
+        # Without a snapshot the directory would count as empty, and its files as leftovers.
+        raise Corrupt(datadir.snapshots_dir, 0, "the snapshot is missing; restore the data directory from a backup")
+    if numbers:
+        raise Corrupt(
+            datadir.snapshot_path(numbers[-1]), 0, "no snapshot can be read; restore the data directory from a backup"
+        )
+    return 0, None
+
+
+class Tails:
+    """The tails files of a directory. Each is opened once, since every topic of a snapshot may have a part in it."""
+
+    def __init__(self, datadir: DataDir) -> None:
+        self._dir = datadir
+        self._files: dict[int, File] = {}
+
+    def __enter__(self) -> Tails:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def read(self, ref: snap.TailRef) -> bytes:
+        """Return the bytes of one tail. Raise `FileNotFoundError` if its file is missing."""
+        file = self._files.get(ref.tails)
+        if file is None:
+            file = self._files[ref.tails] = self._dir.fs.open(self._dir.tails_path(ref.tails))
+        return file.pread(ref.size, ref.offset)
+
+
+def restore_topic(
+    datadir: DataDir,
+    state: State,
+    shelf: Shelf,
+    found: snap.TopicSnapshot,
+    cold_dir: str | None,
+    damage: list[str],
+    tails: Tails,
+) -> Topic:
+    sealed = []
+    if found.segments:
+        _check_cold(datadir, found, cold_dir)
+    for ref in found.segments:
+        segment = SealedSegment(
+            shelf,
+            segment_path(datadir, found.topic_id, ref.first, cold_dir if ref.cold else None),
+            Footer(*ref.footer),
+            live=ref.live,
+            live_bytes=ref.live_bytes,
+            pending=ref.pending,
+        )
+        segment.cold = ref.cold
+        sealed.append(segment)
+    tail: MemorySegment | None = None
+    failed: Exception | None = None
+    harmless: list[str] = []
+    if found.tail is not None:
+        path = datadir.tails_path(found.tail.tails)
+        try:
+            data = tails.read(found.tail)
+            tail = MemorySegment.from_bytes(data, path=path, opened_ms=found.tail.opened_ms, harmless=harmless)
+            for what in harmless:
+                damage.append(f"{path} at byte {found.tail.offset}: topic {found.name}: {what}; nothing is lost")
+                log.warning("tail_flawed", file=path, offset=found.tail.offset, topic=found.name, what=what)
+        except (Corrupt, FileNotFoundError) as error:  # other disk errors may be temporary: nothing is lost
+            failed = error
+            damage.append(f"{path}: the last records of topic {found.name} cannot be read: {error}")
+    topic = snapshot_parts.restore(state, found, sealed=sealed, tail=tail)
+    if failed is not None and found.tail is not None:
+        _lose_tail(topic, found, found.tail)
+    elif found.tail is not None and not harmless:
+        topic.saved_tail = found.tail, snapshot_parts.look(topic.open)  # the next snapshot need not write it again
+    return topic
+
+
+def _check_cold(datadir: DataDir, found: snap.TopicSnapshot, cold_dir: str | None) -> None:
+    """Raise `DataDirError` if a cold segment is missing: its disk may not be mounted, and then nothing is lost."""
+    ref = next((ref for ref in found.segments if ref.cold), None)
+    if ref is None:
+        return
+    if cold_dir is None:
+        raise DataDirError(f"topic {found.name} has segments in a cold folder; set TOPICS_COLD_DIR to where they are")
+    path = segment_path(datadir, found.topic_id, ref.first, cold_dir)
+    if not datadir.fs.exists(path):
+        raise DataDirError(f"a cold segment of topic {found.name} is missing: {path}; is its disk mounted?")
+
+
+def segment_path(datadir: DataDir, topic_id: int, first: int, cold_dir: str | None) -> str:
+    hot = datadir.segment_path(topic_id, first)
+    return hot if cold_dir is None else cold_dir + hot[len(datadir.segments_dir) :]
+
+
+def _lose_tail(topic: Topic, found: snap.TopicSnapshot, tail: snap.TailRef) -> None:
+    """Count all records after the sealed segments as lost."""
+    sealed_end = max([ref.first + ref.count for ref in found.segments], default=1)
+    first = max(sealed_end, topic.earliest)
+    topic.removed(tail.live, tail.live_bytes)
+    if topic.queue is not None:
+        topic.queue.left_range(first, topic.head + 1)
+    if tail.live:
+        topic.losses.add(first, topic.head, "corrupt")
+    log.error("tail_damaged", topic=topic.name, first_seq=first, last_seq=topic.head)
+    retention.advance(topic)
