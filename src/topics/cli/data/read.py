@@ -111,10 +111,9 @@ class Counted:
     def __init__(self, kept: deque[tuple[bytes, bool]]) -> None:
         self._kept = kept
         self.records = 0
-        self.takes_blocks = False
 
-    def block(self, lines: bytes) -> None:
-        raise NotImplementedError
+    def block(self, lines: bytes) -> bool:
+        return False
 
     def record(self, line: bytes) -> None:
         self._kept.append((line, True))
@@ -132,11 +131,13 @@ class Printer:
     def __init__(self, call: Call) -> None:
         self._screen, self._data_only, self._left = call.screen, call.args.data, call.args.limit
         # Whole blocks can be passed on if nobody looks at single lines: this is how a pipe gets millions a second.
-        self.takes_blocks = not call.screen.is_human and not self._data_only and self._left is None
+        self._takes_blocks = not call.screen.is_human and not self._data_only and self._left is None
         self._write = sys.stdout.buffer.write
 
-    def block(self, lines: bytes) -> None:
-        self._write(lines)
+    def block(self, lines: bytes) -> bool:
+        if self._takes_blocks:
+            self._write(lines)
+        return self._takes_blocks
 
     def record(self, line: bytes) -> None:
         if self._data_only:

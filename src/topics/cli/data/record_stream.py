@@ -29,11 +29,10 @@ class Position(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes the lines of a stream. With `takes_blocks`, whole blocks of lines, tombstones among them."""
+    """Takes the lines of a stream."""
 
-    takes_blocks: bool
-
-    def block(self, lines: bytes) -> None: ...
+    def block(self, lines: bytes) -> bool:
+        """Take a block of lines, tombstones among them, or return False to get its lines one at a time."""
 
     def record(self, line: bytes) -> None: ...
 
@@ -115,8 +114,7 @@ class _Lines:
 
     def _pass(self, block: bytes) -> None:
         self._last_block = block
-        if self._sink.takes_blocks:
-            self._sink.block(block)
+        if self._sink.block(block):
             return
         for line in block.split(b"\n"):
             if line.startswith(b'{"tombstone"'):
