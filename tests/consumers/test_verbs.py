@@ -311,6 +311,35 @@ def test_position_of_fsync_topic_shows_only_after_the_sync():
     assert engine.consumers.get("a", "x")[1].seq == 1
 
 
+def test_repeated_commit_waits_for_the_sync_of_the_first_one():
+    log = FakeLog()
+    engine = open_engine(log=log)
+    engine.append("a", request("1", durability="fsync"))
+    engine.flush()
+    log.finish()
+    moved = engine.consumers.put("a", "x", ConsumerRequest(seq=1))
+    engine.flush()
+    again = engine.consumers.move("a", "x", 1)
+    gone = engine.consumers.drop("a", "y")
+    assert gone.value().deleted is False  # depends on no change under way
+    assert not again.done
+    log.finish()
+    assert moved.value().seq == again.value().seq == 1
+
+
+def test_second_delete_of_a_consumer_is_refused_with_the_first_one():
+    log = FakeLog()
+    engine = open_engine(log=log)
+    append(engine, "a")
+    engine.consumers.put("a", "x", ConsumerRequest(seq=1))
+    engine.flush()
+    log.write_fails = True
+    tickets = [engine.consumers.drop("a", "x") for _ in range(2)]
+    engine.flush()
+    assert [ticket.error.code for ticket in tickets] == [Code.READ_ONLY] * 2
+    assert engine.consumers.get("a", "x")[1].seq == 1
+
+
 def test_appends_still_share_a_frame_when_a_consumer_moves_between_them():
     log = FakeLog()
     engine = open_engine(log=log)

@@ -2,7 +2,8 @@
 
 A verb decides by what the consumer will be once all changes under way have taken effect. All changes of one topic in
 one turn are collected in a `Batch`: one ticket and one log frame, however many requests there were. Each request gets a
-ticket of its own, which follows that of the batch.
+ticket of its own, which follows that of the batch. So does a request that changes nothing because of a batch under way:
+its answer must not be sent before that change is durable, nor at all if the log refuses it.
 """
 
 from __future__ import annotations
@@ -149,14 +150,14 @@ class Consumers:
         if before.expire_ms:
             own.read_ms[name] = self._staging.clock.now_ms()
         if seq <= before.seq:
-            return Ticket.of(Stored(topic, name, before.seq, False))
+            return _unchanged(own, name, Stored(topic, name, before.seq, False))
         return self._move(topic, own, before, seq)
 
     def drop(self, topic_name: str, name: str) -> Ticket:
         """Delete a consumer; one that does not exist is no error. Ends with `Removed`."""
         topic, own, before = self._latest(topic_name, name)
         if before is None:
-            return Ticket.of(Removed(topic.name, name, False))
+            return _unchanged(own, name, Removed(topic.name, name, False))
         return self._end(topic, own, before, Removed(topic.name, name, True))
 
     def sweep(self, *, topics: int) -> None:
@@ -309,6 +310,16 @@ class Consumers:
         topic.leader = leader  # an append may still follow it: neither depends on the order of the two
         batches.append(batch)
         return ticket, batch
+
+
+def _unchanged(own: TopicConsumers, name: str, outcome: Outcome) -> Ticket:
+    """Return a ticket for a request that changes nothing. It ends with the change that made it needless, if any."""
+    for batch in reversed(own.batches):
+        if name in batch.after:
+            follower = Ticket(entry=outcome)
+            batch.ticket.followers.append(follower)
+            return follower
+    return Ticket.of(outcome)
 
 
 def _only_moves(wanted: ConsumerRequest) -> bool:
