@@ -58,8 +58,8 @@ def execute(args: argparse.Namespace) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="topics-demo-") as folder, _stoppable():
             with _server(Path(folder), args.port) as url, Server(Target(url=url, source="demo")) as server:
-                _introduce(screen, url, opens=args.open)
                 with _stop_quietly():
+                    _introduce(screen, url, opens=args.open)
                     _play(Shop(server), args.time)
     except (Failure, TopicsError) as error:
         screen.fail(str(error), getattr(error, "next_step", ""))
