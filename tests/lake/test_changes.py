@@ -16,6 +16,7 @@ from tests.lake.making import (
     check_content,
     erase,
     known,
+    records,
     seen_by_others,
     seqs_of,
     written,
@@ -23,6 +24,8 @@ from tests.lake.making import (
 from tests.sampling import amount
 from topics.lake import Change, Conflict, Damaged, Gap, Lake, LakeError, NoLake, TopicState, merge_files
 from topics.lake.table import CHECKPOINT_EVERY
+from topics.lake.vacuum import remove_dead_files
+from topics.lake.write import FilesWriter
 
 
 def data_files(lake: Lake, topic: str) -> set[str]:
@@ -157,6 +160,27 @@ def test_commit_of_a_missing_file_is_refused(lake: Lake):
     os.unlink(Path(lake.path) / file.path)
     with pytest.raises(LakeError, match="driver and all executors share"):
         lake.commit(TopicState(topic="a"), [Change(op="archive", topic="a", epoch=7, adds=[file], covered=(1, 10))])
+
+
+def test_archive_whose_files_a_quicker_run_removed_conflicts(lake: Lake):
+    base = archive(lake, "a", 1, 10)
+    late = written(lake, "a", 11, 20)
+    archive(lake, "a", 11, 30, base=base)
+    assert remove_dead_files(lake.table("a"), lake.table("a").state()) == 1
+    with pytest.raises(Conflict, match="up to 30 by another run"):
+        lake.commit(base, [Change(op="archive", topic="a", epoch=EPOCH, adds=late, covered=(11, 20))])
+    assert known(lake) == [("a", seq) for seq in range(1, 31)]
+
+
+def test_file_that_a_quicker_run_removes_while_it_is_written_conflicts(lake: Lake):
+    base = archive(lake, "a", 1, 10)
+    with FilesWriter(lake.storage, "a", EPOCH) as writer:
+        writer.write(records(11, 20))
+        archive(lake, "a", 11, 30, base=base)
+        assert remove_dead_files(lake.table("a"), lake.table("a").state()) == 1
+        late = writer.finish()
+    with pytest.raises(Conflict, match="up to 30 by another run"):
+        lake.commit(base, [Change(op="archive", topic="a", epoch=EPOCH, adds=late, covered=(11, 20))])
 
 
 def test_commit_of_a_truncated_file_is_refused(lake: Lake):

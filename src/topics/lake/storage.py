@@ -153,11 +153,17 @@ class Storage:
         return self.files.open_output_stream(path)
 
     def seal(self, path: str) -> str:
-        """Return the final path of a written file: in a directory, rename it so that its name has its checksum."""
+        """Return the final path of a written file: in a directory, rename it so that its name has its checksum.
+
+        If another run has removed the file meanwhile, return its path as it is: the commit will say why.
+        """
         if not self.is_local:
             return path
-        sealed = f"{path.removesuffix('.parquet')}-{self.sum(path)}.parquet"
-        os.rename(self.uri(path), self.uri(sealed))
+        try:
+            sealed = f"{path.removesuffix('.parquet')}-{self.sum(path)}.parquet"
+            os.rename(self.uri(path), self.uri(sealed))
+        except FileNotFoundError:
+            return path
         return sealed
 
     def sum(self, path: str) -> str:

@@ -204,7 +204,7 @@ class TopicTable:
         """Commit the changes as one version. Raise `Conflict` if the base was changed; then nothing is committed."""
         with self.errors(), with_remedies(self.uri):
             self._storage.sync([file.path for change in changes for file in change.adds])
-            self._check_there(changes)
+            self._check_there(base, changes)
             self.create()
             while True:
                 newest = self.state()
@@ -282,12 +282,16 @@ class TopicTable:
         mine = {name: value for change in changes for name, value in facts.of_change(change, before).items()}
         return not there.intersection(removes) and all(known.get(name) == value for name, value in mine.items())
 
-    def _check_there(self, changes: Sequence[Change]) -> None:
-        """Raise `LakeError` or `Damaged` unless every new file is there with its full size."""
+    def _check_there(self, base: TopicState, changes: Sequence[Change]) -> None:
+        """Raise `LakeError` or `Damaged` unless every new file is there with its full size.
+
+        Raise `Conflict` if another run has removed a file because it can never be committed.
+        """
         for change in changes:
             for file in change.adds:
                 size = self._storage.size(file.path)
                 if size is None:
+                    _check(self.state(), base, change)
                     raise LakeError(
                         f"{self._storage.uri(file.path)}: a file that a task wrote is not here; the lake must be a "
                         "directory that the driver and all executors share, or be in an object store"
