@@ -12,7 +12,7 @@ from tests.security.fairness import CONTINUATION, PING, PONG, TEXT, frame
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
 from topics.server.access.caller import ANYONE
 from topics.server.http.messages import Response
-from topics.server.http.write_request import LARGE_BYTES
+from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.push.websocket.commands import MAX_UNACKED
 from topics.server.push.websocket.connection import WebSocket
 from topics.server.push.websocket.handshake import BoundedDeflate

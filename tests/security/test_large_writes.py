@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.security.conftest import Caller
-from topics.server.http.write_request import LARGE_BYTES
+from topics.server.http.request.write_request import LARGE_BYTES
 
 KEYS = "all,in:read+write+admin:in."
 

@@ -15,7 +15,7 @@ from tests.security.test_matrix import SOCKET, STREAM
 from topics.clock import SystemClock
 from topics.config import Settings
 from topics.server.app import TopicsApp
-from topics.server.http.connection import Connection
+from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.server import HttpServer
 
@@ -180,7 +180,7 @@ async def final_counts(world: World) -> dict[str, int]:
 
 
 def test_every_bad_end_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch):
-    import topics.server.http.query_string as query
+    import topics.server.http.request.query_string as query
 
     parse_flag = query.flag
 
@@ -190,7 +190,7 @@ def test_every_bad_end_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch):
         return parse_flag(found, name, default=default)
 
     monkeypatch.setattr(query, "flag", flag)
-    monkeypatch.setattr("topics.server.http.exchange.log.failure", lambda *_, **__: None)
+    monkeypatch.setattr("topics.server.http.answer.failure.log.failure", lambda *_, **__: None)
 
     async def scenario(world: World) -> None:
         before = world.counts()

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from topics.server.http.http1.turn_share import TURN_NS
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import Answer, App, Deferred, Request, Response, Sink, Stream, Upgrade
 from topics.server.http.server import HttpServer
-from topics.server.http.turn_share import TURN_NS
 
 T = TypeVar("T")
 WAIT_S = 10

@@ -22,7 +22,7 @@ from topics import __version__, logs
 from topics.clock import Clock, SystemClock
 from topics.config import Settings
 from topics.errors import Corrupt, TopicsError
-from topics.server.http.cors import CorsApp
+from topics.server.http.answer.cors import CorsApp
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App
 from topics.server.http.request_log import RequestLog

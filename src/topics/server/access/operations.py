@@ -27,7 +27,7 @@ from topics.model.router import PreviewRequest, RouterRequest
 from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import strict
 from topics.model.watch import Command, Commit, Ping, Publish, Subscribe, Unsubscribe, WatchRequest, is_pattern
-from topics.server.http import query_string
+from topics.server.http.request import query_string
 
 if TYPE_CHECKING:
     from topics.engine.engine import Engine

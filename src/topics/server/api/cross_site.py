@@ -12,13 +12,13 @@ from msgspec import structs
 
 from topics.errors import Code, TopicsError
 from topics.server.access.operations import no_effects
-from topics.server.http import query_string
+from topics.server.http.request import query_string
 
 if TYPE_CHECKING:
     from topics.server.api.route import Call, Route
     from topics.server.api.services import Services
-    from topics.server.http.browser_origin import Pages
     from topics.server.http.messages import Answer
+    from topics.server.http.request.browser_origin import Pages
 
 
 def protected(routes: list[Route], pages: Pages | None) -> list[Route]:

@@ -13,7 +13,7 @@ from topics.server.api.guard import Guard
 from topics.server.api.request_warnings import note_parameters, with_warnings
 from topics.server.api.route import Call, Route, RouteTable
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
-from topics.server.http.write_request import LARGE_BYTES
+from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import SMALL_BYTES, MemoryBudget
 from topics.server.loop.answer import error_answer, forward
 from topics.server.loop.cold_loads import unreadable

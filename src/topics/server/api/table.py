@@ -20,7 +20,7 @@ from topics.server.api.handlers import (
 )
 from topics.server.api.handlers import inspection as looks
 from topics.server.api.route import Parameter, Route
-from topics.server.http import write_request
+from topics.server.http.request import write_request
 
 _TOUCH = "whether this request counts as a read of the topic (auto-priority)"
 _PAGE = (

@@ -1,4 +1,5 @@
-"""HTTP/1.1 over a socket: bytes become requests, answers become bytes, within limits of time and memory.
+"""HTTP over a socket: bytes become requests, answers become bytes, within limits of time and memory.
 
-Nothing here knows topics or keys. `access`, `loop`, `push` and `api` build on it.
+`server` accepts connections, `http1/` and `http2/` serve them, `request/` and `answer/` have what both need, and
+`messages` is what an application sees. `access`, `loop`, `push` and `api` import it; it imports none of them.
 """

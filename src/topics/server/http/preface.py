@@ -1,21 +1,11 @@
 """The first bytes of a connection, which show whether its client speaks HTTP/2 (RFC 9113 section 3.4). Pure."""
 
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from topics.server.http.connection import Connection
+from topics.server.http.service import ConnectionService, OpeningConnection
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-class Http2Service(Protocol):
-    """What can serve HTTP/2."""
-
-    def begin_http2(self, connection: "Connection") -> None:
-        """Serve the connection, whose first bytes are its `opening`, with HTTP/2."""
-
-
-def take_opening(connection: "Connection", service: Http2Service, data: bytes) -> bytes:
+def take_opening(connection: OpeningConnection, service: ConnectionService, data: bytes) -> bytes:
     """Return the first input of a connection if it is HTTP/1.1.
 
     Otherwise keep it in `opening`, hand the connection over once the preface is whole, and return no bytes.

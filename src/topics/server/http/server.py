@@ -1,8 +1,8 @@
 """The HTTP server: its connections, the sweep that enforces their deadlines, and the drain at the end.
 
-    bytes -> connection.py: a head that was seen before -> App -> bytes                                  (fast path)
-    bytes -> connection.py -> pipeline.py -> intake.py -> request_parser.py -> App -> answer_output.py -> bytes
-    bytes -> connection.py -> preface.py -> http2/ -> App -> http2/ -> bytes                               (HTTP/2)
+    bytes -> http1/connection.py: a head that was seen before -> App -> bytes                            (fast path)
+    bytes -> http1/connection.py -> pipeline.py -> intake.py -> request/parser.py -> App -> answer_output.py -> bytes
+    bytes -> http1/connection.py -> preface.py -> http2/ -> App -> http2/ -> bytes                         (HTTP/2)
 
 An event loop calls `HttpServer.connection` for each new socket.
 """
@@ -13,16 +13,16 @@ import heapq
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from topics.errors import TopicsError
-from topics.server.http.connection import Connection
-from topics.server.http.gzip_body import WorkSlots
+from topics.server.http.answer.head import AnswerHeads
+from topics.server.http.http1.connection import Connection
 from topics.server.http.http_limits import HttpLimits
 from topics.server.http.messages import App, answer_of
-from topics.server.http.request_head import HeadCache
+from topics.server.http.request.gunzip import WorkSlots
+from topics.server.http.request.head import HeadCache
 from topics.server.http.request_log import RequestLog
-from topics.server.http.response_head import AnswerHeads
+from topics.server.http.service import BlockedSink, ConnectionService, OpeningConnection, ServedConnection
 from topics.server.limits.budget import CONNECTION_BYTES, CONNECTIONS, MemoryBudget
 from topics.server.limits.caps import throttled
 from topics.server.limits.loop_holds import Cause, LoopHolds
@@ -38,33 +38,13 @@ _LOOK_AGAIN_S = 0.25  # pause after a search that found no idle connection
 _SWEPT_AT_ONCE = 500  # connections whose deadlines are checked in one turn; each takes about 2 µs
 CUT_OFF_S = 5  # how long a drain waits for aborted connections to be reported as lost
 
-
-MakeHttp2 = Callable[["HttpServer", asyncio.Transport, str], "Http2Connection"]
+MakeHttp2 = Callable[[ConnectionService, asyncio.Transport, str], "Http2Connection"]
 
 
 def _import_http2() -> MakeHttp2:
     from topics.server.http.http2.connection import Http2Connection
 
     return Http2Connection
-
-
-class ServedConnection(Protocol):
-    """A connection of either protocol, as the server uses it."""
-
-    @property
-    def served(self) -> int: ...
-    def sweep(self, now: float) -> None: ...
-    def idle_since(self) -> float | None: ...
-    def refuse(self, error: TopicsError) -> None: ...
-    def drain(self) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
-
-
-class BlockedSink(Protocol):
-    """A stream that waits for the memory budget."""
-
-    def unblock(self) -> bool: ...
 
 
 class HttpServer:
@@ -132,14 +112,14 @@ class HttpServer:
         if most and len(self.connections) - len(self._refused) > most and not self._shed_idle():
             self._refuse(connection)
 
-    def begin_http2(self, connection: Connection) -> None:
+    def begin_http2(self, connection: OpeningConnection) -> None:
         """Hand a connection over to HTTP/2, whose modules take 35 ms to import: a thread does that, the first time."""
         if self._http2 is None:
             self._http2 = asyncio.get_running_loop().run_in_executor(self.pool, _import_http2)
         connection.transport.pause_reading()
         self._http2.add_done_callback(lambda done: self._hand_over(connection, done.result()))
 
-    def _hand_over(self, connection: Connection, make: MakeHttp2) -> None:
+    def _hand_over(self, connection: OpeningConnection, make: MakeHttp2) -> None:
         transport = connection.transport
         if connection not in self.connections or transport.is_closing():
             return

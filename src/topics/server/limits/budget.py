@@ -38,6 +38,7 @@ CONNECTIONS_SHARE = 4  # connections may take a quarter of the budget
 SMALL_BYTES = 16 << 10
 # The flat charge. An idle connection takes 4 KiB; the rest is for a head or a small answer.
 CONNECTION_BYTES = 16 << 10
+EXCHANGE_BYTES = 2048  # a request without its body; measured 1.4 to 1.9 KiB with a small head
 
 CONNECTIONS, BODIES, ANSWERS, STREAMS = "connections", "bodies", "answers", "streams"
 MESSAGES, WRITES, SESSIONS, IDEMPOTENCY = "messages", "writes", "sessions", "idempotency"

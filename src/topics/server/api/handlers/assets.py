@@ -11,8 +11,8 @@ import topics
 from topics import __version__
 from topics.errors import Code, TopicsError
 from topics.model.inspection import Index
-from topics.server.http.browser_origin import PAGE_MEDIA, names_any
 from topics.server.http.messages import Answer, Response
+from topics.server.http.request.browser_origin import PAGE_MEDIA, names_any
 from topics.server.loop.answer import json_answer, performance
 
 if TYPE_CHECKING:

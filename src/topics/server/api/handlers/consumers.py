@@ -29,8 +29,8 @@ from topics.model.consumer import (
 from topics.model.wire import check_u64, decode_body
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
-from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred
+from topics.server.http.request import query_string
 from topics.server.loop.answer import json_answer, performance, when_done
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from topics.errors import invalid
 from topics.model.inspection import MAX_RANGES, RANGES, Samples, TimelineAnswer, Whoami
 from topics.model.topic import U64_MAX
 from topics.server.access.caller import scope_words
-from topics.server.http import query_string
 from topics.server.http.messages import Answer
+from topics.server.http.request import query_string
 from topics.server.loop.answer import json_answer, performance
 from topics.server.loop.samples import CAPACITY, INTERVAL_MS
 

@@ -34,8 +34,8 @@ from topics.model.records import MAX_WAIT_MS, parse_match
 from topics.model.topic import LEASE_MS_RANGE, clamp
 from topics.model.unknown_fields import Noted, RequestDecoder
 from topics.model.wire import check_u64, decode_body
-from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Request, Response
+from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
 from topics.server.push.jobs.stream import WorkStream
 from topics.server.push.sse import check_accept

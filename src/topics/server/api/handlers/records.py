@@ -35,9 +35,9 @@ from topics.model.wire import RecordsDeleted, check_u64, decode_body
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
 from topics.server.api.request_warnings import with_warnings
-from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Request, Response, body_bytes
-from topics.server.http.write_request import LARGE_BYTES, decode_write, decode_write_steps
+from topics.server.http.request import query_string
+from topics.server.http.request.write_request import LARGE_BYTES, decode_write, decode_write_steps
 from topics.server.loop.answer import error_answer, json_answer, performance, when_done
 from topics.server.loop.cold_loads import NOT_LOADING, unreadable
 

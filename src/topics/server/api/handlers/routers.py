@@ -25,8 +25,8 @@ from topics.model.router import (
 from topics.model.unknown_fields import Noted, RequestDecoder
 from topics.model.wire import check_u64, decode_body
 from topics.server.access.operations import router_names
-from topics.server.http import query_string
 from topics.server.http.messages import Answer
+from topics.server.http.request import query_string
 from topics.server.loop.answer import json_answer, performance, when_done
 
 if TYPE_CHECKING:

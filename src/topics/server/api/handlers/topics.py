@@ -11,8 +11,8 @@ from topics.model.topic import ConfigPatch
 from topics.model.unknown_fields import Noted
 from topics.model.wire import QueueCounts, TopicDropped, TopicList, TopicPut, TopicState, TopicSummary, decode_body
 from topics.server.api.handlers import archives
-from topics.server.http import query_string
 from topics.server.http.messages import Answer
+from topics.server.http.request import query_string
 from topics.server.limits.loop_holds import Cause
 from topics.server.loop.answer import json_answer, performance, when_done
 

@@ -11,8 +11,8 @@ from topics.model.unknown_fields import RequestDecoder
 from topics.model.watch import WatchCreated, WatchRequest
 from topics.server.access.caller import authorise
 from topics.server.access.operations import more_than_route
-from topics.server.http import query_string
 from topics.server.http.messages import Answer, Deferred, Response
+from topics.server.http.request import query_string
 from topics.server.loop.answer import error_answer, json_answer, performance
 from topics.server.loop.cold_loads import unreadable
 from topics.server.push import cursors

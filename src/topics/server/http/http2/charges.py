@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from topics.server.http.charges import EXCHANGE_BYTES
 from topics.server.http.http2.stream import Http2Stream
-from topics.server.limits.budget import ANSWERS, BODIES, STREAMS, MemoryBudget, Receiver
+from topics.server.limits.budget import ANSWERS, BODIES, EXCHANGE_BYTES, STREAMS, MemoryBudget, Receiver
 
 
 class SessionCharges:

@@ -1,6 +1,6 @@
 """One socket that speaks HTTP/2: the asyncio protocol that drives a `Session`.
 
-`http/connection.py` hands the transport over once it has seen the preface. Everything that a turn of the event loop has
+`http/server.py` hands the transport over after the preface. Everything that a turn of the event loop has
 for the client goes out with one write.
 """
 
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, TypeVar
 from h2.errors import ErrorCodes
 
 from topics.errors import TopicsError
-from topics.server.http.exchange import failure
-from topics.server.http.gzip_body import Gunzip, gzip
+from topics.server.http.answer.compression import gzip
+from topics.server.http.answer.failure import failure
 from topics.server.http.http2.deadlines import time_out
 from topics.server.http.http2.session import Session
 from topics.server.http.http2.stream import Http2Stream
 from topics.server.http.messages import Answer, Deferred, Response
+from topics.server.http.request.gunzip import Gunzip
 
 if TYPE_CHECKING:
-    from topics.server.http.server import HttpServer
+    from topics.server.http.service import ConnectionService
 
 WRITE_BYTES = 256 << 10  # of answers that are written at once; the transport may pause after them
 T = TypeVar("T")
@@ -31,7 +32,7 @@ T = TypeVar("T")
 class Http2Connection(asyncio.Protocol):
     """The protocol object of one socket, after the preface."""
 
-    def __init__(self, server: HttpServer, transport: asyncio.Transport, peer: str) -> None:
+    def __init__(self, server: ConnectionService, transport: asyncio.Transport, peer: str) -> None:
         self._server = server
         self._log = server.request_log
         self._transport = transport

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable
 
 from topics.errors import Code, TopicsError, invalid
+from topics.server.http.answer.head import BODILESS
 from topics.server.http.messages import JSON, Header, Response
-from topics.server.http.request_head import SINGLE, RequestHead, check
-from topics.server.http.request_parser import Bounds
-from topics.server.http.response_head import BODILESS
+from topics.server.http.request.head import SINGLE, RequestHead, check
+from topics.server.http.request.parser import Bounds
 
 _TARGET = re.compile(rb"[!-~]+")
 _METHOD = re.compile(rb"[A-Z]{1,16}")

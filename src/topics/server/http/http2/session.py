@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from h2.errors import ErrorCodes
 from h2.events import (
@@ -30,37 +30,28 @@ from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
 from topics.errors import Code, TopicsError
-from topics.server.http.exchange import failure, log, may_compress
-from topics.server.http.gzip_body import INLINE_BYTES, MIN_GZIP_BYTES, Gunzip, gzip
+from topics.server.http.answer.compression import INLINE_BYTES, MIN_GZIP_BYTES, gzip, may_compress
+from topics.server.http.answer.failure import failure, log
+from topics.server.http.answer.head import BODILESS
 from topics.server.http.http2.charges import SessionCharges
 from topics.server.http.http2.frames import Frames
 from topics.server.http.http2.head import GZIPPED, VARY, answer_head, read_head
 from topics.server.http.http2.input import SessionInput
 from topics.server.http.http2.output import SessionOutput
 from topics.server.http.http2.stream import Http2Stream, Input
-from topics.server.http.intake import IntakeService
 from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
-from topics.server.http.request_head import RequestHead
-from topics.server.http.request_log import RequestLog
-from topics.server.http.response_head import BODILESS, AnswerHeads
+from topics.server.http.request.gunzip import Gunzip
+from topics.server.http.request.head import RequestHead
+from topics.server.http.service import ExchangeService
 
 FRAMES_PER_ANSWER = 3  # that a client may send for each answer, and for each frame of one, without being a flood
 MAX_TABLE_BYTES = 4096  # RFC 7541 section 4.2, the default
 
 
-class SessionService(IntakeService, Protocol):
-    """What the sessions of one server share."""
-
-    answers: AnswerHeads
-    request_log: RequestLog
-
-    def clock_ns(self) -> int: ...
-
-
 class Session:
     """The streams of one connection."""
 
-    def __init__(self, service: SessionService, peer: str, now: float) -> None:
+    def __init__(self, service: ExchangeService, peer: str, now: float) -> None:
         limits = service.limits
         self._service = service
         self._peer = peer

@@ -6,7 +6,7 @@ from collections import deque
 from enum import Enum
 
 from topics.server.http.messages import Body, Deferred, Response, Stream, body_bytes
-from topics.server.http.request_head import RequestHead
+from topics.server.http.request.head import RequestHead
 
 
 class Input(Enum):

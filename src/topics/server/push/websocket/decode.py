@@ -12,7 +12,7 @@ from topics.model.records import Limits
 from topics.model.unknown_fields import Noted, RequestDecoder
 from topics.model.watch import Addressed, Command, Publish, RequestId
 from topics.model.wire import MAX_PLAIN_BODY_BYTES
-from topics.server.http.write_request import decode_steps
+from topics.server.http.request.write_request import decode_steps
 
 _command_decoder: RequestDecoder[Command] = RequestDecoder(Command, surrogates.decode)
 _publish_decoder: RequestDecoder[Publish] = RequestDecoder(Publish)

@@ -12,8 +12,8 @@ from wsproto.extensions import PerMessageDeflate
 from wsproto.frame_protocol import CloseReason
 
 from topics.errors import Code, TopicsError, invalid
-from topics.server.http.browser_origin import may_call
 from topics.server.http.messages import Header, Request, Response
+from topics.server.http.request.browser_origin import may_call
 from topics.server.push.websocket.connection import WebSocket
 
 if TYPE_CHECKING:

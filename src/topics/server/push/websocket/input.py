@@ -17,7 +17,7 @@ from topics import logs
 from topics.errors import TopicsError
 from topics.model.unknown_fields import Notes
 from topics.model.watch import Command, RequestId
-from topics.server.http.write_request import LARGE_BYTES
+from topics.server.http.request.write_request import LARGE_BYTES
 from topics.server.limits.budget import MESSAGES, SMALL_BYTES
 from topics.server.push.websocket.decode import address_of, decode_long, decode_short
 from topics.server.push.websocket.frame_cutter import FrameCutter

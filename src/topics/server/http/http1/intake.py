@@ -1,18 +1,18 @@
 """The input of one connection: bytes become parked requests, a bounded piece at a time. Pure."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from topics.errors import TopicsError
-from topics.server.http.exchange import Exchange, failure
-from topics.server.http.exchange_queue import ExchangeQueue
-from topics.server.http.gzip_body import Gunzip
-from topics.server.http.http_limits import HttpLimits
-from topics.server.http.messages import Request, Response, error_response
-from topics.server.http.request_head import HeadCache, RequestHead
-from topics.server.http.request_parser import BETWEEN, IN_BODY, RequestReader
-from topics.server.http.turn_share import TurnShare
-from topics.server.limits.budget import MemoryBudget
+from topics.server.http.answer.failure import failure
+from topics.server.http.http1.exchange import Exchange
+from topics.server.http.http1.exchange_queue import ExchangeQueue
+from topics.server.http.http1.turn_share import TurnShare
+from topics.server.http.messages import Request, error_response
+from topics.server.http.request.gunzip import Gunzip
+from topics.server.http.request.head import RequestHead
+from topics.server.http.request.parser import BETWEEN, IN_BODY, RequestReader
+from topics.server.http.service import IntakeService
 
 # Input is parsed in pieces of this size: the parser cannot be paused, so a piece bounds how many requests it finds.
 PIECE_BYTES = 16 * 1024
@@ -20,17 +20,6 @@ HEAD_PIECE_BYTES = 4 * 1024  # the same between requests, which may follow each 
 FULL_PIECE_BYTES = 256  # and while the memory budget is full
 
 _MANY_READS = -2  # in place of a count of requests: the input did not come in one read, or began within a request
-
-
-class IntakeService(Protocol):
-    """What the intakes of one server share."""
-
-    limits: HttpLimits
-    budget: MemoryBudget
-    heads: HeadCache
-
-    def admit(self, request: Request, content_length: int | None) -> Response | None: ...
-    def abandon(self, request: Request) -> None: ...
 
 
 class Intake:

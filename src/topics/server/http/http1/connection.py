@@ -8,16 +8,16 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from topics.errors import TopicsError
-from topics.server.http import response_head
-from topics.server.http.exchange import Exchange, failure
-from topics.server.http.gzip_body import MIN_GZIP_BYTES, compressible, gzip
-from topics.server.http.gzip_threads import Unpacking
-from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Upgrade
-from topics.server.http.pipeline import Pipeline, Wait
-from topics.server.http.pipeline_state import (
+from topics.server.http.answer.compression import MIN_GZIP_BYTES, compressible, gzip
+from topics.server.http.answer.failure import failure
+from topics.server.http.answer.head import VARY
+from topics.server.http.http1.exchange import Exchange
+from topics.server.http.http1.gzip_threads import Unpacking
+from topics.server.http.http1.pipeline import Pipeline, Wait
+from topics.server.http.http1.pipeline_state import (
     ABORTED,
     AWAITING,
     CLOSE,
@@ -30,12 +30,11 @@ from topics.server.http.pipeline_state import (
     STREAMING,
     WORK,
 )
+from topics.server.http.http1.stream_sink import StreamSink
+from topics.server.http.messages import JSON, Answer, Deferred, Request, Response, Upgrade
 from topics.server.http.preface import take_opening
-from topics.server.http.stream_sink import StreamSink
+from topics.server.http.service import ConnectionService
 from topics.server.limits.budget import SMALL_BYTES
-
-if TYPE_CHECKING:
-    from topics.server.http.server import HttpServer
 
 # Below it one joined write is cheaper than passing two buffers; above it the copy costs more. Measured on uvloop,
 # µs an answer, joined and in two buffers: 8 KiB 6.4, 6.8; 32 KiB 7.9, 6.7; 100 kB 12.8, 11.2. Two writes always lose.
@@ -56,7 +55,7 @@ class Connection(asyncio.Protocol):
     transport: asyncio.Transport
     pipeline: Pipeline
 
-    def __init__(self, server: "HttpServer") -> None:
+    def __init__(self, server: ConnectionService) -> None:
         self._server = server
         self._handle, self._answer = server.handle, server.answer
         self._prefixes, self._usual = server.answers.prefixes, server.answers.usual
@@ -198,7 +197,7 @@ class Connection(asyncio.Protocol):
         packs = compressible(answer.content_type)
         if packs and may_gzip:
             return False
-        start = b"%b%d\r\n%b\r\n" % (prefix, size, response_head.VARY if packs else b"")
+        start = b"%b%d\r\n%b\r\n" % (prefix, size, VARY if packs else b"")
         parts = [start, body] if isinstance(body, bytes) else [start, *body]
         if size > JOIN_BYTES:
             self.transport.writelines(parts)

@@ -10,8 +10,8 @@ from typing import Protocol
 import httptools
 
 from topics.errors import Code, TopicsError, invalid
-from topics.server.http.browser_origin import Pages
-from topics.server.http.request_head import SINGLE, RequestHead, check
+from topics.server.http.request.browser_origin import Pages
+from topics.server.http.request.head import SINGLE, RequestHead, check
 
 BETWEEN, IN_HEAD, IN_BODY = range(3)
 

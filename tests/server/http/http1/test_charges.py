@@ -9,8 +9,8 @@ import pytest
 from tests.server.conftest import Serve
 from tests.server.harness import FakeApp, Harness, request
 from topics.errors import TopicsError
-from topics.server.http.gzip_body import WorkSlots
 from topics.server.http.messages import Answer, Deferred, Request, Response
+from topics.server.http.request.gunzip import WorkSlots
 from topics.server.limits.budget import CONNECTION_BYTES, SMALL_BYTES, MemoryBudget
 
 LARGE = 20_000_000  # more than the system's buffers take

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.server.harness import request
-from tests.server.http.test_protocol_hostile import MALFORMED
+from tests.server.http.http1.test_protocol_hostile import MALFORMED
 from topics.errors import TopicsError
 from topics.server.http.http_limits import HttpLimits
-from topics.server.http.request_head import RequestHead
-from topics.server.http.request_parser import BETWEEN, IN_BODY, IN_HEAD, RequestReader
+from topics.server.http.request.head import RequestHead
+from topics.server.http.request.parser import BETWEEN, IN_BODY, IN_HEAD, RequestReader
 
 CHUNKED_HEAD = b"POST /echo?a=1 HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNKED = CHUNKED_HEAD + b"5\r\nhello\r\n6;ext=1\r\n world\r\n0\r\nX-Trailer: t\r\n\r\n"

@@ -1,63 +1,16 @@
-"""gzip in both directions (RFC 9110 section 8.4.1.3), with a bound on the unpacked size. Pure."""
+"""Unpacking of gzip bodies of requests (RFC 9110 section 8.4.1.3), with a bound on the unpacked size. Pure."""
 
-import functools
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from topics.errors import Code, TopicsError, invalid
-from topics.server.http.messages import Body
-
-MIN_GZIP_BYTES = 1024  # below it the header and the work of the client cost more than is saved
-INLINE_BYTES = 16 * 1024  # about 0.2 ms of the event loop; longer bodies go to a thread (zlib releases the interpreter)
 
 _GZIP_WINDOW = 31  # zlib's code for a 32 KiB window in a gzip wrapper
-_LEVEL = 1  # JSON shrinks to a fifth at level 1 already; level 6 takes three times as long for a tenth less
 _STEP_BYTES = 256 * 1024  # output of one step
 _SLICE_BYTES = 4 * 1024 * 1024  # output of one stay on a thread
 _INPUT_BYTES = 16 * 1024  # input of one step: zlib copies what a member leaves unused
 _MAX_MEMBERS = 4096
-
-
-def accepts_gzip(accept_encoding: bytes | None) -> bool:
-    """Return whether an Accept-Encoding value allows gzip: by name, or by `*`, with a weight above 0."""
-    if not accept_encoding:
-        return False
-    wildcard = False
-    for member in accept_encoding.lower().split(b","):
-        coding, *parameters = (part.strip() for part in member.split(b";"))
-        if coding in (b"gzip", b"x-gzip"):
-            return _weight(parameters) > 0
-        if coding == b"*":
-            wildcard = _weight(parameters) > 0
-    return wildcard
-
-
-def _weight(parameters: list[bytes]) -> float:
-    """Return the q value. A malformed one counts as 0: the client may have excluded the coding."""
-    for parameter in parameters:
-        name, _, value = parameter.partition(b"=")
-        if name.strip() == b"q":
-            try:
-                return float(value)
-            except ValueError:
-                return 0.0
-    return 1.0
-
-
-@functools.lru_cache(maxsize=64)
-def compressible(content_type: bytes) -> bool:
-    """Return whether bodies of this type shrink."""
-    return content_type.startswith(b"text/") or any(
-        word in content_type for word in (b"json", b"javascript", b"xml", b"wasm")
-    )
-
-
-def gzip(body: Body) -> bytes:
-    """Return the compressed body."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
-    parts: Iterable[bytes | memoryview] = (body,) if isinstance(body, bytes) else body
-    return b"".join([*(packer.compress(part) for part in parts), packer.flush()])
 
 
 class Gunzip:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.server.harness import Client, request
-from topics.server.http.gzip_body import accepts_gzip
 from topics.server.http.messages import Response
+from topics.server.http.request.accept_encoding import accepts_gzip
 
 PAGE_BYTES = 4096
 

@@ -1,12 +1,25 @@
 """The end of a connection that a stream, or the protocol of an upgrade, writes to."""
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import Protocol
 
-from topics.server.http.pipeline_state import STREAMING
+from topics.server.http.http1.pipeline import Pipeline
+from topics.server.http.http1.pipeline_state import STREAMING
+from topics.server.limits.budget import MemoryBudget
 
-if TYPE_CHECKING:
-    from topics.server.http.connection import Connection
-    from topics.server.limits.budget import MemoryBudget
+
+class StreamOwner(Protocol):
+    """The connection of a stream, as its sink uses it."""
+
+    transport: asyncio.Transport
+    pipeline: Pipeline
+
+    def pace_reading(self) -> None: ...
+    def unsent_bytes(self) -> int: ...
+    def note_written(self, size_bytes: int) -> None: ...
+    def stream_drained(self) -> None: ...
+    def block(self, sink: "StreamSink") -> None: ...
+    def close(self) -> None: ...
 
 
 class StreamSink:
@@ -14,7 +27,7 @@ class StreamSink:
 
     __slots__ = ("_budget", "_connection", "_pipeline", "_transport", "held")
 
-    def __init__(self, connection: "Connection", budget: "MemoryBudget") -> None:
+    def __init__(self, connection: StreamOwner, budget: MemoryBudget) -> None:
         self._connection = connection
         self._pipeline = connection.pipeline
         self._transport = connection.transport

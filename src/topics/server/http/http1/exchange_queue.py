@@ -5,10 +5,10 @@ running  the application has the request and will answer later, or a thread comp
 ready    the answer is there, and goes out when the answers before it have
 """
 
-from topics.server.http.charges import Charges
-from topics.server.http.exchange import Exchange
-from topics.server.http.gzip_body import Gunzip
+from topics.server.http.http1.charges import Charges
+from topics.server.http.http1.exchange import Exchange
 from topics.server.http.messages import Response
+from topics.server.http.request.gunzip import Gunzip
 from topics.server.limits.budget import MemoryBudget
 
 

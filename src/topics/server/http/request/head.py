@@ -19,8 +19,8 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from topics.errors import Code, TopicsError, invalid
-from topics.server.http.gzip_body import accepts_gzip
 from topics.server.http.messages import Request
+from topics.server.http.request.accept_encoding import accepts_gzip
 
 Block = tuple[dict[bytes, bytes], int, bool]  # headers, content-length, whether the answer may be gzipped
 Known = tuple[str, bytes, bytes, dict[bytes, bytes], int, bool]  # method, path, query, and its block

@@ -5,10 +5,10 @@ A caller that writes `parts` replaces them with an empty list, and sets `size_by
 
 from collections.abc import Callable
 
-from topics.server.http import response_head
-from topics.server.http.exchange import Exchange, failure
+from topics.server.http.answer.failure import failure
+from topics.server.http.answer.head import BODILESS, CLOSE, CONTINUE, KEEP_ALIVE, AnswerHeads
+from topics.server.http.http1.exchange import Exchange
 from topics.server.http.messages import Body, Response, Stream, Upgrade, body_bytes
-from topics.server.http.response_head import AnswerHeads
 
 
 class AnswerOutput:
@@ -32,22 +32,22 @@ class AnswerOutput:
         head = exchange.head
         extra = exchange.vary
         if last:
-            extra += response_head.CLOSE
+            extra += CLOSE
         elif head.old:
-            extra += response_head.KEEP_ALIVE
+            extra += KEEP_ALIVE
         try:
             start = self._heads.whole(answer, body_bytes(answer.body), extra)
         except Exception as error:
             # The application set a header field that cannot be sent. The error answer has no fields of its own.
             self.add_last(failure(head.request, error), head_only=head.head_only)
             return True
-        bodiless = head.head_only or answer.status in response_head.BODILESS
+        bodiless = head.head_only or answer.status in BODILESS
         self._append(start, b"" if bodiless else answer.body)
         return last
 
     def add_last(self, answer: Response, *, head_only: bool = False) -> None:
         """Add an answer after which the connection ends."""
-        start = self._heads.whole(answer, body_bytes(answer.body), response_head.CLOSE)
+        start = self._heads.whole(answer, body_bytes(answer.body), CLOSE)
         self._append(start, b"" if head_only else answer.body)
 
     def add_stream(self, exchange: Exchange, stream: Stream) -> None:
@@ -55,12 +55,12 @@ class AnswerOutput:
         heads = self._heads
         start = heads.switching(stream.head) if isinstance(stream, Upgrade) else heads.endless(stream.head)
         if exchange.head.head_only:  # nothing follows and the connection ends: the client must not keep it
-            start = start.replace(response_head.KEEP_ALIVE, response_head.CLOSE)
+            start = start.replace(KEEP_ALIVE, CLOSE)
         self._append(start, b"")
 
     def add_continue(self) -> None:
         """Add 100 Continue."""
-        self._append(response_head.CONTINUE, b"")
+        self._append(CONTINUE, b"")
 
     def take_sent_hooks(self) -> list[Callable[[], None]]:
         """Return the hooks of the answers that were added, and forget them."""

@@ -1,14 +1,25 @@
 """Gzip bodies of requests that take too long to unpack on the event loop: threads unpack them."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
-from topics.server.http.exchange import Exchange
-from topics.server.http.gzip_body import Gunzip, WorkSlots
+from topics.server.http.http1.exchange import Exchange
+from topics.server.http.http1.pipeline import Pipeline
+from topics.server.http.request.gunzip import Gunzip, WorkSlots
+from topics.server.limits.budget import MemoryBudget
 
-if TYPE_CHECKING:
-    from topics.server.http.connection import Connection
-    from topics.server.limits.budget import MemoryBudget
+T = TypeVar("T")
+
+
+class UnpackingOwner(Protocol):
+    """The connection of a request, as the unpacking of its body uses it."""
+
+    pipeline: Pipeline
+
+    def run_in_thread(self, work: Callable[[], T], then: "Callable[[asyncio.Future[T]], None]") -> None: ...
+    def note_unpacked(self, exchange: Exchange, size_bytes: int) -> None: ...
+    def pump(self) -> None: ...
 
 
 class Unpacking:
@@ -17,7 +28,7 @@ class Unpacking:
     __slots__ = ("_budget", "_connection", "_exchange", "_gunzip", "_slots")
 
     def __init__(
-        self, connection: "Connection", exchange: Exchange, gunzip: Gunzip, *, budget: "MemoryBudget", slots: WorkSlots
+        self, connection: UnpackingOwner, exchange: Exchange, gunzip: Gunzip, *, budget: MemoryBudget, slots: WorkSlots
     ) -> None:
         self._connection = connection
         self._exchange = exchange

@@ -10,16 +10,17 @@ does not read its answers can send no new requests.
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from topics.errors import Code, TopicsError
-from topics.server.http.answer_output import AnswerOutput
-from topics.server.http.exchange import Exchange, failure, log, may_compress
-from topics.server.http.exchange_queue import ExchangeQueue
-from topics.server.http.gzip_body import INLINE_BYTES, MIN_GZIP_BYTES, gzip
-from topics.server.http.intake import Intake, IntakeService
-from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
-from topics.server.http.pipeline_state import (
+from topics.server.http.answer.compression import INLINE_BYTES, MIN_GZIP_BYTES, gzip, may_compress
+from topics.server.http.answer.failure import failure, log
+from topics.server.http.answer.head import GZIPPED, VARY
+from topics.server.http.http1.answer_output import AnswerOutput
+from topics.server.http.http1.exchange import Exchange
+from topics.server.http.http1.exchange_queue import ExchangeQueue
+from topics.server.http.http1.intake import Intake
+from topics.server.http.http1.pipeline_state import (
     ABORT,
     ABORTED,
     ACTIVE,
@@ -47,20 +48,11 @@ from topics.server.http.pipeline_state import (
     ConnectionEvent,
     Ending,
 )
-from topics.server.http.request_head import RequestHead
-from topics.server.http.request_log import RequestLog
-from topics.server.http.request_parser import BETWEEN, IN_BODY, IN_HEAD
-from topics.server.http.response_head import GZIPPED, VARY, AnswerHeads
-from topics.server.http.turn_share import TurnShare
-
-
-class PipelineService(IntakeService, Protocol):
-    """What the pipelines of one server share."""
-
-    answers: AnswerHeads
-    request_log: RequestLog
-
-    def clock_ns(self) -> int: ...
+from topics.server.http.http1.turn_share import TurnShare
+from topics.server.http.messages import Deferred, Request, Response, Stream, Upgrade, body_bytes, error_response
+from topics.server.http.request.head import RequestHead
+from topics.server.http.request.parser import BETWEEN, IN_BODY, IN_HEAD
+from topics.server.http.service import ExchangeService
 
 
 class Wait(Enum):
@@ -90,7 +82,7 @@ class Pipeline:
         "stream",
     )
 
-    def __init__(self, service: PipelineService, peer: str) -> None:
+    def __init__(self, service: ExchangeService, peer: str) -> None:
         self._service = service
         self._peer = peer
         self.state = IDLE

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.harness import request
 from topics.server.http.messages import Request, Response
-from topics.server.http.request_head import HeadCache, RequestHead
+from topics.server.http.request.head import HeadCache, RequestHead
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: test\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"

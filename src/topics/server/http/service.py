@@ -1,0 +1,79 @@
+"""What the connections of one server use of it, and the server of them. Both import this module, not each other."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from topics.errors import TopicsError
+from topics.server.http.answer.head import AnswerHeads
+from topics.server.http.http_limits import HttpLimits
+from topics.server.http.messages import Answer, Request, Response
+from topics.server.http.request.gunzip import WorkSlots
+from topics.server.http.request.head import HeadCache
+from topics.server.http.request_log import RequestLog
+from topics.server.limits.budget import MemoryBudget
+
+
+class IntakeService(Protocol):
+    """What the parsing of requests uses."""
+
+    limits: HttpLimits
+    budget: MemoryBudget
+    heads: HeadCache
+
+    def admit(self, request: Request, content_length: int | None) -> Response | None: ...
+    def abandon(self, request: Request) -> None: ...
+
+
+class ExchangeService(IntakeService, Protocol):
+    """What a protocol without I/O uses: an HTTP/1.1 pipeline, or an HTTP/2 session."""
+
+    answers: AnswerHeads
+    request_log: RequestLog
+
+    def clock_ns(self) -> int: ...
+
+
+class BlockedSink(Protocol):
+    """A stream that waits for the memory budget."""
+
+    def unblock(self) -> bool: ...
+
+
+class ServedConnection(Protocol):
+    """A connection of either protocol, as the server uses it."""
+
+    @property
+    def served(self) -> int: ...
+    def sweep(self, now: float) -> None: ...
+    def idle_since(self) -> float | None: ...
+    def refuse(self, error: TopicsError) -> None: ...
+    def drain(self) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class OpeningConnection(ServedConnection, Protocol):
+    """A new connection, whose client may speak HTTP/2."""
+
+    transport: asyncio.Transport
+    peer: str
+    opening: bytes | None  # what may be a preface; None once it is HTTP/1.1
+
+
+class ConnectionService(ExchangeService, Protocol):
+    """What a connection with a socket uses."""
+
+    handle: Callable[[Request], Answer]
+    answer: Callable[[Request], Answer]
+    unpacking_slots: WorkSlots
+    draining: bool
+
+    @property
+    def pool(self) -> ThreadPoolExecutor: ...
+    def opened(self, connection: ServedConnection) -> None: ...
+    def closed(self, connection: ServedConnection) -> None: ...
+    def block(self, sink: BlockedSink) -> None: ...
+    def begin_http2(self, connection: OpeningConnection) -> None:
+        """Serve the connection, whose first bytes are its `opening`, with HTTP/2."""
