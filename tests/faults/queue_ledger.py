@@ -19,7 +19,8 @@ from msgspec import Raw
 from tests.faults.ledger import Attempt, When
 from tests.queues.harness import waiting
 from topics.engine.queue.verbs import Want
-from topics.engine.state.leases import Leases, leases_of
+from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.topic import leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import NewRecord, WriteRequest

@@ -11,8 +11,9 @@ from msgspec import UNSET, Raw
 from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
 from topics.engine.queue.verbs import Outcome, Want
-from topics.engine.state.leases import Holder, Leases, leases_of
-from topics.engine.state.topic import Topic
+from topics.engine.state.jobs.job import Holder
+from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.model.records import NewRecord, WriteRequest
 from topics.storage.segments.cold import Cold, Hold

@@ -8,7 +8,7 @@ import pytest
 
 from tests.queues.harness import QUEUE, Workshop, job, seqs
 from topics.engine.queue.verbs import Want, divide
-from topics.engine.state.leases import Holder, Job
+from topics.engine.state.jobs.job import Holder, Job
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError
 from topics.model.records import TagMatch, WriteRequest

@@ -15,7 +15,7 @@ import pytest
 from tests.queues.harness import waiting
 from tests.routers.test_crashes import Film, check_unchanged, drain, looks, restarted
 from topics.engine.queue.verbs import Want
-from topics.engine.state.leases import leases_of
+from topics.engine.state.topic import leases_of
 from topics.errors import TopicsError
 from topics.model.router import RouterRequest
 from topics.testing.clock import SimClock

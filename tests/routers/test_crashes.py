@@ -17,7 +17,7 @@ from msgspec import Raw
 from tests.conftest import Counts
 from tests.sampling import SEED, amount
 from topics.engine.queue.verbs import Want
-from topics.engine.state.leases import leases_of
+from topics.engine.state.topic import leases_of
 from topics.engine.steps import run_all
 from topics.engine.write.commit import Ticket
 from topics.errors import TopicsError

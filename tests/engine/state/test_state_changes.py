@@ -18,7 +18,7 @@ KEPT = {
 CHANGE = {"engine/write/apply.py", "engine/retention.py", "engine/write/archived.py", "engine/state/idempotency.py",
           "engine/consumers/consumer_log.py"}  # fmt: skip
 BUILD = {"engine/state/topic.py", "engine/state/snapshot_parts.py", "engine/offline/directory.py"}
-TOPICS = {"topic", "source", "dest", "self.topic", "self._topic", "queue.topic"}  # what code calls a topic
+TOPICS = {"topic", "source", "dest", "self.topic", "self._topic"}  # what code calls a topic
 
 
 def targets(node: ast.AST) -> list[ast.expr]:

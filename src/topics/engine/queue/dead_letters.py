@@ -13,8 +13,10 @@ from msgspec import UNSET, Struct
 from topics import logs
 from topics.engine.queue import letter_records, pick
 from topics.engine.queue.job_moves import Copy, Moved, Moves, undo_also
-from topics.engine.state.leases import Job, Leases, leases_of, terms_of
-from topics.engine.state.topic import Topic
+from topics.engine.state.jobs.job import Job
+from topics.engine.state.jobs.job_terms import terms_of
+from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import removal
 from topics.engine.write.commit import Ticket
 from topics.engine.write.removal import Removal

@@ -11,7 +11,9 @@ import msgspec
 from topics.engine import retention
 from topics.engine.queue import pick
 from topics.engine.queue.verbs import expire
-from topics.engine.state.leases import Job, Leases, terms_of
+from topics.engine.state.jobs.job import Job
+from topics.engine.state.jobs.job_terms import terms_of
+from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.topic import Topic
 from topics.model.queue import JobState
 from topics.model.records import MAX_BATCH_BYTES

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from topics.engine.state.leases import Terms, pack_terms
+from topics.engine.state.jobs.job_terms import Terms, pack_terms
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply, removal

@@ -8,7 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from topics.engine.state import snapshot_parts
-from topics.engine.state.leases import Job, Leases, SavedLeases
+from topics.engine.state.jobs import saved_leases
+from topics.engine.state.jobs.job import Job
+from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.jobs.saved_leases import SavedLeases
 from topics.engine.state.topic import Topic
 from topics.engine.state.topics import State
 from topics.engine.write import apply
@@ -74,9 +77,10 @@ def _is_there(topic: Topic, seq: int) -> bool:
 
 @apply.replays(Leased)
 def _replay_leased(state: State, entry: Leased) -> None:
-    queue = _replayed(state, entry.topic_id)
-    if queue is None:
+    topic = state.by_id.get(entry.topic_id)
+    if topic is None or topic.queue is None:
         return
+    queue = topic.queue
     queue.left(entry.seqs)  # wherever they were: now they are held
     jobs = [
         Job(seq, priority, deliveries)
@@ -84,7 +88,7 @@ def _replay_leased(state: State, entry: Leased) -> None:
     ]
     queue.check_upto = max(queue.check_upto, *entry.seqs)
     queue.grant(jobs, entry.node, entry.first_lease, entry.deadline_ms)
-    queue.left([seq for seq in entry.seqs if not _is_there(queue.topic, seq)])
+    queue.left([seq for seq in entry.seqs if not _is_there(topic, seq)])
 
 
 @apply.replays(Released)
@@ -102,12 +106,14 @@ def _replay_extended(state: State, entry: Extended) -> None:
 def _save(state: State, topic: Topic) -> SavedLeases | None:
     if topic.queue is None:
         return None
-    return topic.queue.save(durable=topic.config.leases_durable, kept=topic.config.durability != "ephemeral")
+    return saved_leases.save(
+        topic.queue, durable=topic.config.leases_durable, kept=topic.config.durability != "ephemeral"
+    )
 
 
 def _load(state: State, topic: Topic, packed: msgspec.Raw) -> None:
     if topic.queue is not None:
-        topic.queue.load(msgspec.msgpack.decode(packed, type=SavedLeases))
+        saved_leases.load(topic.queue, msgspec.msgpack.decode(packed, type=SavedLeases))
 
 
 snapshot_parts.TOPIC_PARTS.append(snapshot_parts.Part("queue", _save, _load))

@@ -7,7 +7,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from topics.engine.queue import pick
 from topics.engine.read.read import Query, Reading, expire_and_read
-from topics.engine.state.leases import Job
+from topics.engine.state.jobs.job import Job
 from topics.engine.state.topic import Topic
 from topics.model import surrogates
 from topics.model.nesting import decode_again

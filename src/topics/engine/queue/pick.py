@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import NamedTuple
 
-from topics.engine.state.leases import PRIORITIES, Job, leases_of, terms_of
-from topics.engine.state.topic import Topic
+from topics.engine.state.jobs.job import PRIORITIES, Job
+from topics.engine.state.jobs.job_terms import terms_of
+from topics.engine.state.topic import Topic, leases_of
 from topics.model import record_bytes
 from topics.storage.segments.cold import Cold, Needs
 from topics.storage.segments.columns import Columns

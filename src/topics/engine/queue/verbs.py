@@ -13,8 +13,9 @@ from topics.engine import retention
 from topics.engine.queue import pick
 from topics.engine.queue.dead_letters import DeadLetters
 from topics.engine.queue.lease_log import Extended, Released, leased
-from topics.engine.state.leases import Holder, Job, Leases, leases_of
-from topics.engine.state.topic import Topic
+from topics.engine.state.jobs.job import Holder, Job
+from topics.engine.state.jobs.leases import Leases
+from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write import apply, removal
 from topics.engine.write.commit import Ticket
 from topics.engine.write.removal import Removal

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from topics.engine.state.consumers import TopicConsumers
-from topics.engine.state.leases import Leases
+from topics.engine.state.jobs.leases import Leases
 from topics.engine.state.losses import Losses
 from topics.model.topic import TopicConfig
 from topics.storage.segments.segment import MemorySegment, Segment
@@ -236,3 +236,10 @@ class Topic:
         totals.records -= n
         totals.removed += n
         totals.bytes -= size_bytes
+
+
+def leases_of(topic: Topic) -> Leases:
+    """Return the leases of a topic that is a queue."""
+    queue = topic.queue
+    assert queue is not None
+    return queue

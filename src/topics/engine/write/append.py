@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from topics.engine.state import idempotency
-from topics.engine.state.job_terms import only_for_queues
+from topics.engine.state.jobs.job_terms import only_for_queues
 from topics.engine.state.topic import FIRST_CEILING, Topic
 from topics.engine.write import apply
 from topics.engine.write.commit import Ticket

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from topics.engine.queue import job_list
 from topics.engine.queue.dead_letters import Redriven
 from topics.engine.queue.verbs import Claimed, Outcome, Want
-from topics.engine.state.leases import leases_of
+from topics.engine.state.topic import leases_of
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.model.names import check_topic
 from topics.model.queue import (

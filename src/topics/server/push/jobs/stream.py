@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics.engine.queue.verbs import Claimed, Want
-from topics.engine.state.leases import Holder
+from topics.engine.state.jobs.job import Holder
 from topics.engine.state.topic import Topic
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError

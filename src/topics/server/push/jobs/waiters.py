@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from topics import logs
 from topics.engine.queue import verbs
 from topics.engine.queue.verbs import Claimed, Want
-from topics.engine.state.leases import leases_of
-from topics.engine.state.topic import Topic
+from topics.engine.state.topic import Topic, leases_of
 from topics.engine.write.commit import Ticket
 from topics.errors import Code, TopicsError
 from topics.server.loop.cold_loads import NOT_LOADING

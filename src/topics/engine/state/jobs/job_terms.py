@@ -4,10 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topics.engine.state.leases import Terms, pack_terms
+import msgspec
+from msgspec import Struct
+
 from topics.errors import TopicsError, invalid
 from topics.model.queue import MAX_DELIVER_AT
 from topics.model.records import NewRecord
+
+
+class Terms(Struct, array_like=True, frozen=True, gc=False):
+    """The terms of a job: its priority, and the time before which it is not delivered (0: at once)."""
+
+    priority: int = 0
+    due_ms: int = 0
+
+
+class Extra(Struct, frozen=True, omit_defaults=True, gc=False):
+    """What the engine keeps of a record and no reader sees. Other modules have keys of their own in it."""
+
+    q: Terms | None = None
+
+
+_encode_extra = msgspec.msgpack.Encoder().encode
+_decode_extra = msgspec.msgpack.Decoder(Extra).decode
+
+
+def pack_terms(terms: Terms) -> bytes:
+    return _encode_extra(Extra(terms))
+
+
+def terms_of(extra: bytes) -> Terms | None:
+    """Return the terms of a job out of its extra, if it has terms."""
+    try:
+        return _decode_extra(extra).q
+    except msgspec.MsgspecError:
+        return None
 
 
 def job_terms(records: Sequence[NewRecord], ts: int) -> dict[int, bytes] | None:

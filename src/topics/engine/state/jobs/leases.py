@@ -1,0 +1,283 @@
+"""The state of jobs: which are leased, and which may be delivered next.
+
+The jobs are the topic's records. A job that was never claimed costs nothing here: a cursor walks over the log. An
+object (`Job`) exists only for a job that was delivered, and a number or two for one that is delayed or has a priority.
+The place that has a live job is its state:
+
+    leases     held by a worker until its deadline (a lease that has ended may stay a while, see `Term`)
+    leaving    taken out by an ack or a nack whose entry is on its way to the log
+    reclaim    was delivered, may be delivered again: served first, the longest waiting job before the others
+    resting    was delivered and may be delivered again, but not before its time
+    later      was never delivered, and may not be before its time
+    by_priority      was never delivered; has a priority, or had a delay (a seq may stay that is elsewhere or deleted)
+    the log    all others, from `cursor` on
+
+Nothing here reads a clock or a file. Expiry is lazy: callers call `expire` with the time before they decide or count.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from topics.engine.state.jobs.delayed_jobs import DelayedJobs
+from topics.engine.state.jobs.job import PRIORITIES, Holder, Job, WaitingSeqs
+from topics.engine.state.jobs.job_terms import terms_of
+from topics.engine.state.jobs.lease_deadlines import LeaseDeadlines
+
+
+class JobTopic(Protocol):
+    """The topic of a queue, as its leases use it."""
+
+    @property
+    def count(self) -> int: ...
+
+
+class Leases:
+    """The state of one queue beside its log."""
+
+    __slots__ = (
+        "_deadlines", "_topic", "by_priority", "check_upto", "cursor", "dead_letter_error", "dead_lettered", "delays",
+        "freed", "last_lease", "later", "leases", "leaving", "reclaim", "resting", "served", "turn",
+    )  # fmt: skip
+
+    def __init__(self, topic: JobTopic) -> None:
+        self._topic = topic
+        self.leases: dict[int, Job] = {}
+        self.leaving: dict[int, Job] = {}
+        self.reclaim: OrderedDict[int, Job] = OrderedDict()
+        self.delays = DelayedJobs()
+        self.resting, self.later = self.delays.resting, self.delays.later
+        self.by_priority = [WaitingSeqs() for _ in range(PRIORITIES)]
+        self.cursor = 0  # below it, the log itself has no job left to deliver
+        self.check_upto = 0  # up to here, the cursor may meet jobs that are already in one of the places above
+        self.turn = 0  # jobs delivered while more than one priority had jobs
+        self.served = [0] * PRIORITIES  # the turn at which each priority was served last
+        self.last_lease = 0
+        self.dead_lettered = 0
+        self.dead_letter_error: str | None = None  # why the last move to the dead-letter topic failed
+        self.freed: Callable[[], None] | None = None  # called when jobs become claimable other than by an append
+        self._deadlines = LeaseDeadlines(self.leases)
+
+    # --- counting
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.leases) - self._deadlines.ended + len(self.leaving)
+
+    @property
+    def delayed(self) -> int:
+        return len(self.resting) + len(self.later)
+
+    @property
+    def ready(self) -> int:
+        """The number of claimable jobs: every live job that is neither leased nor delayed."""
+        return self._topic.count - self.in_flight - self.delayed
+
+    # --- time
+
+    def expire(self, now_ms: int) -> None:
+        """Return jobs whose lease has ended to the queue, and admit jobs whose time has come.
+
+        Leases end all at once, but at most `RECLAIM_MAX` jobs move to `reclaim`. The rest follows in later calls: a job
+        that is nacked meanwhile comes before them. Takes half a microsecond per deadline, and that time for the moves.
+        """
+        deadlines, delays = self._deadlines, self.delays
+        if deadlines.heap and deadlines.heap[0] < now_ms:
+            deadlines.end(now_ms)
+        if deadlines.ending:
+            self._reclaim_ended()
+        if delays.heap and delays.heap[0][0] <= now_ms:
+            self._admit_due(now_ms)
+
+    def _reclaim_ended(self) -> None:
+        jobs = self._deadlines.take_ended()
+        self.reclaim.update((job.seq, job) for job in jobs)
+        for job in jobs:
+            self._unhold(job)
+
+    def _admit_due(self, now_ms: int) -> None:
+        for due in self.delays.take_due(now_ms):
+            if isinstance(due, Job):
+                self.reclaim[due.seq] = due
+            else:
+                priority, seq = due
+                self.by_priority[priority].seqs.append(seq)
+
+    def refill(self, jobs: int) -> None:
+        """Move jobs whose lease has ended until `reclaim` has so many, or there are no more."""
+        # Bound: each round looks at `RECLAIM_MAX` of them. A claim takes longer to answer than to move what it takes.
+        while self._deadlines.ending and len(self.reclaim) < jobs:
+            self._reclaim_ended()
+
+    def next_ms(self) -> int | None:
+        """Return when `expire` will next have something to do; None for never."""
+        if self._deadlines.ending:
+            return 0
+        times = (self._deadlines.next_ms(), self.delays.next_ms())
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+    # --- records come and go
+
+    def arrived(self, first: int, ts: int, extras: dict[int, bytes]) -> None:
+        """Take up the terms of appended records, which begin at seq `first`."""
+        for at, extra in extras.items():
+            terms = terms_of(extra)
+            if terms is None:
+                continue
+            if terms.due_ms > ts:
+                self.delays.add_new(first + at, terms)
+            else:
+                self.by_priority[terms.priority].seqs.append(first + at)
+
+    def left(self, seqs: Iterable[int]) -> None:
+        """Forget jobs whose records were deleted, evicted or lost."""
+        for seq in seqs:
+            if (job := self.leases.pop(seq, None)) is not None:
+                self._deadlines.leave(job)
+                self._unhold(job)
+            elif (job := self.leaving.pop(seq, None)) is not None:
+                self._unhold(job)
+            else:
+                self.reclaim.pop(seq, None)
+                self.resting.pop(seq, None)
+                self.later.pop(seq, None)
+
+    def left_range(self, low: int, high: int) -> None:
+        """Forget all jobs with seqs [low, high). Takes time for the records or for the jobs, whichever are fewer."""
+        touched = self._touched()
+        if high - low > touched:
+            self.left([seq for place in self._places() for seq in place if low <= seq < high])
+        elif touched:
+            self.left(range(low, high))
+
+    def left_taken(self, parts: list[tuple[int, npt.NDArray[np.uint8]]]) -> None:
+        """Forget the jobs with seqs `first + i` for which `taken[i]` is 1, for each `(first, taken)` in `parts`."""
+        if not parts or not self._touched():
+            return
+        touched = np.sort(np.array([seq for place in self._places() for seq in place], np.int64))
+        for first, taken in parts:
+            low, high = np.searchsorted(touched, (first, first + len(taken)))
+            mine = touched[low:high]
+            self.left(mine[taken[mine - first] > 0].tolist())
+
+    def _places(self) -> list[Mapping[int, object]]:
+        """Return the places that hold jobs by seq."""
+        return [self.leases, self.leaving, self.reclaim, self.resting, self.later]
+
+    def _touched(self) -> int:
+        return len(self.leases) + len(self.leaving) + len(self.reclaim) + len(self.resting) + len(self.later)
+
+    # --- leases
+
+    def grant(
+        self, jobs: list[Job], node: str, first_lease: int, deadline_ms: int, holder: Holder | None = None
+    ) -> None:
+        """Lease the jobs to a worker, and count one more delivery of each."""
+        leases, term = self.leases, self._deadlines.begin(deadline_ms, jobs)
+        for lease, job in enumerate(jobs, first_lease):
+            job.node, job.lease, job.term, job.holder = node, lease, term, holder
+            job.deliveries += 1
+            leases[job.seq] = job
+        self.last_lease = max(self.last_lease, first_lease + len(jobs) - 1)
+        if holder is not None:
+            holder.held.update(job.seq for job in jobs)
+
+    def take_back(self, jobs: Iterable[Job]) -> None:
+        """Undo `grant`: the log did not take the leases."""
+        for job in jobs:
+            if self.leases.get(job.seq) is job:
+                del self.leases[job.seq]
+                self._deadlines.leave(job)
+                self._unhold(job)
+                job.deliveries -= 1
+                self.reclaim[job.seq] = job
+
+    def extend(self, jobs: Iterable[Job], deadline_ms: int) -> None:
+        extended = list(jobs)
+        for job in extended:
+            self._deadlines.leave(job)
+        self._deadlines.set(deadline_ms, extended)
+
+    def take_out(self, jobs: Iterable[Job]) -> None:
+        """Keep leased jobs from all other verbs while an entry about them is on its way to the log."""
+        for job in jobs:
+            del self.leases[job.seq]
+            self._deadlines.leave(job)
+            self.leaving[job.seq] = job
+
+    def put_back(self, jobs: Iterable[Job]) -> None:
+        """Undo `take_out`: the log refused the entry."""
+        again: dict[int, list[Job]] = {}
+        for job in jobs:
+            if self.leaving.pop(job.seq, None) is not None:
+                self.leases[job.seq] = job
+                again.setdefault(job.deadline_ms, []).append(job)
+        for deadline_ms, group in again.items():
+            self._deadlines.set(deadline_ms, group)
+
+    def release(self, jobs: Iterable[Job], *, due_ms: int, now_ms: int) -> None:
+        """Return jobs to the queue, at once or at `due_ms`."""
+        for job in jobs:
+            if self.leases.pop(job.seq, None) is not None:
+                self._deadlines.leave(job)
+            elif self.leaving.pop(job.seq, None) is None:
+                continue  # deleted in between
+            self._unhold(job)
+            if due_ms > now_ms:
+                self.delays.add(job, due_ms)
+            else:
+                self.reclaim[job.seq] = job
+        self.delays.shrink()
+
+    def touched(self, seq: int) -> bool:
+        """Return whether a place has the job, so that the cursor and `by_priority` must not deliver it."""
+        return (
+            seq in self.leases or seq in self.reclaim or seq in self.resting or seq in self.later or seq in self.leaving
+        )
+
+    def held(self, seq: int) -> Job | None:
+        """Return the job if a worker holds a lease of it that has not ended."""
+        job = self.leases.get(seq)
+        return None if job is None or job.term.ended else job
+
+    def is_out(self, seq: int) -> bool:
+        """Return whether a worker has the job."""
+        return self.held(seq) is not None or seq in self.leaving
+
+    def in_flight_seqs(self) -> Iterable[int]:
+        """Return the seqs of the jobs that workers have."""
+        return chain((seq for seq, job in self.leases.items() if not job.term.ended), self.leaving)
+
+    def find(self, seq: int) -> Job | None:
+        """Return the job if it was ever delivered."""
+        for place in (self.leases, self.leaving, self.reclaim, self.resting):
+            if (job := place.get(seq)) is not None:
+                return job
+        return None
+
+    def next_lease(self, now_ms: int) -> int:
+        """Return a lease number that no lease of this queue ever had, not even before a restart."""
+        return max(self.last_lease + 1, now_ms << 16)
+
+    def load_job(self, job: Job, *, deadline_ms: int, due_ms: int) -> None:
+        """Add a delivered job of a snapshot: leased until `deadline_ms` if it has a lease, or delayed to `due_ms`."""
+        self.check_upto = max(self.check_upto, job.seq)
+        if job.lease:
+            self.leases[job.seq] = job
+            self._deadlines.set(deadline_ms, [job])
+        elif due_ms:
+            self.delays.add(job, due_ms)
+        else:
+            self.reclaim[job.seq] = job
+
+    def _unhold(self, job: Job) -> None:
+        holder, job.holder = job.holder, None
+        if holder is not None:
+            holder.held.discard(job.seq)
+            holder.changed()
