@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from topics.config import FLAG, SETTINGS, BadSettings, Setting
+from topics.config import SETTINGS, BadSettings, Setting
+from topics.setting_kinds import FLAG
 
 EXIT_BAD_SETTINGS = 2
 DEST = "setting_"
